@@ -7,12 +7,19 @@ of a file would hold a reader for ever.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import logging
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+_LOG = logging.getLogger(__name__)
+# A `passing_name`.
+_PASSING = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 
 def regular_file(path: str | Path, flags: int) -> int:
@@ -34,6 +41,23 @@ def passing_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
 
 
+def sweep(*folders: Path) -> None:
+    """Removes the files that killed writers left in these folders: regular ones with a `passing_name`.
+
+    One that is being written stays, and so does anything else of such a name, with a warning. Folders within are left
+    alone.
+    """
+    for path in (path for folder in folders for path in folder.glob(".*.tmp") if _PASSING.fullmatch(path.name)):
+        try:
+            with open(path, "r+b", opener=own_file) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+        except (FileNotFoundError, BlockingIOError):
+            continue  # its writer is done, or at work
+        except OSError as error:
+            _LOG.warning("%s is not removed (%s): see what it is, and delete it", path, error.strerror or error)
+
+
 @contextlib.contextmanager
 def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """A new file that takes the place of `path` when the block ends, and is gone if the block fails.
@@ -45,11 +69,13 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     file = open(passing, "xb", opener=own_file)  # noqa: SIM115  closed below
     try:
         with file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it has its name: `sweep` leaves it
             yield file
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-        os.replace(passing, path)
+            os.replace(passing, path)
     except BaseException:
         passing.unlink(missing_ok=True)
         raise

@@ -20,7 +20,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from cojax.storage.checksums import CheckedLog
-from cojax.storage.files import Log
+from cojax.storage.files import Log, open_file, write_text
 
 if TYPE_CHECKING:
     from tensorboardX import SummaryWriter
@@ -215,7 +215,8 @@ def _values_on_board(folder: Path) -> set[tuple[int, str, float]]:
 
     found = set()
     for path in sorted(folder.glob(_EVENTS)):
-        data = path.read_bytes()
+        with open_file(path) as file:
+            data = file.read()
         try:
             while data:
                 # A record is the length of an event (8 bytes), its checksum (4), the event, and its checksum (4).
@@ -258,12 +259,14 @@ def _start_wandb(folder: Path, settings: Wandb, config: Mapping[str, Any]) -> An
         ) from error
     identity = folder / "wandb_id"
     if not identity.exists():
-        identity.write_text(uuid.uuid4().hex[:16])
+        write_text(identity, uuid.uuid4().hex[:16])
+    with open_file(identity) as file:
+        known = file.read(64).decode().strip()
     return wandb.init(
         project=settings.project,
         name=settings.name or None,
         mode=settings.mode,
-        id=identity.read_text().strip(),
+        id=known,
         resume="allow",
         dir=str(folder),
         config=dict(config),

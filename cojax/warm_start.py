@@ -11,7 +11,6 @@ import dataclasses
 import importlib.metadata
 import inspect
 import itertools
-import json
 import logging
 import os
 import random
@@ -39,7 +38,7 @@ from cojax.rollout import control_tokens, templates, tool_calls, vocabulary
 from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Engine
 from cojax.rollout.export import save_model
-from cojax.storage.files import write_json
+from cojax.storage.files import read_json, write_json
 from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 
 # Modules whose code decides which policy the same settings give.
@@ -240,8 +239,7 @@ def cached(
 
 def read_record(folder: Path) -> dict[str, Any]:
     """What a cached model was made from and how: `key`, `checks`, `demonstrations`, `dropped`, `shown`."""
-    record: dict[str, Any] = json.loads((folder / "warm_start.json").read_text())
-    return record
+    return read_json(folder / "warm_start.json")
 
 
 def describe(folder: Path) -> str:

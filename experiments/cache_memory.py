@@ -10,7 +10,6 @@ is on one of them; what a replica's devices do not split, each of them holds.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from cojax.policy.transformer import make_cache
 from cojax.report.console import CONSOLE
 from cojax.rollout.local import LocalEngine
 from cojax.storage.checksums import has_valid_checksum, with_checksum
-from cojax.storage.files import write_json
+from cojax.storage.files import read_json, write_json
 from experiments import methods
 from experiments.leaf import defaults
 from experiments.mesh import mesh_of
@@ -107,7 +106,7 @@ def kept(path: Path) -> int | None:
     if not path.exists():
         return None
     try:
-        record = json.loads(path.read_text())
+        record = read_json(path)
         has_valid_checksum(record)
         if type(count := record["slots"]) is int and count > 0:
             return count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -12,6 +11,7 @@ from cojax.learner.learner import Learner
 from cojax.learner.train_state import TrainState
 from cojax.metrics import Stopwatch
 from cojax.report.console import CONSOLE
+from cojax.storage.files import read_json
 from cojax.storage.run_directory import RunDirectory
 from experiments.parts import Parts
 from experiments.scores import HeldOut, held_out_score
@@ -24,9 +24,9 @@ def zero_shot(
     path = directory.folder / "zero_shot.json"
     if directory.files.has_zero_shot:
         try:
-            success = json.loads(path.read_text())["success"]
+            success = read_json(path)["success"]
             return float(success) if made.evaluation else None
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} cannot be read ({error}). Delete it: it is measured again.") from error
     if not made.evaluation:
         directory.files.add_zero_shot(record(None), ())

@@ -21,7 +21,7 @@ def get_config(file: str) -> ConfigDict:
     config = base.get_config()
     try:
         with config.unlocked(), config.ignore_type():
-            for name, value in leaves(read_json(Path(file))):
+            for name, value in leaves(read_json(Path(file).resolve())):
                 base.put(config, name, _tuples(value))
         check_kinds(config, entries.declared())
     except (OSError, ValueError, TypeError, RecursionError) as error:

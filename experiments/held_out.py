@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from ml_collections import ConfigDict
 from cojax.pool import task_from_record, task_record
 from cojax.report.console import CONSOLE
 from cojax.storage.checksums import has_valid_checksum, with_checksum
-from cojax.storage.files import write_json
+from cojax.storage.files import read_json, write_json
 from cojax.storage.run_directory import RunDirectory
 from cojax.storage.verify import Verified
 from cojax.synthesis import Synthesis
@@ -101,7 +100,7 @@ def of_run(checkpoint: str) -> tuple[Task, ...]:
 def stored(path: Path) -> tuple[Task, ...]:
     """The tasks in held_out.json. Raises ValueError for a file that is not what the run wrote."""
     try:
-        record = json.loads(path.read_text())
+        record = read_json(path)
         has_valid_checksum(record)
         return tuple(task_from_record(one) for one in record["tasks"])
     except (OSError, ValueError, KeyError, TypeError) as error:

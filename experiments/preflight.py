@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
-import json
 import os
 import secrets
 import shutil
@@ -29,7 +28,7 @@ from cojax.report.console import CONSOLE
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Weights
 from cojax.rollout.sglang.released_memory import RELEASED_MEMORY
-from cojax.storage.files import write_json
+from cojax.storage.files import read_json, write_json
 from cojax.storage.folders import missing_folders, remove_empty
 from cojax.types import Group, Message, Task
 from experiments import assemble, checks, initial_policy, mesh, methods, scores
@@ -99,7 +98,7 @@ def _carry(source: Path, target: Path) -> None:
     """Copies the notes of servers that a killed run left asleep: the check wakes them, and updates the notes."""
     # The examination that needs the file reports one that cannot be read or written.
     with contextlib.suppress(OSError, ValueError):
-        write_json(target / RELEASED_MEMORY, json.loads((source / RELEASED_MEMORY).read_text()))
+        write_json(target / RELEASED_MEMORY, read_json(source / RELEASED_MEMORY))
 
 
 def _parts(state: dict[str, Any]) -> Parts:

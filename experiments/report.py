@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = error.args[0] if isinstance(error, KeyError) else error  # a KeyError's own text is its repr
         print(f"error: {plain(str(message))}", file=sys.stderr)
         return 2
-    except (TypeError, AttributeError, ValueError, IndexError, ArithmeticError, OSError) as error:
+    except (TypeError, AttributeError, ValueError, IndexError, ArithmeticError, RecursionError, OSError) as error:
         if isinstance(error, OSError) and chosen.live:
             print(f"error: port {chosen.port} cannot be served ({error}); choose another --port", file=sys.stderr)
             return 2

@@ -21,6 +21,7 @@ from typing import Protocol, TextIO
 
 import numpy as np
 
+from cojax.durable import own_file
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters
 from cojax.rollout.export import prune_weights, write_weights
@@ -241,6 +242,6 @@ def _sweep(place: Path) -> None:
         with contextlib.suppress(OSError):
             if root.stat().st_uid != os.getuid():
                 continue
-            with open(root / _LOCK) as lock:
+            with open(root / _LOCK, opener=own_file) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(root, ignore_errors=True)

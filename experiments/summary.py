@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -10,6 +9,7 @@ from cojax import signals
 from cojax.metrics import Stopwatch
 from cojax.preference import KINDS
 from cojax.report.verdicts import verdicts_of
+from cojax.storage.files import read_json
 from cojax.storage.run_directory import RunDirectory
 from cojax.types import Status
 from experiments.origins import origin_of
@@ -85,7 +85,7 @@ def _signals(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 def _initial(directory: RunDirectory) -> dict[str, Any]:
     """initial.json: the counts of finding D_0, and its cost where a model explored."""
     path = directory.folder / "initial.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    return read_json(path) if path.exists() else {}
 
 
 def _explored(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -123,9 +123,8 @@ def settings_of(workdir: Path) -> dict[str, Any]:
     """The settings of a run, with today's keys. Raises CheckpointError if the folder holds no run."""
     path = workdir / "config.json"
     try:
-        with open(path, opener=regular_file) as file:
-            stored = json.load(file)
-        if not isinstance(stored, dict) or not isinstance(stored.get("config"), dict):
+        stored = read_json(path)
+        if not isinstance(stored.get("config"), dict):
             raise ValueError("it has no section `config`")
         settings = in_todays_keys(stored["config"], todays_defaults())
         learner = settings["learner"]
@@ -223,7 +222,7 @@ def content_of(folder: Path) -> str:
     for path in sorted(folder.iterdir()):
         if path.suffix in (".safetensors", ".json", ".jinja", ".txt") and path.is_file():
             total = zlib.crc32(f"{path.name} {path.stat().st_size} ".encode(), total)
-            with open(path, "rb") as file:
+            with open(path, "rb", opener=regular_file) as file:
                 while piece := file.read(_PIECE):
                     total = zlib.crc32(piece, total)
     return f"{total:08x}"

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from patience import patience
+
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
@@ -154,7 +156,7 @@ def last(body: dict[str, Any]) -> str:
 
 
 def soon(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patience(seconds)
     while not condition():
         assert time.monotonic() < deadline, "it never came about"
         time.sleep(0.005)

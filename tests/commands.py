@@ -14,6 +14,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from patience import patience
+
 ROOT = Path(__file__).parents[1]
 # Reads orders and answers each with one line of JSON. A forked child leaves the loop, and ends as a command ends.
 _PROGRAM = """
@@ -74,8 +76,8 @@ class Command:
             os.kill(self.pid, number)
 
     def wait(self, timeout: float) -> subprocess.CompletedProcess[str]:
-        """What it printed, once it has ended. Raises TimeoutExpired, and kills it."""
-        until = time.monotonic() + timeout
+        """What it printed, once it has ended. Raises TimeoutExpired, and kills it. `timeout` is for an idle machine."""
+        until = time.monotonic() + patience(timeout)
         while (status := self.poll()) is None:
             if time.monotonic() > until:
                 self.send_signal(signal.SIGKILL)
@@ -99,7 +101,7 @@ class Commands:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=patience(60))
         self._printed.cleanup()
 
     def start(

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from commands import Commands
 from package_versions import quick_flags, versions
+from patience import outliving
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,6 +64,14 @@ def _the_process_stays_as_it_was() -> Iterator[None]:
     before = _settings()
     yield
     assert _settings() == before
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_outlives_its_test() -> Iterator[None]:
+    """One that did would fail, or hold its ports and files, in the middle of another test."""
+    before = set(threading.enumerate())
+    yield
+    assert not (left := outliving(before)), f"still running: {left}; end them, and join them, in the test"
 
 
 @pytest.fixture(autouse=True, scope="module")

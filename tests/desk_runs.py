@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from commands import Command, Commands
+from patience import patience
 
 SMALL = (
     "steps=6", "evolve_every=2", "checkpoint_every=2", "batch_size=4", "group_size=4", "initial_tasks=12",
@@ -45,7 +46,7 @@ class Runs:
     def signalled(self, workdir: Path, moment: Callable[[], bool], number: int, *settings: str) -> tuple[int, str]:
         """Starts a run and sends the signal at the moment; exit status and what was printed."""
         command = self.start(workdir, *settings)
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + patience(200)
         while not moment():
             assert command.poll() is None, command.printed()
             assert time.monotonic() < deadline, "the moment never came"

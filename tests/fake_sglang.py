@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 from compiling import initialize
+from patience import patience
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
@@ -189,14 +190,14 @@ def hang_on(over: threading.Event, *paths: str) -> Callable[[str, dict, dict], i
 
     def behave(path: str, body: dict, answer: dict) -> int:
         if path in paths:
-            over.wait(3)
+            over.wait(patience(3))
         return 200
 
     return behave
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patience(10)
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"
         time.sleep(0.01)

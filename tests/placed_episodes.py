@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from patience import patience
 from ray_nodes import RayNodes
 
 from cojax.environment import Actor, Environment, Episode
@@ -18,7 +19,7 @@ from environments.cluster import PlacedEnvironment
 
 def until(true: Callable[[], bool], seconds: float = 200.0) -> None:
     """Waits for an event that another process brings about."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + patience(seconds)
     while not true():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.02)
@@ -72,7 +73,7 @@ def collected_with_a_loss(
                 nodes.kill(victim.place.id)
                 struck.extend(victim.open)
                 killed.set()
-        assert killed.wait(200)
+        assert killed.wait(patience(200))
 
     found = collected(environment, tasks, Solving(tasks, begun))
     assert killed.is_set()

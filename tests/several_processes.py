@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import compiling
+from patience import patience
 from steady_engine import SUMS
 
 ROOT = Path(__file__).parents[1]
@@ -74,7 +75,7 @@ class Processes:
 
     def wait(self, timeout: float = _PATIENCE) -> list[int]:
         """The exit statuses, once all have ended. Kills those that have not by then, and fails."""
-        until = time.monotonic() + timeout
+        until = time.monotonic() + patience(timeout)
         try:
             return [process.wait(max(0.1, until - time.monotonic())) for process in self.processes]
         finally:
@@ -85,7 +86,7 @@ class Processes:
 
     def until(self, moment: Callable[[], bool]) -> None:
         """Waits for the moment, which comes before the run ends."""
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + patience(_PATIENCE)
         while not moment():
             assert all(process.poll() is None for process in self.processes), self.printed()
             assert time.monotonic() < until, "the moment never came"

@@ -6,18 +6,24 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import small_runs
 
-from cojax.durable import own_file, regular_file, replacing
+from cojax.durable import own_file, regular_file, replacing, sweep
 from cojax.policy.config import ModelConfig
 from cojax.policy.model_folder import write_arrays
 from cojax.report.pieces import replace_text
 from cojax.rollout.sglang.weights import WeightsFolder
+from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import Log, write_json
 from cojax.storage.folder_lock import RunDirectoryError, lock_folder
+from cojax.storage.run_directory import RunDirectory
 from experiments.process import log_to
 
 # Every way to write a file into a run directory: its name there, and the call.
@@ -104,3 +110,80 @@ def test_a_pipe_or_a_folder_is_no_file(tmp_path: Path) -> None:
             open(tmp_path / name, "rb", opener=regular_file)  # noqa: SIM115
     with pytest.raises(OSError, match="No such device"):
         open(tmp_path / "pipe", "ab", opener=own_file)  # noqa: SIM115
+
+
+# Writes to every path, then stands still in the middle.
+_WRITER = """
+import contextlib, sys, time
+from pathlib import Path
+from cojax.durable import replacing
+with contextlib.ExitStack() as writing:
+    for path in map(Path, sys.argv[1:]):
+        writing.enter_context(replacing(path)).write(b"half")
+    print("begun", flush=True)
+    time.sleep(1_000)
+"""
+
+
+@contextlib.contextmanager
+def writer(*paths: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process in the middle of writing these files, which is killed when the block ends."""
+    command = [sys.executable, "-c", _WRITER, *map(str, paths)]
+    root = Path(__file__).parents[1]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "begun\n"
+            yield process
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
+def passing(folder: Path) -> list[str]:
+    return sorted(path.name.rsplit(".", 2)[0] for path in folder.rglob(".*.tmp"))
+
+
+def claimed(folder: Path) -> None:
+    with contextlib.closing(RunDirectory(folder)) as directory:
+        directory.claim(small_runs.CONFIG, {})
+
+
+def evaluated(folder: Path) -> None:
+    with EvaluationDirectory(folder) as directory:
+        directory.claim({}, {})
+
+
+@pytest.mark.parametrize("owns", [claimed, evaluated])
+def test_the_next_command_removes_what_a_killed_writer_left(tmp_path: Path, owns: Callable[[Path], None]) -> None:
+    (tmp_path / "run").mkdir()
+    if owns is claimed:
+        small_runs.finished(tmp_path / "run", steps=2)
+    names = ["config.json", "report.html", "report_files/tasks-0000.js", "tokenizer/tokenizer.json"]
+    names += ["episodes/000003.jsonl.gz"] if owns is claimed else []
+    for name in names:
+        (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+    with writer(*(tmp_path / "run" / name for name in names)):
+        pass
+    assert passing(tmp_path) == sorted(f".{Path(name).name}" for name in names)
+    owns(tmp_path / "run")
+    assert passing(tmp_path) == []
+
+
+def test_a_sweep_leaves_what_is_being_written_and_what_is_not_ours(
+    elsewhere: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, ours = elsewhere.parent / "run", "0123456789abcdef"
+    (folder / f".link.{ours}.tmp").symlink_to(elsewhere)
+    (folder / f".folder.{ours}.tmp").mkdir()
+    os.mkfifo(folder / f".pipe.{ours}.tmp")
+    for name in (".notes.tmp", f"page.{ours}.tmp", f".page.{ours}.tmp.old", f".page.{ours[1:]}.tmp"):
+        (folder / name).write_text("kept")
+    before = sorted(folder.iterdir())
+    (folder / f".page.{ours}.tmp").write_text("half")
+    with writer(folder / "report.html"):
+        sweep(folder, folder / "missing")
+        assert [*passing(folder)].count(".report.html") == 1
+    sweep(folder)
+    assert sorted(folder.iterdir()) == before
+    assert elsewhere.read_text() == "kept\n"
+    assert sum("is not removed" in message for message in caplog.messages) == 6  # three, at both sweeps

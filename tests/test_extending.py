@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "extend"
@@ -42,7 +43,7 @@ def test_the_examples_run_evolve_resume_and_stand_in_the_report(tmp_path: Path) 
     def run(*more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "experiments.run", *documented(), *more],
-            cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False,
+            cwd=folder, env=environment, capture_output=True, text=True, timeout=patience(900), check=False,
         )  # fmt: skip
 
     for steps in (2, 4):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from commands import Commands
 from foreign_project import make_project
+from patience import patience
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,7 +26,8 @@ def said(text: str, folder: Path, *path: Path) -> str:
     places = os.pathsep.join(map(str, (*path, ROOT)))
     done = subprocess.run(
         [sys.executable, "-P", "-c", f"from cojax import imports; imports.with_current_folder()\n{text}"],
-        cwd=folder, env={**os.environ, "PYTHONPATH": places}, capture_output=True, text=True, timeout=60, check=False,
+        cwd=folder, env={**os.environ, "PYTHONPATH": places}, capture_output=True, text=True,
+        timeout=patience(60), check=False,
     )  # fmt: skip
     return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
 
@@ -89,7 +91,7 @@ def test_a_package_environments_alone_does_not_stand_before_ours(tmp_path: Path)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, timeout=60, check=True,
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, timeout=patience(60), check=True,
     )  # fmt: skip
     assert done.stdout.split() == [str(ROOT / "environments" / "__init__.py"), "1"]
 
@@ -109,7 +111,7 @@ def test_a_worker_finds_the_users_modules(project: Path, commands: Commands, mod
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = commands.start(
         module, *name, "environments.shop", "--count=3", "--splits=dev", environment=environment, folder=project
-    ).wait(timeout=200)
+    ).wait(timeout=patience(200))
     assert done.returncode == 0, done.stdout + done.stderr
     line = json.loads(done.stdout)
     assert (line["environment"], line["tasks"], line["replayed"]) == ("environments.shop", 3, 3)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from experiments.convert.__main__ import main
 
@@ -32,7 +33,7 @@ def run(folder: Path, workdir: Path, steps: int) -> dict:
         env={**os.environ, "COJAX_CACHE": str(workdir.parent / "cache")},
         capture_output=True,
         text=True,
-        timeout=1_800,
+        timeout=patience(1_800),
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

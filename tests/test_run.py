@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from desk_runs import SMALL, Runs, flags
+from patience import patience
 from same_runs import assert_same_run, episodes, lines
 
 from cojax.report import read_run
@@ -32,7 +33,7 @@ def reference(runs, tmp_path_factory) -> Path:
     workdir = tmp_path_factory.mktemp("reference") / "run"
     done = subprocess.run(
         [sys.executable, "-m", "experiments.run", *flags(workdir)],
-        cwd=ROOT, env=runs.environment, capture_output=True, text=True, timeout=300, check=False,
+        cwd=ROOT, env=runs.environment, capture_output=True, text=True, timeout=patience(300), check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return workdir
@@ -331,7 +332,7 @@ def test_a_second_process_in_one_workdir_is_refused(runs, tmp_path):
     workdir = tmp_path / "run"
     first = runs.start(workdir)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patience(60)
         while not (workdir / "run.log").exists():
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -340,7 +341,7 @@ def test_a_second_process_in_one_workdir_is_refused(runs, tmp_path):
         assert "another process is running" in second.stdout
     finally:
         first.send_signal(signal.SIGKILL)
-        first.wait(timeout=60)
+        first.wait(timeout=patience(60))
 
 
 def test_preflight_tries_everything_and_trains_nothing(runs, tmp_path):

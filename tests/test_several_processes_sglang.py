@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import patience
 from same_runs import lines
 from several_processes import ROOT, SETTINGS, Processes, free_port
 
@@ -39,7 +40,7 @@ def test_six_steps_with_an_evolution_lose_no_episode_and_agree_with_the_sampler(
             assert parts == {"ocdbt.process_0", "ocdbt.process_1"}
     finally:
         host.terminate()
-        assert host.wait(90) == 0
+        assert host.wait(patience(90)) == 0
     records = lines(tmp_path / "run/metrics.jsonl")
     assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
     assert any("evolution" in record for record in records)

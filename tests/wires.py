@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from patience import patience
 
 from cojax.distributed.greeting import accept
-from cojax.distributed.wire import connect
+from cojax.distributed.wire import Wire, connect
+from cojax.host.background import on_thread
 
 TOKEN = "a" * 32
+SILENCE = patience(5.0)
 
 
 @contextlib.contextmanager
@@ -19,17 +23,39 @@ def server() -> Iterator[socket.socket]:
         yield made
 
 
-def connected(silence: float = 5.0) -> tuple[socket.socket, socket.socket]:
-    """The connection of process 0 to process 1, and its other end."""
-    with server() as listening:
-        ends: dict[str, socket.socket] = {}
-        port = listening.getsockname()[1]
-        dials = threading.Thread(target=lambda: ends.update(other=connect("127.0.0.1", port, TOKEN, 1, 5.0, silence)))
-        dials.start()
-        found = accept(listening, TOKEN, 2, 5.0, silence)
-        dials.join()
-    return found[1], ends["other"]
-
-
 def unwanted(number: int, reason: str) -> None:
     raise AssertionError((number, reason))
+
+
+class Connected:
+    """The connection of process 0 to process 1, as `one`, and its `other` end; as a context, closed at its end."""
+
+    def __init__(self, silence: float = SILENCE) -> None:
+        with server() as listening:
+            port = listening.getsockname()[1]
+            dialled = on_thread("dials", lambda: connect("127.0.0.1", port, TOKEN, 1, SILENCE, silence))
+            self.one = accept(listening, TOKEN, 2, SILENCE, silence)[1]
+            self.other = dialled.result(SILENCE)
+        self.silence = silence
+        self._wires: list[Wire] = []
+
+    def process(self, number: int, lost: Callable[[int, str], None] = unwanted, **settings: Any) -> Wire:
+        """The wire of process 0 or 1."""
+        ends = {0: {1: self.one}, 1: {0: self.other}}
+        self._wires.append(Wire(ends[number], self.silence, lost, **settings))
+        return self._wires[-1]
+
+    def close(self) -> None:
+        """Ends the threads of all wires: none of them misses the other any more."""
+        for wire in self._wires:
+            wire.part()
+        for end in (self.one, self.other):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def __enter__(self) -> Connected:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()

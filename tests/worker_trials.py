@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from patience import patience
+
 from cojax.environment import play
 from cojax.environment.replay import follow
 from cojax.types import Action, Call, Task
@@ -62,7 +64,7 @@ def descendants(ancestor: int) -> set[int]:
 
 def gone(pids: set[int], seconds: float = 10.0) -> bool:
     """Whether all of them end in time."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patience(seconds)
     while pids & processes().keys():
         if time.monotonic() > deadline:
             return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +13,7 @@ from typing import Any, TypeAlias
 from cojax.api.flags import Config, config_flag, flags_of
 from cojax.api.process import Child, RunFailed
 from cojax.api.runs import OpenRun, open_run
-from cojax.storage.files import parse_record
+from cojax.storage.files import lines_of, open_file, parse_record, read_json
 
 StepRecord: TypeAlias = dict[str, Any]
 Callback: TypeAlias = Callable[[StepRecord], object]
@@ -125,9 +124,9 @@ class Training:
             self._workdir, self._seen, self._read = Path(facts["workdir"]), facts["step"], 0
         if self._workdir is None:
             return
-        with contextlib.suppress(FileNotFoundError), open(self._workdir / "metrics.jsonl", "rb") as file:
+        with contextlib.suppress(FileNotFoundError), open_file(self._workdir / "metrics.jsonl") as file:
             file.seek(self._read)
-            for line in file:
+            for line in lines_of(file):
                 if not line.endswith(b"\n"):
                     break
                 self._read += len(line)
@@ -162,8 +161,7 @@ def evaluate(
     own = [f"--{name}={value}" for name, value in given.items() if value is not None]
     with config_flag(config) as first:
         told = finish(["evaluate", *first, *own, *flags_of(settings)], show=show)
-    found: dict[str, Any] = json.loads(Path(told["out"], "result.json").read_text(encoding="utf-8"))
-    return found
+    return read_json(Path(told["out"], "result.json"))
 
 
 def finish(arguments: list[str], *, show: bool = False) -> Mapping[str, Any]:

@@ -19,9 +19,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cojax.durable import regular_file
 from cojax.report.run import Json
-from cojax.storage.files import LONGEST_LINE
+from cojax.storage.files import LONGEST_LINE, lines_of, open_file, parse_record
 
 # The place of a record stands within so many bytes of the beginning of its line.
 _HEAD = 8_192
@@ -63,8 +62,8 @@ class Exchanges:
         self._places: dict[Key, list[tuple[tuple[int, ...], int, str]]] = defaultdict(list)
         start = 0
         if path.exists():
-            with open(path, "rb", opener=regular_file) as file:
-                while line := file.readline(LONGEST_LINE + 1):
+            with open_file(path) as file:
+                for line in lines_of(file):
                     if line.endswith(b"\n") and (found := _PLACE.search(line, 0, _HEAD)):
                         self._note(found[1], start)
                     start += len(line)
@@ -107,10 +106,10 @@ class Exchanges:
         places = sorted(self._places.get(key, ()))
         if not places:
             return []
-        with open(self._path, "rb") as file:
+        with open_file(self._path) as file:
             for _, start, rest in places:
                 file.seek(start)
-                exchange = _exchange(file.readline(), rest)
+                exchange = _exchange(file.readline(LONGEST_LINE + 1), rest)
                 if exchange is not None:
                     before = exchanges[-1].messages if exchanges else ()
                     shared = _common(before, exchange.messages)
@@ -123,11 +122,11 @@ class Exchanges:
 def _exchange(line: bytes, place: str) -> Exchange | None:
     """The exchange of a journal's line; None for a damaged one."""
     try:
-        record = json.loads(line)
+        record = parse_record(line)
         sent = dict(record["sent"])
         messages = tuple((str(message["role"]), str(message["content"])) for message in sent.pop("messages"))
         text = record.get("text")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
     facts = {name: value for name, value in record.items() if name not in _OWN_FIELDS}
     return Exchange(place, messages, sent, text if isinstance(text, str) else None, facts)

@@ -26,14 +26,15 @@ import orbax.checkpoint as ocp
 from cojax.durable import sync_file, sync_folder
 from cojax.storage.array_files import ArrayFiles, ArrayStore
 from cojax.storage.checksums import has_valid_checksum, with_checksum
-from cojax.storage.files import (
+from cojax.storage.files import (  # fmt: skip
     StorageError,
     explain,
     explain_reading,
     is_number,
+    open_file,
     read_json,
     write_json,
-)  # fmt: skip
+)
 
 LOG = logging.getLogger(__name__)
 # The names of folders on their way to a step, and of steps on their way out.
@@ -163,7 +164,7 @@ class Checkpointer:
             folder = self.folder.absolute() / str(chosen)
             try:
                 _verified_host(folder)
-                content = zlib.crc32((folder / "host.json").read_bytes())
+                content = _crc32(folder / "host.json")
             except _DAMAGE as error:
                 faults.append(f"checkpoint {folder} is damaged: {_reason(error)}")
                 LOG.warning("%s", faults[-1])
@@ -226,6 +227,7 @@ class Checkpointer:
                 shutil.rmtree(path, ignore_errors=True)
 
 
+_PIECE = 2**20  # bytes of a file that are read at a time
 # What reading a damaged step may raise.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
@@ -263,10 +265,18 @@ def _reason(error: BaseException) -> str:
 def _listing(folder: Path) -> dict[str, list[int]]:
     """File → [bytes, CRC-32]."""
     return {
-        str(path.relative_to(folder)): [path.stat().st_size, zlib.crc32(path.read_bytes())]
+        str(path.relative_to(folder)): [path.stat().st_size, _crc32(path)]
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def _crc32(path: Path) -> int:
+    total = 0
+    with open_file(path) as file:
+        while piece := file.read(_PIECE):
+            total = zlib.crc32(piece, total)
+    return total
 
 
 def _shapes(tree: Any) -> dict[str, str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.files import Log, StorageError, expect_file, parse_record
+from cojax.storage.files import Log, StorageError, expect_file, lines_of, open_file, parse_record
 from cojax.types import canonical
 
 _RESTORE = "Restore the file from a copy, or start in a new workdir."
@@ -104,7 +104,7 @@ class CheckedLog:
         expect_file(self.path)
         self._reset()
         if self.path.exists():
-            with open(self.path, "rb") as file:
+            with open_file(self.path) as file:
                 while chunk := file.read(min(_CHUNK, extent.bytes - self._bytes)):
                     self._digest.update(chunk)
                     self._bytes += len(chunk)
@@ -135,9 +135,9 @@ class CheckedLog:
             raise self._changed(present)
         if not present:
             return
-        with open(self.path, "rb") as file:
+        with open_file(self.path) as file:
             file.seek(self._bytes)
-            for line in file:
+            for line in lines_of(file):
                 if not line.endswith(b"\n") or (length is not None and self._bytes + len(line) > length):
                     return
                 try:
@@ -218,9 +218,8 @@ def checksum(content: bytes) -> str:
 
 def fingerprint(path: Path) -> str:
     """ "SIZE:CHECKSUM" of a file. Raises OSError, which is a StorageError where the path is not a file."""
-    expect_file(path)
     digest, size = hashlib.blake2b(digest_size=16), 0
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             size += len(chunk)
@@ -254,8 +253,8 @@ def _describe_damage(path: Path, extent: Extent, sums: Sequence[str]) -> str:
     if not path.exists():
         return f"{path} is missing; the checkpoint knows {extent.bytes} bytes. {_LOST}"
     before, number = b"", 0
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
+    with open_file(path) as file:
+        for number, line in enumerate(lines_of(file), 1):
             if number > extent.lines:
                 break
             if fault := _line_fault(line, before, sums[number - 1 : number], sums[number:]):

@@ -5,21 +5,22 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import io
+import os
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.files import (
+from cojax.storage.files import (  # fmt: skip
     Record,
     StorageError,
     encode_record,
-    expect_file,
     explaining,
     is_number,
+    open_file,
     parse_record,
     replace_file,
-)  # fmt: skip
+)
 from cojax.types import Trajectory, from_json, to_json
 
 # Episodes of some evaluation tasks, before training and after it.
@@ -27,6 +28,7 @@ ZERO_SHOT_EPISODES, FINAL_EPISODES = "zero_shot_episodes.jsonl.gz", "final_episo
 # A file may expand to _LARGEST bytes, and beyond them to _LARGEST_RATIO times its own: episodes come to 35 times.
 _LARGEST, _LARGEST_RATIO = 2**28, 100
 _MOST_LINES = 1_000_000
+_PIECE = 2**20  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,22 +105,29 @@ def read_episodes(path: Path) -> list[dict[str, Any]]:
     """The records of a compressed JSONL file, none for one that is missing. Raises StorageError for a damaged one."""
     if not path.exists():
         return []
-    expect_file(path)
     try:
-        return [parse_record(line) for line in io.BytesIO(_expanded(path))]
+        return [parse_record(line) for line in io.BytesIO(expanded(path))]
+    except StorageError:
+        raise
     # zlib raises an error of its own for a damaged stream.
     except (EOFError, ValueError, OSError, zlib.error) as error:
         raise StorageError(f"{path} cannot be read: {error}. Restore it from a copy.") from error
 
 
-def _expanded(path: Path) -> bytes:
-    """The content of a compressed file. Raises ValueError for one that holds far more than episodes do."""
-    most = max(_LARGEST, _LARGEST_RATIO * path.stat().st_size)
-    with gzip.open(path, "rb") as file:
-        content = file.read(most + 1)
+def expanded(path: Path) -> bytes:
+    """The content of a compressed file. Raises ValueError for one that holds far more than episodes do.
+
+    A damaged one raises EOFError, OSError or zlib.error.
+    """
+    with open_file(path) as packed, gzip.open(packed, "rb") as file:
+        most = max(_LARGEST, _LARGEST_RATIO * os.fstat(packed.fileno()).st_size)
+        content = bytearray()
+        # In pieces: a reader that is asked for all at once makes room for all.
+        while len(content) <= most and (piece := file.read(_PIECE)):
+            content += piece
     if len(content) > most or content.count(b"\n") > _MOST_LINES:
         raise ValueError(f"it expands to more than {most:,} bytes or {_MOST_LINES:,} lines")
-    return content
+    return bytes(content)
 
 
 def record_of(trajectory: Trajectory, *, times: bool = True) -> dict[str, Any]:

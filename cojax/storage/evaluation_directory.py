@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cojax.durable import sweep
 from cojax.storage.checksums import CHECKSUM, has_valid_checksum, with_checksum
 from cojax.storage.differences import differences
 from cojax.storage.files import Log, StorageError, expect_no_links, read_json, write_json
@@ -67,6 +68,7 @@ class EvaluationDirectory:
             raise RunDirectoryError(f"{self.folder} is the directory of a run. Choose another --out.")
         else:
             (self.folder / "engine.json").unlink(missing_ok=True)
+        sweep(self.folder, *(path for path in self.folder.iterdir() if path.is_dir()))
         write_json(path, with_checksum({"config": dict(identity), **facts}))
 
     def add(self, split: str, trajectory: Trajectory) -> None:

@@ -14,13 +14,15 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from cojax.durable import own_file, regular_file, replacing
+from cojax.durable import own_file, replacing
 from cojax.storage.strict_json import parse_json
 
 Record = Mapping[str, Any]
 LONGEST_LINE = 2**27  # bytes of a record
+LARGEST_JSON = 2**28  # bytes of a file that holds one object
+_TAIL = 2**16  # bytes
 # Its package makes links of its own there, and we neither write nor delete in it.
 _FOREIGN = "wandb"
 # Bytes that are never in a log → their name.
@@ -101,9 +103,8 @@ class Log:
         """The records, oldest first, without an incomplete last line. Raises StorageError for another damaged line."""
         if not self.path.exists():
             return
-        expect_file(self.path)
-        with open(self.path, "rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), 1):
+        with open_file(self.path) as file:
+            for number, line in enumerate(lines_of(file), 1):
                 if not line.endswith(b"\n") and len(line) <= LONGEST_LINE:
                     return
                 try:
@@ -126,15 +127,42 @@ def parse_record(line: bytes) -> dict[str, Any]:
     return _parse_object(line)
 
 
+def open_file(path: Path) -> BinaryIO:
+    """A file to read, of a folder that may have come from somebody else: every such file is opened here.
+
+    Raises StorageError for a link, a pipe or a folder in its place, and OSError as `open` does.
+    """
+    try:
+        return open(path, "rb", opener=own_file)
+    except OSError:
+        expect_no_link(path)
+        expect_file(path)
+        raise
+
+
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a log; of one that is longer than LONGEST_LINE, pieces that are no records."""
+    return iter(lambda: file.readline(LONGEST_LINE + 1), b"")
+
+
+def last_lines(path: Path) -> list[str]:
+    """The last lines of a text, within 64 KiB of its end. Raises OSError as `open_file`."""
+    with open_file(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+        return file.read(_TAIL).decode(errors="replace").strip().splitlines()
+
+
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises OSError, and ValueError, which says why, for a file that holds none."""
-    with open(path, "rb", opener=regular_file) as file:
-        return _parse_object(file.read())
+    """The JSON object in a file. Raises OSError as `open_file`, and ValueError, which says why, where it holds none."""
+    with open_file(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > LARGEST_JSON:
+            raise ValueError(f"it has {size:,} bytes; expected at most {LARGEST_JSON:,}")
+        return _parse_object(file.read(size), finite=True)
 
 
-def _parse_object(content: bytes) -> dict[str, Any]:
+def _parse_object(content: bytes, *, finite: bool = False) -> dict[str, Any]:
     # Episodes hold a float for every token: checking each would double the time of reading.
-    value = parse_json(content.decode(), finite=False)
+    value = parse_json(content.decode(), finite=finite)
     if not isinstance(value, dict):
         raise ValueError(f"it holds {type(value).__name__} instead of an object")
     return value

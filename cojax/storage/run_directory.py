@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cojax.durable import sweep
 from cojax.pool import TaskPool, task_record
 from cojax.signals import Memory, apply
 from cojax.storage.array_files import ArrayStore
@@ -22,7 +23,7 @@ from cojax.storage.differences import FREE_SETTINGS, changed_code, check_facts, 
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, PastTrajectories, read_trajectories, record_of
 from cojax.storage.files import explain_reading, read_json, write_json
 from cojax.storage.folder_lock import RunDirectoryError, lock_folder
-from cojax.storage.run_files import REMADE, RunFiles
+from cojax.storage.run_files import FOLDERS, REMADE, RunFiles
 from cojax.storage.verify import Verified, verify
 from cojax.synthesis import Synthesis
 from cojax.types import Group, Signal, Task, to_json
@@ -100,6 +101,8 @@ class RunDirectory:
         self._verified = verify(self.files)
         if self._verified is None:
             self._expect_no_steps()
+        # A report or an evaluation may be writing at this moment: the latter has a lock of its own.
+        sweep(self.folder, *(self.folder / name for name in FOLDERS if name != "evaluations"))
         if not begun:
             (self.folder / "zero_shot.json").unlink(missing_ok=True)
         step = self._verified.step if self._verified else 0

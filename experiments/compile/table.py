@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.files import write_json, write_text
+from cojax.storage.files import read_json, write_json, write_text
 from experiments.bench.shapes import SHAPES
 from experiments.command_line import CommandLineParser
 from experiments.compile.shown import name_and_value
@@ -126,7 +126,7 @@ def suggested(cell: Cell) -> Cell | None:
 
 
 def stored(cell: Cell) -> dict[str, Any] | None:
-    return json.loads(cell.path.read_text()) if cell.path.exists() else None
+    return read_json(cell.path) if cell.path.exists() else None
 
 
 def table() -> str:

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.episodes import read_episodes
+from cojax.storage.episodes import expanded, read_episodes
 from cojax.storage.files import Log, read_json, replace_file
+from cojax.storage.strict_json import parse_json
 from cojax.types import INFRASTRUCTURE, from_json, to_json
 
 _DIGITS = 6  # of seconds that are kept
@@ -93,7 +94,7 @@ def read(path: str | Path) -> RunTimes:
     """
     path = Path(path)
     if path.is_file():
-        return _from_rows(json.loads(gzip.decompress(path.read_bytes())))
+        return _from_rows(parse_json(expanded(path.resolve()).decode()))
     if not (path / "metrics.jsonl").exists():
         raise ValueError(f"{path} is no run directory, and no file of its times; pass the workdir of a run")
     config = read_json(path / "config.json")["config"]

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cojax.durable import sweep
 from cojax.report.console import CONSOLE, duration
 from cojax.storage.files import read_json, write_json, write_text
 from cojax.storage.folder_lock import RunDirectoryError, lock_folder
@@ -64,6 +65,7 @@ def _carry_out(given: argparse.Namespace, rest: Sequence[str], stop: threading.E
         if out.resolve() == folder.resolve():
             raise ValueError(f"--runs and --out are one folder, {out}; choose another --out")
         with lock_folder(out, "--out"):
+            sweep(out, out / "runs")
             for name, _, jobs in plans:
                 expect_no_larger(out, name, jobs)
             for name, table, jobs in plans:

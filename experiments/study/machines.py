@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cojax.storage.files import read_json
 from experiments.study.launch import VARIABLES
 from experiments.study.runs import StudyRun, dotted_leaves
 
@@ -56,7 +56,7 @@ def with_stored_variables(jobs: Sequence[StudyRun], records: Iterable[Mapping[st
 def begun_otherwise(job: StudyRun, workdir: Path) -> str:
     """Why the run in `workdir` cannot go on as this one, which has other variables; empty where it can, or is new."""
     try:
-        before = json.loads((workdir / "config.json").read_text())["hardware"]["environment"]
+        before = read_json(workdir / "config.json")["hardware"]["environment"]
     except (OSError, ValueError, KeyError, TypeError):
         return ""
     if not isinstance(before, dict):

@@ -14,7 +14,7 @@ from cojax.pool import task_from_record
 from cojax.quality import HashedNgrams, describe_pool
 from cojax.report.run import read_run
 from cojax.signals import SIGNALS
-from cojax.storage.files import Log, StorageError
+from cojax.storage.files import Log, StorageError, read_json
 from cojax.types import INFRASTRUCTURE, Task, content_hash
 from experiments import held_out
 from experiments.study.comparison import mismatch
@@ -226,7 +226,7 @@ def cross_table(held_out: Mapping[str, Any]) -> dict[str, int]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        return read_json(path)
     except (OSError, ValueError) as error:
         # A run with a summary counts as finished, so running it again would write nothing.
         begin = f"delete {path.parent} and " if (path.parent / "summary.json").exists() else ""

@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from cojax.durable import own_file
 from cojax.host.processes import descendants, end
+from cojax.storage.files import last_lines
 from cojax.storage.folder_lock import RunDirectoryError, lock_folder
 from experiments.study.launch import OTHERS, VARIABLES
 from experiments.study.machines import begun_otherwise
@@ -136,7 +138,7 @@ def run(
         return why
     inherited = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, *OTHERS)}
     environment = {**inherited, **job.variables, "PYTHONUNBUFFERED": "1"}
-    with open(log, "ab") as out:
+    with open(log, "ab", opener=own_file) as out:
         # A new session: an interrupt from the terminal reaches only the study, which then stops each run once.
         process = subprocess.Popen(
             launch, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
@@ -196,7 +198,7 @@ def available_cores(count: int) -> list[int | None]:
 
 def _last_words(log: Path) -> str:
     try:
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [line.strip() for line in last_lines(log) if line.strip()]
     except OSError:
         return f"its log {log} is gone; was the folder --runs deleted while it ran?"
     errors = [line for line in lines if line.startswith("error: ")]

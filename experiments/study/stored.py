@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from cojax.durable import own_file
+from cojax.storage.episodes import expanded
 from cojax.storage.files import encode_record, explaining, parse_record, replace_file
 from experiments.study.comparison import mismatch
 from experiments.study.record import Record
@@ -36,7 +38,7 @@ def read_arm(out: Path, arm: str) -> dict[int, Record]:
     records: dict[int, Record] = {}
     where = str(path)
     try:
-        for number, line in enumerate(gzip.decompress(path.read_bytes()).splitlines(), 1):
+        for number, line in enumerate(expanded(path).splitlines(), 1):
             where = f"{path}, line {number}"
             record = check_record(parse_record(line), arm)
             if record["seed"] in records:
@@ -115,7 +117,7 @@ def _locked(folder: Path) -> Iterator[None]:
     """Makes the folder, and waits until no other thread or process holds it."""
     with explaining(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / _LOCK, "a")  # noqa: SIM115  closed below, which frees it
+        lock = open(folder / _LOCK, "a", opener=own_file)  # noqa: SIM115  closed below, which frees it
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from foreign_project import make_project
+from patience import patience
 
 import cojax
 
@@ -53,7 +54,7 @@ def trained(project: Path) -> Path:
     try:
         thread = threading.Thread(target=work)
         thread.start()
-        thread.join(300)
+        thread.join(patience(300))
     finally:
         os.chdir(before)
         del os.environ["COJAX_CACHE"]
@@ -71,13 +72,13 @@ def program(text: str, **variables: str) -> subprocess.Popen[str]:
 
 def until(ended: subprocess.Popen[str]) -> tuple[str, str]:
     try:
-        return ended.communicate(timeout=200)
+        return ended.communicate(timeout=patience(200))
     finally:
         ended.kill()
 
 
 def assert_ends(pid: int, seconds: float = 200.0) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patience(seconds)
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < deadline, f"process {pid} still runs"
         time.sleep(0.05)
@@ -209,7 +210,8 @@ def test_where_a_locale_knows_no_letters_the_same_is_said(project: Path) -> None
     for arguments in (["--help"], ["report", "größe"]):
         done = subprocess.run(
             [sys.executable, "-P", "-m", "cojax", *arguments],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **bare}, capture_output=True, timeout=100, check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **bare}, capture_output=True,
+            timeout=patience(100), check=False,
         )  # fmt: skip
         assert b"Traceback" not in done.stderr, done.stderr.decode()
     assert b"run directory" in done.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from launch_files import DEPLOY, ROOT
 from packaging.requirements import Requirement
+from patience import patience
 
 import environments
 
@@ -22,7 +23,7 @@ def lint(program: str, text: str) -> str:
     """What a program of the wheels in this environment objects to in a text, on its standard input."""
     done = subprocess.run(
         [Path(sys.executable).parent / program, *([] if program == "shellcheck" else ["--no-color"]), "-"],
-        input=text, capture_output=True, text=True, timeout=60,
+        input=text, capture_output=True, text=True, timeout=patience(60),
     )  # fmt: skip
     assert not done.stderr, done.stderr
     assert (done.returncode == 0) == (not done.stdout)

@@ -10,12 +10,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from wires import connected, unwanted
+from patience import patience
+from wires import Connected
 
 from cojax.distributed.broadcast import describe
 from cojax.distributed.follow import Follower
 from cojax.distributed.lead import Lead
-from cojax.distributed.wire import Wire, WireError
+from cojax.distributed.wire import WireError
 
 
 def filled(number: int) -> dict[str, Any]:
@@ -41,10 +42,10 @@ class Pair:
     """A lead in this thread and a follower in another, each of which computes for itself."""
 
     def __init__(self) -> None:
-        one, other = connected()
-        self.wire = Wire({1: one}, 5.0, unwanted)
+        self.connected = Connected()
+        self.wire = self.connected.process(0)
         self.lead = Lead(self.wire, 1)
-        self.follower = Follower(Wire({0: other}, 5.0, unwanted), dict(OPERATIONS))
+        self.follower = Follower(self.connected.process(1), dict(OPERATIONS))
         self.ended: list[Any] = []
         self.thread = threading.Thread(target=self._follow)
         self.thread.start()
@@ -60,8 +61,7 @@ class Pair:
 
     def end(self) -> Any:
         self.wire.send({"kind": "end", "status": 3, "line": ""})
-        self.thread.join(5.0)
-        self.wire.part()
+        self.thread.join(patience(5.0))
         return self.ended[0]
 
 
@@ -71,6 +71,7 @@ def pair() -> Iterator[Pair]:
     yield made
     if made.thread.is_alive():
         made.end()
+    made.connected.close()
 
 
 def held(pair: Pair) -> list[float]:
@@ -137,12 +138,10 @@ def test_operations_run_on_the_main_thread_alone(pair):
     assert "read the arrays of Weights within Engine.load" in str(raised[0])
 
 
-def test_an_operation_that_the_follower_does_not_know_ends_it():
-    pair = Pair()
+def test_an_operation_that_the_follower_does_not_know_ends_it(pair):
     pair.wire.send({"kind": "run", "operation": "os.system", "number": 1, "arguments": [], "freed": [], "data": []})
-    pair.thread.join(5.0)
+    pair.thread.join(patience(5.0))
     assert pair.ended == ["process 0 wants 'os.system', which this process does not know"]
-    pair.wire.part()
 
 
 def test_arrays_are_described_by_dtype_and_shape():

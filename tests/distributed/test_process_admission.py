@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from wires import connected, unwanted
+from wires import SILENCE, Connected
 
 from cojax.distributed.admission import admit, ask_admission, unseen
 from cojax.distributed.start import DistributedError
 from cojax.distributed.wire import Wire
+from cojax.host.background import on_thread
 
 FACTS = {"settings": {"seed": 0, "optimizer": {"learning_rate": 0.1}}, "versions": {"jax": "0.10"}, "commit": "abc"}
 
@@ -20,35 +20,31 @@ FACTS = {"settings": {"seed": 0, "optimizer": {"learning_rate": 0.1}}, "versions
 @contextlib.contextmanager
 def other_process(answer: Callable[[Wire], None]) -> Iterator[tuple[Wire, list[str]]]:
     """The wire of process 0, and what process 1, which does `answer`, is refused with."""
-    one, other = connected()
     refused: list[str] = []
-    wire = Wire({0: other}, 5.0, unwanted)
+    with Connected() as connected:
+        wire, leads = connected.process(1), connected.process(0)
 
-    def work() -> None:
-        try:
-            answer(wire)
-        except DistributedError as error:
-            refused.append(str(error))
+        def work() -> None:
+            try:
+                answer(wire)
+            except DistributedError as error:
+                refused.append(str(error))
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    leads = Wire({1: one}, 5.0, unwanted)
-    yield leads, refused
-    thread.join(5.0)
-    leads.part()
-    wire.part()
+        answered = on_thread("process 1", work)
+        yield leads, refused
+        answered.result(SILENCE)
 
 
 def test_equal_processes_that_see_the_folder_are_admitted_and_nothing_is_left_there(tmp_path):
-    with other_process(lambda wire: ask_admission(wire, FACTS, 5.0)) as (wire, refused):
-        admit(wire, 2, FACTS, {"workdir": tmp_path / "run"}, 5.0)
+    with other_process(lambda wire: ask_admission(wire, FACTS, SILENCE)) as (wire, refused):
+        admit(wire, 2, FACTS, {"workdir": tmp_path / "run"}, SILENCE)
     assert not refused
     assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_a_folder_that_is_not_to_be_kept_goes_with_those_above_it(tmp_path):
-    with other_process(lambda wire: ask_admission(wire, FACTS, 5.0)) as (wire, refused):
-        admit(wire, 2, FACTS, {"workdir": tmp_path / "some/where/run"}, 5.0, keep=False)
+    with other_process(lambda wire: ask_admission(wire, FACTS, SILENCE)) as (wire, refused):
+        admit(wire, 2, FACTS, {"workdir": tmp_path / "some/where/run"}, SILENCE, keep=False)
     assert not refused
     assert list(tmp_path.iterdir()) == []
 
@@ -66,10 +62,10 @@ def test_a_folder_that_is_not_to_be_kept_goes_with_those_above_it(tmp_path):
 )
 def test_what_differs_is_named_in_both_processes_and_nothing_is_written(theirs, named, tmp_path):
     with (
-        other_process(lambda wire: ask_admission(wire, theirs, 5.0)) as (wire, refused),
+        other_process(lambda wire: ask_admission(wire, theirs, SILENCE)) as (wire, refused),
         pytest.raises(DistributedError, match=f"process 1 has other settings, versions or code .*: {named}") as one,
     ):
-        admit(wire, 2, FACTS, {"workdir": tmp_path / "run"}, 5.0)
+        admit(wire, 2, FACTS, {"workdir": tmp_path / "run"}, SILENCE)
     assert refused == [str(one.value)]
     assert not (tmp_path / "run").exists()
 
@@ -78,7 +74,7 @@ def test_a_folder_that_a_process_does_not_see_is_named(tmp_path):
     def answer(wire: Wire) -> None:
         """As `ask_admission` on a host where the folder is another one."""
         wire.send({"kind": "facts", "facts": FACTS})
-        _, message = wire.receive(5.0)
+        _, message = wire.receive(SILENCE)
         elsewhere = Path(message["path"].replace(str(tmp_path), str(tmp_path / "elsewhere")))
         wire.send({"kind": "seen", "fault": unseen(elsewhere, 0.2)})
 
@@ -86,7 +82,7 @@ def test_a_folder_that_a_process_does_not_see_is_named(tmp_path):
         other_process(answer) as (wire, _),
         pytest.raises(DistributedError, match=r"process 1 does not see .*/run: .* is missing .* --config\.workdir"),
     ):
-        admit(wire, 2, FACTS, {"workdir": tmp_path / "run"}, 5.0)
+        admit(wire, 2, FACTS, {"workdir": tmp_path / "run"}, SILENCE)
     assert not (tmp_path / "run").exists()
 
 
@@ -95,7 +91,7 @@ def test_a_second_folder_is_named_by_its_own_setting(tmp_path):
         """As `ask_admission` on a host that shares the workdir alone."""
         wire.send({"kind": "facts", "facts": FACTS})
         for shared in (True, False):
-            _, message = wire.receive(5.0)
+            _, message = wire.receive(SILENCE)
             path = Path(message["path"])
             wire.send({"kind": "seen", "fault": unseen(path if shared else tmp_path / "elsewhere" / path.name, 0.2)})
 
@@ -104,7 +100,7 @@ def test_a_second_folder_is_named_by_its_own_setting(tmp_path):
         other_process(answer) as (wire, _),
         pytest.raises(DistributedError, match=r"process 1 does not see .*/weights: .* Set --config\.sglang\.folder to"),
     ):
-        admit(wire, 2, FACTS, folders, 5.0)
+        admit(wire, 2, FACTS, folders, SILENCE)
     assert not any(folder.exists() for folder in folders.values())
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from patience import patience
 from several_processes import ROOT, free_port
 
 SLURM = {
@@ -69,7 +70,12 @@ def begun(process: int, startup: float) -> subprocess.Popen[str]:
 def test_what_a_launcher_set_in_part_is_named_and_all_places_are_listed():
     given = json.dumps([[names, coordinator] for names, coordinator, _ in HALF_SET])
     done = subprocess.run(
-        [sys.executable, "-c", EACH, given], env=environment(), capture_output=True, text=True, timeout=200, check=True
+        [sys.executable, "-c", EACH, given],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=patience(200),
+        check=True,
     )
     said = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(said) == len(HALF_SET)
@@ -82,7 +88,7 @@ def test_what_a_launcher_set_in_part_is_named_and_all_places_are_listed():
 @pytest.mark.parametrize("process", [0, 1])
 def test_where_the_others_do_not_come_one_line_says_it(process):
     waits = begun(process, 1.0)
-    _, said = waits.communicate(timeout=200)
+    _, said = waits.communicate(timeout=patience(200))
     assert waits.returncode == 1
     waiting, error = said.splitlines()
     assert waiting.endswith("for distributed.startup=1 s at most")
@@ -97,6 +103,6 @@ def test_a_signal_ends_the_wait():
     assert waits.stderr.readline().startswith("waiting for the other processes at")
     began = time.monotonic()
     waits.send_signal(signal.SIGTERM)
-    assert waits.wait(30) == -signal.SIGTERM
-    assert time.monotonic() - began < 10
+    assert waits.wait(patience(30)) == -signal.SIGTERM
+    assert time.monotonic() - began < patience(10)
     waits.communicate()

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import patience
 from several_processes import ROOT, free_port
 from small_runs import tree
 
@@ -33,7 +34,7 @@ def run(folder: Path, mode: str) -> list[tuple[int, str, str]]:
         for number in range(2)
     ]  # fmt: skip
     try:
-        said = [process.communicate(timeout=240) for process in started]
+        said = [process.communicate(timeout=patience(240)) for process in started]
     finally:
         for process in started:
             process.kill()

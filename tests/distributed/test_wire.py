@@ -10,11 +10,13 @@ import threading
 import time
 
 import pytest
-from wires import TOKEN, connected, server, unwanted
+from patience import patience
+from wires import SILENCE, TOKEN, Connected, server
 
 from cojax.distributed import greeting as greeting_module
 from cojax.distributed.greeting import accept
-from cojax.distributed.wire import Wire, WireError, connect, read
+from cojax.distributed.wire import WireError, connect, read
+from cojax.host.background import on_thread
 
 
 class Losses:
@@ -30,57 +32,52 @@ class Losses:
 
 
 def test_messages_arrive_in_order_and_signs_of_life_are_not_messages():
-    one, other = connected()
     beats = threading.Semaphore(0)
-    first, second = Wire({1: one}, 5.0, unwanted, beats.release), Wire({0: other}, 5.0, unwanted)
-    for number in range(100):
-        first.send({"kind": "run", "number": number})
-    assert [second.receive(5.0) for _ in range(100)] == [(0, {"kind": "run", "number": n}) for n in range(100)]
-    assert beats.acquire(timeout=5.0)
-    assert beats.acquire(timeout=5.0)
-    with pytest.raises(WireError, match=r"no message came within 0.01 s"):
-        second.receive(0.01)
-    first.part()
-    second.part()
+    with Connected() as connected:
+        first, second = connected.process(0, beat=beats.release), connected.process(1)
+        for number in range(100):
+            first.send({"kind": "run", "number": number})
+        assert [second.receive(SILENCE) for _ in range(100)] == [(0, {"kind": "run", "number": n}) for n in range(100)]
+        assert beats.acquire(timeout=SILENCE)
+        assert beats.acquire(timeout=SILENCE)
+        with pytest.raises(WireError, match=r"no message came within 0.01 s"):
+            second.receive(0.01)
 
 
 def test_a_message_that_is_heard_is_not_received():
-    one, other = connected()
     heard: list[int] = []
-    first = Wire({1: one}, 5.0, unwanted)
-    second = Wire({0: other}, 5.0, unwanted, heard=lambda n, m: m["kind"] == "stop" and not heard.append(m["signal"]))
-    first.send({"kind": "stop", "signal": 15})
-    first.send({"kind": "run"})
-    assert second.receive(5.0) == (0, {"kind": "run"})
+    with Connected() as connected:
+        first = connected.process(0)
+        second = connected.process(1, heard=lambda n, m: m["kind"] == "stop" and not heard.append(m["signal"]))
+        first.send({"kind": "stop", "signal": 15})
+        first.send({"kind": "run"})
+        assert second.receive(SILENCE) == (0, {"kind": "run"})
     assert heard == [15]
-    first.part()
-    second.part()
 
 
 def test_a_connection_that_ends_without_farewell_is_a_loss_and_one_that_parts_is_none():
-    one, other = connected()
     losses = Losses()
-    Wire({1: one}, 5.0, losses)
-    other.close()
-    assert losses.any.wait(5.0)
+    with Connected() as connected:
+        connected.process(0, losses)
+        connected.other.close()
+        assert losses.any.wait(SILENCE)
     assert losses.found == [(1, "its connection ended")]
 
-    one, other = connected()
     losses = Losses()
-    first, second = Wire({1: one}, 5.0, losses), Wire({0: other}, 5.0, losses)
-    second.part()
-    first.part()
-    other.shutdown(socket.SHUT_RDWR)
-    assert not losses.any.wait(0.2)
+    with Connected() as connected:
+        first, second = connected.process(0, losses), connected.process(1, losses)
+        second.part()
+        first.part()
+        connected.other.shutdown(socket.SHUT_RDWR)
+        assert not losses.any.wait(0.2)
 
 
 def test_silence_is_a_loss():
-    one, other = connected(silence=0.2)
     losses = Losses()
-    Wire({1: one}, 0.2, losses)
-    assert losses.any.wait(5.0)
+    with Connected(silence=0.2) as connected:
+        connected.process(0, losses)
+        assert losses.any.wait(SILENCE)
     assert losses.found == [(1, "it has been silent for 0.2 s")]
-    other.close()
 
 
 @pytest.mark.parametrize(
@@ -121,11 +118,10 @@ def test_strangers_are_hung_up_on_and_the_missing_process_is_named():
             stranger = socket.create_connection(address)
             stranger.sendall(said)
             strangers.append(stranger)
-        process = threading.Thread(target=lambda: connect(*address, TOKEN, 1, 5.0, 5.0))
-        process.start()
+        process = on_thread("process 1", lambda: connect(*address, TOKEN, 1, SILENCE, SILENCE))
         with pytest.raises(WireError, match=r"no connection from process 2 within 1 s"):
-            accept(listening, TOKEN, 3, 1.0, 5.0)
-        process.join()
+            accept(listening, TOKEN, 3, 1.0, SILENCE)
+        process.result(SILENCE).close()
         for stranger in strangers:
             with contextlib.suppress(ConnectionResetError):
                 assert stranger.recv(1) == b""
@@ -148,15 +144,15 @@ def test_a_greeting_that_never_ends_keeps_nobody_out_and_is_hung_up_on(monkeypat
         dribbles = threading.Thread(target=dribble, args=(slow,))
         dribbles.start()
         found: list[dict[int, socket.socket]] = []
-        admits = threading.Thread(target=lambda: found.append(accept(listening, TOKEN, 3, 20.0, 5.0)))
+        admits = threading.Thread(target=lambda: found.append(accept(listening, TOKEN, 3, patience(20.0), SILENCE)))
         admits.start()
-        first = connect(*address, TOKEN, 1, 5.0, 5.0)
-        dribbles.join(10.0)
+        first = connect(*address, TOKEN, 1, SILENCE, SILENCE)
+        dribbles.join(patience(10.0))
         assert not dribbles.is_alive()
-        silent.settimeout(10.0)
+        silent.settimeout(patience(10.0))
         assert silent.recv(1) == b""
-        second = connect(*address, TOKEN, 2, 5.0, 5.0)
-        admits.join(10.0)
+        second = connect(*address, TOKEN, 2, SILENCE, SILENCE)
+        admits.join(patience(10.0))
         assert found[0].keys() == {1, 2}
     for one in (slow, silent, first, second, *found[0].values()):
         one.close()
@@ -167,12 +163,12 @@ def test_of_too_many_that_do_not_greet_the_first_have_to_go(monkeypatch):
     with server() as listening:
         address = listening.getsockname()
         silent = [socket.create_connection(address) for _ in range(4)]
-        admits = threading.Thread(target=lambda: accept(listening, TOKEN, 2, 20.0, 5.0)[1].close())
+        admits = threading.Thread(target=lambda: accept(listening, TOKEN, 2, patience(20.0), SILENCE)[1].close())
         admits.start()
-        silent[0].settimeout(10.0)
+        silent[0].settimeout(patience(10.0))
         assert silent[0].recv(1) == b""
-        connect(*address, TOKEN, 1, 5.0, 5.0).close()
-        admits.join(10.0)
+        connect(*address, TOKEN, 1, SILENCE, SILENCE).close()
+        admits.join(patience(10.0))
         assert not admits.is_alive()
     for one in silent:
         one.close()

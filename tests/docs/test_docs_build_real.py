@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from doc_pages import DOCS, ROOT
+from patience import patience
 
 import cojax
 
@@ -22,7 +23,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ["--builder", "html", "--fresh-env", "--fail-on-warning", "--quiet"]
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", *options, "--doctree-dir", folder / "trees", DOCS, folder / "html"],
-        cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, timeout=900, check=False,
+        cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
+        timeout=patience(900), check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     return folder / "html"

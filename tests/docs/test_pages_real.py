@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from doc_pages import DOCS, Block, blocks, commands
+from patience import patience
 
 pytestmark = pytest.mark.nightly
 DEADLINE = 1_800
@@ -37,7 +38,7 @@ def served(command: list[str], folder: Path) -> None:
             assert any("http://" in line for line in process.stdout)
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(60)
+            process.wait(patience(60))
 
 
 def test_the_quickstart_and_the_pages_after_it(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 import environments
 from cojax.environment import Charted, counted_seconds, play
@@ -154,7 +155,7 @@ def test_the_main_command_runs_with_the_tiny_policy(tmp_path):
         sys.executable, "-m", "experiments.run", "--config=experiments/bfcl.py", "--config.policy=tiny",
         "--config.steps=2", f"--config.workdir={tmp_path / 'run'}",
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1_500)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience(1_500))
     assert done.returncode == 0, done.stdout[-2_000:] + done.stderr[-2_000:]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["steps"] == 2

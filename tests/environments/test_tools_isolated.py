@@ -7,6 +7,7 @@ import sys
 import threading
 
 import pytest
+from patience import patience
 
 from cojax.environment import EnvironmentFailure, Traits, play, traits_of
 from cojax.environment.replay import follow
@@ -100,7 +101,7 @@ def test_a_tool_that_hangs_in_this_process_is_given_up():
     over = threading.Event()
 
     def wait(world) -> None:
-        over.wait(60)
+        over.wait(patience(60))
 
     environment = ToolEnvironment("slow", [wait], dict, [{}])
     found = WatchedPlay(0.3)(environment, Task("slow", "wait", {}), follow([call("wait")]), max_turns=1)

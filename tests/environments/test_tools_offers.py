@@ -6,6 +6,7 @@ import random
 import threading
 
 import pytest
+from patience import patience
 
 from cojax.environment import EnvironmentFailure
 from cojax.types import Action, Call, Message, Observation, Task, Triplet
@@ -204,7 +205,7 @@ def test_a_trial_that_does_not_end_asks_for_the_names_of_look_ups(monkeypatch):
 
     def wait(world) -> str:
         """Waits."""
-        going_on.wait(60)
+        going_on.wait(patience(60))
         return "done"
 
     environment = room([wait, take])

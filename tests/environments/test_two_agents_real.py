@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).parents[2]
@@ -62,6 +63,6 @@ def run(world: str, workdir: Path, steps: int) -> str:
         sys.executable, "-m", "experiments.run", f"--config=experiments/{world}.py",
         *(f"--config.{setting}" for setting in settings),
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3_600, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience(3_600), check=False)
     assert done.returncode == 0, done.stdout[-2_000:] + done.stderr[-2_000:]
     return done.stdout + done.stderr

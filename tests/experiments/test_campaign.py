@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import patience
 
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
 from cojax.explorer.llm.chat_client import ChatClient
@@ -245,7 +246,7 @@ def test_what_stays_behind_is_counted(capsys: Capture, monkeypatch: pytest.Monke
 
     status, told = campaign(capsys, littering)
     kept[1].close()
-    assert kept[0].wait(5) == -signal.SIGKILL
+    assert kept[0].wait(patience(5)) == -signal.SIGKILL
     assert (status, told["forged"], told["traces"], told["lost"]) == (1, 0, 0, 0)
     assert told["leaked"] >= 3
     found = " ".join(told["violations"])
@@ -307,12 +308,12 @@ def test_an_interrupt_ends_it_and_every_process() -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    until = time.monotonic() + 60
+    until = time.monotonic() + patience(60)
     while len(family := processes.family(process.pid)) < 5:
         assert time.monotonic() < until, "no episode was begun"
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, words = process.communicate(timeout=60)
+    _, words = process.communicate(timeout=patience(60))
     assert process.returncode == 130, words
     assert words.endswith("stopped; nothing is counted\n")
     assert not [pid for pid in family if Path(f"/proc/{pid}/exe").exists()]

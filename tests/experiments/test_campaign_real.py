@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[2]
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_part_of_the_campaign_breaks_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "experiments.campaign", "--episodes=400", "--faults=40", "--seed=1", "--json"],
-        cwd=ROOT, capture_output=True, text=True, timeout=1_800, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=patience(1_800), check=False,
     )  # fmt: skip
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["violations"] == []

@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from cojax import warm_start
 from cojax.policy.config import ModelConfig
@@ -31,7 +32,7 @@ def compiled(folder: Path, model: ModelConfig, target: str, **mesh: int) -> dict
     }  # fmt: skip
     flags = [f"--config.{name}={value}" for name, value in settings.items()]
     command = [str(PYTHON), "-m", "experiments.compile", f"--target={target}", "--config=experiments/bfcl.py", "--json"]
-    done = subprocess.run([*command, *flags], cwd=ROOT, capture_output=True, text=True, timeout=3_000)
+    done = subprocess.run([*command, *flags], cwd=ROOT, capture_output=True, text=True, timeout=patience(3_000))
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
 
@@ -84,7 +85,7 @@ def test_what_does_not_fit_is_refused_with_a_setting_that_would(tmp_path: Path) 
         f"--config.model.path={tmp_path}", "--config.mesh.fsdp=4", "--config.learner.micro_rows=4",
         "--config.learner.row_length=512", "--config.engine.max_length=512",
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3_000)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience(3_000))
     found = json.loads(done.stdout)
     assert (done.returncode, found["fits"]) == (3, False)
     assert found["programs"]["update"]["refused"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from chat_endpoint import refused, serving, solver
+from patience import patience
 from trained_runs import config, make_run
 
 from cojax.report import evaluation as pages
@@ -229,7 +230,7 @@ def test_a_killed_command_goes_on_where_it_was(commands, tmp_path):
         """Answers until two episodes are stored, then not before the command was killed."""
         if log.exists() and log.read_bytes().count(b"\n") >= 2:
             two_stored.set()
-            killed.wait(120)
+            killed.wait(patience(120))
         return solve(request, number)
 
     with serving(hold_the_third) as server:
@@ -239,9 +240,9 @@ def test_a_killed_command_goes_on_where_it_was(commands, tmp_path):
         )  # fmt: skip
         environment = {**os.environ, "COJAX_CACHE": str(tmp_path / "cache")}
         begun = commands.start(*arguments, environment=environment)
-        assert two_stored.wait(120)
+        assert two_stored.wait(patience(120))
         begun.send_signal(signal.SIGKILL)
-        begun.wait(timeout=60)
+        begun.wait(timeout=patience(60))
         killed.set()
         have = log.read_bytes().count(b"\n")
         assert not (tmp_path / "out/result.json").exists()

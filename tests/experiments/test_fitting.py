@@ -11,6 +11,7 @@ import compiling
 import jax
 import orbax.checkpoint as ocp
 import pytest
+from patience import patience
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -32,7 +33,9 @@ def run(
     }
     own = [f"--config.{setting}" for setting in (*SMALL, f"workdir={folder / 'run'}", *settings)]
     command = [sys.executable, "-m", "experiments.run", "--config=experiments/desk.py", *own, *flags]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=patience(900), check=False
+    )
 
 
 def test_a_run_that_cannot_fit_stops_before_its_first_step(tmp_path):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from compiling import flags
+from patience import patience
 
 from experiments.bench.gpu import kit, wheels
 from experiments.convert import smollm2
@@ -62,7 +63,8 @@ def test_it_runs_from_its_pieces_alone(pieces: Path, bare: Path, tmp_path: Path)
             shutil.copy(path, tmp_path)
     own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "COJAX_CACHE")}
     done = subprocess.run(
-        [bare, "start.py", "--minutes=2", "--out=results"], cwd=tmp_path, capture_output=True, text=True, timeout=400,
+        [bare, "start.py", "--minutes=2", "--out=results"], cwd=tmp_path, capture_output=True, text=True,
+        timeout=patience(400),
         env={**own, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags(1)}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

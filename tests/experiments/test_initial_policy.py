@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from compiling import initialize
 from ml_collections import ConfigDict
+from patience import patience
 from test_fitting import ROOT, run
 from trained_runs import config
 
@@ -234,7 +235,7 @@ def test_the_command_goes_on_after_the_cache_is_gone(folder, tmp_path, rank):
     command = [sys.executable, "-m", "experiments.run", "--workdir=run", "--config.steps=3"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=patience(900), check=False
     )
     assert "resumed at step 2" in done.stdout, done.stdout + done.stderr
     policy = trained.of_run(tmp_path / "run")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import jaxlib
 import pytest
+from patience import patience
 
 from experiments import machine
 from experiments.study.launch import VARIABLES
@@ -79,7 +80,12 @@ def digest(variables: Mapping[str, str]) -> str:
     program = "from experiments.machine import arithmetic; print(arithmetic())"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
     run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True, env=environment
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=patience(300),
+        check=True,
+        env=environment,
     )
     return run.stdout.strip()
 

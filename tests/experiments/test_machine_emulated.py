@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from experiments.study.launch import VARIABLES
 
@@ -47,7 +48,7 @@ def output(program: str, emulator: list[str], variables: dict[str, str]) -> list
     done = subprocess.run(
         [*emulator, Path(sys.executable).resolve(), "-c", program],
         env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "PYTHONPATH": paths, **variables},
-        capture_output=True, text=True, timeout=900, check=False,
+        capture_output=True, text=True, timeout=patience(900), check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.split()

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from fake_sglang import CONFIG, FakeLaunch, until, weights
 from ml_collections import ConfigDict
+from patience import patience
 
 from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import SGLangEngine
@@ -52,7 +53,7 @@ def host() -> Iterator[Callable[[ConfigDict], threading.Thread]]:
     yield start
     stop.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(patience(20))
         assert not thread.is_alive()
 
 

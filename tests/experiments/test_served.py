@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from compiling import initialize
 from fake_sglang import CONFIG, PARAMS, until, weights
+from patience import patience
 from small_runs import tree
 from test_serve import TRAINER, config, host, label, launched
 from trained_runs import config as run_settings
@@ -113,7 +114,7 @@ def test_a_version_of_another_model_is_refused_by_name_and_the_one_before_stays(
     save(tmp_path, 1, "one")
     versions, changed = Versions(tmp_path, local, CONFIG), threading.Event()
     watch = Watch(versions, 0.05, 10.0, changed.set)
-    assert changed.wait(20)
+    assert changed.wait(patience(20))
     save(tmp_path, 2, "other", OTHER)
     until(lambda: "weights/2 is of another model: intermediate_size 64, expected 48" in caplog.text)
     assert watch.found.label == "one"
@@ -168,7 +169,7 @@ def test_a_damaged_version_is_told_of_once_and_the_next_one_is_served(
     save(tmp_path, 1, "one")
     versions, changed = Versions(tmp_path, local, CONFIG), threading.Event()
     watch = Watch(versions, 0.05, 10.0, changed.set)
-    assert changed.wait(20)
+    assert changed.wait(patience(20))
     shutil.copytree(tmp_path / "weights/1", tmp_path / "made/2")
     damage(tmp_path / "made/2" / name)
     os.utime(tmp_path / "made/2")
@@ -206,7 +207,7 @@ def test_a_look_that_hangs_is_told_of(caplog) -> None:
         expected = None
 
         def newest(self) -> None:
-            over.wait(20)
+            over.wait(patience(20))
 
     watch = Watch(Hanging(), 0.05, 0.1, lambda: None)
     time.sleep(0.2)
@@ -267,7 +268,7 @@ def test_a_host_serves_a_run_that_nobody_trains(config, launched, tmp_path: Path
         until(lambda: label(config.sglang.port + 1).startswith("step-2-"))
     finally:
         stop.set()
-        serving.join(20)
+        serving.join(patience(20))
     assert not serving.is_alive()
     [folder] = {Path(start[2]).parent for start in launched.started()}
     assert not folder.exists(), "what was restored is left behind"
@@ -285,7 +286,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_not(tmp_path: Path, local) -> None:
     mine = local.make(1, Path.mkdir)
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "local")], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", KILLED, str(tmp_path / "local")], capture_output=True, text=True, timeout=patience(120)
     )
     theirs = Path(done.stdout.strip())
     assert theirs.is_dir()

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from cojax.registry import find
 from cojax.registry.annotations import RegistryError
@@ -239,7 +240,13 @@ def test_a_small_table_from_end_to_end(tmp_path):
 
     def study(*flags):
         done = subprocess.run(
-            [*command, *flags], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
+            [*command, *flags],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=patience(600),
+            check=False,
         )
         return done.returncode, done.stdout + done.stderr
 
@@ -247,7 +254,7 @@ def test_a_small_table_from_end_to_end(tmp_path):
     begun = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
     wait_long(tmp_path / "runs/static-101/metrics.jsonl")
     begun.send_signal(signal.SIGINT)
-    assert begun.wait(120) == 130
+    assert begun.wait(patience(120)) == 130
     assert stored.read_all(tmp_path / "runs/results") == {}
     code, said = study()
     assert code == 0, said
@@ -282,7 +289,7 @@ def test_a_small_table_from_end_to_end(tmp_path):
 
 
 def wait_long(path: Path) -> None:
-    until = time.monotonic() + 400
+    until = time.monotonic() + patience(400)
     while not (path.exists() and path.stat().st_size):
         assert time.monotonic() < until, f"{path} did not come"
         time.sleep(0.1)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from cojax.storage.folder_lock import RunDirectoryError, lock_folder
 from experiments.study import schedule
@@ -29,10 +30,10 @@ def test_of_runs_that_share_a_warm_start_one_goes_ahead(monkeypatch):
     monkeypatch.setattr(queue._changed, "wait", lambda timeout: waits.set() or wait(timeout))
     waiting = threading.Thread(target=lambda: taken.append(queue.take()))
     waiting.start()
-    assert waits.wait(5)  # it has looked at all runs that are left, and found none that can begin
+    assert waits.wait(patience(5))  # it has looked at all runs that are left, and found none that can begin
     assert not taken
     queue.warm_start_made(second)
-    waiting.join(5)
+    waiting.join(patience(5))
     assert [job.name for job in taken] == ["feedback-102"]
     queue.run_ended(first)  # it failed before its warm start was there
     assert queue.take().name == "feedback-101"
@@ -46,7 +47,7 @@ def test_a_queue_that_is_cleared_gives_nothing_to_who_waits():
     waiting = threading.Thread(target=lambda: taken.append(queue.take()))
     waiting.start()
     queue.clear()
-    waiting.join(5)
+    waiting.join(patience(5))
     assert taken == [None]
 
 
@@ -59,10 +60,10 @@ def test_a_run_is_pinned_and_ends_with_the_study(tmp_path):
     core = max(os.sched_getaffinity(0))
     said = subprocess.run(
         launch(str(core), os.getpid(), "import os; print(os.sched_getaffinity(0))"),
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+        cwd=ROOT, capture_output=True, text=True, timeout=patience(60), check=True,
     )  # fmt: skip
     assert said.stdout.strip() == str({core})
-    assert subprocess.run(launch("-", 1, "print('ran')"), cwd=ROOT, timeout=60, check=False).returncode == 143
+    assert subprocess.run(launch("-", 1, "print('ran')"), cwd=ROOT, timeout=patience(60), check=False).returncode == 143
 
     child = (
         "import signal, sys; from pathlib import Path;"
@@ -83,7 +84,7 @@ def test_a_run_is_pinned_and_ends_with_the_study(tmp_path):
 
 
 def wait_for(path: Path) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + patience(30)
     while not path.exists():
         assert time.monotonic() < until, f"{path} did not come"
         time.sleep(0.02)
@@ -117,7 +118,7 @@ def test_a_run_that_takes_too_long_is_stopped(tmp_path):
     began = time.monotonic()
     why = schedule.run(StudyRun("slow", 1, dict(COMMON)), tmp_path / "slow", None, 1.0, threading.Event(), lambda: None)
     assert why.startswith("took longer than 1 s; run the same command again")
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < patience(30)
 
 
 def test_a_run_has_its_own_variables_and_not_those_of_the_shell(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import json
 import threading
 
 import pytest
+from patience import patience
 from study_records import record
 
 from cojax.storage.files import StorageError, write_json
@@ -63,7 +64,7 @@ def test_runs_that_end_at_once_are_all_stored(tmp_path):
 
     def end(seed):
         try:
-            together.wait(30)
+            together.wait(patience(30))
             stored.store(tmp_path, record("static", seed, 0.5))
         except Exception as error:
             errors.append(error)
@@ -72,7 +73,7 @@ def test_runs_that_end_at_once_are_all_stored(tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(patience(60))
     assert errors == []
     assert list(stored.read_arm(tmp_path, "static")) == list(range(8))
 

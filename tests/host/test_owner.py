@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from patience import patience
+
 ROOT = Path(__file__).parents[2]
 _PROGRAM = """
 import signal, sys
@@ -35,7 +37,7 @@ def test_it_hears_facts_and_takes_the_command_with_it() -> None:
             assert [json.loads(heard.readline()) for _ in range(2)] == [{"step": 3}, {"folder": "größe"}]
             assert process.poll() is None
             os.close(owner)
-            assert process.wait(60) == -signal.SIGTERM
+            assert process.wait(patience(60)) == -signal.SIGTERM
             assert heard.read() == ""
     finally:
         process.kill()

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from cojax.host.processes import descendants, end, session
 from cojax.rollout.sglang import guarded
@@ -63,7 +64,7 @@ def test_a_command_leaves_no_process(ending):
     if number:
         assert all(map(alive, family))
         command.send_signal(number)
-    assert command.wait(60) == status
+    assert command.wait(patience(60)) == status
     assert not any(map(alive, family))
     command.stdout.close()
 
@@ -75,7 +76,7 @@ def server(folder: Path) -> tuple[ServerProcess, list[int]]:
     python.chmod(0o755)
     process = ServerProcess(LaunchSettings(str(python), folder / "logs", 160))
     process.start(folder, "0")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patience(60)
     while len(family := [int(line) for line in process.log.read_text().split("\n")[2:-1] if line.isdigit()]) < 3:
         assert time.monotonic() < deadline, process.tail()
         time.sleep(0.05)

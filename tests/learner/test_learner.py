@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from patience import patience
 from tiny_learner import (
     ADAMW,
     CONFIG,
@@ -291,7 +292,7 @@ except ValueError as error:
 def test_four_devices_compute_what_one_does(request, tmp_path):
     run = subprocess.run(
         [sys.executable, "-c", SHARDED, *request.path.parents[:2], tmp_path / "four.npy"],
-        capture_output=True, text=True, timeout=300,
+        capture_output=True, text=True, timeout=patience(300),
     )  # fmt: skip
     assert run.stdout == "micro_rows is 2, the mesh splits rows 4 ways; make it a multiple of 4\n", run.stderr
     learner = shared_learner(micro_rows=4)

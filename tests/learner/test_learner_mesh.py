@@ -7,6 +7,7 @@ from pathlib import Path
 
 import compiling
 import pytest
+from patience import patience
 
 
 @pytest.mark.real
@@ -22,5 +23,5 @@ def test_eight_devices_learn_as_one(kind: str, tmp_path: Path) -> None:
         "PYTHONPATH": str(root),
     }
     program = [sys.executable, str(Path(__file__).with_name("learner_mesh_program.py")), kind, str(tmp_path)]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=1_200)
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=patience(1_200))
     assert done.returncode == 0, done.stderr

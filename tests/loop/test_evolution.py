@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 from counter_environment import CounterEnvironment
+from patience import patience
 
 from cojax import signals
 from cojax.coevolve import coevolve
@@ -162,7 +163,7 @@ def test_an_evolution_beside_runs_while_the_next_step_trains(tmp_path):
     waited = []
 
     def exploring():
-        waited.append(training.wait(5))
+        waited.append(training.wait(patience(5)))
 
     run = Run(tmp_path, True, exploring, updating=training.set)
     run.go()
@@ -185,11 +186,11 @@ def test_an_evolution_that_fails_beside_ends_the_step(tmp_path):
 
 def test_what_is_under_way_is_waited_for_but_not_for_ever():
     free = threading.Event()
-    with in_background("stalled", lambda unwanted: free.wait(10)):
+    with in_background("stalled", lambda unwanted: free.wait(patience(10))):
         pass
     began = time.monotonic()
     assert not settle(0.1)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < patience(5)
     free.set()
     assert settle(10)
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from counter_environment import CounterEnvironment
+from patience import patience
 
 from cojax.host.background import settle
 from cojax.loop import Loop, State
@@ -36,7 +37,7 @@ class Patient:
     def generate(self, prompt, sampling, *, session, seed):
         self.asked += 1
         self.begun.set()
-        assert self.free.wait(10)
+        assert self.free.wait(patience(10))
         tokens = CHAT.encode_action(Action(calls=(Call("finish"),)))
         return Completion(tokens, (-0.5,) * len(tokens), 3, "stop")
 
@@ -57,7 +58,7 @@ def loop(engine, **settings) -> Loop:
 def test_the_next_groups_are_sampled_beside_the_block():
     engine = Patient()
     with sample_ahead(loop(engine, staleness=1), STATE, 2) as groups:
-        assert engine.begun.wait(10)
+        assert engine.begun.wait(patience(10))
         assert groups == []
         engine.free.set()
     assert [len(group.trajectories) for group in groups] == [4, 4]
@@ -77,13 +78,13 @@ def test_a_failed_update_is_not_held_up_by_what_it_no_longer_needs():
     began = time.monotonic()
     with pytest.raises(ZeroDivisionError), sample_ahead(loop(engine, staleness=1), STATE, 2):
         raise ZeroDivisionError
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < patience(1)
     assert settle(10)
     asked = engine.asked
     engine.free.set()
     for thread in threading.enumerate():
         if thread.name.startswith("episode-"):
-            thread.join(10)
+            thread.join(patience(10))
     assert engine.asked == asked
 
 

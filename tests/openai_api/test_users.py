@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from chat_server import Answer, Endless, in_turn, serving, soon
+from patience import patience
 
 from cojax.environment import EngineError, EnvironmentFailure
 from cojax.explorer.llm.chat_client import ChatClient
@@ -84,8 +85,8 @@ def test_a_body_that_drips_is_given_up_in_time(user: Call, status: int) -> None:
     with endpoint.serving() as url:
         began = time.monotonic()
         assert "no reply within" in (said := failed(user, url, 0.5)) or "did not end in time" in said
-        assert time.monotonic() - began < 3
-        assert endpoint.left.wait(3)  # as the connection was closed
+        assert time.monotonic() - began < patience(3)
+        assert endpoint.left.wait(patience(3))  # as the connection was closed
         soon(lambda: not any(thread.name == "openai" for thread in threading.enumerate()))
 
 
@@ -94,7 +95,7 @@ def test_a_body_without_end_is_read_no_further(user: Call, status: int) -> None:
     endpoint = Endless(status, b"x" * 2**16, 0.0)
     with endpoint.serving() as url:
         failed(user, url, attempts=1)
-        assert endpoint.left.wait(5)
+        assert endpoint.left.wait(patience(5))
         # The most of a reply, and what fits into the buffers of both ends.
         assert endpoint.sent < (96 if status == 200 else 32) * 2**20
         soon(lambda: not any(thread.name == "openai" for thread in threading.enumerate()))

@@ -7,6 +7,7 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from patience import patience
 
 from cojax.policy.fingerprint import fingerprint
 
@@ -47,5 +48,7 @@ print(*[fingerprint([jax.device_put(array, place)]) for place in places])
 
 def test_it_is_that_of_the_whole_where_an_array_is_spread_over_devices() -> None:
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", SPREAD], capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", SPREAD], capture_output=True, text=True, env=environment, timeout=patience(120)
+    )
     assert done.stdout.split() == [fingerprint([jnp.arange(8.0 * 6).reshape(8, 6)])] * 2, done.stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import compiling
 import pytest
+from patience import patience
 
 
 @pytest.mark.real
@@ -32,5 +33,5 @@ def _run(program: str, *arguments: str) -> None:
         "PYTHONPATH": str(root),
     }
     command = [sys.executable, str(Path(__file__).with_name(program)), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1_200)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience(1_200))
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import patience
 
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 
@@ -21,4 +22,4 @@ def drawn(page: str, data: Any, folder: Path, further: str = "") -> str:
     (folder / "page.js").write_text(f"{before}{further}}})();{end}")
     (folder / "data.json").write_text(json.dumps(data))
     command = ["node", Path(__file__).with_name("page_dom.js"), folder / "page.js", folder / "data.json"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=patience(60), check=True).stdout

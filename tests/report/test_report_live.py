@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from patience import patience
 from test_report import CHILD, SEED, episode, metrics
 from test_report_pieces import unpacked
 
@@ -45,7 +46,7 @@ def address(run: Path) -> Iterator[str]:
             assert process.stdout is not None
             yield process.stdout.readline().removeprefix("live, until Ctrl-C: ").strip()
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 0
+            assert process.wait(patience(60)) == 0
         finally:
             process.kill()
 
@@ -131,7 +132,7 @@ def server(run: Path) -> Iterator[ThreadingHTTPServer]:
 
 
 def half_open(server: ThreadingHTTPServer, text: bytes = b"GET / HT") -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=30)
+    connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=patience(30))
     connection.sendall(text)
     return connection
 

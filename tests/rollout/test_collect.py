@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 from counter_environment import CounterEnvironment, CounterEpisode, hang
+from patience import patience
 
 from cojax.environment import EngineError, EnvironmentFailure, LimitExceeded
 from cojax.learner.advantages import group_relative
@@ -129,7 +130,7 @@ def test_a_step_that_hangs_twice_is_the_actions_doing():
     environment = CounterEnvironment(lambda task, step: hang() if task.setup["target"] == 1 and step == 1 else None)
     began = time.monotonic()
     groups = gather(environment, group_size=2)
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < patience(4)
     hung = [t for t in groups[0].trajectories if t.outcome != "finished"]
     assert hung
     assert all((t.outcome, t.valid, t.reward) == ("timeout", True, 0.0) for t in hung)
@@ -180,7 +181,7 @@ class SlowSample(DiceEngine):
 
     def generate(self, prompt, sampling, *, session, seed):
         if session.split("-")[2] in ("6", "7"):
-            assert self.free.wait(10)
+            assert self.free.wait(patience(10))
         return super().generate(prompt, sampling, session=session, seed=seed)
 
     def release(self, session):
@@ -193,7 +194,7 @@ def test_an_update_need_not_wait_for_stragglers():
     began = time.monotonic()
     # The slow ones may not hold up the others' threads.
     groups = gather(engine=engine, quorum=0.75)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < patience(5)
     engine.free.set()
     for group, whole in zip(groups, gather(), strict=True):
         assert [t.episode for t in group.trajectories] == [t.episode for t in whole.trajectories]
@@ -232,7 +233,7 @@ def test_unwanted_rollouts_stop_and_start_nothing_more():
     began = time.monotonic()
     with pytest.raises(RolloutStopped, match=r"of 32 episodes"):
         gather(engine=engine, stop=asked.is_set, concurrency=4)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < patience(5)
     seen = set(engine.released)
     engine.free.set()
     time.sleep(0.2)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from counter_environment import CounterEnvironment
+from patience import patience
 
 from cojax.environment import Actor, Environment, EnvironmentFailure, EpisodeFailure, LimitExceeded
 from cojax.environment.replay import follow
@@ -141,7 +142,7 @@ def test_nothing_is_played_twice_where_nothing_fails():
 def test_a_verdict_that_hangs_by_the_actions_is_charged_and_one_that_hangs_anyway_is_not():
     free = threading.Event()
     for breaks, outcome in ((lambda count: count > 0, "timeout"), (lambda count: True, "environment_error")):
-        world = Breaking(breaks, lambda: free.wait(60))
+        world = Breaking(breaks, lambda: free.wait(patience(60)))
         found = collected(world, Scripted((ADD, FINISH)), environment_deadline=0.2, retries=0)
         assert (found.outcome, found.reward) == (outcome, 0.0)
         assert found.error.startswith("evaluate took longer than 0.2 s and was abandoned")
@@ -155,7 +156,7 @@ def test_a_step_that_hangs_when_a_failure_is_played_again_is_a_loss_again():
     def broken(task: Task, step: int) -> None:
         if next(steps) == 0:
             raise TypeError("no JSON")
-        free.wait(60)
+        free.wait(patience(60))
 
     found = collected(CounterEnvironment(broken), Scripted((ADD,)), environment_deadline=0.2)
     free.set()

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from patience import patience
 
 from cojax.environment import EngineError, OutOfContext
 from cojax.policy.config import ModelConfig
@@ -261,7 +262,7 @@ def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patience(30)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -279,7 +280,7 @@ def test_a_session_waits_for_a_slot(engine: LocalEngine) -> None:
     wait_until(lambda: "late" in engine._waiting)
     assert not outcome
     engine.release("7")
-    thread.join(30)
+    thread.join(patience(30))
     assert isinstance(outcome[0], Completion)
 
 
@@ -290,7 +291,7 @@ def test_release_aborts_a_running_call(engine: LocalEngine) -> None:
         thread, outcome = in_thread(lambda: engine.generate([1], Sampling(1.0, LENGTH), session="a", seed=(1,)))
         wait_until(lambda: is_generating(engine, "a"))
         engine.release("a")
-        thread.join(30)
+        thread.join(patience(30))
         assert isinstance(outcome[0], EngineError)
         assert "released while generating" in str(outcome[0])
     assert engine.generate([2], Sampling(1.0, 9), session="b", seed=(1,)) == usual
@@ -308,7 +309,7 @@ def test_release_during_the_last_forward_loses_no_slot(engine: LocalEngine, monk
         with pytest.raises(EngineError, match="released while generating"):
             engine.generate([1], Sampling(1.0, 1), session="a", seed=(1,))
     thread, outcome = in_thread(lambda: engine.generate([1], Sampling(1.0, 1), session="b", seed=(1,)))
-    thread.join(10)
+    thread.join(patience(10))
     assert outcome
 
 
@@ -318,14 +319,14 @@ def test_one_call_at_a_time_in_a_session(engine: LocalEngine) -> None:
     with pytest.raises(ValueError, match="still generating"):
         engine.generate([1, 2], Sampling(), session="a", seed=(1,))
     engine.release("a")
-    thread.join(30)
+    thread.join(patience(30))
 
 
 def test_close_fails_whoever_waits(engine: LocalEngine) -> None:
     thread, outcome = in_thread(lambda: engine.generate([1], Sampling(1.0, LENGTH), session="a", seed=(1,)))
     wait_until(lambda: "a" in engine._lane_of)
     engine.close()
-    thread.join(30)
+    thread.join(patience(30))
     assert isinstance(outcome[0], EngineError)
     with pytest.raises(EngineError, match="closed"):
         engine.generate([1], Sampling(), session="b", seed=(1,))
@@ -341,7 +342,7 @@ def test_a_failing_forward_fails_every_waiter(engine: LocalEngine, monkeypatch: 
     monkeypatch.setattr(batching, "decode", broken)
     calls = [in_thread(lambda n=n: engine.generate([n], Sampling(1.0, 5), session=str(n), seed=(1,))) for n in range(4)]
     for thread, outcome in calls:
-        thread.join(30)
+        thread.join(patience(30))
         assert isinstance(outcome[0], EngineError)
         assert "MemoryError: no room for the forward" in str(outcome[0])
 

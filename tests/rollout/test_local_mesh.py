@@ -7,6 +7,7 @@ from pathlib import Path
 
 import compiling
 import pytest
+from patience import patience
 
 MORE = ("data", "tensor", "tensor-4", "expert", "fsdp-expert")
 
@@ -22,5 +23,5 @@ def test_a_mesh_samples_as_one_device(kind: str) -> None:
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
     command = [sys.executable, str(Path(__file__).with_name("engine_mesh_program.py")), kind]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience(900))
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import families
 import pytest
 from compiling import initialize
+from patience import patience
 
 from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
@@ -50,7 +51,7 @@ def make() -> Iterator[Callable[..., LocalEngine]]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patience(30)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -78,7 +79,7 @@ def play_all(engine: LocalEngine) -> list[list[Completion]]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(patience(60))
     return [found[number] for number in NUMBERS]
 
 
@@ -156,7 +157,7 @@ def test_who_waits_for_a_beginning_computes_it_where_the_first_is_released(make,
     def prefill(*arguments: object) -> object:
         calls.append(engine._lanes[0].batcher)
         if len(calls) == 1:
-            queued.wait(30)
+            queued.wait(patience(30))
         elif len(calls) == 2:
             assert len(calls[0]._waiting_for_chunks) == 2
             engine.release("0")
@@ -180,7 +181,7 @@ def test_who_waits_for_a_beginning_computes_it_where_the_first_is_released(make,
     wait_until(lambda: len(engine._lanes[0]._queue) == 2)
     queued.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(patience(30))
     assert isinstance(found[0], EngineError)
     assert [found[1], found[2]] == expected
 

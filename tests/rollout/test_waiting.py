@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from compiling import initialize
 from counter_environment import CounterEnvironment
+from patience import patience
 
 from cojax import environment
 from cojax.environment import Progress, progress
@@ -57,7 +58,7 @@ def engine():
 
 def until_one_waits(engine: LocalEngine) -> None:
     """Returns once a session waits for a slot, or after 30 seconds."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patience(30)
     while not engine._waiting and time.monotonic() < deadline:
         time.sleep(0.001)
 
@@ -141,5 +142,5 @@ def test_attempts_that_share_a_slot_take_turns(engine: LocalEngine) -> None:
     (task,) = CounterEnvironment().tasks("train", 1)
     result = on_thread(
         "attempts", lambda: Attempts(attempters, 3, 2)(CounterEnvironment(), task, explorer, environment.play)
-    ).result(timeout=120)
+    ).result(timeout=patience(120))
     assert "of 3 attempts on the query alone" in result.line

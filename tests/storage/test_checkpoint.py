@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from patience import patience
 
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
 from cojax.storage.files import StorageError
@@ -56,7 +57,9 @@ def test_another_process_restores_what_this_one_saved(tmp_path):
         "saver = c.Checkpointer(pathlib.Path(sys.argv[1]));"
         "print(saver.restore({'w': numpy.zeros(3, numpy.float32)})[1]['w'].tolist())"
     )
-    run = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, timeout=120)
+    run = subprocess.run(
+        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, timeout=patience(120)
+    )
     assert run.stdout == "[0.0, 1.0, 2.0]\n", run.stderr
 
 

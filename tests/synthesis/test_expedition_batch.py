@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from counter_environment import CounterEnvironment
+from patience import patience
 
 import environments
 from cojax.environment import Environment, EnvironmentFailure, play
@@ -185,12 +186,12 @@ def test_a_mistake_in_one_expedition_is_raised_and_not_waited_for() -> None:
     def during(number: int) -> None:
         if number == 1:
             raise KeyError("a mistake")
-        release.wait(5)
+        release.wait(patience(5))
 
     began = time.monotonic()
     with pytest.raises(KeyError, match="a mistake"):
         counted(Counter(lambda number: (), during=during))
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < patience(2)
     release.set()
 
 
@@ -254,7 +255,7 @@ def test_one_that_is_stopped_is_left_at_once_and_pays_for_nothing_more() -> None
     began, stopped, refused = threading.Barrier(4), threading.Event(), []
 
     def validate(draft: TaskDraft, known: Any, explorer: Any) -> tuple[Verdict, Task | None]:
-        began.wait(5)
+        began.wait(patience(5))
         while True:  # until the budget says so
             try:
                 explorer.remaining_budget().check(1)
@@ -265,14 +266,14 @@ def test_one_that_is_stopped_is_left_at_once_and_pays_for_nothing_more() -> None
 
     def stop() -> bool:
         if not stopped.is_set() and began.n_waiting == 3:
-            began.wait(5)
+            began.wait(patience(5))
             stopped.set()
         return stopped.is_set()
 
     budget, before = Budget(300, 30), time.monotonic()
     with pytest.raises(Interrupted):
         counted(Metered(budget), validate=validate, stop=stop)
-    assert time.monotonic() - before < 3
+    assert time.monotonic() - before < patience(3)
     assert settle(5)
     assert refused == ["stopped"] * 3
     assert budget.closed
@@ -284,7 +285,7 @@ def test_a_stopped_expedition_takes_no_further_action() -> None:
     def during(number: int) -> None:
         acted.append(number)
         stopped.set()
-        assert release.wait(5)
+        assert release.wait(patience(5))
 
     steps: list[int] = []
     environment = CounterEnvironment(on_step=lambda task, step: steps.append(step))

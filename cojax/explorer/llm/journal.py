@@ -7,7 +7,6 @@ exact text sent and received.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cojax.storage.checksums import CHECKSUM, has_valid_checksum, with_checksum
-from cojax.storage.files import Log
+from cojax.storage.files import LONGEST_LINE, Log, lines_of, open_file, parse_record
 from cojax.types import Message, canonical
 
 _LOG = logging.getLogger(__name__)
@@ -81,9 +80,9 @@ class Journal:
         self._count = 0
         self._guard = threading.Lock()
         if path is not None and path.exists():
-            with open(path, "rb") as file:
+            with open_file(path) as file:
                 start = 0
-                for line in file:
+                for line in lines_of(file):
                     if line.startswith(_HEAD) and line.endswith(b"\n"):
                         key = line[len(_HEAD) : len(_HEAD) + _KEY].decode("ascii", "replace")
                         self._starts[key], self._numbers[key] = start, self._next()
@@ -110,11 +109,11 @@ class Journal:
             start = self._starts.get(key)
             if start is None:
                 return None
-            with open(self._log.path, "rb") as file:
+            with open_file(self._log.path) as file:
                 file.seek(start)
-                line = file.readline()
+                line = file.readline(LONGEST_LINE + 1)
         try:
-            record = json.loads(line)
+            record = parse_record(line)
             sound = isinstance(record["text"], str) or (record["text"] is None and isinstance(record["kind"], str))
             has_valid_checksum(record)
             if record["key"] == key and sound:

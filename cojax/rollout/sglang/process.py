@@ -14,6 +14,7 @@ from pathlib import Path
 from cojax.durable import own_file
 from cojax.host.cores import usable_cores
 from cojax.rollout.sglang.guarded import GuardedProcess
+from cojax.storage.files import last_lines
 
 # Stand-ins for packages without a CPU build; only CPU servers have them on their path.
 _SHIMS = Path(__file__).with_name("cpu_shims")
@@ -26,7 +27,6 @@ _CPU_FLAGS = (
 _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(_SHIMS)}
 # The server reserves a few positions of its context.
 _SPARE_POSITIONS = 8
-_TAIL_BYTES = 4_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,12 +142,9 @@ class ServerProcess:
     def tail(self) -> str:
         """The end of its log, for an error message."""
         try:
-            with open(self.log, "rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                lines = log.read().decode(errors="replace").strip().splitlines()
+            return "\n".join(last_lines(self.log)[-15:])
         except OSError:
             return ""
-        return "\n".join(lines[-15:])
 
 
 def free_port(host: str, port: int = 0) -> int:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import logging
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from cojax.storage.files import write_json
+from cojax.storage.files import read_json, write_json
 
 RELEASED_MEMORY = "asleep.json"  # in sglang.folder
 _LOG = logging.getLogger(__name__)
@@ -23,7 +22,7 @@ class ReleasedMemoryFile:
         self._path, self._lock = path, threading.Lock()
         self._found: dict[str, tuple[str, list[str]]] = {}
         try:
-            for url, (incarnation, kinds) in json.loads(path.read_text()).items():
+            for url, (incarnation, kinds) in read_json(path).items():
                 self._found[url] = str(incarnation), list(map(str, kinds))
         except FileNotFoundError:
             pass

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from cojax.storage.files import read_json
 from experiments.bench import machine, sampling
 from experiments.bench.gpu.numbers import numbers
 from experiments.bench.results import Row
@@ -63,7 +63,7 @@ def learn(shape: str, kit: Path) -> list[Row]:
     if jax.default_backend() == "cpu":
         return update(shape=_SMALL[shape], layers=1, **{**UPDATE, "rows": 2, "row_length": 64}, repeats=1)
     [row] = update(shape=shape, **UPDATE, repeats=2)
-    predicted = json.loads((kit / PREDICTED).read_text()) if (kit / PREDICTED).exists() else {}
+    predicted = read_json(kit / PREDICTED) if (kit / PREDICTED).exists() else {}
     return [{**row, **predicted.get(shape, {})}]
 
 

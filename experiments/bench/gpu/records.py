@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.files import write_json
+from cojax.storage.files import read_json, write_json
 from experiments.bench.gpu import children
 from experiments.bench.results import Row, as_json
 from experiments.facts import facts
@@ -39,7 +38,7 @@ def _write(out: Path, name: str, found: Record, seconds: float, about: Record | 
 def read(out: Path, name: str) -> Record | None:
     """The result of a part; None where there is none yet, or where the file is damaged: then it is measured again."""
     try:
-        found = json.loads((out / f"{name}.json").read_text())
+        found = read_json(out / f"{name}.json")
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and ("rows" in found or "failed" in found) else None
+    return found if "rows" in found or "failed" in found else None

@@ -18,7 +18,8 @@ from typing import Any
 import safetensors.numpy
 
 from cojax import open_run
-from cojax.storage.files import write_json
+from cojax.durable import own_file
+from cojax.storage.files import last_lines, write_json
 from experiments.bench.gpu import children, records
 from experiments.bench.results import Row
 from experiments.facts import versions_and_commit
@@ -158,7 +159,7 @@ def _started(name: str, kit: Path, out: Path, share: float, miniature: bool) -> 
     command = ["-m", "experiments.run", f"--config={run.experiment}"]
     command += [f"--config.{key}={value}" for key, value in given.items()]
     environment = {**_environment(kit), "XLA_PYTHON_CLIENT_MEM_FRACTION": str(share)}
-    with open(out / f"{name}.txt", "ab") as log:
+    with open(out / f"{name}.txt", "ab", opener=own_file) as log:
         return children.start(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
 
 
@@ -175,7 +176,7 @@ def _note(out: Path, name: str, child: subprocess.Popen[bytes], seconds: float, 
     if steps:
         records.write(out, name, [_row(steps, folder, ended=status == 0)], seconds, about)
     elif status and not told:
-        said = (out / f"{name}.txt").read_text(errors="replace").strip().splitlines()
+        said = last_lines(out / f"{name}.txt")
         records.write_failure(out, name, (said or ["it said nothing"])[-1][:300], seconds, about)
 
 

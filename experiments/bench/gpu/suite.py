@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from cojax.durable import own_file
 from experiments.bench.gpu import children, records, runs
 from experiments.bench.gpu.parts import PARTS
 from experiments.bench.results import Row
@@ -73,7 +74,7 @@ def _measure(names: Sequence[str], kit: Path, out: Path, until: float) -> None:
 def _one_process(names: Sequence[str], kit: Path, out: Path, until: float) -> int:
     """The number of parts that are done with."""
     command = ["-m", "experiments.bench.gpu.section", f"--out={out}", f"--kit={kit}", *names]
-    with open(out / "log.txt", "ab") as log:
+    with open(out / "log.txt", "ab", opener=own_file) as log:
         child = children.start(command, stdout=subprocess.PIPE, stderr=log, text=True)
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_pass_on, args=(child, lines), daemon=True).start()

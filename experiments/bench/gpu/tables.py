@@ -5,14 +5,13 @@ Each folder there is what `python -m experiments.bench gpu --out=…` wrote on o
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cojax.registry.commits import shortened
-from cojax.storage.files import write_text
+from cojax.storage.files import read_json, write_text
 from experiments.bench.gpu.children import ROOT
 from experiments.bench.gpu.runs import RUNS
 
@@ -69,8 +68,8 @@ def tables(folder: Path) -> str:
 
 
 def _record(path: Path) -> Record:
-    record = json.loads(path.read_text())
-    if not isinstance(record, dict) or "part" not in record or not {"rows", "failed"} & set(record):
+    record = read_json(path)
+    if "part" not in record or not {"rows", "failed"} & set(record):
         raise ValueError(f"{path} is no record of the suite gpu; move it away")
     return record
 

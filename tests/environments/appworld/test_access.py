@@ -7,6 +7,7 @@ import urllib.parse
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from cojax.types import Task
 from environments.appworld import data as roots
@@ -60,7 +61,7 @@ def test_no_argument_of_a_path_leads_any_api_to_another_route(appworld: AppWorld
         env={**os.environ, "PYTHONPATH": str(HERE.parents[2])},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=patience(300),
     )
     assert done.returncode == 0, done.stderr[-2_000:]
     told = json.loads(done.stdout.splitlines()[-1])

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from environments.appworld import data
 
@@ -34,7 +35,7 @@ def test_the_main_command_runs_and_goes_on_after_a_kill(tmp_path: Path, killed: 
     command = [sys.executable, "-m", "experiments.run", "--config=experiments/appworld.py", *flags]
     if killed:
         _kill_after_a_step(command, workdir)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience(600), check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ("resumed at step 1" in done.stdout) == killed
     records, tasks = lines(workdir / "metrics.jsonl"), lines(workdir / "tasks.jsonl")
@@ -52,10 +53,10 @@ def test_the_main_command_runs_and_goes_on_after_a_kill(tmp_path: Path, killed: 
 
 def _kill_after_a_step(command: list[str], workdir: Path) -> None:
     first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + 600
+    deadline = time.monotonic() + patience(600)
     while not (workdir / "checkpoints/1/host.json").exists():
         assert first.poll() is None, first.communicate()[0]
         assert time.monotonic() < deadline, "no step was finished"
         time.sleep(0.05)
     os.kill(first.pid, signal.SIGKILL)
-    first.communicate(timeout=30)
+    first.communicate(timeout=patience(30))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from cojax.environment import counted_seconds, play
 from cojax.environment.replay import follow
@@ -256,7 +257,7 @@ def alive(appworld: AppWorld) -> Callable[[], int]:
     before = descendants()
 
     def more() -> int:
-        end = time.monotonic() + 5.0
+        end = time.monotonic() + patience(5.0)
         while (now := descendants() - before) > 0 and time.monotonic() < end:
             time.sleep(0.1)
         return now

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from environments.appworld import data
 from environments.appworld.tiny.scenarios import SCENARIOS
@@ -64,7 +65,7 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[Play]], dic
             env={**os.environ, "PYTHONPATH": str(HERE.parents[2]), "TZ": "Asia/Kolkata"},
             capture_output=True,
             text=True,
-            timeout=900,
+            timeout=patience(900),
         )
         assert done.returncode == 0, done.stderr[-2_000:]
         return json.loads(done.stdout[done.stdout.index('{"plays"') :])
@@ -165,7 +166,7 @@ def test_a_root_built_again_is_the_same(tmp_path: Path, solved: dict) -> None:
         [interpreter("appworld", data.RECIPE), "-m", "environments.appworld.tiny", str(tmp_path)],
         cwd=HERE.parents[2],
         env={**os.environ, "TZ": "America/New_York", "PYTHONHASHSEED": "7"},
-        timeout=300,
+        timeout=patience(300),
         capture_output=True,
         text=True,
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import placed_trials
 import pytest
+from patience import patience
 from placed_episodes import Solving, collected, collected_with_a_loss, until
 from placed_trials import trial
 from ray_nodes import RayNodes, command_line, ray_nodes
@@ -209,7 +210,7 @@ def test_an_environment_that_limits_its_episodes_does_so_on_each_node(nodes):
         seventh = threads.submit(environment.start, task)
         assert not seventh.done()
         started[3].close()
-        assert seventh.result(100).node is started[3].node
+        assert seventh.result(patience(100)).node is started[3].node
     environment.close()
     with pytest.raises(EnvironmentFailure, match="was closed"):
         environment.start(task)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from environments.cluster import check, connection
 
@@ -54,7 +55,12 @@ with socket.create_server(("127.0.0.1", 0)) as silent:
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_what_listens_there_and_is_no_cluster_is_given_up_and_the_command_ends(scheme):
     done = subprocess.run(
-        [sys.executable, "-c", SILENT, scheme], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", SILENT, scheme],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=patience(100),
+        check=False,
     )
     assert done.returncode == 1
     assert "ValueError: environment.cluster is" in done.stderr
@@ -70,7 +76,7 @@ def test_a_command_says_it_in_one_line(command, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code, *given],
         cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin", "HOME": str(tmp_path / "home")},
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=patience(300), check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stdout.strip() == (
@@ -85,4 +91,4 @@ def test_without_the_setting_ray_is_not_imported():
         "import sys, environments, environments.cluster, experiments.run, experiments.evaluate, environments.check; "
         "environments.load('desk'); sys.exit('ray' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=patience(300))

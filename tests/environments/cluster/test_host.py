@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from counter_environment import CounterEnvironment
+from patience import patience
 
 import environments
 from cojax.environment import LimitExceeded, excuse
@@ -101,7 +102,7 @@ def test_a_call_under_way_is_counted_and_other_episodes_go_on():
         (task,) = environments.load("desk").tasks("eval", 1)
         await asked(host, 1, "reset", to_json(task))
         thread = host._threads[1]
-        thread.operations = {**thread.operations, "state": lambda: (entered.set(), leave.wait(60))[1]}
+        thread.operations = {**thread.operations, "state": lambda: (entered.set(), leave.wait(patience(60)))[1]}
         hanging = asyncio.create_task(host.call(messages.request(9, 1, "state", [])))
         await asyncio.to_thread(entered.wait, 60)
         await asked(host, 2, "reset", to_json(task))
@@ -120,7 +121,7 @@ def test_a_call_behind_a_hanging_one_counts_as_well_and_its_wait_is_not_charged(
     entered, leave = threading.Event(), threading.Event()
 
     async def play():
-        host._service = {"tools": lambda: [entered.set(), leave.wait(60)], "tasks": lambda: []}
+        host._service = {"tools": lambda: [entered.set(), leave.wait(patience(60))], "tasks": lambda: []}
         hanging = asyncio.create_task(host.call(messages.request(1, 0, "tools", [])))
         await asyncio.to_thread(entered.wait, 60)
         behind = asyncio.create_task(host.call(messages.request(2, 0, "tasks", [])))

@@ -9,6 +9,7 @@ from pathlib import Path
 import mcp_plays
 import pytest
 from mcp_plays import FINISH, call, command, processes
+from patience import patience
 
 import environments
 from cojax.environment import EnvironmentFailure, LimitExceeded
@@ -59,7 +60,7 @@ def test_a_server_that_hangs_floods_or_dies_is_the_action_s_doing_and_leaves_no_
     before = processes(hostile)
     found = played(hostile, call(tool))
     assert (found.outcome, found.error) == ("timeout", why)
-    until = time.monotonic() + 30
+    until = time.monotonic() + patience(30)
     while processes(hostile) - before and time.monotonic() < until:
         time.sleep(0.05)
     assert processes(hostile) <= before
@@ -71,7 +72,7 @@ def test_an_episode_is_judged_although_a_tool_ends_its_processes_between_two_cal
     episode.reset()
     running = processes(hostile)
     assert episode.step(call("slay")).text == "soon"
-    until = time.monotonic() + 60
+    until = time.monotonic() + patience(60)
     while not running - processes(hostile) and time.monotonic() < until:
         time.sleep(0.05)
     with pytest.raises(LimitExceeded, match="the server has ended"):

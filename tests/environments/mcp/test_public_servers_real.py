@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from environments import check
 from environments.mcp.servers import SERVERS
@@ -56,7 +57,7 @@ def test_the_main_command_adds_tasks_with_the_tiny_policy(server: str, tmp_path:
         sys.executable, "-m", "experiments.run", "--config=experiments/mcp.py", "--config.policy=tiny",
         "--config.steps=2", f"--config.environment.server={server}", f"--config.workdir={tmp_path / 'run'}",
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3_600)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience(3_600))
     assert done.returncode == 0, done.stdout[-2_000:] + done.stderr[-2_000:]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["steps"] == 2

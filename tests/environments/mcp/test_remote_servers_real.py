@@ -9,6 +9,7 @@ from pathlib import Path
 import mcp_plays
 import pytest
 from mcp_plays import FINISH, call, over_http
+from patience import patience
 
 from cojax.environment import EnvironmentFailure
 from environments.mcp import make
@@ -97,7 +98,7 @@ def test_worlds_of_the_only_state_wait_for_each_other(lists: str) -> None:
     assert first.state()["world"] == {"items": {"tea": {"day": "friday", "done": False}}}
     assert not opened.is_set()
     first.close()
-    assert opened.wait(60.0)
+    assert opened.wait(patience(60.0))
     assert second.state()["world"] == {"items": {}}
     second.close()
     waits.join()

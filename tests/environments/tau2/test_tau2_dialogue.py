@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from chat_server import Answer, ChatServer, Endless, Script, in_turn, serving
+from patience import patience
 
 import environments
 from cojax.environment import Environment, Progress, play
@@ -265,7 +266,7 @@ def test_a_customer_who_floods_is_given_up(status: int) -> None:
     with flood.serving() as url:
         environment = conversing(shop([]), Customer(url, "m", 5.0, attempts=1))
         played = play(environment, TASK, follow([PAY]), max_turns=1)
-    assert flood.left.wait(20.0)
+    assert flood.left.wait(patience(20.0))
     assert (played.outcome, played.reward, played.valid) == ("environment_error", 0.0, False)
     assert flood.sent < 64 * 2**20
 

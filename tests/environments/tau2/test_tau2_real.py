@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 import environments
 from cojax.environment import play
@@ -258,7 +259,7 @@ def test_the_main_command_runs_with_the_tiny_policy(tmp_path):
         sys.executable, "-m", "experiments.run", "--config=experiments/tau2.py", "--config.policy=tiny",
         "--config.steps=2", f"--config.workdir={tmp_path / 'run'}",
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1_800)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience(1_800))
     assert done.returncode == 0, done.stdout[-2_000:] + done.stderr[-2_000:]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["steps"] == 2

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from patience import patience
 from worker_trials import BOUNDS, ROOT, attempt, descendants, do, gone, processes, program, task
 
 from cojax.environment import EnvironmentFailure, LimitExceeded
@@ -94,7 +95,7 @@ def test_a_forked_copy_of_the_trainer_leaves_the_worker_alone():
     os.waitpid(pid, 0)
     print(attempt(world, "say", "still here").turns[0].observation.text)
     """
-    done = subprocess.run(program(code), cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(program(code), cwd=ROOT, capture_output=True, text=True, timeout=patience(60))
     assert done.stdout == "still here\n", done.stderr
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import ordinary
 import pytest
+from patience import patience
 from worker_trials import ROOT, program
 
 from environments.worker import kernel
@@ -62,7 +63,7 @@ def test_late_imports_work_from_a_private_folder(user, refuse, parent):
     with private_checkout(parent, 0 if user == "root" else ordinary.USER) as checkout:
         script = str(checkout / "tests" / "ordinary.py")
         command = ordinary.command(program(CODE, checkout), refuse=refuse, root=user == "root", script=script)
-        done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=patience(60))
     honest, read, written, listed = done.stdout.splitlines() or [done.stderr[-3_000:], "", "", ""]
     assert honest == "0 1 loop [(1,)] program environments.desk trespass.py"
     assert read == "data"

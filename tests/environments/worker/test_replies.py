@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import patience
 
 from cojax.environment import play
 from cojax.environment.replay import follow
@@ -215,7 +216,7 @@ def test_whatever_a_child_writes_beside_its_replies_is_its_own_loss(world):
             text[place : place + chance.randrange(3)] = chance.choice(scraps)
         found = lie(world, head="".join(text), ending=chance.choice(["answer", "exit", "raise"]))
         assert (found.outcome, found.reward) == ("timeout", 0.0), (text, found)
-    until = time.monotonic() + 10
+    until = time.monotonic() + patience(10)
     while len(os.listdir(f"/proc/{world.supervisor}/fd")) > descriptors and time.monotonic() < until:
         time.sleep(0.05)
     assert len(os.listdir(f"/proc/{world.supervisor}/fd")) <= descriptors

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import patience
 from worker_trials import BOUNDS, ROOT, attempt, descendants, gone, program
 
 from environments.worker import IsolatedEnvironment, isolate, kernel
@@ -120,12 +121,12 @@ def test_the_other_layers_hold_where_there_are_no_namespaces():
         chosen += " or hidden or closing_leaves or killed_supervisor"
     without = ["setpriv", "--bounding-set=-sys_admin"]
     tests = [sys.executable, "-m", "pytest", "-q", "-x", "-k", chosen, str(Path(__file__).parent)]
-    done = subprocess.run([*without, *tests], cwd=ROOT, capture_output=True, text=True, timeout=200)
+    done = subprocess.run([*without, *tests], cwd=ROOT, capture_output=True, text=True, timeout=patience(200))
     assert done.returncode == 0, done.stdout[-3_000:]
     code = """
     print(isolate("hostile").layers)
     """
-    layers = subprocess.run([*without, *program(code)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    layers = subprocess.run([*without, *program(code)], cwd=ROOT, capture_output=True, text=True, timeout=patience(60))
     # Where files cannot be kept out of sight, the kernel may still have rules about them.
     ruled = kernel.landlock_version() > 0
     assert layers.stdout == f"{{'network': True, 'files': {ruled}, 'processes': False, 'user': True, 'calls': True}}\n"
@@ -160,7 +161,7 @@ def test_rules_of_the_kernel_stand_in_for_a_view_of_the_files(tmp_path):
     print(folders())
     """
     command = ["setpriv", "--bounding-set=-sys_admin", *program(code)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience(60))
     secret, shared, outside, inside, own, visible, made, left = done.stdout.splitlines()
     assert all("Permission denied" in refusal for refusal in (secret, shared, outside)), done.stdout
     assert "denied" not in inside + own
@@ -178,5 +179,5 @@ def test_root_without_another_user_id_is_refused():
         print(error)
     """
     command = ["setpriv", "--bounding-set=-setuid,-sys_admin", *program(code)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience(60))
     assert "run as an ordinary user, or with the capability CAP_SETUID" in done.stdout

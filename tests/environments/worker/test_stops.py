@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from patience import patience
 from worker_trials import ROOT, descendants, gone, processes, stop_all, stopped
 
 from cojax.environment import EnvironmentFailure, Progress, counted_seconds, play
@@ -52,13 +53,13 @@ class Played:
         self.result.append(play(world, task, steps, max_turns=2, progress=self.progress))
 
     def reached(self, phase: str) -> None:
-        until = time.monotonic() + 20
+        until = time.monotonic() + patience(20)
         while self.progress.phase != phase and time.monotonic() < until:
             time.sleep(0.005)
         assert self.progress.phase == phase
 
     def ended(self) -> tuple[str, float]:
-        self.thread.join(60)
+        self.thread.join(patience(60))
         return self.result[0].outcome, self.result[0].reward
 
 
@@ -161,7 +162,7 @@ def begin(process: subprocess.Popen[str], supervisor: int) -> set[int]:
     """Has it play; returns once its episodes have children, with these."""
     before = descendants(supervisor)
     print("", file=process.stdin, flush=True)
-    until = time.monotonic() + 20
+    until = time.monotonic() + patience(20)
     while not (born := descendants(supervisor) - before) and time.monotonic() < until:
         time.sleep(0.01)
     assert born

@@ -13,6 +13,7 @@ import sys
 
 import ordinary
 import pytest
+from patience import patience
 from worker_trials import ROOT, program
 
 from environments.worker import kernel, seccomp
@@ -89,7 +90,7 @@ def told(request):
     if "without" in request.param and not kernel.landlock_version():
         pytest.skip("needs Landlock")
     command = SURROUNDINGS[request.param](program(PROGRAM.format(numbers=json.dumps(NUMBERS))))
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience(200))
     assert done.returncode == 0, done.stderr[-3_000:]
     found = json.loads(done.stdout)
     assert not [name for name, held in found["layers"].items() if not held and name != "processes"]

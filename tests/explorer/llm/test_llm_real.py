@@ -21,6 +21,7 @@ import pytest
 from chat_server import Answer, ChatServer, asked, says, serving, soon
 from evolving import EPISODE, OFFICE, PARENT, SIGNALS
 from models import move, stage, told, turn, wanderer
+from patience import patience
 
 import environments
 from cojax.environment import Environment
@@ -66,7 +67,7 @@ def surroundings(cache: Path) -> dict[str, str]:
 def ran(workdir: Path, server: ChatServer, cache: Path, explorer: str = "llm") -> str:
     done = subprocess.run(
         command(workdir, server, explorer), cwd=ROOT, env=surroundings(cache), capture_output=True, text=True,
-        timeout=400,
+        timeout=patience(400),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -248,7 +249,7 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         def up() -> bool:
             assert process.poll() is None, (folder / "log").read_text()[-2_000:]
             with contextlib.suppress(httpx.HTTPError):
-                return httpx.get(f"http://127.0.0.1:{port}/health", timeout=2).status_code == 200
+                return httpx.get(f"http://127.0.0.1:{port}/health", timeout=patience(2)).status_code == 200
             return False
 
         soon(up, 300)

@@ -11,6 +11,7 @@ import pytest
 from chat_server import Answer
 from evolving import EPISODE, OFFICE, SIGNALS
 from models import MAIL, TWO, model
+from patience import patience
 
 from cojax.environment import EngineError, OutOfContext
 from cojax.explorer.llm import policy_model as policy
@@ -151,7 +152,7 @@ class Hanging(Taught):
         self.released = threading.Event()
 
     def generate(self, prompt, sampling: Sampling, *, session: str, seed) -> Completion:
-        self.released.wait(10)
+        self.released.wait(patience(10))
         raise EngineError("released")
 
     def release(self, session: str) -> None:
@@ -171,7 +172,7 @@ def test_an_engine_that_hangs_is_given_up(limits: dict[str, float], kind: str) -
     began = time.monotonic()
     with pytest.raises(ChatFailure, match=f"{kind}: "):
         chat_model.reply([Message("user", "hi")], budget=budget, seed=0, place="p")
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < patience(3)
     assert engine.released.is_set()
     assert chat_model.figures()["failures"] == {kind: 1}
     assert budget.requests == 4_000 - 1
@@ -195,7 +196,7 @@ def test_a_completion_that_comes_as_its_time_is_looked_at_is_taken(monkeypatch: 
             try:
                 return super().result(timeout)
             except TimeoutError:
-                come.wait(5)
+                come.wait(patience(5))
                 raise
 
     monkeypatch.setattr(background, "Future", Slow)

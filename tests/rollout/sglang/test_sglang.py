@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from chat_endpoint import serving
 from fake_sglang import FakeServer, ask, hang_on, until, weights
+from patience import patience
 
 from cojax.environment import EngineError
 from cojax.rollout.engine import Completion, Sampling
@@ -219,7 +220,7 @@ def test_the_deadline_aborts_the_request_on_the_server(pair, make) -> None:
     began = time.monotonic()
     with pytest.raises(EngineError, match=r"no completion within 0\.5 s"):
         ask(engine)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < patience(2)
     [rid] = [body["rid"] for body in pair[0].bodies if "input_ids" in body]
     until(lambda: {"rid": rid} in pair[0].bodies)
 
@@ -244,7 +245,7 @@ def test_a_server_that_hangs_loses_its_requests_to_another(pair, make, monkeypat
     pair[0].behave = hang_on(hung, "generate", "health", "model_info")
     began = time.monotonic()
     assert ask(engine, "a").tokens == ask(engine, "b").tokens == (7, 7, 7)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < patience(5)
     hung.set()
 
 
@@ -268,7 +269,7 @@ def test_a_server_that_hangs_in_a_sync_does_not_hold_up_the_run(pair, make) -> N
     pair[0].behave = hang_on(hung, "update_weights_from_disk")
     began = time.monotonic()
     engine.load(weights(1))
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < patience(4)
     assert {ask(engine, f"s{number}").weights_version for number in range(4)} == {1}
     hung.set()
     until(lambda: all(server.up for server in engine.fleet.servers))

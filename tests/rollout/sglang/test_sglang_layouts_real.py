@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiling import initialize
+from patience import patience
 
 from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
@@ -73,12 +74,12 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
         yield host
     finally:
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(patience(60)) == 0
     assert not answers(host.url), "the server lives on"
 
 
 def until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patience(seconds)
     while not condition():
         assert time.monotonic() < deadline, "it never came about"
         time.sleep(0.2)
@@ -86,7 +87,7 @@ def until(condition: Callable[[], bool], seconds: float) -> None:
 
 def answers(url: str, path: str = "model_info") -> bool:
     try:
-        return httpx.get(f"{url}/{path}", timeout=5).status_code == 200
+        return httpx.get(f"{url}/{path}", timeout=patience(5)).status_code == 200
     except httpx.HTTPError:
         return False
 

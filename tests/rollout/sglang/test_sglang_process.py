@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from cojax.rollout.sglang import guard as sglang_guard
 from cojax.rollout.sglang.process import LaunchSettings, free_port
@@ -46,7 +47,7 @@ def alive(pid: int) -> bool:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patience(20)
     while not condition():
         assert time.monotonic() < deadline, "it never came about"
         time.sleep(0.02)

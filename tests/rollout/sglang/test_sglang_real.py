@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from patience import patience
 
 from cojax.environment import EngineError, OutOfContext
 from cojax.host.processes import descendants
@@ -209,7 +210,7 @@ def during_a_long_completion(engine: SGLangEngine, act: Callable[[], None]) -> C
 
     thread = threading.Thread(target=one)
     thread.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patience(30)
     while not any(server.requests for server in engine.fleet.servers):
         assert time.monotonic() < deadline, "the request never left"
         time.sleep(0.001)
@@ -379,19 +380,19 @@ def test_a_command_told_to_end_returns_once_its_servers_have(fresh: SGLangEngine
     started = descendants(trainer.pid)
     assert len(started) >= 4, "guard, server, scheduler and detokenizer"
     trainer.terminate()
-    assert trainer.wait(30) == 143
+    assert trainer.wait(patience(30)) == 143
     left = {pid: Path(f"/proc/{pid}/stat").read_text() for pid in started if Path(f"/proc/{pid}").exists()}
     assert not left, f"{left} {(tmp_path / 'server-0.log').read_text()[-3000:]}"
 
 
 def answers(port: int) -> bool:
     with contextlib.suppress(httpx.HTTPError):
-        return httpx.get(f"http://127.0.0.1:{port}/model_info", timeout=5).status_code == 200
+        return httpx.get(f"http://127.0.0.1:{port}/model_info", timeout=patience(5)).status_code == 200
     return False
 
 
 def wait(condition: Callable[[], bool], seconds: float, complaint: str) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patience(seconds)
     while not condition():
         assert time.monotonic() < deadline, complaint
         time.sleep(0.2)

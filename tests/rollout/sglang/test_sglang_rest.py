@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fake_sglang import CONFIG, PARAMS, FakeServer, ask, until, weights
+from patience import patience
 
 from cojax.environment import EngineError
 from cojax.policy.fingerprint import fingerprint
@@ -147,7 +148,7 @@ def test_a_load_waits_for_a_rest_that_is_under_way(pair, make) -> None:
 
     pair[0] = FakeServer(pair[0].port)
     pair[0].behave = behave
-    assert asked.wait(10)
+    assert asked.wait(patience(10))
     engine.load(weights(1))
     until(lambda: pair[0].count("release_memory_occupation") == 1)
     until(lambda: all(server.up for server in engine.fleet.servers))

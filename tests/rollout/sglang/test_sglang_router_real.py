@@ -18,6 +18,7 @@ import httpx
 import numpy as np
 import pytest
 from compiling import initialize
+from patience import patience
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
@@ -89,12 +90,12 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     finally:
         for process in hosts.started:
             process.terminate()
-        assert [process.wait(90) for process in hosts.started] == [0] * len(hosts.started)
+        assert [process.wait(patience(90)) for process in hosts.started] == [0] * len(hosts.started)
     assert not behind(hosts.url), "the router lives on"
 
 
 def until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patience(seconds)
     while not condition():
         assert time.monotonic() < deadline, "it never came about"
         time.sleep(0.2)
@@ -103,7 +104,7 @@ def until(condition: Callable[[], bool], seconds: float) -> None:
 def behind(url: str) -> list[str]:
     """The servers behind the router; none while it does not answer."""
     try:
-        return [worker["url"] for worker in httpx.get(f"{url}/workers", timeout=20).json()["workers"]]
+        return [worker["url"] for worker in httpx.get(f"{url}/workers", timeout=patience(20)).json()["workers"]]
     except httpx.HTTPError:
         return []
 
@@ -163,7 +164,7 @@ def requests_by_server(hosts: Hosts) -> dict[str, int]:
     """Completions that the router has sent to each server, by its own count."""
     log = next(hosts.folder.rglob("router.log")).read_text()
     port = re.findall(r"--prometheus-port (\d+)", log)[-1]
-    text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=20).text
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=patience(20)).text
     found = re.findall(r'^smg_worker_cb_outcomes_total\{worker="([^"]+)",outcome="success"\} (\d+)', text, re.MULTILINE)
     return {url: int(count) for url, count in found}
 
@@ -231,10 +232,10 @@ def test_no_episode_is_lost_where_a_server_is_killed_and_one_is_added(hosts: Hos
         engine.load(weights(3))
         label = engine.fleet.target.label
         for url in behind(hosts.url):
-            assert httpx.get(f"{url}/model_info", timeout=20).json()["weight_version"] == label
+            assert httpx.get(f"{url}/model_info", timeout=patience(20)).json()["weight_version"] == label
         # The host of the added server leaves in an orderly way.
         hosts.started[-1].terminate()
-        assert hosts.started[-1].wait(90) == 0
+        assert hosts.started[-1].wait(patience(90)) == 0
         until(lambda: added not in behind(hosts.url), 30)
         until(lambda: added not in [server.name for server in engine.fleet.servers], 30)
     finally:

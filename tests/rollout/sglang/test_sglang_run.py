@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from ml_collections import ConfigDict
+from patience import patience
 
 from cojax.policy.parameters import to_hf
 from cojax.rollout.chat import PolicyActors
@@ -36,7 +37,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     workdir = tmp_path_factory.mktemp("sglang") / "run"
     flags = [f"--config.{name}={value}" for name, value in {**SMALL, "workdir": workdir, "engine": "sglang"}.items()]
     command = [sys.executable, "-m", "experiments.run", "--config=experiments/desk.py", *flags]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1_200, env=dict(os.environ))
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=patience(1_200), env=dict(os.environ)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return workdir
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from patience import patience
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import cojax
@@ -88,7 +89,7 @@ def test_two_steps_with_a_server_in_the_loop_learn_from_what_it_sampled(folder: 
         env={**os.environ, "COJAX_CACHE": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
-        timeout=1_800,
+        timeout=patience(1_800),
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
