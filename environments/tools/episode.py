@@ -255,7 +255,7 @@ class ToolEpisode:
         """Those that the environment's own `affordances` names; or else those from schemas and from values seen: of
         each tool, or of one tool `only`, a first one, then a second, and so on."""
         if self._rules.affordances is not None:
-            return [Call(name, arguments) for name, arguments in self._rules.affordances(self._world)]
+            return [Call(name, copy.deepcopy(given)) for name, given in self._rules.affordances(self._world)]
         seen = seen_in(*(read(text) for text in reversed(self._shown)), state, self._task.setup)
         salt = canonical(state)
         tools = [tool for tool in self._tools.values() if only in ("", tool.name)]
