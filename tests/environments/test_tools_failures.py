@@ -13,6 +13,7 @@ import pytest
 from cojax.environment import Actor
 from cojax.environment.replay import follow, replay
 from cojax.rollout.collect import EpisodeCollector, Limits
+from cojax.signals import tools_called
 from cojax.types import Action, Call, Task, Trajectory
 from environments.tools import ToolEnvironment
 from environments.tools.toolset import Tool
@@ -163,6 +164,13 @@ def test_a_policy_that_breaks_its_world_fails_and_erases_nothing(way):
     assert (found.outcome, found.valid, found.reward) == ("timeout", True, 0.0)
     assert found.error.startswith(("step: ", "evaluate: "))
     assert collected(bank(), *TASK.solution).reward == 1.0
+
+
+def test_what_is_named_after_the_end_was_never_called():
+    found = collected(bank(), TASK.solution[0], Action(calls=(*FINISH.calls, Call("made up"), Call("made up"))))
+    assert (found.reward, found.turns[-1].observation.ok) == (1.0, False)
+    assert found.turns[-1].observation.text == "ok\nerror: the episode is over; the rest were not carried out"
+    assert tools_called(found, failed=False) == ("deposit",)
 
 
 def test_a_world_that_changes_what_it_was_given_changes_no_solution():
