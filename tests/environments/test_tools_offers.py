@@ -90,6 +90,22 @@ def test_calls_are_different_and_leave_optional_arguments_out_at_times():
     assert list(calls_of(Tool("t", "", nothing), {}, 5, random.Random(0))) == []
 
 
+def test_a_query_does_not_double_with_each_look_up():
+    steps = [
+        Triplet(
+            Action(calls=(Call("look", {"a": f"a{n}", "b": f"b{n}"}),)),
+            Observation((Message("tool", f'{{"a": "a{n + 1}", "b": "b{n + 1}"}}'),)),
+            0,
+        )
+        for n in range(60)
+    ]
+    put = Triplet(Action(calls=(Call("put", {"a": "a3", "b": "b3"}),)), Observation((Message("tool", "ok"),)), 0)
+    assert phrase([*steps, put], "finish", {"look"}) is None
+    said = phrase([*steps[:3], put], "finish", {"look"})
+    assert said.startswith('put with a the a that look with a the a that look with a the a that look with a "a0" and b')
+    assert said.count("look with") == 14
+
+
 NODE = {"type": "object", "properties": {"name": {"const": 1}, "next": {"$ref": "#/$defs/node"}}, "required": ["name"]}
 FORK = {"anyOf": [{"$ref": "#/$defs/fork"}] * 60}
 
