@@ -6,6 +6,7 @@ Training, evaluation, exploration and validation differ only in the actor that t
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import time
@@ -282,7 +283,8 @@ def _opening(episode: Episode, limit: int) -> tuple[Message, ...]:
 
 
 def _observation(episode: Episode, action: Action, limit: int) -> Observation:
-    return replies.observation(episode.step(action), limit)
+    # A copy: a world may keep and change arguments, and the action is what a record, a replay and a solution have.
+    return replies.observation(episode.step(copy.deepcopy(action)), limit)
 
 
 def _verdict(episode: Episode) -> Evaluation:

@@ -131,6 +131,17 @@ def test_an_environment_cannot_end_the_process():
         assert (trajectory.outcome, trajectory.error) == ("environment_error", f"step: {said}")
 
 
+def test_an_environment_that_takes_arguments_apart_changes_no_action(monkeypatch):
+    def step(self: CounterEpisode, action: Action) -> Observation:
+        return Observation((Message("tool", action.calls[0].arguments.pop("by")),), done=True)
+
+    monkeypatch.setattr(CounterEpisode, "step", step)
+    solution = (Action(calls=(Call("add", {"by": "1"}),)),)
+    for _ in range(2):
+        (turn,) = play(CounterEnvironment(), TASK, script(*solution)).turns
+        assert (turn.observation.text, turn.action) == ("1", Action(calls=(Call("add", {"by": "1"}),)))
+
+
 def test_half_a_surrogate_pair_becomes_text():
     trajectory = play(CounterEnvironment(lambda task, step: "a\ud800b"), TASK, script(ADD, FINISH))
     assert trajectory.turns[0].observation.text == "a?b"
