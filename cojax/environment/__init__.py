@@ -283,8 +283,10 @@ def _opening(episode: Episode, limit: int) -> tuple[Message, ...]:
 
 
 def _observation(episode: Episode, action: Action, limit: int) -> Observation:
-    # A copy: a world may keep and change arguments, and the action is what a record, a replay and a solution have.
-    return replies.observation(episode.step(copy.deepcopy(action)), limit)
+    with contextlib.suppress(RecursionError):  # nothing that is parsed or validated nests so deep
+        # A world may keep and change arguments, and the action is what a record, a replay and a solution have.
+        action = copy.deepcopy(action)
+    return replies.observation(episode.step(action), limit)
 
 
 def _verdict(episode: Episode) -> Evaluation:
