@@ -6,6 +6,7 @@ Training, evaluation, exploration and validation differ only in the actor that t
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import time
@@ -241,10 +242,13 @@ def ask(call: Callable[..., _T], *args: Any, failure: type[EnvironmentFailure] =
     """Calls the environment. Whatever it raises becomes a `failure`; an EnvironmentFailure is raised as it is."""
     try:
         return call(*args)
-    except EnvironmentFailure:
+    except (EnvironmentFailure, Abandoned, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
-        raise failure(f"{type(error).__name__}: {error}"[:500]) from error
+    except BaseException as error:  # a cancelled asyncio task, a panic of Rust and SystemExit are no Exception
+        said = type(error).__name__
+        with contextlib.suppress(Exception):  # some cannot be written, such as a KeyError of 5,000 digits
+            said = f"{said}: {error}"[:500]
+        raise failure(said) from error
 
 
 def _result(
@@ -270,8 +274,8 @@ def _result(
 
 def _close(episode: Episode) -> None:
     """Closes the episode. An exception is ignored: it must not cost the verdict."""
-    with contextlib.suppress(Exception):
-        episode.close()
+    with contextlib.suppress(EnvironmentFailure):
+        ask(episode.close)
 
 
 def _opening(episode: Episode, limit: int) -> tuple[Message, ...]:
@@ -279,6 +283,9 @@ def _opening(episode: Episode, limit: int) -> tuple[Message, ...]:
 
 
 def _observation(episode: Episode, action: Action, limit: int) -> Observation:
+    with contextlib.suppress(RecursionError):  # nothing that is parsed or validated nests so deep
+        # A world may keep and change arguments, and the action is what a record, a replay and a solution have.
+        action = copy.deepcopy(action)
     return replies.observation(episode.step(action), limit)
 
 

@@ -96,7 +96,7 @@ def above(rate: float, visits: Sequence[Visit]) -> float:
 def step_of(episode: str) -> int:
     """The step of an episode id STEP-TASK-SAMPLE; 0 for an id of another form."""
     head = episode.partition("-")[0]
-    return int(head) if head.isdigit() else 0
+    return int(head) if head.isdecimal() and len(head) < 10 else 0
 
 
 def task_of(episode: str) -> str:

@@ -48,8 +48,6 @@ class DeskEpisode:
                 messages = (*messages, Message("tool", self._carry_out(call)))
             except Refused as refusal:
                 return self._refuse(messages, str(refusal))
-            if self._finished:
-                break
         return Observation(messages, done=self._finished)
 
     def state(self) -> Mapping[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from cojax.types import Call, canonical
@@ -82,17 +84,22 @@ def singular(name: str) -> str:
     return name
 
 
-def calls_of(tool: Tool, seen: Seen, count: int, rng: random.Random) -> Iterator[Call]:
-    """Different calls of the tool, at most `count`, in random order. None where a parameter has nothing to try."""
+def calls_of(tool: Tool, seen: Seen, count: int, rng: random.Random, deep: int = 0) -> Iterator[Call]:
+    """Different calls of the tool, at most `count`, in random order. None where a parameter has nothing to try.
+
+    `deep` is the level of an object within an argument; of its optional members only the first few are tried.
+    """
     schema = tool.parameters
     required = set(schema.get("required", ()))
     options: dict[str, list[Any]] = {}
     for name, inner in schema["properties"].items():
-        values = candidates(name, inner, schema, seen, rng)
+        if deep and name not in required and len(options) >= _KNOWN:
+            continue
+        values = candidates(name, inner, schema, seen, rng, deep)
+        if name in required and not values:
+            return
         # An optional argument is left out in half of the draws.
         options[name] = values if name in required else [_MISSING] * max(1, len(values)) + values
-    if not all(options.values()):
-        return
     if not options:
         yield Call(tool.name, {})
         return
@@ -118,7 +125,8 @@ def candidates(
         return list(schema["enum"])
     for several in ("anyOf", "oneOf"):
         if schema.get(several):
-            found = [candidates(name, one, root, seen, rng, deep + 1) for one in schema[several] if deep < _DEEP]
+            some = schema[several][:_KNOWN] if deep < _DEEP else ()
+            found = [candidates(name, one, root, seen, rng, deep + 1) for one in some]
             return list(itertools.chain.from_iterable(found))[: 2 * _KNOWN]
     kind = schema.get("type", "string")
     kinds = kind if isinstance(kind, list) else [kind]
@@ -148,7 +156,7 @@ def _of_kind(
         if deep >= _DEEP:
             return []
         tool = Tool(name, "", {**schema, "properties": schema.get("properties", {}), "$defs": root.get("$defs", {})})
-        return [dict(call.arguments) for call in calls_of(tool, seen, _PARTS, rng)]
+        return [dict(call.arguments) for call in calls_of(tool, seen, _PARTS, rng, deep + 1)]
     known = [value for value in _matching(name, seen) if _fits(value, kind, schema)][:_KNOWN]
     if kind in ("integer", "number"):
         low = schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
@@ -176,14 +184,28 @@ def _fits(value: Any, kind: str, schema: Mapping[str, Any]) -> bool:
     if kind == "string":
         if not isinstance(value, str) or not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", 200):
             return False
-        try:
-            return "pattern" not in schema or bool(re.search(schema["pattern"], value))
-        except re.error:
-            return True
+        return "pattern" not in schema or _matches_pattern(schema["pattern"], value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind == "integer" and value != int(value)):
         return False
     above = value >= schema.get("minimum", value) and value > schema.get("exclusiveMinimum", value - 1)
     return above and value <= schema.get("maximum", value) and value < schema.get("exclusiveMaximum", value + 1)
+
+
+def _matches_pattern(pattern: Any, value: str) -> bool:
+    """Whether the value matches, in linear time: a server chooses the pattern. True for one that cannot be read."""
+    matches = _compiled(pattern) if isinstance(pattern, str) else None
+    return matches is None or matches(value)
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(pattern: str) -> Callable[[str], bool] | None:
+    # An interpreter of a worker may lack it.
+    with contextlib.suppress(ImportError):
+        from pydantic_core import SchemaError, SchemaValidator, core_schema
+
+        with contextlib.suppress(SchemaError):
+            return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex")).isinstance_python
+    return None
 
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -130,7 +130,10 @@ class ToolEpisode:
             return self._refused((action.error or f"no call; end the episode by {self._rules.ending.name}")[:200])
         messages, ok = [], True
         for number, call in enumerate(action.calls, 1):
+            rest = self._finished or number > _CALLS
             try:
+                if self._finished:
+                    raise Refused("the episode is over; the rest were not carried out")
                 if number > _CALLS:
                     raise Refused(f"only {_CALLS} calls at once; the rest were not carried out")
                 text = self._carry_out(call)
@@ -138,7 +141,7 @@ class ToolEpisode:
                 ok, text = False, f"error: {refusal}"
             self._finished |= isinstance(self._world, EndsItself) and bool(self._world.over())
             messages.append(Message("tool", text))
-            if self._finished or number > _CALLS:
+            if rest:
                 break
         if isinstance(self._world, Listens):
             self._world.listened()
@@ -255,7 +258,7 @@ class ToolEpisode:
         """Those that the environment's own `affordances` names; or else those from schemas and from values seen: of
         each tool, or of one tool `only`, a first one, then a second, and so on."""
         if self._rules.affordances is not None:
-            return [Call(name, arguments) for name, arguments in self._rules.affordances(self._world)]
+            return [Call(name, copy.deepcopy(given)) for name, given in self._rules.affordances(self._world)]
         seen = seen_in(*(read(text) for text in reversed(self._shown)), state, self._task.setup)
         salt = canonical(state)
         tools = [tool for tool in self._tools.values() if only in ("", tool.name)]

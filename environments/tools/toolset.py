@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import inspect
 import json
@@ -53,13 +54,18 @@ class Tool:
         return next(iter(self.parameters.get("properties", {})), None)
 
     def call(self, world: Any, arguments: Any) -> str:
-        """The observation of a call. Raises Refused, or TypeError for a result that is neither text nor JSON."""
+        """The observation of a call. Raises Refused, or TypeError for a result that is neither text nor JSON.
+
+        The world gets a copy of the arguments: it may keep and change them, and the call is what a record, a replay and
+        a solution have.
+        """
         if not isinstance(arguments, Mapping):
             raise Refused(f"expected an object of arguments for {self.name}")
         if self.run is None:
             _require_finite(arguments)
         try:
-            result = self.run(world, arguments) if self.run else world.call(self.name, dict(arguments))
+            given = copy.deepcopy(dict(arguments))
+            result = self.run(world, given) if self.run else world.call(self.name, given)
         except (Refused, EnvironmentFailure, MemoryError):
             raise
         except Exception as error:

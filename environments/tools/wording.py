@@ -10,8 +10,8 @@ from typing import Any
 from cojax.types import Call, Triplet
 
 JOINER = ", then "
-# The most characters of a value that is looked up and used, or told.
-_LONGEST = 200
+# The most characters of a value that is looked up and used, or told; and of the words for a place that is looked up.
+_LONGEST, _PLACE = 200, 4_000
 
 
 def phrase(steps: Sequence[Triplet], ending: str, lookups: Collection[str]) -> str | None:
@@ -23,7 +23,7 @@ def phrase(steps: Sequence[Triplet], ending: str, lookups: Collection[str]) -> s
     """
     done = _flatten(steps)
     clauses: list[str] = []
-    used: set[int] = set()
+    said = _Said(done, lookups)
     for index, (call, _) in enumerate(done):
         if call.name == ending:
             if index < len(done) - 1:
@@ -34,12 +34,12 @@ def phrase(steps: Sequence[Triplet], ending: str, lookups: Collection[str]) -> s
                     return None
                 if len(str(answer)) > _LONGEST:
                     return None
-                used.add(looked)
-                clauses.append(f"tell what {_clause(done[looked][0], done[:looked], lookups, used)} says")
+                said.used.add(looked)
+                clauses.append(f"tell what {said.clause(looked)} says")
         elif call.name not in lookups:
-            clauses.append(_clause(call, done[:index], lookups, used))
+            clauses.append(said.clause(index))
     looked_up = {index for index, (call, _) in enumerate(done) if call.name in lookups}
-    return JOINER.join(clauses) if clauses and looked_up <= used else None
+    return JOINER.join(clauses) if clauses and looked_up <= said.used else None
 
 
 def words_of(name: str) -> str:
@@ -47,28 +47,38 @@ def words_of(name: str) -> str:
     return " ".join(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).replace("_", " ").replace("-", " ").split())
 
 
-def _clause(call: Call, before: Sequence[tuple[Call, str]], lookups: Collection[str], used: set[int]) -> str:
-    """A call in words. The look-ups that its arguments come from are added to `used`."""
-    said = [f"{words_of(name)} {_value(value, before, lookups, used)}" for name, value in call.arguments.items()]
-    named = words_of(call.name)
-    return f"{named} with {' and '.join(said)}" if said else named
+class _Said:
+    """Calls in words, each worded once. `used` are the places of the look-ups that arguments come from."""
 
+    def __init__(self, done: Sequence[tuple[Call, str]], lookups: Collection[str]) -> None:
+        self._done, self._lookups, self.used = done, lookups, set[int]()
+        self._clauses: dict[int, str] = {}
 
-def _value(value: Any, before: Sequence[tuple[Call, str]], lookups: Collection[str], used: set[int]) -> str:
-    """An argument in words: itself, or the place in which the latest of the earlier calls shows it, if only that does.
+    def clause(self, index: int) -> str:
+        """The call at that place in words."""
+        if index not in self._clauses:
+            call, _ = self._done[index]
+            said = [f"{words_of(name)} {self._value(value, index)}" for name, value in call.arguments.items()]
+            named = words_of(call.name)
+            self._clauses[index] = f"{named} with {' and '.join(said)}" if said else named
+        return self._clauses[index]
 
-    A value that an earlier call was given is known, and is worded as itself.
-    """
-    if isinstance(value, (str, int, float)) and not isinstance(value, bool):
-        for index in reversed(range(len(before))):
-            call, shown = before[index]
-            if value in call.arguments.values():
-                break
-            place = _place(value, shown) if call.name in lookups else None
-            if place is not None:
-                used.add(index)
-                return f"{place} {_clause(call, before[:index], lookups, used)} shows"
-    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+    def _value(self, value: Any, before: int) -> str:
+        """An argument in words: itself, or the place in which the latest of the earlier calls shows it, if only that
+        does, and can be said in few words: where each look-up takes two values of another one, words double.
+
+        A value that an earlier call was given is known, and is worded as itself.
+        """
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            for index in reversed(range(before)):
+                call, shown = self._done[index]
+                if value in call.arguments.values():
+                    break
+                place = _place(value, shown) if call.name in self._lookups else None
+                if place is not None and len(clause := self.clause(index)) <= _PLACE:
+                    self.used.add(index)
+                    return f"{place} {clause} shows"
+        return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
 def _place(value: str | int | float, shown: str) -> str | None:

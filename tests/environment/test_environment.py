@@ -1,5 +1,6 @@
 """play(): what an environment or engine does becomes a typed outcome."""
 
+import asyncio
 import itertools
 
 import pytest
@@ -117,11 +118,28 @@ def test_the_wrong_shape_is_an_environment_error(method, value, said, monkeypatc
 
 
 def test_an_environment_cannot_end_the_process():
-    def leave(task: Task, step: int) -> None:
-        raise SystemExit(0)
+    for error, said in (
+        (SystemExit(0), "SystemExit: 0"),
+        (asyncio.CancelledError("late"), "CancelledError: late"),
+        (KeyError(10**5_000), "KeyError"),  # Python writes no number so long
+    ):
 
-    trajectory = play(CounterEnvironment(leave), TASK, script(ADD))
-    assert (trajectory.outcome, trajectory.error) == ("environment_error", "step: SystemExit: 0")
+        def leave(task: Task, step: int, error: BaseException = error) -> None:
+            raise error
+
+        trajectory = play(CounterEnvironment(leave), TASK, script(ADD))
+        assert (trajectory.outcome, trajectory.error) == ("environment_error", f"step: {said}")
+
+
+def test_an_environment_that_takes_arguments_apart_changes_no_action(monkeypatch):
+    def step(self: CounterEpisode, action: Action) -> Observation:
+        return Observation((Message("tool", action.calls[0].arguments.pop("by")),), done=True)
+
+    monkeypatch.setattr(CounterEpisode, "step", step)
+    solution = (Action(calls=(Call("add", {"by": "1"}),)),)
+    for _ in range(2):
+        (turn,) = play(CounterEnvironment(), TASK, script(*solution)).turns
+        assert (turn.observation.text, turn.action) == ("1", Action(calls=(Call("add", {"by": "1"}),)))
 
 
 def test_half_a_surrogate_pair_becomes_text():

@@ -152,7 +152,9 @@ def test_several_calls_stop_at_the_first_error():
 def test_nothing_works_after_finish():
     desk = episode()
     finishing = Action(calls=(*call("finish", "amber").calls, *call("notes_delete", "memo").calls))
-    assert desk.step(finishing).text == "ok"
+    seen = desk.step(finishing)
+    # What follows was not called, so the action has not worked, and raises no signal of a rare tool.
+    assert (seen.text, seen.ok, seen.done) == ("ok\nerror: already finished", False, True)
     late = desk.step(call("notes_delete", "memo"))
     assert (late.text, late.ok, late.done) == ("error: already finished", False, True)
     assert desk.state() == {**OFFICE, "answer": "amber", "finished": True}

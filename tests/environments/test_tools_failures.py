@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import math
 from typing import Any
 
@@ -9,10 +11,12 @@ import pydantic
 import pytest
 
 from cojax.environment import Actor
-from cojax.environment.replay import follow
+from cojax.environment.replay import follow, replay
 from cojax.rollout.collect import EpisodeCollector, Limits
+from cojax.signals import tools_called
 from cojax.types import Action, Call, Task, Trajectory
 from environments.tools import ToolEnvironment
+from environments.tools.toolset import Tool
 
 SETUP = {"balance": 1.0, "notes": []}
 
@@ -46,15 +50,25 @@ def wrap(world, times: int) -> None:
         world["notes"] = [world["notes"]]
 
 
+def count(world) -> None:
+    world["notes"][-1]["read"] += 1
+    if world["notes"][-1]["read"] == 3:
+        world["notes"].append(math.nan)
+
+
 def leave(world) -> None:
     raise SystemExit
+
+
+def cancel(world) -> None:
+    raise asyncio.CancelledError
 
 
 def keep(world) -> None:
     world["notes"].append(object())
 
 
-BANK = [deposit, pay, multiply, interest, note, wrap, leave, keep]
+BANK = [deposit, pay, multiply, interest, note, wrap, count, leave, cancel, keep]
 
 
 def bank() -> ToolEnvironment:
@@ -139,6 +153,8 @@ BREAK = {
     "deep nesting": (call("wrap", times=100_000),),
     "an exit": (call("leave"),),
     "what is no JSON": (call("keep"),),
+    "what a task of asyncio ends by": (call("cancel"),),
+    "an argument that the world changes": (call("note", text={"read": 1}), *(call("count"),) * 2),
 }
 
 
@@ -148,6 +164,36 @@ def test_a_policy_that_breaks_its_world_fails_and_erases_nothing(way):
     assert (found.outcome, found.valid, found.reward) == ("timeout", True, 0.0)
     assert found.error.startswith(("step: ", "evaluate: "))
     assert collected(bank(), *TASK.solution).reward == 1.0
+
+
+def test_what_is_named_after_the_end_was_never_called():
+    found = collected(bank(), TASK.solution[0], Action(calls=(*FINISH.calls, Call("made up"), Call("made up"))))
+    assert (found.reward, found.turns[-1].observation.ok) == (1.0, False)
+    assert found.turns[-1].observation.text == "ok\nerror: the episode is over; the rest were not carried out"
+    assert tools_called(found, failed=False) == ("deposit",)
+
+
+def test_a_world_that_changes_what_it_was_given_changes_no_solution():
+    solution = (call("note", text={"read": 0}), call("count"), FINISH)
+    task, environment = Task("bank", "note and count", SETUP, copy.deepcopy(solution)), bank()
+    for _ in range(2):
+        run = replay(environment, task, task.solution)
+        assert (run.trajectory.reward, run.states[-1]["world"]["notes"]) == (1.0, [{"read": 1}])
+    assert task.solution == solution
+    asked: list[Any] = []
+    Tool("t", "", {}, lambda world, arguments: asked.append(arguments)).call(None, solution[0].calls[0].arguments)
+    assert asked == [{"text": {"read": 0}}]
+    assert asked[0]["text"] is not solution[0].calls[0].arguments["text"]
+
+
+def test_what_a_world_offers_is_not_changed_with_it():
+    tags = {"tags": ["a"]}
+    given = {"open": lambda setup: tags, "affordances": lambda world: [("note", world)]}
+    episode = ToolEnvironment("bank", [note], setups=[SETUP], **given).start(TASK)
+    episode.reset()
+    offered = episode.affordances()[0]
+    tags["tags"].append("b")
+    assert offered == call("note", tags=["a"])
 
 
 def test_a_world_whose_state_is_no_json_from_the_start_is_nobodys_failure():

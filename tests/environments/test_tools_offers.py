@@ -91,6 +91,43 @@ def test_calls_are_different_and_leave_optional_arguments_out_at_times():
     assert list(calls_of(Tool("t", "", nothing), {}, 5, random.Random(0))) == []
 
 
+def test_a_query_does_not_double_with_each_look_up():
+    steps = [
+        Triplet(
+            Action(calls=(Call("look", {"a": f"a{n}", "b": f"b{n}"}),)),
+            Observation((Message("tool", f'{{"a": "a{n + 1}", "b": "b{n + 1}"}}'),)),
+            0,
+        )
+        for n in range(60)
+    ]
+    put = Triplet(Action(calls=(Call("put", {"a": "a3", "b": "b3"}),)), Observation((Message("tool", "ok"),)), 0)
+    assert phrase([*steps, put], "finish", {"look"}) is None
+    said = phrase([*steps[:3], put], "finish", {"look"})
+    assert said.startswith('put with a the a that look with a the a that look with a the a that look with a "a0" and b')
+    assert said.count("look with") == 14
+
+
+NODE = {"type": "object", "properties": {"name": {"const": 1}, "next": {"$ref": "#/$defs/node"}}, "required": ["name"]}
+FORK = {"anyOf": [{"$ref": "#/$defs/fork"}] * 60}
+
+
+def test_a_schema_that_holds_itself_ends():
+    found = candidates("node", {"$ref": "#/$defs/node"}, {"$defs": {"node": NODE}}, {}, random.Random(0))
+    assert {"name": 1} in found
+    assert {"name": 1, "next": {"name": 1}} in found
+    endless = {**NODE, "required": ["name", "next"]}
+    assert candidates("node", endless, {"$defs": {"node": endless}}, {}, random.Random(0)) == []
+    assert candidates("fork", FORK, {"$defs": {"fork": FORK}}, {}, random.Random(0)) == []
+    wide = {"type": "object", "properties": {f"p{n}": {"$ref": "#/$defs/wide"} for n in range(60)}}
+    assert candidates("wide", wide, {"$defs": {"wide": wide}}, {}, random.Random(0))
+
+
+def test_a_pattern_is_matched_in_linear_time():
+    text = {"type": "string", "examples": ["a" * 60 + "b", "aa"], "pattern": "^(a+)+$"}
+    assert "aa" in offered(text)
+    assert "a" * 60 + "b" in offered({**text, "pattern": "(?<=a)b"})  # no linear engine reads it
+
+
 def take(world, item: str) -> None:
     world["items"].remove(item)
 

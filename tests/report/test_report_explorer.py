@@ -14,6 +14,7 @@ from cojax.pool import task_record
 from cojax.report import Exchanges, lineage, page_exchanges, read_run, write_report
 from cojax.report.page import contents
 from cojax.report.task_set import conversion, feedback, lengths, quality
+from cojax.signals import kinds
 from cojax.storage.episodes import Episodes
 from cojax.storage.files import Log, write_json
 from cojax.types import to_json
@@ -140,6 +141,15 @@ def test_damaged_and_foreign_lines_are_passed_over(run: Path) -> None:
     assert places == ["reflect", "run 0/turn 2", "run 1/turn 1", "run 10/turn 1", "abstract", "abstract/repair"]
     assert not found.of_expedition(9, 9)
     assert not Exchanges(run / "nowhere.jsonl")
+
+
+def test_a_number_of_too_many_digits_is_no_place(tmp_path: Path) -> None:
+    digits = "1" * 5_000
+    Log(journal := tmp_path / "journal.jsonl").append(
+        [record(f"initial/{digits}/reflect"), record(f"{digits}/1/reflect"), record(f"0/1/2/run {digits}/turn 1")]
+    )
+    assert list(Exchanges(journal).of_expedition(2, 1)) == []
+    assert [kinds.step_of(f"{number}-a-0") for number in ("²", digits, "x", "12")] == [0, 0, 0, 12]
 
 
 def test_the_history_of_a_task_names_its_expedition_and_its_difficulty(run: Path) -> None:

@@ -10,11 +10,12 @@ from chat_server import Answer, ChatServer, Endless, Script, in_turn, serving
 from patience import patience
 
 import environments
-from cojax.environment import Environment, Progress, play
+from cojax.environment import Actor, Environment, Progress, play
 from cojax.environment.replay import follow
 from cojax.environment.wrapping import Wrapped
 from cojax.openai_api import calls
 from cojax.rollout.chat import Chat
+from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.rollout.vocabulary import byte_tokenizer
 from cojax.types import Action, Call, Check, Evaluation, Message, Task, Trajectory
 from environments.tau2.conversation import Conversation
@@ -89,6 +90,19 @@ class Played:
     @property
     def shown(self) -> list[str]:
         return [turn.observation.text for turn in self.trajectory.turns]
+
+
+class Following:
+    """Actors that take one action."""
+
+    def __init__(self, action: Action) -> None:
+        self.action = action
+
+    def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
+        return follow([self.action])
+
+    def release(self, session: str) -> None:
+        pass
 
 
 def says(text: str) -> Action:
@@ -241,6 +255,27 @@ def test_a_customer_without_a_usable_reply_is_no_failure_of_the_agent(
     for played in (opening.trajectory, later.trajectory):
         assert (played.outcome, played.reward, played.valid) == ("environment_error", 0.0, False)
         assert reason in played.error
+
+
+@pytest.mark.parametrize("silenced", [Answer(""), Answer("<think>"), Answer("filtered", status=400)])
+def test_an_agent_that_silences_the_customer_erases_nothing(silenced: Answer) -> None:
+    def script(body: dict[str, Any], server: ChatServer) -> Answer:
+        return silenced if "say nothing" in body["messages"][-1]["content"] else Answer("Hello.")
+
+    found = collected(script, says("Please say nothing."))
+    assert (found.outcome, found.valid, found.reward) == ("timeout", True, 0.0)
+    # A customer who says nothing from the start is nobody's failure, and neither is one who is not reached.
+    assert not collected(lambda body, server: silenced, says("Please say nothing.")).valid
+    assert not collected(in_turn(Answer("Hello."), Answer("", status=503)), says("Please say nothing.")).valid
+
+
+def collected(script: Script, action: Action) -> Trajectory:
+    """The episode as training plays it."""
+    with serving(script) as server:
+        environment = conversing(shop([]), Customer(server.url, "m", 20.0))
+        collector = EpisodeCollector(Following(action), environment, Limits(max_turns=1, error_rate=1.0))
+        (group,) = collector.collect([TASK], seed=(0,), label="0")
+    return group.trajectories[0]
 
 
 def test_a_customer_who_fails_once_is_asked_again() -> None:
