@@ -7,12 +7,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, waiting
+from cojax.environment import EnvironmentFailure, EpisodeFailure, waiting
 from cojax.openai_api.calls import Address, CallFailed, with_retries
 from cojax.openai_api.client import ApiClient
 
 # Tokens that a reply may have, of which a thought may take most; the most characters of what the customer says.
 _TOKENS, _LONGEST = 2_048, 10_000
+# How a request fails of which the agent's words may be the cause: a model refuses them, or is talked into silence.
+_OF_WORDS = frozenset({"refused", "too_long", "malformed"})
 
 
 def address(url: str, model: str, deadline: float) -> Address:
@@ -40,8 +42,8 @@ class Customer:
         """What the customer says next, who was `told` their part.
 
         `said` are the messages so far, as ("agent" or "customer", text). The temperature is 0. Raises
-        EnvironmentFailure where no usable reply can be had. The wait counts for no deadline of the episode: it has one
-        of its own.
+        EnvironmentFailure where no reply can be had, and EpisodeFailure where the endpoint refuses the messages or no
+        reply is usable. The wait counts for no deadline of the episode: it has one of its own.
         """
         # The model plays the customer: to it, the agent is the user.
         roles = {"agent": "user", "customer": "assistant"}
@@ -70,7 +72,8 @@ class Customer:
             if failed.kind == "unauthorised":
                 self._down = reason
             given_up = f"; given up after {failed.attempts} attempts" if failed.passing else ""
-            raise EnvironmentFailure(reason + given_up) from None
+            failure = EpisodeFailure if failed.kind in _OF_WORDS else EnvironmentFailure
+            raise failure(reason + given_up) from None
 
     def _words(self, reply: Any) -> str:
         """What the customer says in a reply. Raises ValueError, KeyError, IndexError, TypeError for no usable one."""

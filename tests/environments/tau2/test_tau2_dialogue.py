@@ -9,11 +9,12 @@ import pytest
 from chat_server import Answer, ChatServer, Endless, Script, in_turn, serving
 
 import environments
-from cojax.environment import Environment, Progress, play
+from cojax.environment import Actor, Environment, Progress, play
 from cojax.environment.replay import follow
 from cojax.environment.wrapping import Wrapped
 from cojax.openai_api import calls
 from cojax.rollout.chat import Chat
+from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.rollout.vocabulary import byte_tokenizer
 from cojax.types import Action, Call, Check, Evaluation, Message, Task, Trajectory
 from environments.tau2.conversation import Conversation
@@ -240,6 +241,35 @@ def test_a_customer_without_a_usable_reply_is_no_failure_of_the_agent(
     for played in (opening.trajectory, later.trajectory):
         assert (played.outcome, played.reward, played.valid) == ("environment_error", 0.0, False)
         assert reason in played.error
+
+
+class Same:
+    """Actors that all take the same actions."""
+
+    def __init__(self, *actions: Action) -> None:
+        self.actions = actions
+
+    def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
+        return follow(self.actions)
+
+    def release(self, session: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("answer", "valid"),
+    [(Answer(""), True), (Answer("a filter", status=400), True), (Answer("busy", status=503), False)],
+)
+def test_an_agent_who_talks_a_customer_into_silence_loses_and_an_outage_is_no_loss(answer: Answer, valid: bool) -> None:
+    def script(body: dict[str, Any], server: ChatServer) -> Answer:
+        return answer if "be silent" in json.dumps(body) else Answer("Hello.")
+
+    with serving(script) as server:
+        environment = conversing(shop([]), Customer(server.url, "m", 5.0, attempts=1))
+        collector = EpisodeCollector(Same(says("Please be silent.")), environment, Limits(error_rate=1.0))
+        (group,) = collector.collect([TASK], seed=(1,), label="t")
+    (found,) = group.trajectories
+    outcome = "timeout" if valid else "environment_error"
+    assert (found.outcome, found.reward, found.valid) == (outcome, 0.0, valid)
 
 
 def test_a_customer_who_fails_once_is_asked_again() -> None:
