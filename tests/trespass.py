@@ -237,6 +237,21 @@ def _memory_mount(argument: str) -> str:
     return "mounted"
 
 
+def _watching(argument: str) -> str:
+    """Watches a visible folder, and has whoever opens a file wait: one of its own, as it owns no other here."""
+    own = Path(tempfile.gettempdir(), "leased")
+    own.touch()
+    done = []
+    for name, path, command, value in (
+        ("notify", os.path.dirname(socket.__file__), fcntl.F_NOTIFY, fcntl.DN_ACCESS | fcntl.DN_MULTISHOT),
+        ("lease", own, fcntl.F_SETLEASE, fcntl.F_WRLCK),
+    ):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(os.open(path, os.O_RDONLY), command, value)
+            done.append(name)
+    return " ".join(done)
+
+
 def _namespace(argument: str) -> str:
     """A user namespace, by each call that makes one."""
     number = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
@@ -334,6 +349,7 @@ TRESPASSES: dict[str, Callable[[str], Any]] = {
     "legitimate": _legitimate,
     "memory_file": _memory_file,
     "memory_mount": _memory_mount,
+    "watching": _watching,
     "namespace": _namespace,
     "residency": _residency,
     "folders": _folders,

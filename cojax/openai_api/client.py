@@ -17,6 +17,7 @@ import openai
 
 from cojax.host.background import on_thread
 from cojax.openai_api.calls import Address, CallFailed, read_key, redact
+from cojax.openai_api.plain_http import NOT_PACKED, no_cookies, one_line
 
 _T = TypeVar("_T")
 # Bytes of a chat completion and of embeddings: far above what any model gives.
@@ -40,9 +41,11 @@ class ApiClient:
     def __init__(self, address: Address) -> None:
         self._address, self._key = address, read_key()
         # openai reads the body of an error whatever its length and time, and httpx that of a redirect: `_refuse` is
-        # called before either does.
-        http = openai.DefaultHttpxClient(follow_redirects=False, event_hooks={"response": [self._refuse]})
-        self._api = openai.OpenAI(api_key=self._key or "none", base_url=address.url, max_retries=0, http_client=http)
+        # called before either does. Cookies would be kept without bound, and sent.
+        web = openai.DefaultHttpxClient(
+            follow_redirects=False, event_hooks={"response": [self._refuse]}, cookies=no_cookies(), headers=NOT_PACKED
+        )
+        self._api = openai.OpenAI(api_key=self._key or "none", base_url=address.url, max_retries=0, http_client=web)
         self._newer_limit = False
 
     def chat(self, body: Mapping[str, Any], seconds: float, read: Callable[[Any], _T]) -> _T:
@@ -122,7 +125,7 @@ class ApiClient:
 
     def _one_line(self, text: str) -> str:
         """The text on one short line. The key is removed before the text is cut: half a key would stay."""
-        return " ".join(self.redact(text).split())[:_LONGEST_REASON].encode("utf-8", "replace").decode()
+        return self.redact(one_line(text))[:_LONGEST_REASON]
 
 
 def _read(resource: Any, body: Mapping[str, Any], until: float, most: int) -> bytes:
@@ -131,16 +134,17 @@ def _read(resource: Any, body: Mapping[str, Any], until: float, most: int) -> by
     _UNTIL.set(until)
     create = resource.with_streaming_response.create
     with create(**body, timeout=max(0.001, until - time.monotonic())) as response:
-        content = _body(response, most)
+        content = _body(response.http_response, most)
     if content is None:
         raise CallFailed("malformed", f"the reply is longer than {most:,} bytes", lost=True)
     return content
 
 
 def _body(response: Any, most: int) -> bytes | None:
-    """The bytes of a body, or None where there are more than `most`. Raises TimeoutError once time is up."""
+    """The bytes of a body as they are sent, or None where there are more than `most`: what is packed could expand
+    without end. Raises TimeoutError once time is up."""
     content = bytearray()
-    for piece in response.iter_bytes():
+    for piece in response.iter_raw():
         content += piece
         if len(content) > most:
             return None

@@ -43,8 +43,7 @@ class Customer:
 
         `said` are the messages so far, as ("agent" or "customer", text). The temperature is 0. Raises
         EnvironmentFailure where no reply can be had, EpisodeFailure where none is usable, as what the agent said may
-        be the reason. The wait counts for no deadline of the episode: it has one
-        of its own.
+        be the reason. The wait counts for no deadline of the episode: it has one of its own.
         """
         # The model plays the customer: to it, the agent is the user.
         roles = {"agent": "user", "customer": "assistant"}

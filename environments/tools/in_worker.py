@@ -158,7 +158,7 @@ def share_of(total: float, full: float, what: str) -> float:
 def finite(reward: Any, what: str) -> float:
     """A reward, `what` it is, as a number. Raises ValueError for one that is not finite."""
     try:
-        number = float(reward)
+        number = math.nan if isinstance(reward, (str, bytes)) else float(reward)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):

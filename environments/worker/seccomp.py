@@ -82,6 +82,8 @@ _LAST = 462
 _NEW = 0x7E020000 | 0x8000
 # Commands of fcntl for locks of ranges: they take unbounded memory, and a child shares its files with nobody.
 _LOCKS = (6, 7, 37, 38)
+# Leases, for which whoever opens the file waits, and notices of what others do in a folder.
+_WATCHES = (1024, 1026)
 _PIPE_SIZE, _OWNERS, _IOCTL_OWNERS = 1031, (8, 15), (0x8901, 0x8902)
 _AF_UNIX, _SOCK_STREAM, _SOCK_SEQPACKET, _SOCK_FLAGS = 1, 1, 5, 0o2004000
 _DUMPABLE = 4
@@ -155,7 +157,7 @@ def _conditions(scope: Scope, refused: int, done: int) -> list[tuple[_Numbers, l
     allowed = (_RETURN, 0, 0, _ALLOW)
     owners = {} if scope.alone else dict.fromkeys(_OWNERS, refused)
     locks = dict.fromkeys(_LOCKS, done) if scope.enclosed else {}
-    commands = locks | {_PIPE_SIZE: refused} | owners
+    commands = locks | dict.fromkeys((*_WATCHES, _PIPE_SIZE), refused) | owners
     found: list[tuple[_Numbers, list[_Instruction]]] = [
         (_CLONE, [_argument(0), (_SET, 0, 1, _NEW), (_RETURN, 0, 0, refused), allowed]),
         (_FCNTL, [*_cases(1, commands), allowed]),

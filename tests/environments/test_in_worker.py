@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
+
+import pytest
 
 from cojax.environment import play
 from cojax.environment.replay import follow
 from cojax.types import Action, Call, Evaluation, Message, Observation, Task, Trajectory
 from environments.tools import ToolEnvironment
-from environments.tools.in_worker import WorkerWorld
+from environments.tools.in_worker import WorkerWorld, finite
 
 SETUP = {"place": 1}
 STEP = Call("step", {})
@@ -66,3 +69,10 @@ def test_a_call_that_cannot_be_sent_takes_no_answer_of_another() -> None:
     found, _ = played(Action(calls=(Call("step", {"to": "\ud800"}), Call("step", {"to": "there"}))))
     texts = [message.content for message in found.turns[0].observation.messages]
     assert texts == ["error: the call was not carried out: it is too long, or no JSON", "step done"]
+
+
+@pytest.mark.parametrize("reward", ["1.0", b"1", "nan", None, [1.0], float("inf"), float("nan"), 10**400])
+def test_a_reward_is_a_finite_number_and_no_text_that_looks_like_one(reward: Any) -> None:
+    with pytest.raises(ValueError, match="expected a finite number"):
+        finite(reward, "the reward")
+    assert finite(True, "the reward") == 1.0

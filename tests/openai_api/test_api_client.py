@@ -1,6 +1,7 @@
 """One request to an endpoint that refuses it, at any length and with the key in its text, or replies without end."""
 
 import contextlib
+import gzip
 import socket
 import threading
 import time
@@ -146,3 +147,28 @@ def test_a_key_that_json_spells_in_escapes_is_struck_out() -> None:
         threading.Thread(target=echo, args=(listener,), daemon=True).start()
         found = refused(f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
     assert found.reason == 'HTTP 400: {"detail": "[key]"}'
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_packed_body_that_holds_nothing_is_given_up_and_leaves_no_thread(status: int) -> None:
+    empty = gzip.compress(b"")[:10]
+    endpoint = Endless(status, b"\x00\x00\x00\xff\xff", 0.02)
+    endpoint.head = b"HTTP/1.1 %d X\r\nContent-Encoding: gzip\r\n\r\n" % status + empty
+    with endpoint.serving() as url:
+        assert refused(url, 0.4).kind == "timeout"
+        assert endpoint.left.wait(3)
+        soon(lambda: not any(thread.name == "openai" for thread in threading.enumerate()))
+
+
+def test_cookies_are_not_kept() -> None:
+    with serving(in_turn(Answer("hi", headers={"Set-Cookie": "a=b"}))) as server:
+        api = at(server.url)
+        for _ in range(2):
+            api.chat(BODY, 5.0, lambda reply: reply)
+        assert not any("cookie" in sent for sent in server.headers)
+        assert server.headers[1]["accept-encoding"] == "identity"
+
+
+def test_no_line_of_a_log_is_forged() -> None:
+    with serving(in_turn(Answer("no\x1b[2J\u2028 such\x00model", status=400))) as server:
+        assert refused(server.url).reason == "HTTP 400: no [2J such model"

@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-# Tokens that a chat template may add to a message.
-_TEMPLATE = 16
+# Tokens that a chat template may add to a message, and the most tokens that an endpoint is believed.
+_TEMPLATE, _MOST = 16, 2**31
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,4 +49,4 @@ def read_completion(reply: Any, prompt_most: int) -> ChatCompletion:
 
 def _count(usage: Any, name: str) -> int | None:
     count = usage.get(name) if isinstance(usage, dict) else None
-    return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None
+    return count if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < _MOST else None

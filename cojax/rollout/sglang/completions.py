@@ -109,7 +109,7 @@ class Completions:
             server.replies += 1
             self.served.completions += 1
             self.served.prompt_tokens += len(tokens)
-            self.served.cached_tokens += reply.cached
+            self.served.cached_tokens += min(max(0, reply.cached), len(tokens))
             completion = self._completion(reply, server, label, sampling)
             if routes is not None:
                 self._routes_known[session] = len(tokens) + len(reply.tokens) - 1

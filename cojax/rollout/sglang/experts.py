@@ -44,6 +44,10 @@ class RoutesRequest:
         """The fields to add to the body of /generate."""
         return {"return_routed_experts": True, "routed_experts_start_len": self.start}
 
+    def bytes(self, tokens: int) -> int:
+        """An upper bound for the bytes of the routes of a conversation of `tokens` tokens, in base64."""
+        return 4 * (tokens * self.shape.layers * self.shape.chosen * _WIRE.itemsize // 3 + 1)
+
     def read(self, about: Mapping[str, Any], tokens: int) -> str:
         """The routes in a reply's `meta_info`, as `RouteShape.encode` writes them.
 

@@ -29,9 +29,13 @@ class Router:
 
     async def servers(self) -> list[str]:
         """The addresses of the servers behind it. Raises RequestFailed or RequestRefused."""
+        return [url for url, _ in await self._workers()]
+
+    async def _workers(self) -> list[tuple[str, str]]:
+        """(address, id) of each server behind it."""
         answer = await self._connections.call("GET", self.url, "workers", None, _QUICK, {})
         try:
-            return [str(worker["url"]).rstrip("/") for worker in answer["workers"]]
+            return [(str(worker["url"]).rstrip("/"), str(worker["id"])) for worker in answer["workers"]]
         except (KeyError, TypeError) as error:
             raise ServerFailed(f"{self.url}/workers answered without {error}; expected sglang-router 0.3.2") from error
 
@@ -41,10 +45,9 @@ class Router:
 
     async def remove(self, server: str) -> None:
         """Takes the server at this address from it, if it is there. Raises RequestFailed or RequestRefused."""
-        answer = await self._connections.call("GET", self.url, "workers", None, _QUICK, {})
-        for worker in answer["workers"]:
-            if str(worker["url"]).rstrip("/") == server:
-                path = f"workers/{quote(str(worker['id']), safe='')}"
+        for url, number in await self._workers():
+            if url == server:
+                path = f"workers/{quote(number, safe='')}"
                 await self._connections.call("DELETE", self.url, path, None, _QUICK, {})
 
 

@@ -12,17 +12,20 @@ from typing import Any, TypeVar
 
 import httpx
 
+from cojax.openai_api.plain_http import one_line
 from cojax.rollout.engine import Sampling
-from cojax.rollout.sglang.connections import Connections, RequestFailed, RequestRefused, ServerFailed
+from cojax.rollout.sglang.connections import MOST, Connections, RequestFailed, RequestRefused, ServerFailed
 from cojax.rollout.sglang.experts import RoutesRequest
 from cojax.rollout.sglang.released_memory import ReleasedMemory
-from cojax.rollout.sglang.replies import ServerReply, read_reply
+from cojax.rollout.sglang.replies import ServerReply, label_of, read_reply
 
 _T = TypeVar("_T")
 # Deadlines in seconds: of calls that are fast on a healthy server, and of those that move memory.
 _QUICK = 10.0
 _MEMORY = 120.0
 _HEALTH = 40.0  # the server itself gives up after 20
+# Bytes of a sampled token in an answer: its id twice, its log-prob and its text.
+_TOKEN = 256
 # The server's names for its kinds of memory.
 _WEIGHTS, _OTHER_MEMORY = "weights", ("kv_cache", "cuda_graph")
 # The policy `manual` of sglang-router sends requests of one key to one server; `cache_aware` reads the tokens instead.
@@ -70,15 +73,16 @@ class ServerClient:
             },
             None,
             {_ROUTING_KEY: key} if key else {},
+            MOST + room * _TOKEN + (0 if routes is None else routes.bytes(len(prompt) + room)),
         )
         try:
-            reply = read_reply(answer, room, vocabulary)
+            reply = read_reply(answer, room, vocabulary, sampling.stop_tokens)
             if routes is None:
                 return reply
             return dataclasses.replace(reply, routes=routes.read(answer["meta_info"], len(prompt) + len(reply.tokens)))
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise RequestFailed(
-                f"{self.url} answered what is no completion: {type(error).__name__}: {error}"
+                f"{self.url} answered what is no completion: {type(error).__name__}: {one_line(str(error))[:300]}"
             ) from error
 
     async def abort(self, rid: str) -> None:
@@ -87,7 +91,7 @@ class ServerClient:
 
     async def version(self) -> str:
         """The label of the weights it serves. Raises RequestFailed or RequestRefused while the server is not up."""
-        return await self._read("model_info", lambda answer: str(answer["weight_version"]))
+        return await self._read("model_info", lambda answer: label_of(answer["weight_version"]))
 
     async def check_health(self) -> None:
         """Has the server generate a token. Raises RequestFailed if it does not, ServerFailed if it is gone."""
@@ -185,6 +189,11 @@ class ServerClient:
         return await self.connections.call("GET", self.url, path, None, seconds, {})
 
     async def _post(
-        self, path: str, body: dict[str, Any], seconds: float | None, headers: dict[str, str] | None = None
+        self,
+        path: str,
+        body: dict[str, Any],
+        seconds: float | None,
+        headers: dict[str, str] | None = None,
+        most: int = MOST,
     ) -> Any:
-        return await self.connections.call("POST", self.url, path, body, seconds, headers or {})
+        return await self.connections.call("POST", self.url, path, body, seconds, headers or {}, most)

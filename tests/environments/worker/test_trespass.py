@@ -60,7 +60,7 @@ told["found by another"] = other.step(do("find", "trace7")).text
 for name, argument in (("port", listening[0].getsockname()[1]), ("path", path), ("datagrams", path + "2")):
     tell("reached by " + name, "reach", str(argument))
 tell("honest", "legitimate", "environments.desk")
-for deed in ("memory_file", "memory_mount", "namespace", "residency", "folders", "hoard", "shared"):
+for deed in ("memory_file", "memory_mount", "namespace", "watching", "residency", "folders", "hoard", "shared"):
     tell(deed, deed)
 tell("other_architecture", "other_architecture")
 tell("hoard without names", "hoard", "unlinked")
@@ -108,6 +108,10 @@ def test_no_note_reaches_another_episode(told):
     assert told["planted"] == "lock"
     assert told["found by the next"] == ""
     assert told["found by another"] == ""
+
+
+def test_nobody_is_watched_or_made_to_wait_by_files(told):
+    assert told["watching"] == ""
 
 
 def test_no_socket_reaches_anyone(told):

@@ -15,7 +15,14 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.mark.parametrize(
-    "usage", [None, {}, {"prompt_tokens": "many"}, {"prompt_tokens": -5, "completion_tokens": True}]
+    "usage",
+    [
+        None,
+        {},
+        {"prompt_tokens": "many"},
+        {"prompt_tokens": -5, "completion_tokens": True},
+        {"prompt_tokens": 10**4000, "completion_tokens": 10**4000},
+    ],
 )
 def test_tokens_that_are_not_told_are_estimated_from_above(usage) -> None:
     with serving(in_turn(Answer("four words are here", usage=usage))) as server:
@@ -24,6 +31,7 @@ def test_tokens_that_are_not_told_are_estimated_from_above(usage) -> None:
         reply(chat_model, budget)
         spent = 2_000_000 - budget.tokens
         assert len(b"hello") + len(b"four words are here") < spent < 200
+        assert chat_model.figures()["cost"] == 0.0
 
 
 def test_a_request_that_could_exceed_the_budget_is_not_sent() -> None:

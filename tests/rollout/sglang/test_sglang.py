@@ -39,11 +39,11 @@ def test_conversations_stay_where_their_prefix_is_and_new_ones_go_where_there_ar
 def test_each_request_says_what_the_policy_needs(pair, make) -> None:
     engine = make(pair[:1])
     engine.load(weights(0))
-    engine.generate([5] * 60, Sampling(0.9, 50, (7, 9)), session="a", seed=(1, 2))
+    engine.generate([5] * 60, Sampling(0.9, 50, (8, 9)), session="a", seed=(1, 2))
     [body] = [body for body in pair[0].bodies if "input_ids" in body]
     assert (body["input_ids"], body["return_logprob"]) == ([5] * 60, True)
     asked = body["sampling_params"]
-    assert (asked["temperature"], asked["max_new_tokens"], asked["stop_token_ids"]) == (0.9, 4, [7, 9])
+    assert (asked["temperature"], asked["max_new_tokens"], asked["stop_token_ids"]) == (0.9, 4, [8, 9])
     assert 0 <= asked["sampling_seed"] < 2**63
     ask(engine)
     ask(engine)
