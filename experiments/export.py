@@ -22,7 +22,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 from transformers import PreTrainedTokenizerBase
 
-from cojax.durable import sync_file, sync_folder
+from cojax.durable import sync_folder, sync_tree
 from cojax.policy.model_folder import write_model
 from cojax.report.console import CONSOLE
 from cojax.storage.checkpoint import CheckpointError
@@ -54,9 +54,7 @@ def appearing(folder: Path) -> Iterator[Path]:
     try:
         part.mkdir(parents=True)
         yield part
-        for path in sorted(part.iterdir()):
-            sync_file(path)
-        sync_folder(part)
+        sync_tree(part)
         # This replaces an empty folder. The system refuses to replace one that was filled in the meantime.
         part.rename(folder)
         sync_folder(folder.parent)

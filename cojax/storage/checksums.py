@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cojax.durable import pieces
 from cojax.storage.files import Log, StorageError, expect_file, parse_record
 from cojax.types import canonical
 
@@ -220,10 +221,9 @@ def fingerprint(path: Path) -> str:
     """ "SIZE:CHECKSUM" of a file. Raises OSError, which is a StorageError where the path is not a file."""
     expect_file(path)
     digest, size = hashlib.blake2b(digest_size=16), 0
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
+    for piece in pieces(path):
+        digest.update(piece)
+        size += len(piece)
     return f"{size}:{digest.hexdigest()}"
 
 

@@ -129,7 +129,10 @@ def parse_record(line: bytes) -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises OSError, and ValueError, which says why, for a file that holds none."""
     with open(path, "rb", opener=regular_file) as file:
-        return _parse_object(file.read())
+        content = file.read(LONGEST_LINE + 1)
+    if len(content) > LONGEST_LINE:
+        raise ValueError(f"it has more than {LONGEST_LINE:,} bytes")
+    return _parse_object(content)
 
 
 def _parse_object(content: bytes) -> dict[str, Any]:
