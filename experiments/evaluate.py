@@ -37,6 +37,7 @@ from cojax.host.processes import end_all, end_descendants_at_exit
 from cojax.report import write_evaluation_report
 from cojax.report.console import CONSOLE, bar, show_evaluation
 from cojax.rollout.collect import EpisodeCollector, RolloutError
+from cojax.rollout.export import write_tokenizer
 from cojax.scoring import describe
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
@@ -88,7 +89,7 @@ def evaluate(
         directory.claim(identity(config, subject, tasks, samples), {**facts(), **world})
         log_to(out / "evaluate.log")
         if subject.tokenizer is not None:
-            subject.tokenizer.save_pretrained(out / "tokenizer")
+            write_tokenizer(out / "tokenizer", subject.tokenizer)
         by_key, kinds = measures.kinds(config)
         for task in (task for found in tasks.values() for task in found):
             kinds(task)

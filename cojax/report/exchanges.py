@@ -26,7 +26,7 @@ from cojax.storage.files import LONGEST_LINE
 # The place of a record stands within so many bytes of the beginning of its line.
 _HEAD = 8_192
 _PLACE = re.compile(rb'"place":"((?:[^"\\]|\\.)*)"')
-_EXPEDITION = re.compile(r"(?P<evolution>.*?)/(?P<number>\d+)/(?P<rest>(?:reflect|run \d+|abstract)(?:/.*)?)")
+_EXPEDITION = re.compile(r"(?P<evolution>.*?)/(?P<number>\d{1,9})/(?P<rest>(?:reflect|run \d{1,9}|abstract)(?:/.*)?)")
 _ATTEMPT = re.compile(r".*/task (?P<task>[0-9a-f]{16})/(?P<rest>attempt .*)")
 _JUDGE = re.compile(r"(?P<rest>judge)/(?P<task>[0-9a-f]{16})(?P<more>.*)")
 # The order of the parts of an expedition, and of a validation.
@@ -99,7 +99,7 @@ class Exchanges:
         else:
             return
         # Sorted by part, run and turn; repeated and repaired calls stay in their order.
-        numbers = (int(number) for number in re.findall(r"\d+", rest)[:2])
+        numbers = (int(number) for number in re.findall(r"\d{1,9}", rest)[:2])
         self._places[key].append(((_RANKS[re.split(r"[ /]", rest)[0]], *numbers), start, rest))
 
     def _read(self, key: Key) -> list[Exchange]:
@@ -143,7 +143,7 @@ def _step(evolution: str) -> int | None:
     last = evolution.rpartition("/")[2]
     if last == "initial":
         return 0
-    return int(last) + 1 if last.isdecimal() else None
+    return int(last) + 1 if last.isdecimal() and len(last) < 10 else None
 
 
 def about(exchange: Exchange) -> str:

@@ -28,6 +28,7 @@ from cojax.policy.model_folder import (
 )
 from cojax.policy.parameters import Params
 from cojax.policy.tensor_files import DamagedFile, read_header, read_object
+from cojax.storage.checkpoint import disk_error
 from cojax.storage.files import explain, write_json
 
 if TYPE_CHECKING:
@@ -48,7 +49,17 @@ _SLICE = 1 << 18  # numbers checked at a time: they fit into the processor's cac
 def save_model(folder: Path, config: ModelConfig, params: Params, tokenizer: PreTrainedTokenizerBase) -> None:
     """Writes a model folder that `transformers` loads: config.json, weights, tokenizer files."""
     write_model(folder, config, params)
-    tokenizer.save_pretrained(folder)
+    write_tokenizer(folder, tokenizer)
+
+
+def write_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Writes tokenizer and chat template. Raises OSError with the fix when the disk refuses."""
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # the package tokenizers raises no other type
+        if (cause := disk_error(error)) is not None:
+            raise explain(cause, folder) from error
+        raise
 
 
 def load_params(folder: Path, config: ModelConfig, mesh: Mesh | None = None) -> Params:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cojax.durable import pieces
-from cojax.storage.files import Log, StorageError, expect_file, parse_record
+from cojax.storage.files import LONGEST_LINE, Log, StorageError, expect_file, lines_of, parse_record
 from cojax.types import canonical
 
 _RESTORE = "Restore the file from a copy, or start in a new workdir."
@@ -138,8 +138,9 @@ class CheckedLog:
             return
         with open(self.path, "rb") as file:
             file.seek(self._bytes)
-            for line in file:
-                if not line.endswith(b"\n") or (length is not None and self._bytes + len(line) > length):
+            for line in lines_of(file):
+                whole = line.endswith(b"\n") or len(line) > LONGEST_LINE
+                if not whole or (length is not None and self._bytes + len(line) > length):
                     return
                 try:
                     record = parse_record(line)
@@ -255,7 +256,7 @@ def _describe_damage(path: Path, extent: Extent, sums: Sequence[str]) -> str:
         return f"{path} is missing; the checkpoint knows {extent.bytes} bytes. {_LOST}"
     before, number = b"", 0
     with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(lines_of(file), 1):
             if number > extent.lines:
                 break
             if fault := _line_fault(line, before, sums[number - 1 : number], sums[number:]):

@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from cojax.durable import own_file, regular_file, replacing
 from cojax.storage.strict_json import parse_json
@@ -103,7 +103,7 @@ class Log:
             return
         expect_file(self.path)
         with open(self.path, "rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), 1):
+            for number, line in enumerate(lines_of(file), 1):
                 if not line.endswith(b"\n") and len(line) <= LONGEST_LINE:
                     return
                 try:
@@ -114,6 +114,11 @@ class Log:
                         "The file was edited or damaged: restore it, or start in a new workdir."
                     ) from error
                 yield record
+
+
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a log; one that is too long for `parse_record` comes in pieces, which are too long as well."""
+    return iter(lambda: file.readline(LONGEST_LINE + 1), b"")
 
 
 def parse_record(line: bytes) -> dict[str, Any]:

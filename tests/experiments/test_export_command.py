@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import tensorstore
 from trained_runs import config, damage, make_run
+from transformers import PreTrainedTokenizerFast
 
 import cojax
 from cojax.policy.pretrained import Policy
 from cojax.storage.checkpoint import _listing
 from cojax.storage.checksums import CHECKSUM, with_checksum
 from experiments.export import export, main
+from experiments.policies import keep_tokenizer
 from experiments.trained import of_run
 
 TOKENS = [[5, 9, 2, 30, 7], [1, 1, 8, 4, 3]]
@@ -94,6 +96,18 @@ def test_a_failure_on_the_way_leaves_nothing(plain, tmp_path, monkeypatch):
     monkeypatch.setattr(policy.tokenizer, "save_pretrained", full_disk)
     with pytest.raises(OSError, match="The disk is full"):
         export(policy, tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_is_full_at_the_tokenizer_is_one_error(plain, tmp_path, monkeypatch):
+    def full_disk(self, folder):
+        raise Exception("No space left on device (os error 28)")  # as the package tokenizers does
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", full_disk)
+    with pytest.raises(OSError, match="The disk is full"):
+        export(of_run(plain[0]), tmp_path / "model")
+    with pytest.raises(OSError, match=r"cannot write .*kept: No space left on device. The disk is full"):
+        keep_tokenizer(of_run(plain[0]).tokenizer, tmp_path / "kept", begun=False)
     assert not list(tmp_path.iterdir())
 
 

@@ -7,15 +7,15 @@ exact text sent and received.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cojax.durable import regular_file
 from cojax.storage.checksums import CHECKSUM, has_valid_checksum, with_checksum
-from cojax.storage.files import Log
+from cojax.storage.files import Log, lines_of, parse_record
 from cojax.types import Message, canonical
 
 _LOG = logging.getLogger(__name__)
@@ -64,6 +64,17 @@ def failed_record(
     }  # fmt: skip
 
 
+def _is_sound(record: Mapping[str, Any]) -> bool:
+    """Whether a record is one of `call_record` or `failed_record`. May raise ValueError, KeyError or TypeError."""
+    counts, answered = [record["tokens"], record["requests"]], record["text"] is not None
+    if answered:
+        tokens_in, tokens_out = record["usage"]
+        counts += [tokens_in, tokens_out]
+    texts = [record["text"]] if answered else [record["kind"], record["reason"]]
+    # A negative cost would let an evolution spend more than its budget.
+    return all(type(count) is int and count >= 0 for count in counts) and all(isinstance(text, str) for text in texts)
+
+
 class Journal:
     """Records by key, in one JSONL file; `path` None keeps them in memory. Any thread may use it.
 
@@ -81,9 +92,9 @@ class Journal:
         self._count = 0
         self._guard = threading.Lock()
         if path is not None and path.exists():
-            with open(path, "rb") as file:
+            with open(path, "rb", opener=regular_file) as file:
                 start = 0
-                for line in file:
+                for line in lines_of(file):
                     if line.startswith(_HEAD) and line.endswith(b"\n"):
                         key = line[len(_HEAD) : len(_HEAD) + _KEY].decode("ascii", "replace")
                         self._starts[key], self._numbers[key] = start, self._next()
@@ -112,12 +123,11 @@ class Journal:
                 return None
             with open(self._log.path, "rb") as file:
                 file.seek(start)
-                line = file.readline()
+                line = next(lines_of(file), b"")
         try:
-            record = json.loads(line)
-            sound = isinstance(record["text"], str) or (record["text"] is None and isinstance(record["kind"], str))
+            record = parse_record(line)
             has_valid_checksum(record)
-            if record["key"] == key and sound:
+            if record["key"] == key and _is_sound(record):
                 return {name: value for name, value in record.items() if name != CHECKSUM}
         except (ValueError, KeyError, TypeError):
             pass
