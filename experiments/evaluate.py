@@ -49,7 +49,7 @@ from experiments import engines, entries, measures, placement, processes, subjec
 from experiments.facts import facts
 from experiments.flags import configuration, parse
 from experiments.held_out import of_run
-from experiments.process import keep_compiled, log_to
+from experiments.process import in_words, keep_compiled, log_to
 from experiments.ranges import check_ranges
 from experiments.subjects import Subject
 
@@ -71,7 +71,7 @@ _DECIDING = ("seed", "environment", "sampling.max_tokens", "limits.max_turns", "
 _OF_POLICY = ("model.tools", "engine.name", "engine.max_length", "engine.lanes", "engine.prefill_rows", "sglang.dtype")
 EXPECTED = (
     ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, ModuleNotFoundError, EnvironmentFailure,
-    EngineError, InstallError,
+    EngineError, InstallError, MemoryError,
 )  # fmt: skip
 
 
@@ -273,7 +273,7 @@ def main(argv: Sequence[str]) -> None:
         show_evaluation(result, write_evaluation_report(out))
     except EXPECTED as error:
         _LOG.info("the evaluation ended", exc_info=True)
-        CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
+        CONSOLE.print(f"error: {in_words(error)}", style="bold red", markup=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt as signalled:
         CONSOLE.print("stopped; run the same command again to go on")
