@@ -31,6 +31,11 @@ def regular_file(path: str | Path, flags: int) -> int:
     return descriptor
 
 
+def pieces(file: BinaryIO) -> Iterator[bytes]:
+    """The content of a file, at most one MiB at a time."""
+    return iter(lambda: file.read(2**20), b"")
+
+
 def own_file(path: str | Path, flags: int) -> int:
     """An `opener` for `open`, to write: as `regular_file`, and raises OSError for a link."""
     return regular_file(path, flags | os.O_NOFOLLOW)
@@ -81,6 +86,12 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
         raise
     if sync:
         sync_folder(path.parent)
+
+
+def sync_tree(folder: Path) -> None:
+    """Makes durable what stands in a folder, at any depth, and its names. Raises OSError."""
+    for path in (*folder.rglob("*"), folder):
+        (sync_folder if path.is_dir() else sync_file)(path)
 
 
 def sync_file(path: Path) -> None:

@@ -37,6 +37,7 @@ from cojax.host.processes import end_all, end_descendants_at_exit
 from cojax.report import write_evaluation_report
 from cojax.report.console import CONSOLE, bar, show_evaluation
 from cojax.rollout.collect import EpisodeCollector, RolloutError
+from cojax.rollout.export import write_tokenizer
 from cojax.scoring import describe
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
@@ -48,7 +49,7 @@ from experiments import engines, entries, measures, placement, processes, subjec
 from experiments.facts import facts
 from experiments.flags import configuration, parse
 from experiments.held_out import of_run
-from experiments.process import keep_compiled, log_to
+from experiments.process import in_words, keep_compiled, log_to
 from experiments.ranges import check_ranges
 from experiments.subjects import Subject
 
@@ -70,7 +71,7 @@ _DECIDING = ("seed", "environment", "sampling.max_tokens", "limits.max_turns", "
 _OF_POLICY = ("model.tools", "engine.name", "engine.max_length", "engine.lanes", "engine.prefill_rows", "sglang.dtype")
 EXPECTED = (
     ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, ModuleNotFoundError, EnvironmentFailure,
-    EngineError, InstallError,
+    EngineError, InstallError, MemoryError,
 )  # fmt: skip
 
 
@@ -88,7 +89,7 @@ def evaluate(
         directory.claim(identity(config, subject, tasks, samples), {**facts(), **world})
         log_to(out / "evaluate.log")
         if subject.tokenizer is not None:
-            subject.tokenizer.save_pretrained(out / "tokenizer")
+            write_tokenizer(out / "tokenizer", subject.tokenizer)
         by_key, kinds = measures.kinds(config)
         for task in (task for found in tasks.values() for task in found):
             kinds(task)
@@ -272,7 +273,7 @@ def main(argv: Sequence[str]) -> None:
         show_evaluation(result, write_evaluation_report(out))
     except EXPECTED as error:
         _LOG.info("the evaluation ended", exc_info=True)
-        CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
+        CONSOLE.print(f"error: {in_words(error)}", style="bold red", markup=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt as signalled:
         CONSOLE.print("stopped; run the same command again to go on")

@@ -22,9 +22,10 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 from transformers import PreTrainedTokenizerBase
 
-from cojax.durable import sync_file, sync_folder
+from cojax.durable import sync_folder, sync_tree
 from cojax.policy.model_folder import write_model
 from cojax.report.console import CONSOLE
+from cojax.rollout.export import write_tokenizer
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.files import explain, write_json
 from experiments import trained
@@ -54,21 +55,19 @@ def appearing(folder: Path) -> Iterator[Path]:
     try:
         part.mkdir(parents=True)
         yield part
-        for path in sorted(part.iterdir()):
-            sync_file(path)
-        sync_folder(part)
+        sync_tree(part)
         # This replaces an empty folder. The system refuses to replace one that was filled in the meantime.
         part.rename(folder)
         sync_folder(folder.parent)
     except OSError as error:
-        raise explain(error, folder) if error.errno else error from error
+        raise explain(OSError(error.errno, os.strerror(error.errno)), folder) if error.errno else error from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
 def save_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Writes tokenizer and chat template, and the tokens that end a turn, for those who do not read the template."""
-    tokenizer.save_pretrained(folder)
+    write_tokenizer(folder, tokenizer)
     tokens = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     write_json(folder / "generation_config.json", {name: token for name, token in tokens.items() if token is not None})
 

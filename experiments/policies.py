@@ -18,7 +18,7 @@ from cojax.environment.replay import follow
 from cojax.policy.config import ModelConfig
 from cojax.report.console import CONSOLE, bar
 from cojax.rollout.chat import Chat, names_only, whole_document
-from cojax.rollout.export import load_tokenizer
+from cojax.rollout.export import load_tokenizer, write_tokenizer
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.types import Task
 from cojax.validation import Exclusions
@@ -133,7 +133,7 @@ def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, begun: bool
                 "package has changed. Choose another --config.workdir, or restore the package"
             )
     if lost or not begun:
-        tokenizer.save_pretrained(folder)
+        write_tokenizer(folder, tokenizer)
 
 
 TOKENIZERS: dict[str, Callable[[ConfigDict, Environment], PreTrainedTokenizerBase]] = {

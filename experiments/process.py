@@ -28,3 +28,11 @@ def log_to(path: Path) -> None:
         other.setFormatter(logging.Formatter("warning: %(message)s"))
     root.addHandler(handler)
     logging.getLogger("cojax").setLevel(logging.INFO)
+
+
+def in_words(error: BaseException) -> str:
+    """What a command says of an error: one of memory may have no words of its own."""
+    if not isinstance(error, MemoryError):
+        return str(error)
+    found = f" ({error})" if str(error) else ""
+    return f"this host's memory is used up{found}: free some, then run the same command again to go on"

@@ -58,7 +58,7 @@ from experiments.entries import defaults, described
 from experiments.facts import facts
 from experiments.flags import configuration, file_given, parse
 from experiments.policies import announce, with_absolute_path
-from experiments.process import keep_compiled, log_to
+from experiments.process import in_words, keep_compiled, log_to
 from experiments.processes import ALONE, Together, as_of_one
 from experiments.scores import held_out_score
 from experiments.settings import settings
@@ -69,7 +69,7 @@ flags.DEFINE_string("workdir", None, "The run directory; without --config, of th
 _CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything, train nothing.")
 EXPECTED = (
     ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, NonFiniteUpdate, ModuleNotFoundError,
-    EnvironmentFailure, EngineError, InstallError, DeviceMemoryError, DistributedError,
+    EnvironmentFailure, EngineError, InstallError, DeviceMemoryError, DistributedError, MemoryError,
 )  # fmt: skip
 
 
@@ -252,7 +252,7 @@ def main(argv: Sequence[str]) -> None:
             sys.exit(preflight.check(config, processes) if _CHECK.value else run(config, processes))
     except EXPECTED as error:
         _LOG.info("the run ended", exc_info=True)
-        CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
+        CONSOLE.print(f"error: {in_words(error)}", style="bold red", markup=False, soft_wrap=True)
         sys.exit(1)
 
 

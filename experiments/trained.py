@@ -12,6 +12,7 @@ A run keeps these files for its checkpoints:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import zlib
@@ -24,7 +25,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerBase
 
-from cojax.durable import regular_file
+from cojax.durable import pieces, regular_file
 from cojax.policy import model_folder
 from cojax.policy.adapters import Lora, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
@@ -41,7 +42,6 @@ from experiments.processes import ALONE, Together
 
 _MODEL, _TOKENIZER, _BASE = "model.json", "tokenizer", "base"
 _RESTORE = "Restore it from a copy"
-_PIECE = 2**24  # bytes of a file that are read at a time
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -123,13 +123,13 @@ def settings_of(workdir: Path) -> dict[str, Any]:
     """The settings of a run, with today's keys. Raises CheckpointError if the folder holds no run."""
     path = workdir / "config.json"
     try:
-        stored = read_json(path)
-        if not isinstance(stored.get("config"), dict):
+        if not isinstance(stored := read_json(path).get("config"), dict):
             raise ValueError("it has no section `config`")
-        settings = in_todays_keys(stored["config"], todays_defaults())
+        settings = in_todays_keys(stored, todays_defaults())
         learner = settings["learner"]
         if not all(isinstance(one, dict) for one in (settings["model"], learner, learner and learner["lora"])):
             raise ValueError("model, learner and learner.lora must be sections")
+        _lora(settings)
         return settings
     except OSError as error:
         raise CheckpointError(
@@ -138,8 +138,6 @@ def settings_of(workdir: Path) -> dict[str, Any]:
         ) from error
     except json.JSONDecodeError as error:
         raise CheckpointError(f"{path} holds no settings of a run: it is not JSON ({error}). {_RESTORE}") from error
-    except RecursionError as error:
-        raise CheckpointError(f"{path} holds no settings of a run: it is nested too deep. {_RESTORE}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} holds no settings of a run: {error}. {_RESTORE}") from error
 
@@ -153,16 +151,17 @@ def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> Tra
     config = settings_of(workdir)
     tokenizer = _tokenizer(workdir / _TOKENIZER, "keeps its tokenizer there; restore it from a copy")
     model = shape_of(workdir, config, tokenizer, base)
-    part = Checkpointer(workdir / "checkpoints").part("params", step)
-    if not config["learner"]["lora"]["rank"]:
+    if lora := _lora(config):
+        fresh = jax.eval_shape(lambda: initialize_adapters(model, lora, 0))
+        wanted = {name: leaf.shape for name, leaf in _leaves(fresh).items()}
+    else:
         wanted = {row.name: row.shape(model) for row in parameters(model)}
-        _check(part.arrays, wanted, workdir)
+    # A forged shape is refused before it takes memory.
+    part = Checkpointer(workdir / "checkpoints").part("params", step, lambda found: _check(found, wanted, workdir))
+    if not lora:
         stored = str(next(iter(_leaves(part.arrays).values())).dtype)
         model = dataclasses.replace(model, param_dtype=stored)
         return TrainedPolicy(model, tokenizer, jax.device_put(part.arrays, _host()), part.step, part.content)
-    lora = Lora(**{**config["learner"]["lora"], "targets": tuple(config["learner"]["lora"]["targets"])})
-    fresh = jax.eval_shape(lambda: initialize_adapters(model, lora, 0))
-    _check(part.arrays, {name: leaf.shape for name, leaf in _leaves(fresh).items()}, workdir)
     frozen = cast_for_compute(model, _base(workdir, config, model, base))
     merged = merge(model, lora, frozen, jax.tree.map(jnp.asarray, part.arrays))
     return TrainedPolicy(model, tokenizer, merged, part.step, part.content)
@@ -172,6 +171,12 @@ def of_folder(folder: Path, model: ModelConfig) -> TrainedPolicy:
     """The policy of a model folder in HF format, tokenizer and template included. Raises ValueError or OSError."""
     tokenizer = _tokenizer(folder, "must hold its tokenizer and chat template too")
     return TrainedPolicy(model, tokenizer, load_params(folder, model), 0, content_of(folder))
+
+
+def _lora(config: Mapping[str, Any]) -> Lora | None:
+    """By what a run learned adapters; None where it learned all parameters."""
+    section = config["learner"]["lora"]
+    return Lora(**{**section, "targets": tuple(section["targets"])}) if section["rank"] else None
 
 
 def cast(policy: TrainedPolicy, dtype: str) -> TrainedPolicy:
@@ -223,8 +228,7 @@ def content_of(folder: Path) -> str:
         if path.suffix in (".safetensors", ".json", ".jinja", ".txt") and path.is_file():
             total = zlib.crc32(f"{path.name} {path.stat().st_size} ".encode(), total)
             with open(path, "rb", opener=regular_file) as file:
-                while piece := file.read(_PIECE):
-                    total = zlib.crc32(piece, total)
+                total = functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces(file), total)
     return f"{total:08x}"
 
 

@@ -25,7 +25,7 @@ from cojax.storage.files import LONGEST_LINE, lines_of, open_file, parse_record
 # The place of a record stands within so many bytes of the beginning of its line.
 _HEAD = 8_192
 _PLACE = re.compile(rb'"place":"((?:[^"\\]|\\.)*)"')
-_EXPEDITION = re.compile(r"(?P<evolution>.*?)/(?P<number>\d{1,9})/(?P<rest>(?:reflect|run \d+|abstract)(?:/.*)?)")
+_EXPEDITION = re.compile(r"(?P<evolution>.*?)/(?P<number>\d{1,9})/(?P<rest>(?:reflect|run \d{1,9}|abstract)(?:/.*)?)")
 _ATTEMPT = re.compile(r".*/task (?P<task>[0-9a-f]{16})/(?P<rest>attempt .*)")
 _JUDGE = re.compile(r"(?P<rest>judge)/(?P<task>[0-9a-f]{16})(?P<more>.*)")
 # The order of the parts of an expedition, and of a validation.

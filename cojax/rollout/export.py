@@ -28,6 +28,7 @@ from cojax.policy.model_folder import (
 )
 from cojax.policy.parameters import Params
 from cojax.policy.tensor_files import DamagedFile, read_header, read_object
+from cojax.storage.checkpoint import disk_error
 from cojax.storage.files import explain, write_json
 
 if TYPE_CHECKING:
@@ -48,7 +49,17 @@ _SLICE = 1 << 18  # numbers checked at a time: they fit into the processor's cac
 def save_model(folder: Path, config: ModelConfig, params: Params, tokenizer: PreTrainedTokenizerBase) -> None:
     """Writes a model folder that `transformers` loads: config.json, weights, tokenizer files."""
     write_model(folder, config, params)
-    tokenizer.save_pretrained(folder)
+    write_tokenizer(folder, tokenizer)
+
+
+def write_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Writes tokenizer and chat template. Raises OSError with the fix when the disk refuses."""
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # the package tokenizers raises no other type
+        if (cause := disk_error(error)) is not None:
+            raise explain(cause, folder) from error
+        raise
 
 
 def load_params(folder: Path, config: ModelConfig, mesh: Mesh | None = None) -> Params:
@@ -65,13 +76,18 @@ def load_params(folder: Path, config: ModelConfig, mesh: Mesh | None = None) -> 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer and chat template of a model folder. No code of the folder runs, and nothing is fetched.
 
-    Raises ValueError, of one line, for files that are missing or damaged, and for a tokenizer that is code.
+    Raises ValueError, of one line, for files that are missing or damaged, for a tokenizer that is code, and for a
+    template whose name is no file's: the package writes each to a file of that name.
     """
     # It imports torch, where that is installed: only now, so that errors of a configuration come first.
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        for name in tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else ():
+            if not name.isprintable() or os.sep in name:
+                raise ValueError(f"a chat template has the name {name!r:.80}")
+        return tokenizer
     except Exception as error:  # of any type, as the package takes its files on trust
         reason = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
         raise ValueError(f"{folder} holds no tokenizer that can be read: {reason}") from error

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cojax.durable import sync_file, sync_folder
+from cojax.durable import sync_tree
 from cojax.policy.config import ModelConfig
 from cojax.policy.model_folder import CONFIG
 from cojax.policy.parameters import parameters
@@ -41,8 +41,7 @@ def write_item(folder: Path, config: ModelConfig, save: Callable[[str, str], Non
             if (cause := disk_error(error)) is not None:
                 raise cause from error
             raise
-        for path in sorted((part / _PARAMS).rglob("*")):
-            (sync_folder if path.is_dir() else sync_file)(path)
+        sync_tree(part / _PARAMS)
         write_json(part / CONFIG, config.to_hf())
         write_json(part / _FILES, _sizes(part / _PARAMS))
 

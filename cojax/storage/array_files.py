@@ -48,6 +48,30 @@ def save_params(params: Any, folder: str, dtype: str) -> None:
     writer.save(Path(folder).absolute(), args=ocp.args.PyTreeSave(params, save_args=cast))
 
 
+def outlines(reader: ocp.Checkpointer, folder: Path) -> Any:
+    """The pytree of what is saved in a folder, without its numbers. Raises ValueError or OSError."""
+    with explained(folder):
+        saved = reader.metadata(folder).item_metadata.tree
+        for leaf in jax.tree.leaves(saved):
+            chunk = leaf.storage.chunk_shape if leaf.storage else None
+            # It would take memory by this claim alone.
+            if any(one > max(1, axis) for one, axis in zip(chunk or (), leaf.shape, strict=True)):
+                raise ValueError(f"{leaf.name} of shape {leaf.shape} in pieces of {chunk}")
+    return saved
+
+
+@contextlib.contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Raises ValueError, of one line, for whatever Orbax raises where files are damaged, and OSError as it is."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ValueError(f"the arrays in {folder} cannot be read: {reason}. Restore them from a copy") from error
+
+
 class SavedParams:
     """What `save_params` wrote to `folder`, read one array at a time. Raises ValueError or OSError.
 
@@ -61,8 +85,7 @@ class SavedParams:
     @functools.cached_property
     def outlines(self) -> dict[tuple[str, ...], tuple[tuple[int, ...], str]]:
         """Path of each array → its shape and dtype."""
-        with self._explained():
-            saved = self._reader.metadata(self._folder).item_metadata.tree
+        saved = outlines(self._reader, self._folder)
         return {
             tuple(re.findall(r"\w+", jax.tree_util.keystr(path))): (tuple(leaf.shape), np.dtype(leaf.dtype).name)
             for path, leaf in jax.tree_util.tree_leaves_with_path(saved)
@@ -76,20 +99,9 @@ class SavedParams:
             wanted = {key: wanted}
         plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
         arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=plain, partial_restore=True)
-        with self._explained():
+        with explained(self._folder):
             found = self._reader.restore(self._folder, args=arguments)
         for key in path:
             assert isinstance(found, Mapping)
             found = found[key]
         return np.asarray(found)
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Raises ValueError for whatever Orbax raises where files are damaged."""
-        try:
-            yield
-        except OSError:
-            raise
-        except Exception as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise ValueError(f"the arrays in {self._folder} cannot be read: {reason}") from error

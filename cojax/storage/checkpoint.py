@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from cojax.durable import sync_file, sync_folder
-from cojax.storage.array_files import ArrayFiles, ArrayStore
+from cojax.durable import pieces, sync_folder, sync_tree
+from cojax.storage.array_files import ArrayFiles, ArrayStore, explained, outlines
 from cojax.storage.checksums import has_valid_checksum, with_checksum
-from cojax.storage.files import (  # fmt: skip
-    StorageError,
-    explain,
-    explain_reading,
-    is_number,
-    open_file,
-    read_json,
-    write_json,
-)
+from cojax.storage.files import StorageError, explain, explain_reading, is_number, open_file, read_json, write_json
 
 LOG = logging.getLogger(__name__)
 # The names of folders on their way to a step, and of steps on their way out.
@@ -87,8 +79,7 @@ class Checkpointer:
             self._sweep()
             temporary.mkdir()
             self.array_files.save(temporary / "arrays", arrays)
-            for path in sorted(temporary.rglob("*")):
-                (sync_folder if path.is_dir() else sync_file)(path)
+            sync_tree(temporary)
             record = {"step": step, "host": host, "files": _listing(temporary / "arrays")}
             write_json(temporary / "host.json", with_checksum(record))
             if final.exists():
@@ -148,11 +139,14 @@ class Checkpointer:
         """The arrays of a sound step. Raises CheckpointError where they do not fit `like`."""
         return self._arrays(self.folder.absolute() / str(step), like)
 
-    def part(self, name: str, step: int | None = None) -> CheckpointPart:
+    def part(
+        self, name: str, step: int | None = None, check: Callable[[Any], None] = lambda found: None
+    ) -> CheckpointPart:
         """One branch of a checkpoint, such as the parameters without the optimiser's state.
 
         It is of `step`, or of the newest sound step. Writes nothing, so that it can run while the run itself does.
-        Raises CheckpointError where the step is missing or damaged or has no such branch, and where no step is sound.
+        `check` raises for outlines that do not fit, before any array is read. Raises CheckpointError where the step is
+        missing or damaged or has no such branch, and where no step is sound, ValueError for arrays that are damaged.
         """
         steps = self.steps()
         if not steps:
@@ -169,7 +163,7 @@ class Checkpointer:
                 faults.append(f"checkpoint {folder} is damaged: {_reason(error)}")
                 LOG.warning("%s", faults[-1])
                 continue
-            return CheckpointPart(chosen, self._branch(folder, name), f"{content:08x}")
+            return CheckpointPart(chosen, self._branch(folder, name, check), f"{content:08x}")
         others = [str(other) for other in steps if other != step]
         fix = f"Choose another step ({', '.join(others)})" if step is not None and others else "Restore it from a copy"
         raise CheckpointError(f"{'; '.join(faults)}. {fix}.")
@@ -199,8 +193,7 @@ class Checkpointer:
 
     def _arrays(self, folder: Path, like: Any) -> Any:
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        saved = self._orbax.metadata(folder / "arrays").item_metadata.tree
-        found, wanted = _shapes(saved), _shapes(abstract)
+        found, wanted = _shapes(outlines(self._orbax, folder / "arrays")), _shapes(abstract)
         if different := sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)):
             name = different[0]
             raise CheckpointError(
@@ -208,17 +201,20 @@ class Checkpointer:
                 f"found {found.get(name, 'none')}, expected {wanted.get(name, 'none')}. "
                 "Use the configuration it was saved with, or start in a new workdir."
             )
-        return self.array_files.restore(folder / "arrays", abstract)
+        with explained(folder / "arrays"):
+            return self.array_files.restore(folder / "arrays", abstract)
 
-    def _branch(self, folder: Path, name: str) -> Any:
-        saved = self._orbax.metadata(folder / "arrays").item_metadata.tree
+    def _branch(self, folder: Path, name: str, check: Callable[[Any], None]) -> Any:
+        saved = outlines(self._orbax, folder / "arrays")
         if not isinstance(saved, Mapping) or name not in saved:
             raise CheckpointError(f"checkpoint {folder} holds no {name}; expected one of a run of this project")
+        check(saved[name])
         wanted = {name: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), saved[name])}
         plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
         reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
         arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=plain, partial_restore=True)
-        return reader.restore(folder / "arrays", args=arguments)[name]
+        with explained(folder / "arrays"):
+            return reader.restore(folder / "arrays", args=arguments)[name]
 
     def _sweep(self) -> None:
         """Removes what a killed save left behind."""
@@ -227,7 +223,6 @@ class Checkpointer:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-_PIECE = 2**20  # bytes of a file that are read at a time
 # What reading a damaged step may raise.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
@@ -235,7 +230,8 @@ _DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 def _verified_host(folder: Path) -> dict[str, Any]:
     """The host state of a step whose files are all as they were written. Raises one of _DAMAGE for any difference."""
     record = _record(folder)
-    if (found := _listing(folder / "arrays")) != (expected := record["files"]):
+    expected = record["files"]
+    if (found := _listing(folder / "arrays", expected)) != expected:
         damaged = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
         raise ValueError(f"{', '.join(damaged[:3])} missing or changed since it was written")
     host: dict[str, Any] = record["host"]
@@ -262,21 +258,25 @@ def _reason(error: BaseException) -> str:
     return f"no {error}" if isinstance(error, KeyError) else str(error)
 
 
-def _listing(folder: Path) -> dict[str, list[int]]:
-    """File → [bytes, CRC-32]."""
-    return {
-        str(path.relative_to(folder)): [path.stat().st_size, _crc32(path)]
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+def _listing(folder: Path, expected: Mapping[str, Any] | None = None) -> dict[str, list[int]]:
+    """File → [bytes, CRC-32], without the CRC-32 where the size is not the expected one.
+
+    Raises OSError for a pipe or a device.
+    """
+    found: dict[str, list[int]] = {}
+    for path in sorted(folder.rglob("*")):
+        if not path.is_dir():
+            name, size = str(path.relative_to(folder)), path.stat().st_size
+            found[name] = [size]
+            # A file of another size may be one of terabytes.
+            if expected is None or expected.get(name, [])[:1] == [size]:
+                found[name].append(_crc32(path))
+    return found
 
 
 def _crc32(path: Path) -> int:
-    total = 0
     with open_file(path) as file:
-        while piece := file.read(_PIECE):
-            total = zlib.crc32(piece, total)
-    return total
+        return functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces(file), 0)
 
 
 def _shapes(tree: Any) -> dict[str, str]:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.files import Log, StorageError, expect_file, lines_of, open_file, parse_record
+from cojax.durable import pieces
+from cojax.storage.files import LONGEST_LINE, Log, StorageError, expect_file, lines_of, open_file, parse_record
 from cojax.types import canonical
 
 _RESTORE = "Restore the file from a copy, or start in a new workdir."
@@ -138,7 +139,8 @@ class CheckedLog:
         with open_file(self.path) as file:
             file.seek(self._bytes)
             for line in lines_of(file):
-                if not line.endswith(b"\n") or (length is not None and self._bytes + len(line) > length):
+                whole = line.endswith(b"\n") or len(line) > LONGEST_LINE
+                if not whole or (length is not None and self._bytes + len(line) > length):
                     return
                 try:
                     record = parse_record(line)
@@ -220,9 +222,9 @@ def fingerprint(path: Path) -> str:
     """ "SIZE:CHECKSUM" of a file. Raises OSError, which is a StorageError where the path is not a file."""
     digest, size = hashlib.blake2b(digest_size=16), 0
     with open_file(path) as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
+        for piece in pieces(file):
+            digest.update(piece)
+            size += len(piece)
     return f"{size}:{digest.hexdigest()}"
 
 

@@ -117,6 +117,11 @@ class Log:
                 yield record
 
 
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a log; one that is too long for `parse_record` comes in pieces, which are too long as well."""
+    return iter(lambda: file.readline(LONGEST_LINE + 1), b"")
+
+
 def parse_record(line: bytes) -> dict[str, Any]:
     """The record of one line of a log. Raises ValueError, which says why, for a line that no log wrote."""
     if len(line) > LONGEST_LINE:
@@ -138,11 +143,6 @@ def open_file(path: Path) -> BinaryIO:
         expect_no_link(path)
         expect_file(path)
         raise
-
-
-def lines_of(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a log; of one that is longer than LONGEST_LINE, pieces that are no records."""
-    return iter(lambda: file.readline(LONGEST_LINE + 1), b"")
 
 
 def last_lines(path: Path) -> list[str]:

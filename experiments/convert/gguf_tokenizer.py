@@ -25,10 +25,11 @@ _NAMED = {
     "pad_token": "padding_token_id",
 }
 _LARGEST_TEMPLATE = 100_000  # characters
+_LONGEST_TOKEN = 1_000  # characters
 _MARKS = ("<tool_call>", "</tool_call>")
 # Control tokens that no conversation needs: reserved ones, and those that mark files of repositories in pretraining.
 _SPARE = re.compile(
-    r".*(?:reserved|unused).*|<(?:repo_?name|file_sep|filename|gh_stars|(?:issue|jupyter)_\w+|empty_output)>"
+    r"reserved|unused|\A<(?:repo_?name|file_sep|filename|gh_stars|(?:issue|jupyter)_\w+|empty_output)>\Z"
 )
 
 
@@ -44,6 +45,8 @@ def tokenizer_of(file: GgufFile, vocabulary: int, positions: int) -> PreTrainedT
             f"{file.path} has {len(tokens)} tokens, {len(set(tokens))} of them different, and {len(kinds)} types of "
             f"tokens; expected {vocabulary} of each, as the embedding has rows"
         )
+    if any(len(token) > _LONGEST_TOKEN for token in tokens):
+        raise ValueError(f"{file.path} has a token of more than {_LONGEST_TOKEN:,} characters; the file is damaged")
     for place, mark in tool_marks(file).items():
         # As in Qwen's vocabularies no special token: a text that is decoded without these keeps its calls.
         tokens[place], kinds[place] = mark, TokenType.USER_DEFINED
@@ -91,7 +94,7 @@ def tool_marks(file: GgufFile) -> dict[int, str]:
     spare = [
         number
         for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
-        if kind == TokenType.CONTROL and _SPARE.fullmatch(token) and token not in template
+        if kind == TokenType.CONTROL and _SPARE.search(token) and token not in template
     ]
     named = {_id(file, key, tokens) for key in _NAMED.values()}
     spare = [number for number in spare if number not in named][:2]

@@ -109,9 +109,9 @@ def damaged(folder: Path, text: str) -> str:
     ("text", "said"),
     [
         ("", " holds no settings of a run: it is not JSON ("),
-        ("[]", " holds no settings of a run: it has no section `config`. Restore it from a copy"),
+        ("[]", " holds no settings of a run: it holds list instead of an object. Restore it from a copy"),
         ('{"config": null}', " holds no settings of a run: it has no section `config`"),
-        ("[" * 100_000, " holds no settings of a run: it is nested too deep"),
+        ("[" * 100_000, " holds no settings of a run: its JSON is too deep"),
         ('{"config": ' + '{"a": ' * 400 + "1" + "}" * 401, ": 'a.a.a."),
         ('{"config": {"learner": null}}', " holds no settings of a run: model, learner and learner.lora must be"),
     ],

@@ -274,6 +274,14 @@ def test_a_forged_header_makes_nothing_large(small: Path, tmp_path: Path) -> Non
     tracemalloc.stop()
 
 
+def test_a_token_without_end_holds_nobody(tmp_path: Path) -> None:
+    """A control token of such a form took time in the square of its length."""
+    tokens = ["reserved" * 2_000 + "\n", *TOKENS[1:]]
+    file = read_gguf(write_gguf(tmp_path / "long.gguf", changes={"tokenizer.ggml.tokens": tokens}))
+    with pytest.raises(ValueError, match="a token of more than 1,000 characters"):
+        tokenizer_of(file, len(tokens), 128)
+
+
 def test_tensors_that_overlap_to_more_than_the_file_are_refused(small: Path, tmp_path: Path) -> None:
     whole, path = bytearray(small.read_bytes()), tmp_path / "overlapping.gguf"
     count = (len(whole) - min(array.start for array in read_gguf(small).arrays.values())) // 4

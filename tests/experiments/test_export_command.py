@@ -6,11 +6,16 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import tensorstore
 from trained_runs import config, damage, make_run
+from transformers import PreTrainedTokenizerFast
 
 import cojax
 from cojax.policy.pretrained import Policy
+from cojax.storage.checkpoint import _listing
+from cojax.storage.checksums import CHECKSUM, with_checksum
 from experiments.export import export, main
+from experiments.policies import keep_tokenizer
 from experiments.trained import of_run
 
 TOKENS = [[5, 9, 2, 30, 7], [1, 1, 8, 4, 3]]
@@ -94,6 +99,18 @@ def test_a_failure_on_the_way_leaves_nothing(plain, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_disk_that_is_full_at_the_tokenizer_is_one_error(plain, tmp_path, monkeypatch):
+    def full_disk(self, folder):
+        raise Exception("No space left on device (os error 28)")  # as the package tokenizers does
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", full_disk)
+    with pytest.raises(OSError, match="The disk is full"):
+        export(of_run(plain[0]), tmp_path / "model")
+    with pytest.raises(OSError, match=r"cannot write .*kept: No space left on device. The disk is full"):
+        keep_tokenizer(of_run(plain[0]).tokenizer, tmp_path / "kept", begun=False)
+    assert not list(tmp_path.iterdir())
+
+
 def test_no_such_step_run_or_a_damaged_one_is_named(plain, tmp_path, capsys):
     workdir, out = plain[0], tmp_path / "model"
     assert "no step 7 in" in (said := refusal(capsys, f"--workdir={workdir}", "--step=7", out))
@@ -132,6 +149,54 @@ def test_a_run_of_before_says_its_shape_by_its_settings_and_a_changed_one_is_nam
     settings["config"]["model"]["shape"]["intermediate_size"] = 48
     (copy / "config.json").write_text(json.dumps(settings))
     assert "does not fit its own settings" in refusal(capsys, f"--workdir={copy}", tmp_path / "other")
+
+
+def reseal(checkpoint):
+    """As someone does who computes all checksums anew."""
+    record = json.loads((checkpoint / "host.json").read_text())
+    record["files"] = _listing(checkpoint / "arrays")
+    (checkpoint / "host.json").write_text(json.dumps(with_checksum({k: v for k, v in record.items() if k != CHECKSUM})))
+
+
+@pytest.mark.parametrize("copy", ["plain"], indirect=True)
+@pytest.mark.parametrize(
+    ("forged", "said"),
+    [
+        ({"shape": [3000, 3000]}, "does not fit its own settings"),
+        ({"chunks": [4096, 4096]}, "in pieces of (4096, 4096)"),
+    ],
+)
+def test_a_forged_shape_is_refused_before_it_takes_memory(copy, tmp_path, capsys, forged, said):
+    checkpoint = copy / "checkpoints/2"
+    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{checkpoint / 'arrays'}/"}).result()
+    key = b"params.embed.embedding/.zarray"
+    store.write(key, json.dumps({**json.loads(store.read(key).result().value), **forged}).encode()).result()
+    reseal(checkpoint)
+    assert said in refusal(capsys, f"--workdir={copy}", tmp_path / "model")
+
+
+@pytest.mark.parametrize("copy", ["plain"], indirect=True)
+def test_arrays_that_orbax_cannot_read_are_one_error(copy, tmp_path, capsys):
+    (copy / "checkpoints/2/arrays/_METADATA").write_text("{}")
+    reseal(copy / "checkpoints/2")
+    assert "2/arrays cannot be read: " in refusal(capsys, f"--workdir={copy}", tmp_path / "model")
+
+
+@pytest.mark.parametrize("copy", ["plain"], indirect=True)
+def test_a_tokenizer_of_several_templates_is_written_whole(copy, tmp_path):
+    (copy / "tokenizer/additional_chat_templates").mkdir()
+    (copy / "tokenizer/additional_chat_templates/tools.jinja").write_text("some")
+    assert main([f"--workdir={copy}", str(tmp_path / "model")]) == 0
+    assert (tmp_path / "model/additional_chat_templates/tools.jinja").read_text() == "some"
+
+
+@pytest.mark.parametrize("copy", ["plain"], indirect=True)
+@pytest.mark.parametrize("forged", [{"rank": "x"}, {"rank": 2, "targets": 5}, {"rank": 2, "other": 1}])
+def test_forged_adapters_are_one_error(copy, tmp_path, capsys, forged):
+    settings = json.loads((copy / "config.json").read_text())
+    settings["config"]["learner"]["lora"].update(forged)
+    (copy / "config.json").write_text(json.dumps(settings))
+    assert "holds no settings of a run" in refusal(capsys, f"--workdir={copy}", tmp_path / "model")
 
 
 @pytest.mark.real

@@ -1,5 +1,6 @@
 """A model folder with its tokenizer: written, read back, and what to do with a damaged one."""
 
+import json
 from pathlib import Path
 
 import jax
@@ -59,3 +60,13 @@ def test_a_damaged_tokenizer_is_one_line(folder: Path, name: str, content: str) 
     with pytest.raises(ValueError, match=f"{folder} holds no tokenizer that can be read") as error:
         load_tokenizer(folder)
     assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["../../../elsewhere", "/tmp/elsewhere", "a\0"])
+def test_a_template_that_would_be_written_elsewhere_is_refused(folder: Path, name: str) -> None:
+    (folder / "chat_template.jinja").unlink()
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    templates = [{"name": "default", "template": ""}, {"name": name, "template": "mine"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": templates}))
+    with pytest.raises(ValueError, match="a chat template has the name"):
+        load_tokenizer(folder)

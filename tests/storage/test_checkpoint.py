@@ -122,7 +122,19 @@ def _foreign_host(folder):
     (folder / "host.json").write_text("[]")
 
 
-DAMAGE = (_cut, _flip, _lose, _no_host, _torn_host, _foreign_host)
+def _endless(folder):
+    os.truncate(_largest(folder / "arrays"), 2**40)
+
+
+def _endless_host(folder):
+    os.truncate(folder / "host.json", 2**40)
+
+
+def _pipe(folder):
+    os.mkfifo(folder / "arrays/pipe")
+
+
+DAMAGE = (_endless, _endless_host, _pipe, _cut, _flip, _lose, _no_host, _torn_host, _foreign_host)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

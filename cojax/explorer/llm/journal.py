@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cojax.storage.checksums import CHECKSUM, has_valid_checksum, with_checksum
-from cojax.storage.files import LONGEST_LINE, Log, lines_of, open_file, parse_record
+from cojax.storage.files import Log, lines_of, open_file, parse_record
 from cojax.types import Message, canonical
 
 _LOG = logging.getLogger(__name__)
@@ -61,6 +61,17 @@ def failed_record(
         "place": place, "model": model, "sent": sent, "text": None, "kind": kind, "reason": reason,
         "tokens": cost[0], "requests": cost[1],
     }  # fmt: skip
+
+
+def _is_sound(record: Mapping[str, Any]) -> bool:
+    """Whether a record is one of `call_record` or `failed_record`. May raise ValueError, KeyError or TypeError."""
+    counts, answered = [record["tokens"], record["requests"]], record["text"] is not None
+    if answered:
+        tokens_in, tokens_out = record["usage"]
+        counts += [tokens_in, tokens_out]
+    texts = [record["text"]] if answered else [record["kind"], record["reason"]]
+    # A negative cost would let an evolution spend more than its budget.
+    return all(type(count) is int and count >= 0 for count in counts) and all(isinstance(text, str) for text in texts)
 
 
 class Journal:
@@ -111,12 +122,11 @@ class Journal:
                 return None
             with open_file(self._log.path) as file:
                 file.seek(start)
-                line = file.readline(LONGEST_LINE + 1)
+                line = next(lines_of(file), b"")
         try:
             record = parse_record(line)
-            sound = isinstance(record["text"], str) or (record["text"] is None and isinstance(record["kind"], str))
             has_valid_checksum(record)
-            if record["key"] == key and sound:
+            if record["key"] == key and _is_sound(record):
                 return {name: value for name, value in record.items() if name != CHECKSUM}
         except (ValueError, KeyError, TypeError):
             pass

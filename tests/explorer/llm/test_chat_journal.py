@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import itertools
+import os
 
 import pytest
 from chat_calls import accounts, client, failure, reply
@@ -9,7 +10,9 @@ from chat_server import Answer, in_turn, serving
 
 from cojax.explorer.llm.chat_client import ChatClient
 from cojax.explorer.llm.chat_settings import ChatSettings
-from cojax.explorer.llm.journal import Journal
+from cojax.explorer.llm.journal import Journal, call_record
+from cojax.storage.checksums import CheckedLog
+from cojax.storage.files import StorageError
 from cojax.types import Message
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -151,3 +154,31 @@ def test_the_same_call_at_once_is_made_once() -> None:
         with concurrent.futures.ThreadPoolExecutor(6) as pool, chat_model.begin().shared(6) as budgets:
             assert {r.text for r in pool.map(lambda n: reply(chat_model, budgets[n]), range(6))} == {"hi"}
         assert server.requests == 1
+
+
+ANSWERED = call_record("0/test", "m", {}, "hi", False, (1, 1), (2, 1))
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [{"tokens": -(10**9)}, {"requests": True}, {"tokens": "2"}, {"usage": [1]}, {"usage": [-9, 1]}, {"deep": True},
+     {"text": None, "kind": "refused", "reason": 1}],
+)  # fmt: skip
+def test_a_forged_record_is_no_reply_and_gives_no_budget(tmp_path, forged) -> None:
+    path = tmp_path / "journal.jsonl"
+    Journal(path).add("k" * 32, ANSWERED | forged)
+    if "deep" in forged:
+        path.write_bytes(path.read_bytes().replace(b"true", b"[" * 100_000))
+    assert Journal(path).find("k" * 32) is None
+    Journal(path).add("l" * 32, ANSWERED)
+    assert Journal(path).find("l" * 32) == {"key": "l" * 32, **ANSWERED}
+
+
+def test_a_journal_that_is_no_file_or_has_no_end_holds_nobody(tmp_path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="is no file"):
+        Journal(tmp_path / "pipe")
+    with open(tmp_path / "endless", "xb") as file:
+        file.truncate(2**40)
+    with pytest.raises(StorageError, match="line 1: it has more than"):
+        CheckedLog(tmp_path / "endless", shared=True).absorb()

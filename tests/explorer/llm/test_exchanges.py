@@ -68,3 +68,9 @@ def test_every_text_of_a_task_is_shown_and_no_other(tmp_path: Path, capsys: pyte
     assert f"exploration: {len(explored)} calls to a model" in said
     page = write_report(tmp_path).read_text()
     assert page.count("</script>") == 2
+
+
+@pytest.mark.parametrize("place", ["0/initial/{}/reflect", "0/{}/1/reflect", "0/initial/1/run {}/turn 1"])
+def test_a_forged_number_without_end_is_no_place(tmp_path: Path, place: str) -> None:
+    Log(tmp_path / "journal.jsonl").append([{"key": "k", "place": place.format("9" * 5000), "sent": {"messages": []}}])
+    assert not Exchanges(tmp_path / "journal.jsonl")

@@ -1,0 +1,24 @@
+"""What a command says of an error that ends it."""
+
+import pytest
+
+from experiments import evaluate, run
+
+
+@pytest.mark.parametrize("command", [run, evaluate])
+@pytest.mark.parametrize(("error", "said"), [
+    (MemoryError(), "error: this host's memory is used up: free some, then run the same command again to go on"),
+    (MemoryError("8 GiB"), "error: this host's memory is used up (8 GiB): free some"),
+    (ValueError("no"), "error: no"),
+])  # fmt: skip
+def test_an_error_is_one_line(command, error, said, monkeypatch, capsys):
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(command, "end_descendants_at_exit", lambda: None)
+    monkeypatch.setattr(command, "keep_compiled", lambda: None)
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(command, "configuration", fail)
+    with pytest.raises(SystemExit):
+        command.main([])
+    assert " ".join(capsys.readouterr().out.split()).startswith(said)
