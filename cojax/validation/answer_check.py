@@ -75,7 +75,7 @@ def asking_flaw(
     done = {word for place in changing for word in words(action_words(documents, steps[place].action))}
     done |= values | {*words(bare or "")}
     if not given:
-        found = asks(query, done)
+        found = asks(query, done, len(changing) < len(steps) - 1)
         return f"the query asks for an answer, {found!r:.{_SHORT}}, and the solution gives none" if found else ""
     looks = (call.name for place, step in enumerate(steps[:-1]) if place not in changing for call in step.action.calls)
     about = {word for tool in looks for word in words(documentation_words(documents, tool))} - done

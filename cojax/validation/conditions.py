@@ -21,36 +21,48 @@ from cojax.validation.mention import Mentions, fold, stem, words
 # Most values of a state that are looked at, and their depth; most conditions of a query.
 _VALUES, _DEEPEST, _CONDITIONS = 20_000, 8, 8
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
-_IF = re.compile(r"\b(if|unless|in case|provided(?: that)?|as long as|assuming(?: that)?|when(?:ever)?) (?!not\b|so\b)")
+_IF = re.compile(
+    r"\b(if|unless|in case|provided(?: that)?|as long as|assuming(?: that)?|when(?:ever)?|^should) (?!not\b|so\b)"
+)
 _ELSE = re.compile(r"\b(?:otherwise|else|if not)\b")
 _END = re.compile(r"[,;:]|\bthen\b|\bplease\b")
-_WORDS = "no one two three four five six seven eight nine ten eleven twelve"
-_NUMBERS = {word: number for number, word in enumerate(_WORDS.split())} | {
-    "any": 1,
-    "some": 1,
-    "fifteen": 15,
-    "twenty": 20,
-    "thirty": 30,
-    "fifty": 50,
-    "hundred": 100,
-}
+_COUNTING = "no one two three four five six seven eight nine ten eleven twelve"
+_NUMBERS = dict(zip(_COUNTING.split(), range(13), strict=True)) | {"fifteen": 15, "twenty": 20, "fifty": 50}
 # How a count is bounded → what is added to the number, for the least and for the most that it may be.
-_LEAST = {"more than": 1, "over": 1, "above": 1, "at least": 0, "or more": 0, "any": 0, "some": 0}
-_MOST = {"fewer than": -1, "less than": -1, "under": -1, "below": -1, "at most": 0, "or fewer": 0, "or less": 0}
+_LEAST = {"more than": 1, "over": 1, "above": 1, "at least": 0, "or more": 0}
+_MOST = {
+    "no more than": 0,
+    "fewer than": -1,
+    "less than": -1,
+    "under": -1,
+    "below": -1,
+    "at most": 0,
+    "or fewer": 0,
+    "or less": 0,
+}
+_SOME = re.compile(r"\bthere(?: is| are|'s) (?:(?:any|some|an?) )?(?P<noun>\w+)$")
+_NUMBER_OF = re.compile(r"\bthe number of (\w+) is (?:equal to )?(.*)")
 _COUNT = re.compile(
     rf"\b(?:(?P<how>{'|'.join((*_LEAST, *_MOST))}|exactly) )?(?P<number>\d{{1,9}}|{'|'.join(_NUMBERS)})"
     r"(?: (?P<tail>or more|or fewer|or less))?(?P<filter> \w+)?? (?P<noun>\w+)\b"
     r"(?P<more> (?:from|in|on|of|with|that|by|to)\b)?"
 )
 _EXISTS = re.compile(
-    r"\bthere (?:is|are) (?P<no>not? )?(?:\w+ ){1,3}?(?:called|named|titled) ['\"]?(?P<value>[\w@.-]*\w)"
+    r"\b(?:there(?: is| are|'s) )?(?P<no>not? )?(?:\w+ ){0,3}?(?:called|named|titled) ['\"]?(?P<value>[\w@.-]*\w)"
+    r"|\b(?P<name>\w[\w@.-]{0,80})['\"]?(?P<not> (?:does not|doesn't))? exists?\b"
 )
 _IS = re.compile(
-    r"\b(?:(?P<says>says?|reads?|contains?|holds?|equals?)|is|are|was|lies|sits)(?P<no>n't| not)?"
-    r"(?: (?:still|already|currently|in|on|at|to|set|due|for|marked|scheduled|as|the|folder|file|word|text)\b)*"
+    r"\b(?:(?P<says>says?|reads?|contains?|holds?|equals?)|is|are|was|be|lies|sits|falls)(?P<no>n't| not)?"
+    r"(?: (?:still|already|currently|in|on|at|to|set|due|for|marked|scheduled|as|both|an?|the|folder|file|word|text)\b)*"
     r" ['\"]?(?P<value>[\w@.-]*\w)"
 )
+_OR = re.compile(r"\bor\b(?! (?:more|fewer|less)\b)")
+_NOT = re.compile(r"\bnot\b|n't\b")
 _PRONOUN = re.compile(r"(?:it|this|that|they|he|she)?")
+# What may be said of any value.
+_VAGUE = (
+    "long short empty unknown early late old new good bad right wrong missing free full ready the not too very about"
+)
 _WEEK = "monday tuesday wednesday thursday friday saturday sunday"
 _DAYS = frozenset(_WEEK.split())
 
@@ -109,17 +121,24 @@ def _said(action: Action) -> Iterator[set[str]]:
 
 def _truths(said: str, before: str, worlds: Sequence[_World]) -> Iterator[bool | None]:
     """Whether the condition holds in each world; None where it cannot be told."""
-    exists, count, value = _EXISTS.search(said), _COUNT.search(said), _IS.search(said)
+    parts = _NUMBER_OF.sub(r"there are \2 \1", said.replace("exceeds", "is more than")).split(" and ")
     for world in worlds:
-        if exists:
-            yield (exists["value"] in world.names) != bool(exists["no"])
-        elif count and (sizes := world.sizes(count["noun"])):
-            yield _counted(count, sizes)
-        elif value:
-            subject = said[: value.start()].strip()
-            yield world.has(before if _PRONOUN.fullmatch(subject) else subject, value)
-        else:
-            yield None
+        truths = {_truth(part, before, world) for part in parts}
+        yield None if _OR.search(said) else False if False in truths else None if None in truths else True
+
+
+def _truth(said: str, before: str, world: _World) -> bool | None:
+    """Whether one of several conditions that "and" joins holds."""
+    if exists := _EXISTS.search(said):
+        return ((exists["value"] or exists["name"]) in world.names) != bool(exists["no"] or exists["not"])
+    if some := _SOME.search(said):
+        return any(sizes) if (sizes := world.sizes(some["noun"])) else None
+    if (count := _COUNT.search(said)) and (sizes := world.sizes(count["noun"])):
+        return None if _NOT.search(said) else _counted(count, sizes)
+    if value := _IS.search(said):
+        subject = said[: value.start()].strip()
+        return world.has(before if _PRONOUN.fullmatch(subject) else subject, value)
+    return None
 
 
 def _counted(said: re.Match[str], sizes: Sequence[int]) -> bool | None:
@@ -165,10 +184,13 @@ class _World:
 
     def sizes(self, noun: str) -> list[int]:
         """How many entries each collection of this name has."""
-        held = [
-            (path[-1], value) for path, value in self._entries if path and isinstance(value, Mapping | list | tuple)
-        ]
-        return [len(value) for name, value in held if stem(name.rpartition("_")[2]) == stem(noun)]
+        return [len(value) for name, value in self._collections if stem(name) == stem(noun)]
+
+    @functools.cached_property
+    def _collections(self) -> list[tuple[str, Any]]:
+        """The last words of their names, and what has entries."""
+        named = [(path[-1], value) for path, value in self._entries if path]
+        return [(name.rpartition("_")[2], value) for name, value in named if isinstance(value, Mapping | list | tuple)]
 
     def has(self, subject: str, said: re.Match[str]) -> bool | None:
         """Whether an entry that the subject names has the value; None where none is named, or no such value known."""
@@ -186,7 +208,16 @@ class _World:
         if not inner:
             return None
         flags = [leaf for name, leaf in inner if name == value and isinstance(leaf, bool)]
-        if not flags and not (said["says"] or value in self.names or value in _DAYS or value.isdigit()):
+        kinds = [] if flags else [names for name, names in self._collections if stem(name) == stem(value)]
+        # "The day of lunch is …" tells which of its values is meant.
+        meant = [(name, leaf) for name, leaf in inner if mentioned.holds(name)]
+        known = said["says"] or (meant and value not in _VAGUE.split()) or any(map(str.isdigit, value))
+        if flags:
+            found = any(flags)
+        elif kinds:
+            found = any(mentioned.holds(fold(str(name))) for names in kinds for name in names)
+        elif known or value in self.names or value in _DAYS:
+            found = any(Mentions(str(leaf)).holds(value) for _, leaf in meant or inner)
+        else:
             return None
-        found = any(flags) if flags else any(Mentions(str(leaf)).holds(value) for _, leaf in inner)
         return found != bool(said["no"])

@@ -30,7 +30,9 @@ _SPELLING = _LETTERS.split()
 _OTHERWISE = {"alpha": "alfa", "juliet": "juliett", "whisky": "whiskey"}
 # Words between letters that are spelled one by one.
 _BETWEEN = re.compile(r"\b(?:and|then|followed|by|next|letters?|dash|dot|space)\b|(?<=\w)'s\b")
+_HEX = re.compile(r"\b0x|\\x")
 _WORD = re.compile(r"[^\W_]+")
+_VOWELS = re.compile(r"[aeiou]")
 _NUMBER = re.compile(r"[\d\W_]+")
 
 
@@ -56,6 +58,9 @@ class _Forms:
         self._stems = "".join(map(stem, own))
         plain = "".join(_WORD.findall(disguise.plain_letters(answer)))
         self._turned = dict(_turned(plain)) if len(plain) >= _TURNED else {}
+        self._mixed = "".join(sorted(plain)) if len(plain) > _TURNED else ""
+        consonants = _VOWELS.sub("", plain)
+        self._consonants = consonants if _SPELLED <= len(consonants) < len(plain) else ""
         self._encoded = dict(_encoded(answer))
         self._morse = " ".join(MORSE.get(letter, "") for letter in plain)
 
@@ -64,7 +69,7 @@ class _Forms:
         folded = fold(text)
         if self._morse in " ".join(folded.translate(MORSE_MARKS).split()) and self._morse.strip():
             return "Morse"
-        own = _Words([_OTHERWISE.get(word, word) for word in _WORD.findall(folded)])
+        own = _Words([_OTHERWISE.get(word, word) for word in _WORD.findall(_HEX.sub("", folded))])
         if how := next((how for form, how in self._encoded.items() if own.hold(form)), ""):
             return how
         alike = _Words(disguise.words(text))
@@ -73,8 +78,11 @@ class _Forms:
         spelled = _Words(disguise.words(_BETWEEN.sub(" ", folded)))
         if alike.hold_stems(self._stems) or spelled.hold(self.letters):
             return "in the plural, or letter by letter"
-        plain = _Words(_WORD.findall(disguise.plain_letters(text)))
-        return next((how for form, how in self._turned.items() if plain.hold(form)), "")
+        plain = _WORD.findall(disguise.plain_letters(text))
+        if any(self._mixed == "".join(sorted(word)) for word in plain) or self._consonants in plain:
+            return "its letters mixed, or without vowels"
+        joined = _Words(plain)
+        return next((how for form, how in self._turned.items() if joined.hold(form)), "")
 
 
 class _Words:

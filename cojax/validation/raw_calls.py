@@ -16,8 +16,10 @@ _LONG = 12
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _JOINTS = re.compile(r"[\W_]+")
 _NAME = re.compile(r"(?<!\w)\w++(?:(?:[.:-]|::|->)\w++)*+")
-_OPENED = re.compile(r"(?<![\w.])((?:[^\W\d]\w*+\.)*+[^\W\d]\w*+)(\s?)\(([^()]{0,200})")
-_SET = re.compile(r"[\"'](\w{1,80})[\"']\s?:|\b(\w{1,80})\s?=(?!=)|(?<!\S)--(\w{1,80})\b")
+_OPENED = re.compile(r"(?<![\w.])((?:[^\W\d]\w*+\.)*+[^\W\d]\w*+)(?:(\s?)\(|\[)([^()\[\]]{0,200})")
+_SET = re.compile(
+    r"(?:[\"']|\{\s?)(\w{1,80})[\"']?\s?:|\b(\w{1,80}):(?=[\w\"'])|\b(\w{1,80})\s?=(?!=)|(?<!\S)--(\w{1,80})\b"
+)
 _KEYS = frozenset(("arguments", "parameters", "tool", "function", "tool_call", "tool_name", "function_call"))
 # What may stand in brackets after a word as its ending.
 _SUFFIXES = ({"s"}, {"es"}, {"d"}, {"ed"}, {"ing"})
@@ -52,6 +54,10 @@ def raw_call(query: str, actions: Sequence[Action], tools: Collection[str]) -> s
         called = given not in _SUFFIXES if not found[2] else given and given <= known and "." not in found[1]
         if called and found[1].casefold().rpartition(".")[2] in single:
             return found[0]
+    for part in text.casefold().split("`")[1::2]:
+        first, *others = _JOINTS.sub(" ", part).split() or [""]
+        if first in single and others and known.issuperset(others):
+            return part
     return next((found[0] for found in _SET.finditer(text) if {*found.groups()} & (_KEYS | parameters)), "")
 
 

@@ -121,7 +121,8 @@ STRUCTURAL: list[tuple[str, str, str, list[str]]] = [
         f"tell the text of report, {hint}"
         for hint in (
             "rebma backwards", "a-m-b-e-r", "A M B E R", "which is a, m, b, e and r", "am ber", "аmbеr", "4mb3r",
-            "ambers", "(AMBER)", f"base64 {coded('amber')}", f"{coded('Amber').rstrip('=')}", coded("the text is amber"),
+            "ambers", "(AMBER)", f"base64 {coded('amber')}", f"{coded('Amber').rstrip('=')}",
+            coded("the text is amber"),
             f"rot13 {codecs.encode('amber', 'rot13')}", "dpehu", "616d626572", "1-13-2-5-18",
             "97 109 98 101 114", ".- -- -... . .-.", "alfa mike bravo echo romeo",
             "%61%6D%62%65%72", coded("rebma"),
