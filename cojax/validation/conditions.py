@@ -53,16 +53,15 @@ _EXISTS = re.compile(
 )
 _IS = re.compile(
     r"\b(?:(?P<says>says?|reads?|contains?|holds?|equals?)|is|are|was|be|lies|sits|falls)(?P<no>n't| not)?"
-    r"(?: (?:still|already|currently|in|on|at|to|set|due|for|marked|scheduled|as|both|an?|the|folder|file|word|text)\b)*"
+    r"(?: (?:still|already|currently|in|on|at|to|set|due|for|marked|scheduled|as|both|an?|the|folder|file|word|text)\b"
+    r")*"
     r" ['\"]?(?P<value>[\w@.-]*\w)"
 )
 _OR = re.compile(r"\bor\b(?! (?:more|fewer|less)\b)")
 _NOT = re.compile(r"\bnot\b|n't\b")
 _PRONOUN = re.compile(r"(?:it|this|that|they|he|she)?")
 # What may be said of any value.
-_VAGUE = (
-    "long short empty unknown early late old new good bad right wrong missing free full ready the not too very about"
-)
+_VAGUE = "long short empty unknown early late old new good bad right wrong missing free full ready not too very about"
 _WEEK = "monday tuesday wednesday thursday friday saturday sunday"
 _DAYS = frozenset(_WEEK.split())
 
@@ -129,11 +128,13 @@ def _truths(said: str, before: str, worlds: Sequence[_World]) -> Iterator[bool |
 
 def _truth(said: str, before: str, world: _World) -> bool | None:
     """Whether one of several conditions that "and" joins holds."""
-    if exists := _EXISTS.search(said):
+    count = _COUNT.search(said)
+    sizes = world.sizes(count["noun"]) if count else []
+    if (exists := _EXISTS.search(said)) and (exists["value"] or not sizes):
         return ((exists["value"] or exists["name"]) in world.names) != bool(exists["no"] or exists["not"])
     if some := _SOME.search(said):
-        return any(sizes) if (sizes := world.sizes(some["noun"])) else None
-    if (count := _COUNT.search(said)) and (sizes := world.sizes(count["noun"])):
+        return any(held) if (held := world.sizes(some["noun"])) else None
+    if count and sizes:
         return None if _NOT.search(said) else _counted(count, sizes)
     if value := _IS.search(said):
         subject = said[: value.start()].strip()
@@ -208,16 +209,12 @@ class _World:
         if not inner:
             return None
         flags = [leaf for name, leaf in inner if name == value and isinstance(leaf, bool)]
-        kinds = [] if flags else [names for name, names in self._collections if stem(name) == stem(value)]
+        kinds = [names for name, names in self._collections if stem(name) == stem(value)]
         # "The day of lunch is …" tells which of its values is meant.
         meant = [(name, leaf) for name, leaf in inner if mentioned.holds(name)]
-        known = said["says"] or (meant and value not in _VAGUE.split()) or any(map(str.isdigit, value))
-        if flags:
-            found = any(flags)
-        elif kinds:
-            found = any(mentioned.holds(fold(str(name))) for names in kinds for name in names)
-        elif known or value in self.names or value in _DAYS:
-            found = any(Mentions(str(leaf)).holds(value) for _, leaf in meant or inner)
-        else:
+        told = said["says"] or (meant and value not in _VAGUE.split()) or any(map(str.isdigit, value))
+        if not (flags or kinds or told or value in self.names or value in _DAYS):
             return None
+        found = any(flags) if flags else any(Mentions(str(leaf)).holds(value) for _, leaf in meant or inner)
+        found = found or any(mentioned.holds(fold(str(name))) for names in kinds for name in names)
         return found != bool(said["no"])
