@@ -55,6 +55,8 @@ _PERHAPS = re.compile(
     r"|describe|explain|specify|confirm|see|learn|remind|repeat|quote|recall|summari[sz]e|total|number|sum|average"
     r"|amount)\b"
 )
+# What a message is to say asks for nothing.
+_QUOTED = re.compile(r"(?<!\w)[\"“'‘](?=[^\"“”\n]{1,200}\?)[^\"“”\n]{1,200}[\"”'’](?!\w)")
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
 _CLAUSE = re.compile(r"[,;:()\"“”]|\s[-–—]\s|\b(?:and|then|but)\b")
 
@@ -65,7 +67,7 @@ def asks(query: str, done: Collection[str], looks: bool = False) -> str:
     `done` are the stems of the words that what the solution does accounts for. If it also `looks` something up, a
     question that the next sentence refers to is no request for an answer.
     """
-    sentences = [fold(sentence) for sentence in _SENTENCE.split(query) if sentence.strip()]
+    sentences = [fold(sentence) for sentence in _SENTENCE.split(_QUOTED.sub(" ", query)) if sentence.strip()]
     clauses = [[*_clauses(sentence)] for sentence in sentences]
     rest = " ".join(clause for found in clauses for clause in found if not _ORDER.match(clause))
     # To tell may be to send, where no other words of the query ask to send; and something may be let say something.

@@ -39,7 +39,6 @@ def raw_call(query: str, actions: Sequence[Action], tools: Collection[str]) -> s
     parameters = {name for call in calls for name in call.arguments}
     names = {*tools, *(call.name for call in calls)}
     names |= {name.rpartition(".")[2] for name in names}
-    names |= {name.partition("_")[2] for name in names}  # without their application
     joined = {_JOINTS.sub("", name).casefold() for name in names if len(_split(name)) > 1}
     for found in _NAME.finditer(text):
         # "Check-in" is a word, also where there is a tool check_in.
@@ -47,12 +46,14 @@ def raw_call(query: str, actions: Sequence[Action], tools: Collection[str]) -> s
         if coded and _JOINTS.sub("", found[0]).casefold() in joined:
             return found[0]
     single = {name.casefold() for name in names}
+    parts = single | {name.partition("_")[2] for name in single}  # without their application
     known = {value.casefold() for value in values | parameters}
     for found in _OPENED.finditer(text):
         given = {word for word in _JOINTS.split(found[3].casefold()) if word}
         # "Move (bread, friday)" is a call, and "move (at last)" is not.
-        called = given not in _SUFFIXES if not found[2] else given and given <= known and "." not in found[1]
-        if called and found[1].casefold().rpartition(".")[2] in single:
+        called = given and given <= known if found[2] else given not in _SUFFIXES
+        name = found[1].casefold()
+        if called and (name if found[2] else name.rpartition(".")[2]) in (single if found[2] else parts):
             return found[0]
     for part in text.casefold().split("`")[1::2]:
         first, *others = _JOINTS.sub(" ", part).split() or [""]
