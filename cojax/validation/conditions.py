@@ -52,7 +52,8 @@ _EXISTS = re.compile(
     r"|\b(?P<name>\w[\w@.-]{0,80})['\"]?(?P<not> (?:does not|doesn't))? exists?\b"
 )
 _IS = re.compile(
-    r"\b(?:(?P<says>says?|reads?|contains?|holds?|equals?)|is|are|was|be|lies|sits|falls)(?P<no>n't| not)?"
+    r"\b(?:(?P<says>says?|reads?|contains?|holds?|equals?)|is|are|was|be|lies|sits|falls|happens|takes place)"
+    r"(?P<no>n't| not)?"
     r"(?: (?:still|already|currently|in|on|at|to|set|due|for|marked|scheduled|as|both|an?|the|folder|file|word|text)\b"
     r")*"
     r" ['\"]?(?P<value>[\w@.-]*\w)"
@@ -129,7 +130,7 @@ def _truths(said: str, before: str, worlds: Sequence[_World]) -> Iterator[bool |
 def _truth(said: str, before: str, world: _World) -> bool | None:
     """Whether one of several conditions that "and" joins holds."""
     count = _COUNT.search(said)
-    sizes = world.sizes(count["noun"]) if count else []
+    sizes = (world.sizes(count["noun"]) or world.amounts(said[: count.start()], count["noun"])) if count else []
     if (exists := _EXISTS.search(said)) and (exists["value"] or not sizes):
         return ((exists["value"] or exists["name"]) in world.names) != bool(exists["no"] or exists["not"])
     if some := _SOME.search(said):
@@ -142,7 +143,7 @@ def _truth(said: str, before: str, world: _World) -> bool | None:
     return None
 
 
-def _counted(said: re.Match[str], sizes: Sequence[int]) -> bool | None:
+def _counted(said: re.Match[str], sizes: Sequence[float]) -> bool | None:
     """Whether collections of these sizes fit what is said of their number; None where it is said of some entries."""
     number = int(said["number"]) if said["number"].isdigit() else _NUMBERS[said["number"]]
     how = said["how"] or said["tail"] or said["number"]
@@ -193,19 +194,28 @@ class _World:
         named = [(path[-1], value) for path, value in self._entries if path]
         return [(name.rpartition("_")[2], value) for name, value in named if isinstance(value, Mapping | list | tuple)]
 
-    def has(self, subject: str, said: re.Match[str]) -> bool | None:
-        """Whether an entry that the subject names has the value; None where none is named, or no such value known."""
-        mentioned, value = Mentions(subject), said["value"]
+    def amounts(self, subject: str, noun: str) -> list[float]:
+        """The numbers of this name in the entries that the subject names."""
+        inner = ((name, leaf) for name, leaf in self._of(subject) if stem(name) == stem(noun))
+        return [leaf for _, leaf in inner if isinstance(leaf, int | float) and not isinstance(leaf, bool)]
+
+    def _of(self, subject: str) -> list[tuple[str, Any]]:
+        """(name, value) of all values in the entries that the subject names; of one within another, in the inner."""
+        mentioned = Mentions(subject)
         named = [(path, entry) for path, entry in self._entries if path and mentioned.holds(path[-1])]
         named = [one for one in named if isinstance(one[1], Mapping)] or named
         outer = {path[:length] for path, _ in named for length in range(len(path))}
         below = {path for path, _ in named if path not in outer}
-        inner = [
+        return [
             (path[-1], leaf)
             for path, leaf in self._entries
             if not isinstance(leaf, Mapping | list | tuple)
             and any(path[:size] in below for size in range(len(path) + 1))
         ]
+
+    def has(self, subject: str, said: re.Match[str]) -> bool | None:
+        """Whether an entry that the subject names has the value; None where none is named, or no such value known."""
+        mentioned, value, inner = Mentions(subject), said["value"], self._of(subject)
         if not inner:
             return None
         flags = [leaf for name, leaf in inner if name == value and isinstance(leaf, bool)]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from cojax.validation import disguise
 from cojax.validation.decodings import MORSE, MORSE_MARKS
-from cojax.validation.mention import fold, stem
+from cojax.validation.mention import NUMBERS_IN_WORDS, fold, stem
 
 # Fewest letters of an answer that is looked for: taken apart or encoded, and backwards or in a cipher.
 _SPELLED, _TURNED = 3, 4
@@ -37,9 +37,10 @@ _NUMBER = re.compile(r"[\d\W_]+")
 
 
 def hint(query: str, answer: str) -> str:
-    """How the query gives the answer away, in words; "" if no reading of it does. Numbers are not looked for."""
+    """How the query gives the answer away, in words; "" if no reading of it does. A number is looked for in words."""
     if _NUMBER.fullmatch(answer):
-        return ""
+        word = NUMBERS_IN_WORDS.get(int(answer) if len(answer) < 3 and answer.isdecimal() else 0)
+        return "in words" if word in _WORD.findall(fold(query)) else ""
     looked_for = _Forms(answer[:_MOST])
     if len(looked_for.letters) < _SPELLED:
         return ""

@@ -57,7 +57,7 @@ def raw_call(query: str, actions: Sequence[Action], tools: Collection[str]) -> s
             return found[0]
     for part in text.casefold().split("`")[1::2]:
         first, *others = _JOINTS.sub(" ", part).split() or [""]
-        if first in single and others and known.issuperset(others):
+        if first in parts and others and known.issuperset(others):
             return part
     return next((found[0] for found in _SET.finditer(text) if {*found.groups()} & (_KEYS | parameters)), "")
 
