@@ -34,6 +34,7 @@ _IF_SO = re.compile(r"(?:if|then|in that case|otherwise|unless)\b")
 _THERE = re.compile(r"\b(?:there|then|it|that|this|same|so)\b")
 _PLAINLY = re.compile(
     rf"\b(?:(?:(?:tell|inform|remind|show|read|list|name) (?:me|us)|let (?:me|us) know"
+    r"|(?:reply|answer|report) to (?:me|us)"
     rf"|give me (?:back )?{_ITS}|(?:want|need|like|love|wish|have) to (?:know|hear|learn|be told)"
     r"|wonder(?:ing)?|curious|(?:your|final) answer|as (?:the|an|your|my) answer|answer (?:with|should|is|must))\b"
     r"|answer ?:)"
@@ -43,7 +44,7 @@ _PLAINLY = re.compile(
 # Verbs that ask at the beginning of a clause, where they are none of what the solution does.
 _ORDER = re.compile(
     r"(tell|say|answer|report|state|return|output|print|display|name|list|show|count)"
-    rf"(?P<back> back)? (?:{_ITS}|{_WHAT}|with)\b"
+    rf"(?P<back> back)? (?:{_ITS}|(?:(?:on|in|at|to|for|from) )?{_WHAT}|with)\b"
 )
 _SENDS = "send mail message text email notify sms post share reply comment write"
 _SENDING = frozenset(map(stem, _SENDS.split()))
