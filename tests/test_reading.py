@@ -26,7 +26,7 @@ from cojax.rollout import chat, endpoint, endpoint_actors, tool_calls
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.signals.tools import tools_of
 from cojax.types import Action, Call, Message, Observation, Task, TaskDraft, Trajectory, Triplet, Turn, normalise
-from cojax.validation import mention, query, safety
+from cojax.validation import asking, conditions, hints, mention, query, raw_calls, safety
 from cojax.validation.exclusions import Exclusions
 from cojax.validation.safety_rules import ACTION_RULES
 from environments.appworld import prompt
@@ -87,6 +87,25 @@ def _completion(text: str) -> None:
         completion.read_completion(json.loads(text), 9)
 
 
+SENT = Action(calls=(Call("send_mail", {"text": "a", "x": "1"}),))
+
+
+def conditioned(text: str) -> None:
+    state = {"mails": {"a": {"text": text, "s": 1}, text[:99]: {"x": [text, "ab"]}}}
+    for said in (text, f"if {text}", "If there are 9 a. If a is b, stop. " * 9 + text):
+        conditions.false_condition(said, shown(text, SENT, SENT), [0], [state] * 3)
+
+
+def asked(text: str) -> None:
+    for said in (text, f"What {text}", "Tell the " + text.replace(" ", ", tell the ")):
+        asking.may_ask(said, {"mail", "send"}, {"a"})
+
+
+def hinted(text: str) -> None:
+    for answer in ("amber", text[:1_000], text[7:4_000] + "xy"):
+        hints.hint(text, answer)
+
+
 # Reader → how it reads, and the most characters of a text.
 READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "actions": (tool_calls.parse, 400_000),
@@ -121,6 +140,10 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "dangers": (dangerous, 8_000),
     "queries": (lambda text: query.flaw(text, len(text), ["<|im_end|>", "[/INST]"]), 20_000),
     "what a query says": (lambda text: mention.Mentions(text).names(text[:2_000] + "y 12.5"), 4_000),
+    "what a query asks": (asked, 4_000),
+    "answers in disguise": (hinted, 4_000),
+    "calls in a query": (lambda text: raw_calls.raw_call(text, [SENT], ["send_mail", "a"]), 20_000),
+    "conditions": (conditioned, 4_000),
     "evaluation tasks": (lambda text: EXCLUSIONS.why(Task("desk", text, {})), 4_000),
 }
 UNITS = [

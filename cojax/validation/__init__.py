@@ -19,8 +19,9 @@ from cojax.explorer.scripted.windows import phrase_steps, tool_documentation
 from cojax.host.deadlines import PATIENCE, ask_within
 from cojax.types import Action, Call, Message, Status, Task, TaskDraft, Turn, Verdict, signature
 from cojax.validation import necessity, query, safety
-from cojax.validation.answer_check import check_answer
+from cojax.validation.answer_check import asking_flaw, check_answer, takes_answer
 from cojax.validation.attempts import Attempts
+from cojax.validation.conditions import false_condition
 from cojax.validation.consistency import Documents, QueryMatch, compare_query
 from cojax.validation.controls import NegativeControls
 from cojax.validation.exclusions import Exclusions
@@ -99,8 +100,8 @@ class Validation:
                 raise DraftRefused(reason)
             self._repeatable(task, run, evidence)
             bare = self._bare_ending(task, explorer.ending)
-            self._worth_doing(task, run, bare, evidence)
-            agreed = self._agrees(task, run, explorer.ending, evidence)
+            nothing = self._worth_doing(task, run, bare, evidence)
+            agreed = self._agrees(task, run, bare, nothing, explorer.ending, evidence)
             rest = None if _only_ends(task.solution[-1], bare) else bare
             phrase = functools.partial(phrase_steps, self.environment)
             controls = NegativeControls(task, run, explorer.ending, rest, agreed, self._documents, phrase, self._run)
@@ -171,8 +172,8 @@ class Validation:
             raise EnvironmentFailure(trajectory.error)
         return next((action for action in offered if not action.calls), Action())
 
-    def _worth_doing(self, task: Task, run: Replay, bare: Action, evidence: list[str]) -> None:
-        """Raises DraftRefused if doing nothing ends in the same state, or earns full reward."""
+    def _worth_doing(self, task: Task, run: Replay, bare: Action, evidence: list[str]) -> Replay:
+        """Doing nothing. Raises DraftRefused if that ends in the same state, or earns full reward."""
         # In a dialogue, doing nothing ends each of the user's turns immediately.
         turns = 1 if bare.calls else sum(not action.calls for action in task.solution[:-1]) + 1
         nothing = self._run(task, (bare,) * turns)
@@ -181,19 +182,38 @@ class Validation:
         if nothing.trajectory.reward >= 1.0:
             raise DraftRefused("doing nothing earns full reward")
         evidence.append("has an effect, and doing nothing fails")
+        return nothing
 
-    def _agrees(self, task: Task, run: Replay, ending: str, evidence: list[str]) -> QueryMatch:
-        """Compares the query with the solution. Raises DraftRefused for an answer that no action showed or that the
-        query gives away."""
+    def _agrees(
+        self, task: Task, run: Replay, bare: Action, nothing: Replay, ending: str, evidence: list[str]
+    ) -> QueryMatch:
+        """Compares the query with the solution. Raises DraftRefused for an answer that no action showed, that the query
+        gives away or does not ask for, or that it asks for and does not get."""
         steps = necessity.triplets(run)
-        answer = check_answer(task.query, steps, run.states[-1], ending, self._documents.get(ending, {}))
+        document = self._documents.get(ending, {})
+        answer = check_answer(task.query, steps, run.states[-1], ending, document)
         if answer.against:
             raise DraftRefused(answer.against)
         evidence += [answer.line] if answer.line else []
         worded = phrase_steps(self.environment, steps)
         opening = necessity.opening(run)
         agreed = compare_query(task.query, task.environment, steps, opening, worded, self._documents, ending)
-        evidence += [] if agreed.against else [agreed.line]
+        if answer.line:
+            without = self._run(task, (*task.solution[:-1], bare))
+            told = phrase_steps(self.environment, necessity.triplets(without))
+            # Where nothing else is done, the query can only ask for the answer.
+            compared = without.complete and without.states[-1] != nothing.states[-1]
+        else:
+            told, compared = worded, not agreed.worded and takes_answer(run.states[-1], ending, document)
+        if agreed.against:
+            return agreed  # raised when the look-ups have been examined
+        if compared and (
+            reason := asking_flaw(task.query, steps, run.effective, told, bool(answer.line), self._documents)
+        ):
+            raise DraftRefused(reason)
+        if not agreed.worded and (false := false_condition(task.query, steps, run.effective, run.states)):
+            raise DraftRefused(f"the query makes it depend on {false!r:.60}, which does not hold")
+        evidence.append(agreed.line)
         return agreed
 
     def _judged(self, task: Task, draft: TaskDraft, explorer: Metered, evidence: list[str]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from cojax.types import Action, Call, Triplet, normalise
 from cojax.validation.code import names_and_literals
 from cojax.validation.mention import Mentions, codified, computed, fold, number_of, specific, words
+from cojax.validation.raw_calls import raw_call
 
 # Most values in a line of evidence, and characters of each.
 _LISTED, _SHORT = 4, 60
@@ -29,6 +30,7 @@ _SYNONYMS = (
     ("find", "read", "show", "search", "list", "view", "look", "check", "day"),
     ("move", "rename", "copy", "send", "share", "forward", "postpone"),
 )
+_VERBS = {verb for synonyms in _SYNONYMS for verb in synonyms}
 
 Documents = Mapping[str, Mapping[str, Any]]  # tool → its documentation
 
@@ -76,6 +78,8 @@ def compare_query(
         return QueryMatch(worded=True)
     if worded is not None and _word_counts(worded) == _word_counts(query):
         return QueryMatch("the query says the words of these steps in another order")
+    if found := raw_call(query, [step.action for step in steps], documents):
+        return QueryMatch(f"the query holds a call, {found!r:.{_SHORT}}; expected words")
     asked = Mentions(query)
     calls = [(place, call) for place, step in enumerate(steps, 1) for call in step.action.calls if call.name != ending]
     if against := _unrelated(asked, steps, calls, worded, world, documents):
@@ -151,9 +155,7 @@ def _unrelated(
     """Why the query seems to ask for something unrelated; "" if it does not."""
     asked = {word for word in query.words if not word[0].isdigit()}
     given = {word for _, call in calls for _, value in _arguments(call) for word in words(str(value))}
-    done = {
-        word for _, call in calls for word in words(f"{call.name} {_documentation_text(documents.get(call.name, {}))}")
-    }
+    done = {word for _, call in calls for word in words(documentation_words(documents, call.name))}
     done |= {word for step in steps for word in _code_words(step.action)} | set(words(f"{worded or ''} {world}"))
     about = Mentions(" ".join(done | given))
     if not any(about.names(word) for word in asked) and not (query.numbers & about.numbers):
@@ -161,25 +163,29 @@ def _unrelated(
     return _contradiction(asked, {call.name for _, call in calls}, done, documents)
 
 
-def _synonym(word: str) -> str:
+def synonym(word: str) -> str:
     """The first of the word's synonyms, which stands for all of them."""
     return next((synonyms[0] for synonyms in _SYNONYMS if word in synonyms), word)
 
 
 def _contradiction(asked: set[str], called: set[str], done: set[str], documents: Documents) -> str:
     """Why the query asks for another tool of an application than those called; "" if it does not."""
-    split = {tool: [*words(tool)] for tool in documents}
-    # The first word of a name is an application where several tools share it.
+    split = {tool: name for tool in documents if (name := [*words(tool)])}
+    # The first word of a name is an application where several tools share it, and it is no verb.
     prefixes = Counter(name[0] for name in split.values() if len(name) > 1)
-    # The words that say what a tool does: its name without the application.
-    does = {tool: set(name[1:] if prefixes[name[0]] > 1 else name) for tool, name in split.items() if name}
+    shared = {word for word, count in prefixes.items() if count > 1}
+    if shared <= _VERBS:
+        # A world without prefixes is one application, and the first word of a name says what a tool does.
+        does, applications = {tool: {name[0]} for tool, name in split.items()}, dict.fromkeys(split, "")
+    else:
+        does = {tool: set(name[1:] if name[0] in shared else name) for tool, name in split.items()}
+        applications = {tool: name[0] for tool, name in split.items() if name[0] in shared}
     ours = {word for tool in called for word in does.get(tool, ())}
-    applications = {split[tool][0] for tool in called if split.get(tool) and prefixes[split[tool][0]] > 1}
-    verbs = {_synonym(word) for word in ours}
-    if not ours or verbs & {_synonym(word) for word in asked}:
+    if not ours or {*map(synonym, ours)} & {*map(synonym, asked)}:
         return ""
-    for tool, name in split.items():
-        if name and name[0] in applications and (other := (does[tool] - done) & asked):
+    near = {applications[tool] for tool in called if tool in applications}
+    for tool in split:
+        if applications.get(tool) in near and (other := (does[tool] - done) & asked):
             return f"the query says {min(other)!r}, which is what {tool} does, and not what the solution does"
     return ""
 
@@ -187,15 +193,16 @@ def _contradiction(asked: set[str], called: set[str], done: set[str], documents:
 def action_words(documents: Documents, action: Action) -> str:
     """The words about an action: its arguments, its tools' names and documentation, or its code."""
     given = (str(value) for call in action.calls for _, value in _arguments(call))
-    tools = (f"{call.name} {_documentation_text(documents.get(call.name, {}))}" for call in action.calls)
+    tools = (documentation_words(documents, call.name) for call in action.calls)
     return " ".join((*given, *tools, *_code_words(action)))
 
 
-def _documentation_text(document: Mapping[str, Any]) -> str:
-    """The descriptions of a tool and of its parameters."""
+def documentation_words(documents: Documents, tool: str) -> str:
+    """The name of a tool, its description and those of its parameters."""
+    document = documents.get(tool, {})
     parameters = document.get("parameters", {}).get("properties", {})
     described = (f"{name} {parameter.get('description', '')}" for name, parameter in parameters.items())
-    return " ".join((str(document.get("description", "")), *described))
+    return " ".join((tool, str(document.get("description", "")), *described))
 
 
 def _arguments(call: Call) -> Iterator[tuple[str, Any]]:

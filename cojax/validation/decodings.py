@@ -23,7 +23,7 @@ _CODE = """
 .- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- -. --- .--. --.- .-. ... - ..- ...- .-- -..- -.-- --..
 ----- .---- ..--- ...-- ....- ..... -.... --... ---.. ----.
 """
-_MORSE = dict(zip(_CODE.split(), "abcdefghijklmnopqrstuvwxyz0123456789", strict=True))
+MORSE = dict(zip(_CODE.split(), "abcdefghijklmnopqrstuvwxyz0123456789", strict=True))
 _NUMBERS = {
     word: number
     for number, words in enumerate(
@@ -49,7 +49,7 @@ _HEX = re.compile(r"(?:0x|\\x)?[0-9a-fA-F]{2}(?:[\s:,-]{0,2}(?:0x|\\x)?[0-9a-fA-
 _BITS = re.compile(r"[01]{7,8}(?:[\s,-]{0,2}[01]{7,8}){4,}")
 _CODES = re.compile(r"(?<!\d)\d{1,3}(?:[\s,;./-]{1,3}\d{1,3}){5,}(?!\d)")
 _ESCAPES = re.compile(r"(?:\\u\{?|U\+|\\U000)([0-9a-fA-F]{4,5})\}?|\\x([0-9a-fA-F]{2})|=([0-9A-F]{2})|\\([0-7]{3})")
-_MORSE_MARKS = str.maketrans("·•–−—_", "..----")
+MORSE_MARKS = str.maketrans("·•–−—_", "..----")
 _DOTS = re.compile(r"[.\-·•–−—_/| \n]+")
 _DOTTED = re.compile(r"[.\-·•–−—_/| \n]{14,}")
 _MARKED = re.compile(r"(?<=\b\w)[.\-_*·|/,~](?=\w\b)")
@@ -176,8 +176,8 @@ def _morse(text: str) -> Iterator[str]:
 
 
 def _from_morse(match: re.Match[str]) -> str:
-    run = match[0].translate(_MORSE_MARKS)
-    return "".join(_MORSE.get(token, " ") for token in re.findall(r"[.-]+|[/|\n]", run))
+    run = match[0].translate(MORSE_MARKS)
+    return "".join(MORSE.get(token, " ") for token in re.findall(r"[.-]+|[/|\n]", run))
 
 
 def _invisible(text: str) -> Iterator[str]:

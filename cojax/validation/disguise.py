@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cojax.validation.confusables import plain
 from cojax.validation.decodings import decodings
@@ -58,6 +58,27 @@ def plain_letters(text: str) -> str:
 def words(text: str) -> list[str]:
     """The words of the text, with one letter for all that look alike."""
     return _WORD.findall(_same(plain_letters(text)))
+
+
+def readings(
+    text: str, deciphered: Callable[[str], Iterable[tuple[str, str]]] = lambda text: ()
+) -> Iterator[tuple[str, str]]:
+    """(how, reading): the text itself, then its decodings and the decodings of these; at most 32 in all.
+
+    `deciphered` gives readings of a text in addition to decodings.py.
+    """
+    seen = {text}
+    level = [("", text)]
+    yield "", text
+    for _ in range(_DEEPEST):
+        found: list[tuple[str, str]] = []
+        for how, reading in level:
+            for name, further in (*decodings(reading), *deciphered(reading)):
+                if further not in seen and len(further) <= 2 * len(text) + 64 and len(seen) < _READINGS:
+                    seen.add(further)
+                    found.append((f"{how}, {name}".removeprefix(", "), further))
+                    yield found[-1]
+        level = found
 
 
 class Disguises:
@@ -125,19 +146,8 @@ class Disguises:
         return (how or "other words between its parts") if self._scattered(words(reading)) else ""
 
     def readings(self, text: str) -> Iterator[tuple[str, str]]:
-        """(how, reading): the text itself, then its decodings and the decodings of these; at most 32 in all."""
-        seen = {text}
-        level = [("", text)]
-        yield "", text
-        for _ in range(_DEEPEST):
-            found: list[tuple[str, str]] = []
-            for how, reading in level:
-                for name, further in (*decodings(reading), *self._deciphered(reading)):
-                    if further not in seen and len(further) <= 2 * len(text) + 64 and len(seen) < _READINGS:
-                        seen.add(further)
-                        found.append((f"{how}, {name}".removeprefix(", "), further))
-                        yield found[-1]
-            level = found
+        """(how, reading) as `readings` gives them, with the ciphers that make known words of the text's."""
+        return readings(text, self._deciphered)
 
     def _is_whole(self, own: Sequence[str]) -> bool:
         return len(own) > 1 and (_same("".join(own)) in self._whole or _without_filler(own) in self._unfilled)

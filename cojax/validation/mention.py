@@ -34,6 +34,11 @@ _UNITS = _split(
     "eighteen nineteen"
 )
 _TENS = _split("twenty thirty forty fifty sixty seventy eighty ninety")
+# Number → its word, for those that are hardly said of anything else.
+NUMBERS_IN_WORDS = {
+    **{number: word for number, word in enumerate(_UNITS) if number > 1},
+    **{10 * number: word for number, word in enumerate(_TENS, start=2)},
+}
 _ORDINALS = _split("first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth")
 _MONTHS = _split("january february march april may june july august september october november december")
 _DAYS = _split("today tomorrow tonight yesterday next last monday tuesday wednesday thursday friday saturday sunday")
