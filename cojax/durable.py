@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import logging
 import os
 import re
 import secrets
 import stat
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -34,6 +36,11 @@ def regular_file(path: str | Path, flags: int) -> int:
 def pieces(file: BinaryIO) -> Iterator[bytes]:
     """The content of a file, at most one MiB at a time."""
     return iter(lambda: file.read(2**20), b"")
+
+
+def crc32(file: BinaryIO, before: int = 0) -> int:
+    """The CRC-32 of a file's content, or of that after what has the CRC-32 `before`."""
+    return functools.reduce(lambda total, piece: zlib.crc32(piece, total), pieces(file), before)
 
 
 def own_file(path: str | Path, flags: int) -> int:

@@ -12,7 +12,6 @@ A run keeps these files for its checkpoints:
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import types
 import zlib
@@ -25,7 +24,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerBase
 
-from cojax.durable import pieces, regular_file
+from cojax.durable import crc32, regular_file
 from cojax.policy import model_folder
 from cojax.policy.adapters import Lora, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
@@ -228,7 +227,7 @@ def content_of(folder: Path) -> str:
         if path.suffix in (".safetensors", ".json", ".jinja", ".txt") and path.is_file():
             total = zlib.crc32(f"{path.name} {path.stat().st_size} ".encode(), total)
             with open(path, "rb", opener=regular_file) as file:
-                total = functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces(file), total)
+                total = crc32(file, total)
     return f"{total:08x}"
 
 

@@ -14,7 +14,6 @@ import logging
 import os
 import re
 import shutil
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from cojax.durable import pieces, sync_folder, sync_tree
+from cojax.durable import crc32, sync_folder, sync_tree
 from cojax.storage.array_files import ArrayFiles, ArrayStore, explained, outlines
 from cojax.storage.checksums import has_valid_checksum, with_checksum
 from cojax.storage.files import StorageError, explain, explain_reading, is_number, open_file, read_json, write_json
@@ -276,7 +275,7 @@ def _listing(folder: Path, expected: Mapping[str, Any] | None = None) -> dict[st
 
 def _crc32(path: Path) -> int:
     with open_file(path) as file:
-        return functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces(file), 0)
+        return crc32(file)
 
 
 def _shapes(tree: Any) -> dict[str, str]:
