@@ -41,7 +41,7 @@ from cojax.rollout.export import write_tokenizer
 from cojax.scoring import describe
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
-from cojax.storage.files import expect_no_link, write_json
+from cojax.storage.files import expect_no_link, is_number, write_json
 from cojax.storage.folder_lock import RunDirectoryError
 from cojax.types import Group, Task, Trajectory, content_hash
 from environments.worker.venv import InstallError
@@ -215,7 +215,7 @@ def subject_of(
         raise ValueError(f"{len(named)} policies are named; name one with --checkpoint, --model or --endpoint")
     if checkpoint:
         folder = Path(checkpoint)
-        workdir = folder.parent.parent if folder.parent.name == "checkpoints" and folder.name.isdigit() else folder
+        workdir = folder.parent.parent if folder.parent.name == "checkpoints" and is_number(folder.name) else folder
         return subjects.of_checkpoint(config, folder), workdir / "evaluations"
     if model:
         return subjects.of_folder(config, Path(model)), Path("runs/evaluations")

@@ -29,6 +29,7 @@ from cojax.rollout.sglang.server import LabelledWeights
 from cojax.rollout.sglang.weights import newest_version
 from cojax.rollout.weight_items import is_item, item_bytes, other_model, restore_item
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
+from cojax.storage.files import is_number
 from cojax.storage.folder_lock import lock_folder
 from experiments import trained
 
@@ -72,7 +73,7 @@ class LocalFolders:
         roots, kept = [root for root, _ in list(self._roots.values())], list(keep)
         newest = max((int(path.name) for path in kept if path.parent in roots), default=0)
         for root in roots:
-            newer = (path for path in root.iterdir() if path.name.isdigit() and int(path.name) > newest)
+            newer = (path for path in root.iterdir() if is_number(path.name) and int(path.name) > newest)
             prune_weights(root, [*kept, *newer])
 
     def close(self) -> None:

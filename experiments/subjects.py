@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import TOOL_DOCUMENTS, Actors, Chat, PolicyActors
+from cojax.storage.files import is_number
 from experiments import cache_memory, policies, scores, trained
 from experiments.cache_memory import CacheTooLarge
 from experiments.entries import entry
@@ -49,7 +50,7 @@ def of_checkpoint(config: ConfigDict, place: Path) -> Subject:
     Raises CheckpointError where it cannot be read, ValueError where `config` describes another policy than the run's.
     """
     workdir, step = place, None
-    if place.parent.name == "checkpoints" and place.name.isdigit():
+    if place.parent.name == "checkpoints" and is_number(place.name):
         workdir, step = place.parent.parent, int(place.name)
     run = trained.settings_of(workdir)
     _same_model(config, run, workdir)

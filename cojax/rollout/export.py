@@ -29,7 +29,7 @@ from cojax.policy.model_folder import (
 from cojax.policy.parameters import Params
 from cojax.policy.tensor_files import DamagedFile, read_header, read_object
 from cojax.storage.checkpoint import disk_error
-from cojax.storage.files import explain, write_json
+from cojax.storage.files import explain, is_number, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -174,7 +174,7 @@ def prune_weights(folder: Path, keep: Iterable[Path]) -> None:
     """Removes every version in `folder` except those to keep; a version is a subfolder whose name is a number."""
     kept = {path.absolute() for path in keep}
     for path in list(folder.absolute().iterdir()) if folder.is_dir() else []:
-        if path.name.isdigit() and path not in kept:
+        if is_number(path.name) and path not in kept:
             shutil.rmtree(path, ignore_errors=True)
 
 

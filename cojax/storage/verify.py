@@ -12,7 +12,7 @@ from cojax.pool import TaskPool, task_from_record
 from cojax.storage.checkpoint import CheckpointError, SoundCheckpoint
 from cojax.storage.checksums import CheckedLog, Extent, fingerprint
 from cojax.storage.episodes import ZERO_SHOT_EPISODES, Episodes
-from cojax.storage.files import StorageError, expect_no_links, explain_reading, read_json
+from cojax.storage.files import StorageError, expect_no_links, explain_reading, is_number, read_json
 from cojax.storage.run_files import DERIVED, DERIVED_FILES, FOLDERS, REMADE, RESTORE, RunFiles
 from cojax.types import Group, Signal, Task, Trajectory, from_json
 
@@ -105,7 +105,7 @@ def _check_kinds(folder: Path) -> None:
             raise StorageError(f"{path} is no {kind}; expected one. Move it away{fix}.")
     for name, kind in (("checkpoints", "folder"), ("episodes", "file"), ("waiting", "file")):
         for path in sorted((folder / name).glob("*")):
-            if path.name.partition(".")[0].isdigit() and path.is_dir() is (kind == "file"):
+            if is_number(path.name.partition(".")[0]) and path.is_dir() is (kind == "file"):
                 raise StorageError(f"{path} is no {kind}; expected one for a step. Move it away.")
 
 

@@ -18,7 +18,7 @@ from cojax.rollout.engine import Weights
 from cojax.rollout.export import check_weights, prune_weights, read_label, write_weights
 from cojax.rollout.sglang.server import LabelledWeights
 from cojax.rollout.weight_items import check_item, is_item, write_item
-from cojax.storage.files import explain
+from cojax.storage.files import explain, is_number
 
 _LOG = logging.getLogger(__name__)
 # Errors of file systems without locks.
@@ -92,7 +92,7 @@ def newest_version(folder: Path, known: LabelledWeights | None = None) -> Labell
     missing: list[tuple[Path, int]] = []
     for _ in range(_ATTEMPTS):
         try:
-            versions = [path for path in (folder.absolute() / "weights").iterdir() if path.name.isdigit()]
+            versions = [path for path in (folder.absolute() / "weights").iterdir() if is_number(path.name)]
             written = {path: path.stat().st_mtime_ns for path in versions}
         except FileNotFoundError:
             continue
