@@ -22,6 +22,7 @@ runs.py                  the main command, killed and resumed
 resumption.py            a mutated run directory, judged by the code that resumes
 mutations.py             the mutations of a file of a run directory
 foreign.py               a run directory from somebody else, read by each command
+foreign_attacks.py       that directory, and what is planted in it
 losses.py                workers, fork servers and children that die or stop
 disk.py                  a small file system that fills up
 servers.py               endpoints that fail

@@ -28,7 +28,7 @@ _FINISH = Action(calls=(Call("finish"),))
 # How a call breaks the server: at once, after its answer, or when the state is read.
 _WAYS = ("now", "hang", "after", "end", "stall", "long", "random", "deep", "refuse", "endless")
 # The trick about servers that serve several episodes, and its share of the honest cases.
-_REUSED, _SHARE = "reused", 0.2
+_REUSED, _SHARE = "reused", 0.1
 
 
 class McpCases:
@@ -62,13 +62,14 @@ class McpCases:
         return list(self._reused(case))
 
     def _reused(self, case: Case) -> Iterator[Violation]:
-        """Servers that serve several episodes: what one keeps beside its state is noticed, and no evaluation sees it."""
+        """Servers that serve several episodes: the check notices what one keeps, and no evaluation sees it."""
         word = self.canary.word(case.id)
         with _reusing() as trained:
             if (played := playing.play(trained, case)).reward < 1.0:
                 yield Violation("forged", case.id, f"{case.trick}: the verdict is denied ({played.outcome})")
             with _reusing() if traits_of(trained).reuses else contextlib.nullcontext(trained) as evaluated:
-                seen = playing.play(evaluated, dataclasses.replace(case, actions=(_call("recall"), *case.task.solution)))
+                asking = dataclasses.replace(case, actions=(_call("recall"), *case.task.solution))
+                seen = playing.play(evaluated, asking)
                 if any(word in turn.observation.text for turn in seen.turns[:1]):
                     yield Violation("traces", case.id, f"{case.trick}: an evaluation shows what training left")
             report = SetupReport()

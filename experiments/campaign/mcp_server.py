@@ -17,7 +17,7 @@ from typing import Any
 WORDS: list[str] = []
 HIDDEN: list[str] = []
 BROKEN: list[str] = []
-# Where a word beside the state is kept, besides this process: the folder of the code, and what the episode may write to.
+# Where a word beside the state is kept, besides in this process.
 PLACES = [Path(__file__).parent, Path.home(), Path(tempfile.gettempdir()), Path("/tmp"), Path("/dev/shm")]
 TEXT = {"text": {"type": "string"}}
 
