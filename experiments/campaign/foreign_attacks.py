@@ -110,9 +110,7 @@ def _code(place: Place, rng: random.Random) -> str:
         config["environment"] |= {"name": "mcp", "command": f"/usr/bin/touch '{place.marker}'", "python": "/bin/false"}
     else:
         section, _, key = rng.choice(_ENTRIES).rpartition(".")
-        name = (
-            rng.choice(("os:abort", "subprocess:call", "antigravity:a")) if kind == "library" else "foreign_code:entry"
-        )
+        name = rng.choice(("os:abort", "antigravity:a")) if kind == "library" else "foreign_code:entry"
         holder = config.get(section) if section else config
         holder = holder if isinstance(holder, dict) else {}
         holder[key] = name

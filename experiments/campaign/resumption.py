@@ -1,6 +1,6 @@
 """Judges mutated run directories by the code that resumes, in a process of its own as that loads JAX.
 
-python -m experiments.campaign.resumption judge FOLDER SEED ID …    a JSON line a mutation: [[count, id, what is wrong], …]
+python -m experiments.campaign.resumption judge FOLDER SEED ID …    a JSON line a mutation: [[count, id, reason], …]
 python -m experiments.campaign.resumption arrays FOLDER OTHER       exit status 1 where the last checkpoints differ
 """
 
