@@ -65,7 +65,7 @@ def test_a_careful_command_breaks_nothing(tmp_path: Path, sound: Path, monkeypat
             "_unknown",
             "for path in run.rglob('*-1.js'):\n    path.unlink()",
             "lost",
-            "episodes-1.js is changed, made or",
+            "episodes-1.js is changed",
         ),
         ("_code", "sys.path.append(str(run))\nimport foreign_code", "forged", "code of the directory ran"),
         ("_pipe", "for path in run.rglob('*'):\n    path.is_dir() or open(path).close()", "leaked", "no end within"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cojax.environment import EnvironmentFailure, PolicyLoss, Traits
+from cojax.environment import EnvironmentFailure, Traits
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
 from cojax.types import Evaluation
 from environments import setups
@@ -38,8 +38,8 @@ class Erasing(WrappedEpisode):
     def evaluate(self) -> Evaluation:
         try:
             return self.episode.evaluate()
-        except PolicyLoss as loss:
-            raise EnvironmentFailure(str(loss)) from loss
+        except Exception as error:
+            raise EnvironmentFailure(str(error)) from error
 
 
 def test_an_environment_that_lets_a_server_erase_its_episode_is_found() -> None:
