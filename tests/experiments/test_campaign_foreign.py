@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import Commands
 from patience import patience
 
 import cojax.report.pieces  # noqa: F401  loaded once, for all forks
+from cojax.storage.checksums import with_checksum
 from experiments.campaign import foreign, foreign_attacks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the campaign needs Linux")
@@ -88,3 +90,14 @@ def test_a_command_that_trusts_a_directory_is_found(
     monkeypatch.setattr(foreign, "_PEAK", 600.0)
     violations = found(_START + program, tmp_path, sound, monkeypatch, 2)
     assert [one for one in violations if one[0] == count and reason in one[1]]
+
+
+def test_results_that_no_run_wrote_are_refused_in_a_line(tmp_path: Path, commands: Commands) -> None:
+    foreign_attacks.whole(tmp_path / "run")
+    path = tmp_path / "run/summary.json"
+    summary = json.loads(path.read_text())
+    del summary["checksum"], summary["tasks_initial"]
+    path.write_text(json.dumps(with_checksum(summary)))
+    done = commands.run("experiments.run", f"--workdir={tmp_path / 'run'}", folder=tmp_path)
+    assert (done.returncode, done.stdout.count("\n"), "Traceback" in done.stderr) == (1, 1, False), done.stderr
+    assert "holds a record that no run wrote (KeyError: 'tasks_initial')" in done.stdout
