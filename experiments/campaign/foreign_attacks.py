@@ -158,7 +158,8 @@ def _forged(place: Place, rng: random.Random) -> str:
     holder, key = value, rng.choice(sorted(value) or ["seed"])
     while isinstance(holder.get(key), dict) and holder[key] and rng.random() < 0.7:
         holder, key = holder[key], rng.choice(sorted(holder[key]))
-    if (other := rng.choice((None, [], {}, "text", -1, 1e300, True, ...))) is ...:
+    other: Any = rng.choice((None, [], {}, "text", -1, 1e300, True, ...))
+    if other is ...:
         holder.pop(key, None)
     else:
         holder[key] = other
