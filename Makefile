@@ -125,6 +125,7 @@ gpu-kit: $(VENV)/.base
 campaign: $(VENV)/.base
 	$(BIN)/python -m environments.install bfcl
 	$(BIN)/python -m environments.install appworld --data=tiny
+	$(BIN)/python -m environments.install mcp --data=none
 	$(BIN)/python -m experiments.campaign $(CAMPAIGN)
 
 # The paper's comparison; goes on where it was stopped.

@@ -20,6 +20,7 @@ from cojax.report.console import CONSOLE, bar
 from cojax.rollout.chat import Chat, names_only, whole_document
 from cojax.rollout.export import load_tokenizer, write_tokenizer
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
+from cojax.storage.files import read_whole
 from cojax.types import Task
 from cojax.validation import Exclusions
 from environments.watch import HangingCall, watched
@@ -124,7 +125,7 @@ def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, begun: bool
     saved = folder / "tokenizer.json"
     if begun and saved.exists():
         try:
-            before = Tokenizer.from_file(str(saved)).get_vocab()
+            before = Tokenizer.from_buffer(read_whole(saved)).get_vocab()
         except Exception as error:  # the package raises no other type
             raise ValueError(f"{saved} cannot be read ({error}). Delete it: it is made again.") from error
         if before != tokenizer.get_vocab():

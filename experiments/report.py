@@ -43,6 +43,9 @@ from cojax.report.run import Json, expedition_of
 from cojax.storage.files import StorageError
 from experiments.command_line import CommandLineParser
 
+# What reading a record raises that no run wrote.
+NOT_WRITTEN = (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RecursionError)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 when a folder is no run or the id fits no task."""
@@ -62,19 +65,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = error.args[0] if isinstance(error, KeyError) else error  # a KeyError's own text is its repr
         print(f"error: {plain(str(message))}", file=sys.stderr)
         return 2
-    except (TypeError, AttributeError, ValueError, IndexError, ArithmeticError, RecursionError, OSError) as error:
+    except (*NOT_WRITTEN, OSError) as error:
         if isinstance(error, OSError) and chosen.live:
             print(f"error: port {chosen.port} cannot be served ({error}); choose another --port", file=sys.stderr)
             return 2
-        # The page can only be made from records as a run writes them.
-        print(
-            f"error: {', '.join(chosen.workdirs)} holds a record that no run wrote "
-            f"({plain(f'{type(error).__name__}: {error}')}). The same command of the run names the file and the line; "
-            "restore it from a copy.",
-            file=sys.stderr,
-        )
+        print(f"error: {not_written(chosen.workdirs, error)}", file=sys.stderr)
         return 2
     return 0
+
+
+def not_written(folders: Iterable[str | Path], error: Exception) -> str:
+    """The message where showing runs fails by `error`: it can only be done from records as a run writes them."""
+    return (
+        f"{', '.join(map(str, folders))} holds a record that no run wrote "
+        f"({plain(f'{type(error).__name__}: {error}')}). The same command of the run names the file and the line; "
+        "restore it from a copy."
+    )
 
 
 def _parser() -> CommandLineParser:

@@ -51,7 +51,7 @@ from cojax.storage.folder_lock import RunDirectoryError
 from cojax.storage.run_directory import RunDirectory
 from cojax.storage.verify import Verified
 from environments.worker.venv import InstallError
-from experiments import assemble, evaluations, held_out, hosts, kept, methods, preflight, states, traits
+from experiments import assemble, evaluations, held_out, hosts, kept, methods, preflight, report, states, traits
 from experiments.checks import check_run
 from experiments.compatibility import in_todays_keys
 from experiments.entries import defaults, described
@@ -117,13 +117,11 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
     check_run(config)
     config = as_of_one(with_absolute_path(config))
     directory, verified = _claimed(config, together)
-    if (summary := directory.summary(verified)) and summary["steps"] >= config.steps:
-        if verified and verified.checked:
-            directory.cut(verified)
-        redraw(directory.folder, directory.metrics, summary["steps"])
-        tell(workdir=str(directory.folder.absolute()), step=summary["steps"])
-        show_summary(summary, write_report(directory.folder))
-        return 0
+    try:
+        if _is_finished(config, directory, verified):
+            return 0
+    except report.NOT_WRITTEN as error:
+        raise ValueError(report.not_written([directory.folder], error)) from error
     stop, clock = Stop(), Stopwatch()
     together.on_stop = stop.ask
     with clock("warm_start"):
@@ -186,6 +184,19 @@ def _claimed(config: ConfigDict, together: Together) -> tuple[RunDirectory, Veri
     for warning in verified.warnings if verified else ():
         _LOG.warning(warning)
     return directory, verified
+
+
+def _is_finished(config: ConfigDict, directory: RunDirectory, verified: Verified | None) -> bool:
+    """Whether the run has made all its steps; then shows its results."""
+    summary = directory.summary(verified)
+    if summary is None or summary["steps"] < config.steps:
+        return False
+    if verified and verified.checked:
+        directory.cut(verified)
+    redraw(directory.folder, directory.metrics, summary["steps"])
+    tell(workdir=str(directory.folder.absolute()), step=summary["steps"])
+    show_summary(summary, write_report(directory.folder))
+    return True
 
 
 def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory, stop: Stop) -> State:

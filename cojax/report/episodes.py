@@ -12,7 +12,7 @@ from cojax.report.groups import EpisodeIndex, advantages_of
 from cojax.report.lineage import task_id_of
 from cojax.report.pieces import Pieces, steps_piece
 from cojax.report.run import Json, Run
-from cojax.storage.files import StorageError, expect_file
+from cojax.storage.files import StorageError, read_whole
 
 SAMPLED = 400  # episodes sampled evenly over the steps, besides the sources of lineages
 PER_STEP = 6
@@ -206,9 +206,10 @@ def words_of(folder: Path) -> Words | None:
         return None
     from tokenizers import Tokenizer
 
-    expect_file(paths[0])
     try:
-        tokenizer = Tokenizer.from_file(str(paths[0]))
+        tokenizer = Tokenizer.from_buffer(read_whole(paths[0]))
+    except StorageError:
+        raise
     except Exception as error:  # the package raises no other type
         raise StorageError(f"{paths[0]} cannot be read ({error}). Restore it from a copy, or delete it.") from error
     return lambda tokens: [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]

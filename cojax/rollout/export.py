@@ -29,7 +29,7 @@ from cojax.policy.model_folder import (
 from cojax.policy.parameters import Params
 from cojax.policy.tensor_files import DamagedFile, read_header, read_object
 from cojax.storage.checkpoint import disk_error
-from cojax.storage.files import explain, is_number, write_json
+from cojax.storage.files import LARGEST_JSON, explain, is_number, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,6 +41,7 @@ _EXPONENT: dict[str, tuple[Any, int]] = {
     "float16": (np.uint16, 0x7C00),
 }
 _LABEL = "served.json"
+_OF_TOKENIZER = (".json", ".txt", ".model", ".jinja")
 # The names of folders on their way to a version, and of versions on their way out.
 _PASSING = re.compile(r"\..+\.\d+\.(?:new|old)\.tmp")
 _SLICE = 1 << 18  # numbers checked at a time: they fit into the processor's cache
@@ -82,6 +83,9 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     # It imports torch, where that is installed: only now, so that errors of a configuration come first.
     from transformers import AutoTokenizer
 
+    for path in folder.glob("*.*"):
+        if path.suffix in _OF_TOKENIZER and not (path.is_file() and path.stat().st_size <= LARGEST_JSON):
+            raise ValueError(f"{path} is no file of a tokenizer; expected one of at most {LARGEST_JSON:,} bytes")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         for name in tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else ():

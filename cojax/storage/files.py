@@ -154,10 +154,15 @@ def last_lines(path: Path) -> list[str]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises OSError as `open_file`, and ValueError, which says why, where it holds none."""
+    return _parse_object(read_whole(path), finite=True)
+
+
+def read_whole(path: Path) -> bytes:
+    """The content of a file. Raises OSError as `open_file`, and ValueError for more than LARGEST_JSON bytes."""
     with open_file(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > LARGEST_JSON:
             raise ValueError(f"it has {size:,} bytes; expected at most {LARGEST_JSON:,}")
-        return _parse_object(file.read(size), finite=True)
+        return file.read(size)
 
 
 def _parse_object(content: bytes, *, finite: bool = False) -> dict[str, Any]:

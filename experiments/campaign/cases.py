@@ -21,8 +21,8 @@ Count = Literal["forged", "traces", "lost", "leaked"]
 COUNTS: tuple[Count, ...] = ("forged", "traces", "lost", "leaked")
 
 # The share of each kind: in fifty hostile episodes, and in a hundred faults.
-EPISODES: Mapping[str, int] = {"appworld": 3, "bfcl": 20, "desk": 19, "wild": 5, "drafts": 2, "tools": 1}
-FAULTS: Mapping[str, int] = {"kill": 5, "mutation": 32, "worker": 33, "disk": 12, "server": 18}
+EPISODES: Mapping[str, int] = {"appworld": 3, "bfcl": 19, "desk": 19, "wild": 5, "drafts": 2, "mcp": 1, "tools": 1}
+FAULTS: Mapping[str, int] = {"kill": 5, "mutation": 27, "worker": 28, "disk": 12, "server": 18, "foreign": 10}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from experiments.campaign import leaks, playing
 from experiments.campaign.cases import EPISODES, Canary, Violation, kinds
 
 # Episodes of each kind that run at the same time.
-_AT_ONCE: Mapping[str, int] = {"appworld": 4, "bfcl": 6, "desk": 6, "wild": 4, "drafts": 2, "tools": 1}
+_AT_ONCE: Mapping[str, int] = {"appworld": 4, "bfcl": 6, "desk": 6, "wild": 4, "drafts": 2, "mcp": 2, "tools": 1}
 # One episode in so many is rendered as training renders it.
 _RENDERED = 10
 # The part of the episodes after which memory is first measured: caches and allocators are full then.
@@ -65,12 +65,18 @@ def sources() -> Makers:
 
         return DraftCases(canary)
 
+    def mcp(canary: Canary) -> playing.CaseSource:
+        from experiments.campaign.mcp import McpCases
+
+        return McpCases(canary)
+
     def tools(canary: Canary) -> playing.CaseSource:
         from experiments.campaign.tools import ToolCases
 
         return ToolCases(canary)
 
-    return {"bfcl": bfcl, "appworld": appworld, "desk": desk, "wild": wild, "drafts": drafts, "tools": tools}
+    made = {"bfcl": bfcl, "appworld": appworld, "desk": desk, "wild": wild}
+    return {**made, "drafts": drafts, "mcp": mcp, "tools": tools}
 
 
 class Player:

@@ -35,13 +35,19 @@ def injectors() -> Mapping[str, Injector]:
 
         return resumption.inject(ids, seed, folder, done)
 
+    def foreign(ids: Sequence[str], seed: int, folder: Path, done: Callable[[], None]) -> list[Violation]:
+        from experiments.campaign import foreign
+
+        return foreign.inject(ids, seed, folder, done)
+
     def disk(ids: Sequence[str], seed: int, folder: Path, done: Callable[[], None]) -> list[Violation]:
         from experiments.campaign import disk
 
         return disk.inject(ids, seed, folder, done)
 
     workers, endpoints = each(losses.inject), each(servers.inject)
-    return {"kill": kill, "mutation": mutation, "disk": disk, "worker": workers, "server": endpoints}
+    made = {"kill": kill, "mutation": mutation, "disk": disk, "worker": workers, "server": endpoints}
+    return {**made, "foreign": foreign}
 
 
 def each(inject: Callable[[str, int], list[Violation]]) -> Injector:

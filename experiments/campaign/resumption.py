@@ -1,6 +1,6 @@
 """Judges mutated run directories by the code that resumes, in a process of its own as that loads JAX.
 
-python -m experiments.campaign.resumption judge FOLDER SEED ID …    one JSON line a mutation: [[id, what is wrong], …]
+python -m experiments.campaign.resumption judge FOLDER SEED ID …    a JSON line a mutation: [[count, id, reason], …]
 python -m experiments.campaign.resumption arrays FOLDER OTHER       exit status 1 where the last checkpoints differ
 """
 
@@ -31,24 +31,26 @@ def inject(ids: Sequence[str], seed: int, folder: Path, done: Callable[[], None]
     # By the id alone, so that a case played by itself has the same judge.
     by_command = [id for id in ids if draw(seed, f"{id} judge").random() < 1 / _WHOLE]
     others = [id for id in ids if id not in set(by_command)]
-    found = _judge(mutated, seed, others, done) if others else []
+    words = ["experiments.campaign.resumption", "judge", str(mutated), str(seed)]
+    found = judged(words, others, done) if others else []
     for id in by_command:
         found += _judge_by_command(id, seed, folder / f"mutated-{id}", whole)
         done()
     return found
 
 
-def _judge(folder: Path, seed: int, ids: Sequence[str], done: Callable[[], None]) -> list[Violation]:
-    command = [sys.executable, "-m", "experiments.campaign.resumption", "judge", str(folder), str(seed), *ids]
+def judged(words: Sequence[str], ids: Sequence[str], done: Callable[[], None]) -> list[Violation]:
+    """The violations by a process of this module and these words, which prints a JSON line for each of the ids."""
     found, answered = [], 0
+    command = [sys.executable, "-m", *words, *ids]
     with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             answered += 1
             done()
-            found += [Violation("lost", *parts) for parts in json.loads(line)]
+            found += [Violation(*parts) for parts in json.loads(line)]
     if process.returncode or answered != len(ids):
-        found.append(Violation("lost", ids[0], f"the process that judges mutations ended with {process.returncode}"))
+        found.append(Violation("lost", ids[0], f"the process {words[0]} ended with {process.returncode}"))
     return found
 
 
@@ -104,7 +106,7 @@ def judge(folder: Path, seed: int, ids: Sequence[str]) -> None:
             if mutations.apply(folder, path, kind, rng):
                 break
         verdict, words = mutations.judge(folder, path, whole)
-        wrong = [(id, f"{path.relative_to(folder)} {kind}: {words}")] if verdict == "lost" else []
+        wrong = [("lost", id, f"{path.relative_to(folder)} {kind}: {words}")] if verdict == "lost" else []
         print(json.dumps(wrong), flush=True)
         mutations.restore(path, content)
 

@@ -18,6 +18,8 @@ from patience import patience
 from cojax import warm_start
 from cojax.api.runs import open_run
 from cojax.explorer.llm.journal import Journal
+from cojax.report.episodes import words_of
+from cojax.rollout import export
 from cojax.rollout.sglang.released_memory import ReleasedMemoryFile
 from cojax.storage import files
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
@@ -28,6 +30,7 @@ from experiments import cache_memory, held_out, preflight, report, summary, trai
 from experiments.bench.gpu import records, tables
 from experiments.compare import result
 from experiments.origins import origin_of
+from experiments.policies import keep_tokenizer
 from experiments.simulate import times
 from experiments.study import machines, schedule, stored
 from experiments.study import record as study_record
@@ -187,6 +190,25 @@ def test_every_reader_ends_soon(tmp_path: Path, sound: Path, reader: str, fault:
         except (OSError, ValueError, KeyError, TypeError, *OWN_ERRORS) as error:
             said = str(error)
     assert "\n" not in said
+
+
+def test_a_tokenizer_is_read_up_to_a_size_and_never_from_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(b"{" + b" " * 20)
+    for module in (files, export):
+        monkeypatch.setattr(module, "LARGEST_JSON", 10)
+    with within(patience(5.0)):
+        with pytest.raises(files.StorageError, match="it has 21 bytes; expected at most 10"):
+            words_of(tmp_path)
+        with pytest.raises(ValueError, match="is no file of a tokenizer; expected one of at most 10 bytes"):
+            export.load_tokenizer(tmp_path)
+        path.unlink()
+        os.mkfifo(path)
+        for read in (words_of, export.load_tokenizer, lambda folder: keep_tokenizer(None, folder, True)):
+            with pytest.raises((OSError, ValueError), match=r"no file|cannot be read"):
+                read(tmp_path)
 
 
 def test_a_file_is_read_up_to_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
