@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import math
 import numbers
+import os
 import struct
 import time
 import uuid
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 # The parts of a run's time, in the order of summary.json. The total does not include the warm start.
 PARTS = ("warm_start", "generation", "environment", "update", "sync", "feedback", "evaluation", "checkpoint")
 _EVENTS = "events.out.tfevents.*"
+_LARGEST_BOARD = 2**30  # bytes of a file of TensorBoard that is read; a larger one is made again
 
 
 class Stopwatch:
@@ -210,19 +212,22 @@ def _draw(board: SummaryWriter, record: Mapping[str, Any], end: float | None = N
 
 
 def _values_on_board(folder: Path) -> set[tuple[int, str, float]]:
-    """(step, name, value) of every value in TensorBoard's files; empty where one of them is damaged."""
+    """(step, name, value) of every value in TensorBoard's files; empty where one of them is damaged or too large."""
     from tensorboardX.proto.event_pb2 import Event
 
     found = set()
     for path in sorted(folder.glob(_EVENTS)):
         with open_file(path) as file:
-            data = file.read()
+            if os.fstat(file.fileno()).st_size > _LARGEST_BOARD:
+                return set()
+            data = memoryview(file.read(_LARGEST_BOARD))
+        at = 0
         try:
-            while data:
+            while at < len(data):
                 # A record is the length of an event (8 bytes), its checksum (4), the event, and its checksum (4).
-                (length,) = struct.unpack_from("<Q", data)
-                event = Event.FromString(data[12 : 12 + length])
-                data = data[16 + length :]
+                (length,) = struct.unpack_from("<Q", data, at)
+                event = Event.FromString(data[at + 12 : at + 12 + length].tobytes())
+                at += 16 + length
                 found |= {(event.step, value.tag, value.simple_value) for value in event.summary.value}
         except (struct.error, DecodeError):
             return set()

@@ -1,4 +1,4 @@
-"""Unicode normal forms of any text, however hostile, in time linear in its length."""
+"""Unicode of any text, however hostile, in time linear in its length: normal forms, and text for a terminal."""
 
 from __future__ import annotations
 
@@ -36,3 +36,17 @@ def _marked(text: str) -> bool:
     """Whether more than _MARKS marks stand in a row."""
     runs = itertools.groupby(text, lambda letter: unicodedata.combining(letter) > 0 or letter in _HIDDEN)
     return any(marks and next(itertools.islice(run, _MARKS, None), None) is not None for marks, run in runs)
+
+
+def plain(text: str) -> str:
+    """The text with control characters escaped: a model's text may try to move the terminal's cursor, say."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else _escaped(char)
+        for char in text
+    )
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape", "surrogatepass").decode("ascii")

@@ -27,6 +27,7 @@ from cojax.report.compare import check_folders
 from cojax.report.console import CONSOLE, duration
 from cojax.report.paired import paired
 from cojax.storage.files import StorageError, read_json
+from cojax.unicode_forms import plain
 from experiments import report
 from experiments.command_line import CommandLineParser
 
@@ -139,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         results = [result(folder) for folder in folders]
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {plain(str(error))}", file=sys.stderr)
         return 2
     CONSOLE.print(table(results))
     CONSOLE.print(differences(results))

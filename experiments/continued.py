@@ -33,6 +33,7 @@ def get_config(workdir: str) -> ConfigDict:
                 convert_setting(name, RANGES[name], value)
         with config.unlocked(), config.ignore_type():
             config.update(with_tuples)
+            config.workdir = workdir  # wherever it lay when it was written
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{Path(workdir) / 'config.json'}: {error}") from error
     return config

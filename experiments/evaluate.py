@@ -263,7 +263,7 @@ def main(argv: Sequence[str]) -> None:
         named = (_CHECKPOINT.value, _MODEL.value, _ENDPOINT.value, _ENDPOINT_MODEL.value)
         subject, home = subject_of(config, *named)
         name = f"{subject.name}-{config.environment.name}-{'+'.join(splits)}-x{_SAMPLES.value}"
-        out = Path(_OUT.value) if _OUT.value else home / name
+        out = Path(_OUT.value) if _OUT.value else home / name.replace("/", "-")  # a name leads nowhere else
         if _CHECKPOINT.value and not _OUT.value:
             for path in (home, out):
                 expect_no_link(path)

@@ -9,6 +9,14 @@ import jax
 
 from cojax import warm_start
 from cojax.durable import own_file
+from cojax.unicode_forms import plain
+
+
+class _Plain(logging.Formatter):
+    """A line without control characters: texts of models and environments stand in warnings."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
 
 
 def keep_compiled() -> None:
@@ -21,11 +29,11 @@ def log_to(path: Path) -> None:
     """Logs everything to the file at `path`, and warnings to the terminal as well."""
     handler = logging.FileHandler(path, delay=True)
     handler.setStream(open(path, "a", opener=own_file))  # noqa: SIM115  the handler closes it
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_Plain("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     for other in list(root.handlers):
         other.setLevel(logging.WARNING)
-        other.setFormatter(logging.Formatter("warning: %(message)s"))
+        other.setFormatter(_Plain("warning: %(message)s"))
     root.addHandler(handler)
     logging.getLogger("cojax").setLevel(logging.INFO)
 

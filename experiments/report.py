@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import json
 import sys
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -41,6 +40,7 @@ from cojax.report.console import CONSOLE
 from cojax.report.lineage import action_text, id_of
 from cojax.report.run import Json, expedition_of
 from cojax.storage.files import StorageError
+from cojax.unicode_forms import plain
 from experiments.command_line import CommandLineParser
 
 # What reading a record raises that no run wrote.
@@ -224,21 +224,9 @@ def _heading(title: str, text: str) -> Text:
     return Text.assemble(("\n" + "─" * 100 + "\n", "dim"), (plain(title), "bold"), (f"\n{plain(text)}", "dim"))
 
 
-def plain(text: str) -> str:
-    """The text with control characters escaped: a model's text may try to move the terminal's cursor, say."""
-    return "".join(
-        char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else _escaped(char)
-        for char in text
-    )
-
-
 def _indented(text: str, depth: int) -> str:
     """The text with each line indented, so that none can be mistaken for one of ours."""
     return "\n".join(" " * depth + line for line in plain(text).split("\n"))
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def history_lines(history: TaskHistory) -> Iterator[Text]:

@@ -2,7 +2,8 @@
 
 An entry of one's own is taken from the folders that the command was started with, the current one and PYTHONPATH among
 them, and from those of --trust-code, if it is defined there. An entry of any other place, and a setting that starts a
-program, must stand on the command line itself. docs/threat-model.md has the rule, and what it leaves open.
+program, or names an address or a folder, must stand on the command line itself. docs/threat-model.md has the rule, and
+what it leaves open.
 """
 
 from __future__ import annotations
@@ -30,8 +31,18 @@ from experiments.entries import CHOICES, SIGNAL, signal_name
 # Settings beside the names of entries that start a program, import a module, or connect to who may do so.
 PROGRAMS = (
     "environment.command", "environment.variables", "environment.python", "environment.module", "environment.path",
-    "environment.cluster", "sglang.python", "sglang.flags", "distributed.coordinator",
+    "environment.solution", "environment.cluster", "sglang.python", "sglang.flags", "distributed.coordinator",
 )  # fmt: skip
+# Settings that say where data and keys are sent, or which folders outside the run directory are read and written.
+PLACES = (
+    "llm.base_url", "quality.base_url", "sglang.urls", "sglang.router", "sglang.folder", "sglang.local",
+    "wandb.project", "environment.url", "environment.headers", "environment.user_url", "environment.folders",
+    "environment.setups", "environment.visible",
+)  # fmt: skip
+_WHY = {
+    **dict.fromkeys(PROGRAMS, "decides which program runs"),
+    **dict.fromkeys(PLACES, "decides where data and keys go, or what else is read and written"),
+}
 # Settings of cojax's own environments that may name a function as package.module:function.
 _FUNCTIONS = ("environment.affordances", "environment.state")
 _LONGEST = 300  # characters of a folder that an error repeats as it is
@@ -71,10 +82,10 @@ def check(config: ConfigDict, workdir: Path, stated: Collection[str], folders: S
             raise _unstated(path, place, name, f"lies in {foreign[0]}, a folder that is not trusted")
         if any(_holds(folder, module, workdir) for folder in found):
             raise _unstated(path, place, name, "is of a package that holds the run's own folder")
-    for setting in PROGRAMS:
+    for setting, why in _WHY.items():
         own = setting in LEAVES or _is_own_world(config)
         if setting not in stated and (value := _value(config, setting)) and own:
-            raise _unstated(path, setting, value, "decides which program runs")
+            raise _unstated(path, setting, value, why)
     for place, name, find in named:
         if not _is_defined_in(find(name), trusted):
             raise _unstated(path, place, name, "is defined elsewhere than in a folder that is trusted")

@@ -13,33 +13,43 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from cojax.report.run import origin_line
 from cojax.report.verdicts import probed, verdicts_of
+from cojax.unicode_forms import plain
 
 _T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
 
 
 class _LoggedConsole(Console):
-    """A console whose lines the log of the process gets too, where it takes what is INFO."""
+    """A console that shows text as it is, and whose lines the log of the process gets too, where it takes INFO.
+
+    Neither markup nor control characters in a text count: much of it comes from models and from files of others.
+    """
+
+    def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=plain(segment.text))
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(*objects, **options)
         if _LOG.isEnabledFor(logging.INFO):
-            plain = Console(file=io.StringIO(), width=self.width, highlight=False, emoji=False, color_system=None)
-            plain.print(*objects, **options)
-            for line in plain.file.getvalue().splitlines():  # type: ignore[attr-defined]
-                if line.strip():
-                    _LOG.info("%s", line.rstrip())
+            log = io.StringIO()
+            Console(file=log, width=self.width, color_system=None, **_AS_IT_IS).print(*objects, **options)
+            for line in filter(None, map(str.rstrip, log.getvalue().split("\n"))):
+                _LOG.info("%s", plain(line))
 
 
 # Without emoji, as rich would turn "module:fire:" into a flame.
-CONSOLE: Console = _LoggedConsole(highlight=False, emoji=False)
+_AS_IT_IS: Any = {"highlight": False, "emoji": False, "markup": False}
+CONSOLE: Console = _LoggedConsole(**_AS_IT_IS)
+_TABLE: Any = {"title_justify": "left", "title_style": "bold", "box": None, "padding": (0, 2)}
 _COUNTED = {"signals": "signals", "verdicts": "verdicts", "tasks added": "added", "outcomes": "outcomes"}
 _KIND_STYLES = {"forgetting": "red", "boundary": "blue", "rare": "yellow"}
 _KINDS = 60  # kinds of task that a table lists
@@ -159,18 +169,17 @@ def bar(description: str, total: int | None = None, console: Console = CONSOLE) 
             yield lambda count=1: live.advance(row, count)
         return
     began = last = time.monotonic()
-    done = 0
+    done, of = 0, "" if total is None else f"/{total}"
 
     def advance(count: int = 1) -> None:
         nonlocal done, last
         done += count
         if (now := time.monotonic()) - last >= REPORT_EVERY:
             last = now
-            console.print(f"{description}: {done}{_of(total)}", soft_wrap=True)
+            console.print(f"{description}: {done}{of}", soft_wrap=True)
 
     yield advance
-    spent = duration(time.monotonic() - began)
-    console.print(f"{description}: {done}{_of(total)} in {spent}", soft_wrap=True)
+    console.print(f"{description}: {done}{of} in {duration(time.monotonic() - began)}", soft_wrap=True)
 
 
 def show_summary(summary: Mapping[str, Any], report: str | Path | None = None, console: Console = CONSOLE) -> None:
@@ -185,7 +194,7 @@ def show_evaluation(result: Mapping[str, Any], report: str | Path | None = None,
     """The closing tables of an evaluation, from result.json."""
     splits = result["splits"]
     _show_origin(result, console)
-    table = Table(title="Result", title_justify="left", title_style="bold", box=None, padding=(0, 2))
+    table = Table(title="Result", **_TABLE)
     table.add_column("", style="dim", no_wrap=True)
     for name in splits:
         table.add_column(name, justify="right", no_wrap=True)
@@ -223,9 +232,7 @@ def _show_origin(result: Mapping[str, Any], console: Console) -> None:
 
 
 def _kinds_table(split: str, one: Mapping[str, Any]) -> Table:
-    table = Table(
-        title=f"\n{split}, by {one['by_key']}", title_justify="left", title_style="bold", box=None, padding=(0, 2)
-    )
+    table = Table(title=f"\n{split}, by {one['by_key']}", **_TABLE)
     for head in (one["by_key"], "tasks", "success"):
         table.add_column(head, justify="left" if head == one["by_key"] else "right")
     shown = list(one["by"].items())[:_KINDS]
@@ -244,16 +251,15 @@ def _with_interval(found: Mapping[str, float] | None, scale: float) -> str:
 
 
 def _results(summary: Mapping[str, Any]) -> Table:
-    table = Table(title="Result", title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2))
+    table = Table(title="Result", show_header=False, **_TABLE)
     table.add_column(style="dim")
     table.add_column()
     zero_shot, final = summary.get("zero_shot"), summary.get("final")
-    trials = summary.get("trials", ())
     if zero_shot is not None:
         table.add_row("held-out success, zero-shot", f"{100 * zero_shot:.1f} %")
     if final is not None:
         table.add_row("held-out success, final", f"{100 * final:.1f} %")
-    for number, success in enumerate(trials[1:], 2):
+    for number, success in enumerate(summary.get("trials", ())[1:], 2):
         table.add_row(f"  after {number} trials", f"{100 * success:.1f} %")
     for name, success in summary.get("final_by", {}).items():
         table.add_row(f"  {name}", f"{100 * success:.1f} %")
@@ -277,10 +283,10 @@ def _time_split(seconds: Mapping[str, float]) -> Table:
     total = seconds["total"]
     parts = {part: spent for part, spent in seconds.items() if part not in ("total", "warm_start")}
     rest = total - sum(parts.values())
-    table = Table(title="\nWhere the time went", title_justify="left", title_style="bold", box=None, padding=(0, 2))
+    table = Table(title="\nWhere the time went", **_TABLE)
     table.add_column("part", style="dim")
-    table.add_column("time", justify="right")
-    table.add_column("share", justify="right")
+    for head in ("time", "share"):
+        table.add_column(head, justify="right")
     table.add_column("")
     for part, spent in (*parts.items(), ("everything else", rest), ("total", total)):
         share = spent / total if total else 0.0
@@ -292,7 +298,3 @@ def _time_split(seconds: Mapping[str, float]) -> Table:
 
 def _kinds(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "none"
-
-
-def _of(total: int | None) -> str:
-    return "" if total is None else f"/{total}"

@@ -26,9 +26,10 @@ class TooLarge(ValueError):
 def snapshot(folder: Path, ignore: Sequence[str] = ()) -> dict[str, Any]:
     """{"files": path → what it holds}, and "repositories" where there are any; both by paths within the folder.
 
-    A file is {"path", "content"}, its content text, or JSON if it is JSON; {"path", "tables"} for a database; {"path",
-    "sha256"} for other bytes and long texts; {"path", "link"} for a symbolic link; {"path"} for an empty folder. Files
-    and folders whose name matches a pattern of `ignore` are left out.
+    A file is {"path", "content"}, its content text, or JSON if it is JSON; {"path", "tables"} for a database, with
+    "made" for its triggers, views and indexes where it has any; {"path", "sha256"} for other bytes and long texts;
+    {"path", "link"} for a symbolic link; {"path"} for an empty folder. Files and folders whose name matches a pattern
+    of `ignore` are left out.
 
     Raises TooLarge for more than 2,000 files, and for more than 2 MiB of JSON.
     """
@@ -69,7 +70,7 @@ def _held(path: Path) -> dict[str, Any]:
         return {"kind": "special"}
     with path.open("rb") as file:
         if file.read(len(_SQLITE)) == _SQLITE:
-            return {"tables": _tables(path)}
+            return _database(path)
     if path.stat().st_size > _KEPT:
         with path.open("rb") as file:
             return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
@@ -90,18 +91,18 @@ def _refused(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _tables(path: Path) -> dict[str, Any]:
-    """The tables of a database: how each was made, its columns, and its rows in their order."""
+def _database(path: Path) -> dict[str, Any]:
+    """The tables of a database: how each was made, its columns, and its rows in their order; and what else is made."""
     with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True) as database:
-        made = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
-        tables = {}
-        for name, sql in made:
+        made = database.execute("SELECT type, name, sql FROM sqlite_master ORDER BY type, name").fetchall()
+        tables, others = {}, [sql for kind, _, sql in made if kind != "table" and sql]  # an automatic index has no SQL
+        for name, sql in ((name, sql) for kind, name, sql in made if kind == "table"):
             quoted = '"' + name.replace('"', '""') + '"'
             rows = database.execute(f"SELECT * FROM {quoted}")
             columns = [column[0] for column in rows.description]
             tables[name] = {"made": sql, "columns": columns, "rows": [list(map(_value, row)) for row in rows]}
     database.close()
-    return tables
+    return {"tables": tables, **({"made": others} if others else {})}
 
 
 def _value(value: Any) -> Any:

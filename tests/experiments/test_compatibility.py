@@ -64,6 +64,7 @@ def test_a_run_goes_on_with_its_own_settings(tmp_path: Path) -> None:
     del stored["quality"], stored["llm"]["timeout"]
     (tmp_path / "config.json").write_text(json.dumps({"config": stored}))
     again = continued.get_config(str(tmp_path))
+    config.workdir = str(tmp_path)
     assert again.to_dict() == config.to_dict()
     check(again)
 

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import io
 import shutil
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -96,6 +97,27 @@ def test_a_damaged_piece_is_named(kit: dict[str, Any], tmp_path: Path) -> None:
     piece.write_bytes(b"X" + piece.read_bytes()[1:])
     with pytest.raises(KitError, match=r"^code\.1 of \d pieces? of the code missing or damaged; copy that"):
         prepare([tmp_path / "pieces"], tmp_path / "into")
+
+
+def test_a_piece_that_is_changed_once_it_was_found_is_not_unpacked(
+    kit: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evil = tar({"code/evil.py": b"#"})
+    copy = shutil.copyfileobj
+    monkeypatch.setattr(shutil, "copyfileobj", lambda part, file, block: copy(io.BytesIO(evil), file, block))
+    with pytest.raises(KitError, match=r"code\.1 was changed meanwhile; copy it again"):
+        prepare([tmp_path / "pieces"], tmp_path / "into")
+    assert not list((tmp_path / "into").rglob("evil.py"))
+
+
+def test_a_module_beside_the_script_is_not_imported(tmp_path: Path) -> None:
+    shutil.copy(start.__file__, tmp_path / "start.py")
+    for name in ("argparse", "hashlib", "zipfile", "jax"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
+    done = subprocess.run(
+        [sys.executable, "-s", str(tmp_path / "start.py"), "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, "--pieces" in done.stdout) == (0, True), done.stderr
 
 
 def test_missing_wheels_matter_where_a_package_is_absent(kit: dict[str, Any], tmp_path: Path) -> None:

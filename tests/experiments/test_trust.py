@@ -15,6 +15,8 @@ from absl.testing import flagsaver
 from commands import Commands
 from ml_collections import ConfigDict
 
+import environments
+from cojax import registry
 from cojax.registry.annotations import RegistryError
 from experiments import desk, entries, flags, trust
 from experiments.checks import check as check_settings
@@ -206,10 +208,24 @@ def test_the_folder_of_a_config_json_is_printed_safely(folder: Any, printed: str
         {"environment.cluster": "ray://evil:10001"},
         {"sglang.python": "/tmp/evil"},
         {"sglang.flags": "--trust-remote-code"},
+        {"environment.name": "openenv", "environment.solution": "evil:solve"},
+        {"explorer.name": "llm", "llm.base_url": "http://evil.example/v1", "llm.model": "m"},
+        {"quality.embedding": "endpoint", "quality.base_url": "http://evil.example/v1", "quality.model": "m"},
+        {"sglang.urls": "http://evil.example"},
+        {"sglang.router": "http://evil.example"},
+        {"sglang.folder": "/home/you"},
+        {"sglang.local": "/home/you"},
+        {"wandb.project": "evil"},
+        {"environment.name": "mcp", "environment.url": "$SECRET", "environment.unconfined": True},
+        {"environment.name": "mcp", "environment.headers": "X=SECRET"},
+        {"environment.name": "mcp", "environment.folders": "/home"},
+        {"environment.name": "mcp", "environment.setups": "/home/you/list.json"},
+        {"environment.name": "verifiers", "environment.visible": "/home/you/.ssh"},
+        {"environment.name": "tau2", "environment.user": "model", "environment.user_url": "http://evil.example/v1"},
     ],
     ids=lambda settings: ",".join(str(value) for value in settings.values()),
 )
-def test_what_else_runs_code_must_stand_on_the_command_line(
+def test_what_else_runs_code_or_leaves_the_folder_must_stand_on_the_command_line(
     settings: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(code_in(tmp_path / "mine"))
@@ -228,9 +244,16 @@ def test_a_setting_on_the_command_line_needs_no_further_trust(tmp_path: Path) ->
     assert resumed(workdir, "--config.sglang.flags=--tp 2").sglang.flags == "--tp 2"
 
 
-def test_the_programs_are_settings_that_there_are() -> None:
-    leaves, own = desk.get_config(), {"command", "variables", "python", "module", "path"}
-    for name in trust.PROGRAMS:
+def test_a_run_goes_on_in_its_own_folder_wherever_it_says_that_it_lay(tmp_path: Path) -> None:
+    workdir = written(tmp_path / "run", {"workdir": "/home/you"})
+    assert resumed(workdir).workdir == str(workdir)
+
+
+def test_the_programs_and_places_are_settings_that_there_are() -> None:
+    leaves, own = desk.get_config(), set()
+    for world in ("mcp", "openenv", "tau2"):
+        own |= registry.settings(environments.maker(world)).keys()
+    for name in (*trust.PROGRAMS, *trust.PLACES):
         section, _, key = name.partition(".")
         assert key in leaves[section] or (section == "environment" and key in own)
 

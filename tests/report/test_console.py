@@ -8,6 +8,7 @@ import logging
 import pytest
 from rich.console import Console
 from rich.control import Control
+from rich.table import Table
 
 from cojax.report.console import CONSOLE, bar, duration, extra_lines, seconds_left, show_step, show_summary, step_line
 
@@ -175,12 +176,24 @@ def test_the_log_gets_what_the_console_says_as_plain_lines(caplog: pytest.LogCap
     with CONSOLE.capture():
         CONSOLE.print("before")
         with caplog.at_level(logging.INFO, "cojax.report.console"):
-            CONSOLE.print("[bold]plain[/bold] :fire:", Control())
+            CONSOLE.print("[bold]plain[/x] :fire:", Control())
             CONSOLE.print("as [it] is", markup=False)
             CONSOLE.print(Control.bell())
             show_step(RECORD, 120, console=CONSOLE)
     assert [record.getMessage() for record in caplog.records] == [
-        "plain :fire:",
+        "[bold]plain[/x] :fire:",
         "as [it] is",
         step_line(RECORD, 120).plain,
     ]
+
+
+def test_text_from_elsewhere_moves_no_cursor_and_ends_no_style(caplog: pytest.LogCaptureFixture) -> None:
+    hostile = "\x1b]0;x\x07\x1b[2J\x9b1m\r\u202e[/x]"
+    table = Table()
+    table.add_row(hostile)
+    with CONSOLE.capture() as shown, caplog.at_level(logging.INFO, "cojax.report.console"):
+        CONSOLE.print(f"error: {hostile}")
+        CONSOLE.print(table)
+    for text in (shown.get(), *(record.getMessage() for record in caplog.records)):
+        assert text.replace("\n", "").isprintable()
+    assert "error: \\x1b]0;x" in shown.get()

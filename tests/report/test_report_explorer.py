@@ -18,7 +18,8 @@ from cojax.signals import kinds
 from cojax.storage.episodes import Episodes
 from cojax.storage.files import Log, write_json
 from cojax.types import to_json
-from experiments.report import main, plain
+from cojax.unicode_forms import plain
+from experiments.report import main
 
 LONG = "documentation " * 2_000
 REFUSED = {"environment": "desk", "query": "wipe it all", "setup": {"box": 1}, "solution": [], "description": ""}

@@ -77,9 +77,12 @@ class LaunchSettings:
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
-        """Our environment variables, without PYTHONPATH and PYTHONHOME; hub look-ups are off: the model is a folder."""
+        """Our environment variables, without PYTHONPATH and PYTHONHOME; hub look-ups are off: the model is a folder.
+
+        No module of the current folder is imported in place of the server's own.
+        """
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-        kept |= {"HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+        kept |= {"PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
         if self.device != "cpu":
             return kept
         # PyTorch's threads wait busily: more of them than cores take the cores from each other.

@@ -7,14 +7,19 @@ and safetensors must be installed. Run again, it goes on.
 
 from __future__ import annotations
 
+# What lies beside the pieces is no module of ours, whatever its name.
+import os
+import sys
+
+if __name__ == "__main__" and sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
+    del sys.path[0]
+
 import argparse
 import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import shutil
-import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,7 +69,7 @@ def prepare(folders: Sequence[Path], into: Path) -> Path:
         if missing := [piece["name"] for piece in pieces if piece["sha256"] not in found]:
             _say(archive, missing, len(pieces))
             continue
-        _unpack(archive, [found[piece["sha256"]] for piece in pieces], unpacked)
+        _unpack(archive, [(piece["sha256"], found[piece["sha256"]]) for piece in pieces], unpacked)
         done.touch()
     return unpacked
 
@@ -113,15 +118,22 @@ def _installed(name: str) -> bool:
     return True
 
 
-def _unpack(archive: str, pieces: Sequence[Path], unpacked: Path) -> None:
-    """Joins the pieces and unpacks them; what a killed call left is written again."""
+def _unpack(archive: str, pieces: Sequence[tuple[str, Path]], unpacked: Path) -> None:
+    """Joins the pieces, each with its digest, and unpacks them; what a killed call left is written again.
+
+    Raises KitError for a piece that was changed since it was found: its folder may be somebody else's.
+    """
     unpacked.mkdir(parents=True, exist_ok=True)
     joined = unpacked / f"{archive}.tar"
     try:
-        with open(joined, "wb") as file:
-            for piece in pieces:
+        with open(joined, "w+b") as file:
+            for digest, piece in pieces:
+                begun = file.tell()
                 with open(piece, "rb") as part:
                     shutil.copyfileobj(part, file, _BLOCK)
+                file.seek(begun)
+                if hashlib.sha256(file.read()).hexdigest() != digest:
+                    raise KitError(f"{piece} was changed meanwhile; copy it again and run this again")
         with tarfile.open(joined) as tar:
             tar.extractall(unpacked, filter="data")
     finally:

@@ -51,6 +51,23 @@ def test_a_database_is_told_by_its_rows(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TRIGGER later AFTER INSERT ON t BEGIN DELETE FROM t; END",
+        "CREATE VIEW shown AS SELECT a FROM t",
+        "CREATE UNIQUE INDEX once ON t (a)",
+    ],
+)
+def test_what_a_database_does_by_itself_is_part_of_its_state(statement: str, tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "x.db")) as database, database:
+        database.execute("CREATE TABLE t (a INTEGER, b TEXT UNIQUE)")
+        before = snapshot(tmp_path)["files"]["x.db"]
+        database.execute(statement)
+    after = snapshot(tmp_path)["files"]["x.db"]
+    assert (set(before), after) == ({"path", "tables"}, {**before, "made": [statement]})
+
+
 def test_a_repository_is_told_by_its_branches_and_what_is_staged(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()

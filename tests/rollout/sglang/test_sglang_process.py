@@ -127,6 +127,15 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "--enable-memory-saver" in dataclasses.replace(launch, release_memory=True).command(0, 1, Path("/w"), "x")
 
 
+def test_a_module_of_the_current_folder_stands_in_for_none_of_the_servers(tmp_path: Path) -> None:
+    launch = LaunchSettings(sys.executable, tmp_path, 160)
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "launch_server.py").write_text("print('imported')")
+    start = [*launch.command(0, 1, Path("/w"), "x")[:3], "--help"]
+    done = subprocess.run(start, cwd=tmp_path, env=launch.environment(), capture_output=True, timeout=patience(60))
+    assert b"imported" not in done.stdout
+
+
 def test_on_the_cpu_it_has_its_stand_ins_and_full_precision_is_asked_for(tmp_path: Path) -> None:
     launch = LaunchSettings(sys.executable, tmp_path, 160, "float32", "cpu")
     command = launch.command(0, 30000, Path("/weights/7"), "x-7")
