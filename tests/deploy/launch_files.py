@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from patience import patience
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -103,6 +102,8 @@ def submitted(script: Path, folder: Path) -> tuple[int, dict[str, Step]]:
         "SLURM_GPUS_PER_NODE": f"h100:{sbatch(script.read_text())['gpus-per-node']}",
     }  # fmt: skip
     # With pipes, this waits for what the script leaves running too.
+    from patience import patience  # settings_of.py runs without the other files of tests
+
     done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, timeout=patience(60))
     assert not done.stderr, done.stderr
     steps = {}
