@@ -16,7 +16,7 @@ NEWEST = $(shell for version in 3.13 3.12; do for python in python$$version $${P
 # A worker that crashes is replaced twice at most; one that crashes at every start would be replaced for ever.
 PARALLEL := -n 2 --dist loadfile --max-worker-restart=2
 # Tests that two processes at once would disturb.
-ALONE := tests/rollout tests/experiments/test_campaign_real.py
+ALONE := tests/rollout tests/experiments/test_campaign_real.py tests/experiments/test_gpu_kit_real.py
 
 # Make takes what has spaces for several files.
 ifneq ($(words $(VENV)),1)
@@ -96,7 +96,7 @@ test-real: test-real-together test-real-alone
 test-real-together: .worlds $(SGLANG)/.installed $(COMPILERS)/.installed
 	$(BIN)/python -m pytest -m 'real and not nightly' $(PARALLEL) $(ALONE:%=--ignore=%)
 
-# A real server takes the cores for itself, and the campaign counts all processes and files.
+# A real server and the GPU kit take the cores for themselves, and the campaign counts all processes and files.
 test-real-alone: .worlds $(SGLANG)/.installed
 	$(BIN)/python -m pytest -m 'real and not nightly' $(ALONE)
 

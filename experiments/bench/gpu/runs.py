@@ -63,7 +63,7 @@ RUNS: Mapping[str, Run] = {
             "evolve_every=6", "evaluation.tasks=100",
         ),
         (
-            "batch_size=2", "group_size=2", "initial_tasks=4", "warm_start.steps=0", "evaluation.tasks=1",
+            "steps=2", "batch_size=2", "group_size=2", "initial_tasks=4", "warm_start.steps=0", "evaluation.tasks=1",
             "evaluation.dev_tasks=1", "engine.slots=4", "engine.lanes=1", "limits.max_turns=2", "sampling.max_tokens=4",
         ),
         share=0.6,
