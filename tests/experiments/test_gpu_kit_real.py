@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -65,11 +64,11 @@ def test_it_runs_from_its_pieces_alone(pieces: Path, bare: Path, tmp_path: Path)
         if path.is_file():
             shutil.copy(path, tmp_path)
     own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "COJAX_CACHE")}
-    minutes = math.ceil(patience(2))  # at most; it ends with its last run
+    # The most that a busy machine may take: it ends with its last run, on two idle cores within two minutes.
     done = subprocess.run(
-        [bare, "start.py", f"--minutes={minutes}", "--out=results"], cwd=tmp_path, capture_output=True, text=True,
+        [bare, "start.py", "--minutes=6", "--out=results"], cwd=tmp_path, capture_output=True, text=True,
         timeout=patience(400),
-        env={**own, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags(1)}, check=False,
+        env={**own, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{flags(1)} --xla_backend_optimization_level=0"}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "results").glob("*.json")}
