@@ -16,7 +16,7 @@ from experiments.campaign import __main__ as command
 from experiments.campaign import mcp, playing
 from experiments.campaign.cases import Canary, Case
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 
 def cases_of(trick: str, count: int, made: Callable[[], Any]) -> tuple[mcp.McpCases, list[Case]]:
