@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,10 +12,10 @@ import pytest
 from commands import Commands
 from patience import patience
 
-import cojax.report.pieces  # noqa: F401  loaded once, for all forks
 from cojax.storage.checksums import with_checksum
-from experiments.campaign import foreign, foreign_attacks
+from experiments.campaign import foreign_attacks
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the campaign needs Linux")
 _START = "import sys\nfrom pathlib import Path\nrun = Path(sys.argv[1])\n"
 CAREFUL = (
@@ -32,65 +33,76 @@ except OSError as error:
 )
 
 
-@pytest.fixture
-def sound(tmp_path: Path) -> Path:
-    folder = tmp_path / "sound"
-    (folder / "episodes").mkdir(parents=True)
-    sections = {name: {"name": ""} for name in ("environment", "learner", "explorer")}
-    (folder / "config.json").write_text(json.dumps({"config": sections}))
-    for name in ("summary.json", "metrics.jsonl", "report.html"):
-        (folder / name).write_text('{"steps": 1}\n')
-    (folder / "episodes/000001.jsonl.gz").write_bytes(gzip.compress(b"{}\n"))
-    return folder
-
-
-def found(
-    program: str, folder: Path, sound: Path, monkeypatch: pytest.MonkeyPatch, count: int
-) -> list[tuple[str, str]]:
-    """The violations by that program as the only command: counts and reasons."""
-    (folder / "a_command.py").write_text(program)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(foreign, "_COMMANDS", {"command": lambda run, whole: ("a_command", str(run))})
-    violations = [one for number in range(count) for one in foreign.attack(f"f{number}", 0, folder, sound)]
-    return [(count, reason) for count, _, reason in violations]
-
-
-def test_a_careful_command_breaks_nothing(tmp_path: Path, sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found(CAREFUL, tmp_path, sound, monkeypatch, 20) == []
-
-
-@pytest.mark.parametrize(
-    ("attack", "program", "count", "reason"),
-    [
-        ("_link", "for path in run.rglob('*'):\n    path.is_file() and path.write_text('')", "lost", "elsewhere/"),
-        (
-            "_unknown",
-            "for path in run.rglob('*-1.js'):\n    path.unlink()",
-            "lost",
-            "episodes-1.js is changed",
-        ),
-        ("_code", "sys.path.append(str(run))\nimport foreign_code", "forged", "code of the directory ran"),
-        ("_pipe", "for path in run.rglob('*'):\n    path.is_dir() or open(path).close()", "leaked", "no end within"),
-        ("_forged", "raise KeyError('steps')", "lost", "status 1, and not one line: "),
-        ("_unknown", "x = b'x' * 600_000_000", "leaked", "it held"),
-    ],
-    ids=["links", "deletion", "code", "pipes", "traceback", "memory"],
-)
-def test_a_command_that_trusts_a_directory_is_found(
-    tmp_path: Path,
-    sound: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    attack: str,
-    program: str,
-    count: str,
-    reason: str,
-) -> None:
-    monkeypatch.setattr(foreign_attacks, "ATTACKS", (getattr(foreign_attacks, attack),))
+# The reasons by a program as the only command, with one kind of attack: a line of JSON a case. A process of its own, as
+# a fork has the threads and the memory of what it is forked from.
+JUDGE = """
+import json, sys
+from pathlib import Path
+import cojax.report.pieces  # loaded once, for all forks
+from experiments.campaign import foreign, foreign_attacks
+folder, sound, deadline = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+attacks, foreign._PEAK = foreign_attacks.ATTACKS, 600.0
+for name, attack, program, count in json.loads(sys.argv[4]):
+    (folder / f"a_{name}.py").write_text(program)
+    sys.path.insert(0, str(folder))
+    foreign_attacks.ATTACKS = (getattr(foreign_attacks, attack),) if attack else attacks
     # Only what hangs is waited for.
-    monkeypatch.setattr(foreign, "_DEADLINE", patience(0.5 if attack == "_pipe" else 60.0))
-    monkeypatch.setattr(foreign, "_PEAK", 600.0)
-    violations = found(_START + program, tmp_path, sound, monkeypatch, 2)
-    assert [one for one in violations if one[0] == count and reason in one[1]]
+    foreign._DEADLINE = deadline / 120 if attack == "_pipe" else deadline
+    foreign._COMMANDS = {"command": lambda run, whole: ("a_" + name, str(run))}
+    found = [one for number in range(count) for one in foreign.attack(f"{name}{number}", 0, folder, sound)]
+    print(json.dumps([(count, reason) for count, _, reason in found]))
+"""
+# Name → the kind of attack, the program, and what is to be found of it.
+TRUSTING = {
+    "links": ("_link", "for path in run.rglob('*'):\n    path.is_file() and path.write_text('')", "lost", "elsewhere/"),
+    "deletion": (
+        "_unknown",
+        "for path in run.rglob('*-1.js'):\n    path.unlink()",
+        "lost",
+        "episodes-1.js is changed",
+    ),
+    "code": ("_code", "sys.path.append(str(run))\nimport foreign_code", "forged", "code of the directory ran"),
+    "pipes": (
+        "_pipe",
+        "for path in run.rglob('*'):\n    path.is_dir() or open(path).close()",
+        "leaked",
+        "no end within",
+    ),
+    "traceback": ("_forged", "raise KeyError('steps')", "lost", "status 1, and not one line: "),
+    "memory": ("_unknown", "x = b'x' * 600_000_000", "leaked", "it held"),
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[str]]]:
+    """The violations by each program: counts and reasons."""
+    folder = tmp_path_factory.mktemp("faults")
+    sound = folder / "sound"
+    (sound / "episodes").mkdir(parents=True)
+    sections = {name: {"name": ""} for name in ("environment", "learner", "explorer")}
+    (sound / "config.json").write_text(json.dumps({"config": sections}))
+    for name in ("summary.json", "metrics.jsonl", "report.html"):
+        (sound / name).write_text('{"steps": 1}\n')
+    (sound / "episodes/000001.jsonl.gz").write_bytes(gzip.compress(b"{}\n"))
+    cases = [("careful", "", CAREFUL, 20)]
+    cases += [(name, attack, _START + program, 2) for name, (attack, program, *_) in TRUSTING.items()]
+    deadline = str(patience(60.0))
+    done = subprocess.run(
+        [sys.executable, "-c", JUDGE, str(folder), str(sound), deadline, json.dumps(cases)],
+        cwd=ROOT, capture_output=True, text=True, timeout=patience(300.0),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(zip((name for name, *_ in cases), map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+def test_a_careful_command_breaks_nothing(found: dict[str, list[list[str]]]) -> None:
+    assert found["careful"] == []
+
+
+@pytest.mark.parametrize("name", TRUSTING)
+def test_a_command_that_trusts_a_directory_is_found(found: dict[str, list[list[str]]], name: str) -> None:
+    *_, count, reason = TRUSTING[name]
+    assert [one for one in found[name] if one[0] == count and reason in one[1]]
 
 
 def test_results_that_no_run_wrote_are_refused_in_a_line(tmp_path: Path, commands: Commands) -> None:

@@ -113,6 +113,24 @@ def read_move(line: str) -> Move:
     return tool, dict(part.split("=", 1) for part in inside.split(", ") if part)
 
 
+# A tool's name in words, as `in_words` has it → the name.
+_NAMES: dict[str, str] = {}
+
+
+def in_words(line: str) -> str:
+    """What a line `tool(name=value, …)` asks for, without a call in it."""
+    tool, arguments = read_move(line)
+    name = re.sub(r"[\W_]+|(?<=[a-z0-9])(?=[A-Z])", " ", tool)
+    _NAMES[name] = tool
+    return f"{name} with {', '.join(f'{name} {value}' for name, value in arguments.items())}"
+
+
+def of_words(words: str) -> Move:
+    """The call that `in_words` put in words; values are text."""
+    name, _, inside = words.partition(" with ")
+    return _NAMES[name], dict(part.split(" ", 1) for part in inside.split(", ") if part)
+
+
 def wanderer(drafts: int = 6, later: bool = False) -> Script:
     """A model for any office: takes actions shown to work, drafts pairs of them, and solves its own queries.
 
@@ -129,7 +147,7 @@ def wanderer(drafts: int = 6, later: bool = False) -> Script:
         for run in re.findall(r"Run \d+:\n<data \w+>\n(.*?)\n</data", body["messages"][1]["content"], re.DOTALL):
             steps = re.findall(r"^\[(\d+)\] (\w+\([^\n]*\))$", run, re.M)
             for (one, first), (two, second) in zip(steps[::2], steps[1::2], strict=False):
-                words = [line.replace("(", " with ").removesuffix(")") for line in (first, second)]
+                words = [in_words(first), in_words(second)]
                 apart = {"query": words[0], "steps": [int(one)], "later": [{"query": words[1], "steps": [int(two)]}]}
                 found.append(apart if later else {"query": " then ".join(words), "steps": [int(one), int(two)]})
         return says({"drafts": found[:drafts]})
@@ -145,6 +163,6 @@ def wanderer(drafts: int = 6, later: bool = False) -> Script:
         steps = first[1].split(" then ")
         if at >= len(steps) or " with " not in steps[at]:
             return says(move("finish", {}))
-        return says(move(*read_move(f"{steps[at].replace(' with ', '(')})")))
+        return says(move(*of_words(steps[at])))
 
     return model(explore=explore, abstract=abstract, solve=solve)

@@ -20,7 +20,7 @@ import httpx
 import pytest
 from chat_server import Answer, ChatServer, asked, says, serving, soon
 from evolving import EPISODE, OFFICE, PARENT, SIGNALS
-from models import move, stage, told, turn, wanderer
+from models import move, of_words, stage, told, turn, wanderer
 from patience import patience
 
 import environments
@@ -118,7 +118,6 @@ def test_a_run_that_is_killed_in_an_evolution_repeats_no_task_loses_none_and_pay
         assert not path.is_file() or KEY.encode() not in path.read_bytes(), path
 
 
-@pytest.mark.nightly
 def lines_whole(path: Path) -> list[dict[str, Any]]:
     """The lines that were written whole."""
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
@@ -190,7 +189,7 @@ def test_bfcl_dialogues_of_several_turns_are_explored_abstracted_and_proved() ->
         if stage(body) == "abstract":
             for draft in json.loads(answer.text or "")["drafts"]:
                 actions = [draft["query"], draft["later"][0]["query"]]
-                plan[draft["query"]] = [m for line in actions for m in (spelled(body, line), move("", {}))]
+                plan[draft["query"]] = [m for line in actions for m in (spelled(line), move("", {}))]
         return answer
 
     result, server = explored(bfcl, script, trips, held_out, ending="", separator=NEXT, shortest=2)
@@ -218,9 +217,8 @@ def value_of(text: str, kind: str) -> Any:
         return text
 
 
-def spelled(body: dict[str, Any], words: str) -> dict[str, Any]:
-    tool, _, inside = words.partition(" with ")
-    pairs = dict(part.split("=", 1) for part in inside.split(", ") if "=" in part)
+def spelled(words: str) -> dict[str, Any]:
+    tool, pairs = of_words(words)
     return move(tool, {name: json.loads(text) if text.lstrip("-").replace(".", "").isdigit() else text
                        for name, text in pairs.items()})  # fmt: skip
 
