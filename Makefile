@@ -119,7 +119,7 @@ bench: $(VENV)/.base
 # What a card is worth, in pieces to copy to a machine without a network: build/gpu-kit. PIECE is the most that one has,
 # CARD_PYTHON the version of Python there.
 gpu-kit: $(VENV)/.base
-	$(BIN)/python -m experiments.bench.gpu.kit --piece=$(PIECE) --python=$(CARD_PYTHON)
+	$(BIN)/python -m benchmarks.gpu.kit --piece=$(PIECE) --python=$(CARD_PYTHON)
 
 # Hostile episodes and faults, counted by what they broke; CAMPAIGN=--seed=7 plays others.
 campaign: $(VENV)/.base

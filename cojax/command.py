@@ -11,6 +11,7 @@ import re
 import runpy
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from cojax import __version__, imports
 
@@ -70,6 +71,14 @@ def usage() -> str:
     return "\n".join(
         ["usage: cojax COMMAND …", "", *lines, "", "cojax COMMAND --help says more; cojax --version names the version."]
     )
+
+
+def in_checkout(name: str) -> Path:
+    """The checkout that this package is in. Ends the command `name` where it is installed without one."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / "benchmarks").is_dir():
+        sys.exit(f"error: {name} needs a checkout of cojax, with benchmarks/ and tests/; here is only the package")
+    return root
 
 
 def worded(text: str) -> str:

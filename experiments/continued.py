@@ -2,7 +2,7 @@
 
     python -m experiments.run --workdir=WORKDIR
 
-is short for it. Nothing is imported here: experiments/trust.py says which code of it may be.
+is short for it. Nothing is imported here: cojax/settings/trust.py says which code of it may be.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from cojax.registry.annotations import convert_setting
+from cojax.run import trained
+from cojax.settings import base, entries
+from cojax.settings.ranges import RANGES, check_shape, leaves
 from cojax.storage.checkpoint import CheckpointError
-from experiments import base, entries, trained
-from experiments.ranges import RANGES, check_shape, leaves
 
 
 def get_config(workdir: str) -> ConfigDict:

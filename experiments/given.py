@@ -10,10 +10,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from cojax.settings import base, entries
+from cojax.settings.config_file import FlagError
+from cojax.settings.ranges import check_kinds, leaves
 from cojax.storage.files import read_json
-from experiments import base, entries
-from experiments.config_file import FlagError
-from experiments.ranges import check_kinds, leaves
 
 
 def get_config(file: str) -> ConfigDict:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from experiments import base
+from cojax.settings import base
 
 
 def get_config() -> ConfigDict:

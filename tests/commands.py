@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 _PROGRAM = """
 import gc, json, os, runpy, signal, sys
 from absl import flags
-import experiments.run
+import cojax.run.train
 # The command defines its flags anew, as the main program.
 for name in ("check", "workdir"):
     delattr(flags.FLAGS, name)

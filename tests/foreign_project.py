@@ -19,7 +19,8 @@ _FILES = {
     """,
     "experiments/small.py": """
         import experiments.losses
-        from experiments import SEED, base, desk
+        from experiments import SEED, desk
+        from cojax.settings import base
 
         assert base.__file__ != desk.__file__ != experiments.losses.__file__
 

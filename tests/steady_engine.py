@@ -18,8 +18,8 @@ import environments
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
 from cojax.rollout.engine import Completion, Sampling, Weights, checked_prompt
+from cojax.run import policies
 from cojax.types import Trajectory
-from experiments import policies
 
 # The variable that names the file for the sums of weights, one line a version.
 SUMS = "STEADY_ENGINE_SUMS"

@@ -20,11 +20,11 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.model_folder import write_arrays
 from cojax.report.pieces import replace_text
 from cojax.rollout.sglang.weights import WeightsFolder
+from cojax.run.process import log_to
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import Log, write_json
 from cojax.storage.folder_lock import RunDirectoryError, lock_folder
 from cojax.storage.run_directory import RunDirectory
-from experiments.process import log_to
 
 # Every way to write a file into a run directory: its name there, and the call.
 WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {

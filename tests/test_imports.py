@@ -63,7 +63,7 @@ def test_the_users_init_is_run_once_and_only_where_it_is_asked_for(tmp_path: Pat
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("print('run'); A = B = 1\nfrom . import part\n")
         (tmp_path / name / "part.py").write_text("from experiments import A\n")
-    assert said("import experiments.base, environments; print('quiet')", tmp_path) == "quiet"
+    assert said("import cojax.settings.base, environments; print('quiet')", tmp_path) == "quiet"
     assert said("import experiments.part\nfrom experiments import A, B", tmp_path) == "run"
     (tmp_path / "experiments" / "__init__.py").write_text("raise RuntimeError('not ready')\n")
     assert said("import experiments.part", tmp_path) == "RuntimeError: not ready"
@@ -74,7 +74,11 @@ def test_a_module_that_cojax_has_too_is_named(tmp_path: Path, commands: Commands
     (tmp_path / "experiments" / "base.py").write_text("def mine(): ...\n")
     assert said("print(*imports.hidden())", tmp_path) == str(tmp_path / "experiments" / "base.py")
     done = commands.run(
-        "cojax", "run", "--config=experiments/desk.py", "--config.learner.loss=experiments.base:mine", folder=tmp_path
+        "cojax",
+        "run",
+        "--config=experiments/desk.py",
+        "--config.learner.loss=cojax.settings.base:mine",
+        folder=tmp_path,
     )
     assert done.returncode == 1
     assert (

@@ -54,7 +54,7 @@ LEVELS = [
         "cojax.synthesis",
         "cojax.validation",
         "cojax.scoring",
-        "experiments.reflexion",
+        "cojax.evaluation.reflexion",
         "cojax.metrics",
         "cojax.report.console",
         "cojax.report",
@@ -77,7 +77,18 @@ LEVELS = [
     },
     {"cojax.coevolve", "cojax.coevolving"},
     {"environments"},
+    {
+        "cojax.settings",
+        "cojax.run",
+        "cojax.evaluation",
+        "cojax.serving",
+        "cojax.compile",
+        "cojax.convert",
+        "cojax.report.command",
+        "cojax.report.comparison",
+    },
     {"experiments"},
+    {"benchmarks", "campaign"},
 ]
 JAX_ROOMS = (
     "cojax.policy",
@@ -96,6 +107,12 @@ JAX_ROOMS = (
     "cojax.loop.records",
     "cojax.coevolve",
     "cojax.warm_start",
+    "cojax.settings",
+    "cojax.run",
+    "cojax.evaluation",
+    "cojax.serving",
+    "cojax.compile",
+    "cojax.convert",
     "experiments",
 )
 

@@ -25,11 +25,11 @@ from cojax.quality import (
     neighbour_similarity,
 )
 from cojax.quality.endpoint import EndpointEmbedding, EndpointSettings
+from cojax.run.quality import quality
+from cojax.settings.base import get_config
+from cojax.settings.ranges import check_ranges
 from cojax.storage.files import Log
 from cojax.types import Action, Lineage, Task
-from experiments.base import get_config
-from experiments.quality import quality
-from experiments.ranges import check_ranges
 
 KEY = "sk-very-secret-0123456789"
 # Cosines 0, 0.6 and 0.8; the length of a row must not matter.

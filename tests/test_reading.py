@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from cojax.environment import replies
+from cojax.evaluation import reflexion
 from cojax.explorer import answers
 from cojax.explorer.llm import abstraction, acting, completion
 from cojax.explorer.llm import chat_model as chat_model
@@ -33,7 +34,6 @@ from environments.appworld import prompt
 from environments.appworld.verdict import answer_text
 from environments.bfcl import calls
 from environments.desk import grammar
-from experiments import reflexion
 
 TASK = Task("desk", "move report", {})
 EXCLUSIONS = Exclusions.of([Task("desk", "move report to archive, then mail it to ana and to bob", {})], 0.6)

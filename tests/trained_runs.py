@@ -15,10 +15,11 @@ from cojax.learner.learner import Learner
 from cojax.learner.train_state import TrainState
 from cojax.policy.adapters import Lora, initialize_adapters
 from cojax.policy.parameters import parameters, with_leaf
+from cojax.run import policies, trained
 from cojax.storage.checkpoint import Checkpointer
 from cojax.storage.files import write_json
 from environments import load
-from experiments import desk, policies, trained
+from experiments import desk
 
 SHAPE = {
     "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,

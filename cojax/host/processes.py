@@ -37,6 +37,15 @@ def family(pid: int) -> list[int]:
     return [member for member in found if member in running]
 
 
+def memory(pid: int, field: str) -> float:
+    """Megabytes of a process: `Rss`, or `Private_Dirty`, which it shares with no other process."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1_024
+
+
 def descendants(pid: int) -> set[int]:
     """The running processes that a process started, and those that they started."""
     return set(family(pid)[1:])

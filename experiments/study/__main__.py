@@ -22,9 +22,9 @@ from typing import Any
 
 from cojax.durable import sweep
 from cojax.report.console import CONSOLE, duration
+from cojax.settings.command_line import CommandLineParser
 from cojax.storage.files import read_json, write_json, write_text
 from cojax.storage.folder_lock import RunDirectoryError, lock_folder
-from experiments.command_line import CommandLineParser
 from experiments.study import figures, schedule, stored, tables
 from experiments.study.cells import percent
 from experiments.study.command import check_deadline, check_settings, settings_of, stoppable

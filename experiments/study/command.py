@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cojax.run.checks import check
+from cojax.settings import compatibility, presets
+from cojax.settings.reading import spelled_out
 from cojax.storage.files import StorageError
 from cojax.storage.folder_lock import RunDirectoryError
-from experiments import compatibility, presets
-from experiments.checks import check
-from experiments.settings import spelled_out
 from experiments.study.record import NotFinished
 from experiments.study.runs import StudyRun, configuration_of
 

@@ -10,11 +10,11 @@ from typing import Any
 from cojax import registry
 from cojax.registry.annotations import RegistryError
 from cojax.rollout.collect import Limits
+from cojax.settings.base import PAPER
+from cojax.settings.entries import CHOICES, signal_name
+from cojax.settings.leaf import defaults
+from cojax.settings.ranges import is_open
 from cojax.signals import SIGNALS
-from experiments.base import PAPER
-from experiments.entries import CHOICES, signal_name
-from experiments.leaf import defaults
-from experiments.ranges import is_open
 from experiments.study import schedule
 from experiments.study.runs import dotted_leaves, plain_configuration
 

@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cojax.report.console import CONSOLE
+from cojax.settings.command_line import CommandLineParser
 from cojax.types import Task, content_hash
 from environments.desk.grammar import read
 from environments.desk.suite import DESK
-from experiments.command_line import CommandLineParser
 from experiments.study import stored
 from experiments.study.breakdown import LONG, held_out_tasks
 from experiments.study.cells import markdown_table

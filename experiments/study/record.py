@@ -13,10 +13,10 @@ from cojax.environment import Environment
 from cojax.pool import task_from_record
 from cojax.quality import HashedNgrams, describe_pool
 from cojax.report.run import read_run
+from cojax.run import held_out
 from cojax.signals import SIGNALS
 from cojax.storage.files import Log, StorageError, read_json
 from cojax.types import INFRASTRUCTURE, Task, content_hash
-from experiments import held_out
 from experiments.study.comparison import mismatch
 from experiments.study.failures import failures_of
 from experiments.study.origins import worth_of

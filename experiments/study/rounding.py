@@ -1,6 +1,6 @@
 """How much of a result is rounding: python -m experiments.study.rounding --seed=21 --copies=4 [--config.KEY=VALUE …]
 
-Runs of one development seed that differ in the last bit of initial parameters alone (experiments/perturbation.py); copy
+Runs of one development seed that differ in the last bit of initial parameters alone (cojax/run/perturbation.py); copy
 0 is the run itself. They are evaluated on the dev split. The same command goes on where it was stopped.
 """
 
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from cojax.report.console import CONSOLE, duration
+from cojax.settings.command_line import CommandLineParser
 from cojax.storage.files import write_json
 from cojax.storage.folder_lock import lock_folder
-from experiments.command_line import CommandLineParser
 from experiments.study import schedule, tables
 from experiments.study.arms import ARMS
 from experiments.study.cells import percent

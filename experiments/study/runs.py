@@ -10,8 +10,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from cojax.registry.annotations import RegistryError, convert_setting, shown
+from cojax.settings.ranges import RANGES, is_open, is_section, unknown
 from experiments import desk
-from experiments.ranges import RANGES, is_open, is_section, unknown
 from experiments.study.launch import VARIABLES
 
 # Sections of the configuration that decide the warm start, beside the seed.

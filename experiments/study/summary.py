@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments.study.arms import ARMS
-from experiments.study.breakdown import breakdowns, long_tasks, prior_mastery, tasks_by_tool, weakest_tenth, worst_tenth
+from experiments.study.breakdown import (
+    breakdowns,
+    long_tasks,
+    prior_mastery,
+    tasks_by_tool,
+    weakest_tenth,
+    worst_tenth,
+)
 from experiments.study.failures import mean_failures
 from experiments.study.origins import mean_predicted, mean_worth
 from experiments.study.record import Record, cross_table

@@ -173,7 +173,7 @@ def test_an_interrupt_stops_the_run_in_order(trained: Path) -> None:
         pytest.param("nowhere.py", {}, "--config=nowhere.py: there is no such file", marks=pytest.mark.real),
         ("wrong.py", {}, "wrong.py:4: steps is 'many'; expected a whole number"),
         (SMALL, {"learner": {"los": "x"}}, "learner.los is not a setting; did you mean learner.loss"),
-        pytest.param(SMALL, {"learner.loss": "experiments.base:mine"}, "defines no 'mine'", marks=pytest.mark.real),
+        pytest.param(SMALL, {"learner.loss": "cojax.settings.base:mine"}, "defines no 'mine'", marks=pytest.mark.real),
         ({"steps": "many"}, {}, "the configuration that was given: steps is 'many'; expected a whole number"),
     ],
 )

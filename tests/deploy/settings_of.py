@@ -10,7 +10,8 @@ if __name__ == "__main__":
     os.chdir(ROOT)
     del sys.argv[0]  # flags of the configuration are read from this very list
     importlib.import_module(sys.argv[0])  # defines the command's flags
-    from experiments import checks, flags
+    from cojax.run import checks
+    from cojax.settings import flags
 
     flags.parse(sys.argv)
     try:

@@ -9,7 +9,7 @@ import pytest
 from commands import Commands
 from launch_files import DEPLOY, MANIFESTS, ROOT, Step, blocks, command_line, flag, jobs, one, pods, sbatch, submitted
 
-from experiments.ranges import is_section
+from cojax.settings.ranges import is_section
 
 PAGE = ROOT / "docs" / "deploy.md"
 TPU, GPU = ((DEPLOY / name).read_text() for name in MANIFESTS)

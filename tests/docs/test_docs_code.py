@@ -25,9 +25,9 @@ from doc_pages import PAGES, ROOT, Block, blocks, spans
 from doc_pages import commands as commands_of
 
 from cojax.command import COMMANDS
-from experiments.compatibility import flag_in_todays_name
-from experiments.ranges import RANGES, is_open, is_section
-from experiments.settings import spelled_out
+from cojax.settings.compatibility import flag_in_todays_name
+from cojax.settings.ranges import RANGES, is_open, is_section
+from cojax.settings.reading import spelled_out
 
 OURS = ("cojax", "environments", "experiments")
 BLOCKS = [block for page in PAGES for block in blocks(page.read_text(), page.stem)]
@@ -38,7 +38,7 @@ JSON = [block for block in BLOCKS if block.language == "json"]
 # Commands whose flags absl parses, and the module that defines them.
 WITH_CONFIG = {
     "experiments.run": "experiments.run", "experiments.evaluate": "experiments.evaluate",
-    "experiments.serve": "experiments.serve", "experiments.compile": "experiments.compile.command",
+    "experiments.serve": "experiments.serve", "experiments.compile": "cojax.compile.command",
 }  # fmt: skip
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from cojax.environment import play, traits_of
 from cojax.environment.replay import follow
+from cojax.run.explorers import ending
+from cojax.settings import base
 from cojax.types import Action, Call, Task
 from environments.setups import SetupReport
 from environments.tools import ToolEnvironment
 from environments.tools.ending import ended, free_name
-from experiments import base
-from experiments.explorers import ending
 
 SETUP = {"jobs": {"wash": "open", "cook": "open"}}
 

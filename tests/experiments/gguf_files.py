@@ -12,9 +12,9 @@ import gguf
 import numpy as np
 from tokenizers import pre_tokenizers
 
+from cojax.convert import smollm2
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters
-from experiments.convert import smollm2
 
 CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MERGES = ["h e", "l l", "he ll", "hell o", "Ġ hello", "1 2", "Ġ 1"]

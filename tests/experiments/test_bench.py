@@ -8,10 +8,12 @@ from pathlib import Path
 import jax
 import pytest
 
-from cojax.policy.config import ModelConfig
-from experiments.bench import __main__ as bench
-from experiments.bench import folders
-from experiments.bench.arithmetic import (
+from benchmarks import __main__ as bench
+from benchmarks import folders
+from benchmarks.machine import bound_seconds
+from benchmarks.results import Spread, as_json, timed
+from benchmarks.update import update
+from cojax.compile.arithmetic import (
     decode_bytes,
     decode_flops,
     forward_flops,
@@ -19,10 +21,8 @@ from experiments.bench.arithmetic import (
     parameter_count,
     update_flops,
 )
-from experiments.bench.machine import bound_seconds
-from experiments.bench.results import Spread, as_json, timed
-from experiments.bench.shapes import SHAPES, model_config
-from experiments.bench.update import update
+from cojax.compile.shapes import SHAPES, model_config
+from cojax.policy.config import ModelConfig
 
 ROOT = Path(__file__).parents[2]
 TINY = "hidden_size=32,intermediate_size=48,num_attention_heads=4,num_key_value_heads=2,head_dim=8,vocab_size=64"

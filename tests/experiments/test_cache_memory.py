@@ -9,13 +9,15 @@ import pytest
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from cojax.evaluation import subjects
 from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import AXES
 from cojax.policy.transformer import make_cache
+from cojax.run import assemble, cache_memory, engines, kept, mesh
+from cojax.settings.ranges import check_ranges
 from cojax.storage.differences import FREE_SETTINGS
 from cojax.storage.evaluation_directory import EvaluationDirectory
-from experiments import appworld, assemble, bfcl, cache_memory, desk, engines, kept, mesh, subjects
-from experiments.ranges import check_ranges
+from experiments import appworld, bfcl, desk
 
 GIB = 2**30
 # Qwen3-4B: 4,022,468,096 parameters, 7.5 GiB in bfloat16.

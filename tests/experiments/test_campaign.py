@@ -18,6 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign import __main__ as command
+from campaign import disk, episodes, faults, leaks, servers
+from campaign.cases import COUNTS, Canary, Case, kinds
+from campaign.desk import DeskCases
+from campaign.hostile_cases import HostileCases
+from campaign.tools import ToolCases
 from patience import patience
 
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
@@ -25,12 +31,6 @@ from cojax.explorer.llm.chat_client import ChatClient
 from cojax.host import processes
 from cojax.types import Evaluation, Message, Observation
 from environments.desk import Desk
-from experiments.campaign import __main__ as command
-from experiments.campaign import disk, episodes, faults, leaks, servers
-from experiments.campaign.cases import COUNTS, Canary, Case, kinds
-from experiments.campaign.desk import DeskCases
-from experiments.campaign.hostile_cases import HostileCases
-from experiments.campaign.tools import ToolCases
 
 ROOT = Path(__file__).parents[2]
 Capture = pytest.CaptureFixture[str]

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from campaign import foreign_attacks
 from commands import Commands
 from patience import patience
 
 from cojax.storage.checksums import with_checksum
-from experiments.campaign import foreign_attacks
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the campaign needs Linux")
@@ -38,8 +38,9 @@ except OSError as error:
 JUDGE = """
 import json, sys
 from pathlib import Path
+sys.path.append("tests")
 import cojax.report.pieces  # loaded once, for all forks
-from experiments.campaign import foreign, foreign_attacks
+from campaign import foreign, foreign_attacks
 folder, sound, deadline = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
 attacks, foreign._PEAK = foreign_attacks.ATTACKS, 600.0
 for name, attack, program, count in json.loads(sys.argv[4]):

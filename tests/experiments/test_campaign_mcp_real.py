@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from campaign import __main__ as command
+from campaign import mcp, playing
+from campaign.cases import Canary, Case
 
 from cojax.environment import EnvironmentFailure, Traits
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
 from cojax.types import Evaluation
 from environments import setups
-from experiments.campaign import __main__ as command
-from experiments.campaign import mcp, playing
-from experiments.campaign.cases import Canary, Case
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 

@@ -6,10 +6,10 @@ import pytest
 from records import DESK, call
 
 import environments
+from cojax.explorer.careless import CarelessExplorer, confuse_name
 from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.types import Action, Call, TaskDraft
 from cojax.validation import Validation
-from experiments.careless import CarelessExplorer, confuse_name
 
 ENVIRONMENT = environments.load("desk")
 CAREFUL = ScriptedExplorer(neighbours=ENVIRONMENT.neighbours)

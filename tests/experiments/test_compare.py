@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from small_runs import finished
 
-from experiments import compare
+from cojax.report import comparison as compare
 
 
 def ended(folder: Path, scores: dict[str, float]) -> Path:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from cojax.run import trained
+from cojax.run.checks import check
+from cojax.settings import base, compatibility, entries
+from cojax.settings.compatibility import flag_in_todays_name, in_todays_keys, without_old_names
 from cojax.storage.checkpoint import CheckpointError
-from experiments import base, compatibility, continued, desk, entries, trained
-from experiments.checks import check
-from experiments.compatibility import flag_in_todays_name, in_todays_keys, without_old_names
+from experiments import continued, desk
 
 
 @pytest.fixture

@@ -10,6 +10,20 @@ from pathlib import Path
 import jax
 import pytest
 
+from cojax.compile import program_text, targets
+from cojax.compile.program_text import Collective
+from cojax.compile.programs import examine, outlined, shape
+from cojax.compile.report import (
+    device_bytes,
+    families,
+    logits_arrays,
+    refusal,
+    report,
+    step_flops,
+    vocabulary_moves,
+)  # fmt: skip
+from cojax.compile.suggestions import suggestion
+from cojax.compile.targets import Chip
 from cojax.learner.hard_negatives import HardNegatives
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
@@ -19,21 +33,8 @@ from cojax.policy.adapters import Lora
 from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import make_mesh
 from cojax.policy.transformer import initialize
-from experiments import bfcl, presets
-from experiments.compile import program_text, targets
-from experiments.compile.program_text import Collective
-from experiments.compile.programs import examine, outlined, shape
-from experiments.compile.report import (
-    device_bytes,
-    families,
-    logits_arrays,
-    refusal,
-    report,
-    step_flops,
-    vocabulary_moves,
-)  # fmt: skip
-from experiments.compile.suggestions import suggestion
-from experiments.compile.targets import Chip
+from cojax.settings import presets
+from experiments import bfcl
 
 ROOT = Path(__file__).parents[2]
 # From the compiled update of a model of 4 layers for 16 TPU v5e and for 8 H100, cut to what is tested.
@@ -273,7 +274,7 @@ def test_what_cannot_be_compiled_is_said_without_a_traceback(given, said, tmp_pa
 
 FAILING = """
 import jax
-from experiments.compile import command
+from cojax.compile import command
 
 def fails(config, target):
     raise jax.errors.JaxRuntimeError("INTERNAL: Check failed\\nstack trace")

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from absl.testing import flagsaver
 
+from cojax.settings import flags
+from cojax.settings.config_file import FlagError, load, source
 from cojax.storage.files import write_json
-from experiments import desk, flags
-from experiments.config_file import FlagError, load, source
+from experiments import desk
 
 
 def written(folder: Path, line: str) -> str:

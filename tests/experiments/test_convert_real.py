@@ -10,11 +10,11 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import cojax
+from cojax.convert.__main__ import main
 from cojax.policy.parameters import to_hf
 from cojax.policy.pretrained import Policy
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.local import LocalEngine
-from experiments.convert.__main__ import main
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.real

@@ -8,8 +8,10 @@ import pytest
 from ml_collections import ConfigDict
 
 from cojax.policy.config import ModelConfig
-from experiments import appworld, base, bfcl, engines, presets, tau2
-from experiments.settings import spelled_out
+from cojax.run import engines
+from cojax.settings import base, presets
+from cojax.settings.reading import spelled_out
+from experiments import appworld, bfcl, tau2
 
 ROOT = Path(__file__).parents[2]
 MODEL = ModelConfig(96, 32, 40, 2, 4, 2, 16)

@@ -13,9 +13,12 @@ from commands import Commands
 from ml_collections import ConfigDict
 
 import environments
-from experiments import base, bfcl, desk, entries, flags, preflight, run
-from experiments.checks import check
-from experiments.entries import described, entry, overridden, signals
+from cojax.run import preflight
+from cojax.run import train as run
+from cojax.run.checks import check
+from cojax.settings import base, entries, flags
+from cojax.settings.entries import described, entry, overridden, signals
+from experiments import bfcl, desk
 
 ROOT = Path(__file__).parents[2]
 MINE = """

@@ -12,20 +12,20 @@ from chat_endpoint import refused, serving, solver
 from patience import patience
 from trained_runs import config, make_run
 
+from cojax.evaluation.command import evaluate, splits_of, subject_of, tasks_of
+from cojax.report import command as report
 from cojax.report import evaluation as pages
 from cojax.report import write_evaluation_report
 from cojax.rollout.collect import RolloutError
+from cojax.run.export import export
+from cojax.run.trained import of_run
+from cojax.settings.presets import resolve
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import write_json
 from cojax.storage.folder_lock import RunDirectoryError
 from environments import load
 from environments.desk import Desk
-from experiments import report
-from experiments.evaluate import evaluate, splits_of, subject_of, tasks_of
-from experiments.export import export
-from experiments.presets import resolve
-from experiments.trained import of_run
 
 ROOT = Path(__file__).parents[2]
 SAMPLED = {"evaluation__temperature": 1.0}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cojax.run.checks import check
 from experiments import desk
-from experiments.checks import check
 
 
 @pytest.mark.parametrize(

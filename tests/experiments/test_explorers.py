@@ -7,15 +7,16 @@ import pytest
 from ml_collections import ConfigDict
 
 from cojax.environment import EngineError
+from cojax.explorer.careless import CarelessExplorer
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.journal import Journal
 from cojax.explorer.scripted.explorer import ScriptedExplorer
+from cojax.run import assemble, explorers
+from cojax.run.checks import check, check_run
+from cojax.settings.reading import spelled_out
 from cojax.types import TaskDraft
 from environments.bfcl.episode import SEPARATOR
-from experiments import appworld, assemble, bfcl, desk, explorers
-from experiments.careless import CarelessExplorer
-from experiments.checks import check, check_run
-from experiments.settings import spelled_out
+from experiments import appworld, bfcl, desk
 
 ROOT = Path(__file__).parents[2]
 

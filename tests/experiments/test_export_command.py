@@ -12,11 +12,11 @@ from transformers import PreTrainedTokenizerFast
 
 import cojax
 from cojax.policy.pretrained import Policy
+from cojax.run.export import export, main
+from cojax.run.policies import keep_tokenizer
+from cojax.run.trained import of_run
 from cojax.storage.checkpoint import _listing
 from cojax.storage.checksums import CHECKSUM, with_checksum
-from experiments.export import export, main
-from experiments.policies import keep_tokenizer
-from experiments.trained import of_run
 
 TOKENS = [[5, 9, 2, 30, 7], [1, 1, 8, 4, 3]]
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from cojax.api.flags import config_flag, flags_of
-from experiments import base, desk
-from experiments.config_file import FlagError, load
+from cojax.settings import base
+from cojax.settings.config_file import FlagError, load
+from experiments import desk
 
 
 def passed(config: object) -> object:

@@ -15,10 +15,10 @@ import pytest
 from compiling import flags
 from patience import patience
 
-from experiments.bench.gpu import kit, wheels
-from experiments.bench.gpu.parts import PARTS
-from experiments.bench.gpu.runs import RUNS
-from experiments.convert import smollm2
+from benchmarks.gpu import kit, wheels
+from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.runs import RUNS
+from cojax.convert import smollm2
 
 pytestmark = pytest.mark.real
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"

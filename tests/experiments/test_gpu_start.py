@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from experiments.bench.gpu import start
-from experiments.bench.gpu.kit import size
-from experiments.bench.gpu.start import KitError, prepare
+from benchmarks.gpu import start
+from benchmarks.gpu.kit import size
+from benchmarks.gpu.start import KitError, prepare
 
 ABSENT = "absent-1-py3-none-any.whl"
 

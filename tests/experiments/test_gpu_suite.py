@@ -15,9 +15,9 @@ import pytest
 from fake_sglang import until
 from patience import patience
 
-from experiments.bench import __main__ as bench
-from experiments.bench.gpu import children, parts, records, runs, section, suite, tables
-from experiments.bench.gpu.parts import PARTS, Part
+from benchmarks import __main__ as bench
+from benchmarks.gpu import children, parts, records, runs, section, suite, tables
+from benchmarks.gpu.parts import PARTS, Part
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("one", "two", "three")
@@ -113,7 +113,7 @@ def test_it_ends_in_its_minutes_and_does_not_blame_the_part(
 
 def test_what_a_suite_started_ends_where_the_suite_is_killed(tmp_path: Path) -> None:
     child = ["-c", "import time; print('begun', flush=True); time.sleep(600)", str(tmp_path)]
-    program = f"from experiments.bench.gpu import children; children.start({child}).wait()"
+    program = f"from benchmarks.gpu import children; children.start({child}).wait()"
     killed = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
     assert killed.stdout is not None
     killed.stdout.readline()

@@ -8,9 +8,9 @@ from typing import Literal
 import pytest
 
 from cojax.environment import EnvironmentFailure, Traits
+from cojax.run import policies
+from cojax.settings.base import get_config
 from environments.tools import ToolEnvironment
-from experiments import policies
-from experiments.base import get_config
 
 
 def sleep(world, seconds: Literal[300]) -> None:

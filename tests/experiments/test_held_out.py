@@ -9,12 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from cojax.environment import Traits
+from cojax.run import held_out, traits
+from cojax.run.held_out import InitialTasks, divided, of_run, stored
+from cojax.settings import base
 from cojax.storage.checksums import with_checksum
 from cojax.synthesis import Synthesis
 from cojax.types import Action, Call, Task, normalise
 from cojax.validation import Exclusions
-from experiments import base, held_out, traits
-from experiments.held_out import InitialTasks, divided, of_run, stored
 
 
 def task(setup: int, query: str) -> Task:

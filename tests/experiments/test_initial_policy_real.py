@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 import environments
+from cojax.convert.__main__ import main
 from cojax.rollout.chat import Chat, no_document
-from experiments import desk_smollm2, policies
-from experiments.convert.__main__ import main
-from experiments.initial_policy import initial_policy
+from cojax.run import policies
+from cojax.run.initial_policy import initial_policy
+from experiments import desk_smollm2
 
 pytestmark = pytest.mark.real
 

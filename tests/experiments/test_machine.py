@@ -1,4 +1,4 @@
-"""experiments/machine.py, on a written machine and on this one."""
+"""cojax/run/machine.py, on a written machine and on this one."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import jaxlib
 import pytest
 from patience import patience
 
-from experiments import machine
+from cojax.run import machine
 from experiments.study.launch import VARIABLES
 
 CPUINFO = """processor	: 0
@@ -77,7 +77,7 @@ def test_the_facts_are_json_and_name_this_machine(written):
 
 def digest(variables: Mapping[str, str]) -> str:
     """`arithmetic()` of a process with these variables."""
-    program = "from experiments.machine import arithmetic; print(arithmetic())"
+    program = "from cojax.run.machine import arithmetic; print(arithmetic())"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
     run = subprocess.run(
         [sys.executable, "-c", program],

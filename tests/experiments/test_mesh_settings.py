@@ -8,7 +8,8 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from cojax.policy.sharding import AXES
-from experiments import base, mesh
+from cojax.run import mesh
+from cojax.settings import base
 
 
 @pytest.fixture(autouse=True)

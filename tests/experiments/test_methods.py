@@ -11,10 +11,12 @@ from ml_collections import ConfigDict
 
 from cojax.learner.hard_negatives import HardNegatives
 from cojax.preference import Preference
-from experiments import alfworld, appworld, bfcl, desk, methods, presets, scienceworld, states, tau2
-from experiments.checks import check
-from experiments.entries import learned_by, reads_initial
-from experiments.summary import _hard_negatives
+from cojax.run import methods, states
+from cojax.run.checks import check
+from cojax.run.summary import _hard_negatives
+from cojax.settings import presets
+from cojax.settings.entries import learned_by, reads_initial
+from experiments import alfworld, appworld, bfcl, desk, scienceworld, tau2
 
 
 def config(**settings: object) -> ConfigDict:

@@ -6,9 +6,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from cojax.environment import Traits
+from cojax.run.traits import check_evolution, own_tasks
 from cojax.types import Task
 from environments.tools import ToolEnvironment
-from experiments.traits import check_evolution, own_tasks
 
 
 def environment(reason: str) -> ToolEnvironment:

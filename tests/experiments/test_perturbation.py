@@ -1,4 +1,4 @@
-"""experiments/perturbation.py: the last bit, and nothing else."""
+"""cojax/run/perturbation.py: the last bit, and nothing else."""
 
 from types import SimpleNamespace
 
@@ -9,9 +9,9 @@ from compiling import initialize
 from trained_runs import config
 
 import environments
-from experiments import assemble, initial_policy, policies
-from experiments.perturbation import perturbed
-from experiments.processes import ALONE
+from cojax.run import assemble, initial_policy, policies
+from cojax.run.perturbation import perturbed
+from cojax.run.processes import ALONE
 
 PARAMS = {"embedding": jnp.ones((64, 64)), "layers": {"up": jnp.full((1000,), -3.0)}, "count": jnp.arange(3)}
 

@@ -2,11 +2,12 @@
 
 import pytest
 
+from cojax.evaluation.command import identity
+from cojax.evaluation.subjects import Subject
+from cojax.run.checks import check
+from cojax.settings import base, entries
 from cojax.storage.differences import FREE_SETTINGS, differences
-from experiments import base, bfcl, desk, entries
-from experiments.checks import check
-from experiments.evaluate import identity
-from experiments.subjects import Subject
+from experiments import bfcl, desk
 
 CLUSTER = "ray://head:10001"
 

@@ -11,20 +11,15 @@ from cojax.environment import play
 from cojax.environment.replay import follow
 from cojax.rollout.chat import Chat, names_only
 from cojax.rollout.vocabulary import byte_tokenizer
+from cojax.run import initial_policy, policies, trained
+from cojax.run.initial_policy import demonstrations
+from cojax.run.initial_policy import initial_policy as begin
+from cojax.run.policies import closed_world, keep_tokenizer, open_world, texts, tokenizer_and_shape
+from cojax.settings.presets import resolve
 from cojax.storage.checkpoint import CheckpointError
 from cojax.types import Action, Call, Message, Observation, Task
 from cojax.warm_start import ReachCheck, demonstrate
-from experiments import bfcl, initial_policy, policies, trained
-from experiments.initial_policy import demonstrations
-from experiments.initial_policy import initial_policy as begin
-from experiments.policies import (
-    closed_world,
-    keep_tokenizer,
-    open_world,
-    texts,
-    tokenizer_and_shape,
-)
-from experiments.presets import resolve
+from experiments import bfcl
 from tests.counter_environment import CounterEnvironment, CounterEpisode
 
 ADD, FINISH = Action(calls=(Call("add", {"by": 1}),)), Action(calls=(Call("finish"),))

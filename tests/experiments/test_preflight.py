@@ -9,17 +9,19 @@ from pathlib import Path
 import pytest
 from ml_collections import ConfigDict
 
+from cojax.compile import targets
 from cojax.learner.objective import objective
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import Chat
 from cojax.rollout.sglang.released_memory import RELEASED_MEMORY, ReleasedMemoryFile
 from cojax.rollout.templates import PROBE
 from cojax.rollout.vocabulary import byte_tokenizer
+from cojax.run import assemble, preflight
+from cojax.settings import base
+from cojax.settings.presets import resolve
 from cojax.storage.files import write_json
 from cojax.types import Action, Message, Task, Trajectory, Turn
-from experiments import assemble, base, desk, preflight
-from experiments.compile import targets
-from experiments.presets import resolve
+from experiments import desk
 
 MODEL = ModelConfig(96, 32, 40, 2, 4, 2, 16, dtype="bfloat16", param_dtype="float32")
 SHARED = Path("/dev/shm")

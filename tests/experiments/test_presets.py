@@ -3,9 +3,10 @@
 import pytest
 from ml_collections import ConfigDict
 
-from experiments import alfworld, appworld, base, bfcl, desk, presets, scienceworld, tau2
-from experiments.checks import check
-from experiments.presets import PRESETS, resolve
+from cojax.run.checks import check
+from cojax.settings import base, presets
+from cojax.settings.presets import PRESETS, resolve
+from experiments import alfworld, appworld, bfcl, desk, scienceworld, tau2
 
 
 def test_a_preset_is_written_into_the_configuration():

@@ -2,7 +2,8 @@
 
 import pytest
 
-from experiments import evaluate, run
+from cojax.evaluation import command as evaluate
+from cojax.run import train as run
 
 
 @pytest.mark.parametrize("command", [run, evaluate])

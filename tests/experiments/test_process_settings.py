@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from commands import Commands
 
+from cojax.run.hosts import together
+from cojax.run.processes import as_of_one, check, shared_folders
 from experiments import desk
-from experiments.hosts import together
-from experiments.processes import as_of_one, check, shared_folders
 
 
 def config(**section):

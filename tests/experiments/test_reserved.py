@@ -6,8 +6,9 @@ import pytest
 from ml_collections import ConfigDict
 
 import environments
-from experiments import appworld, assemble, bfcl, desk
-from experiments.presets import resolve
+from cojax.run import assemble
+from cojax.settings.presets import resolve
+from experiments import appworld, bfcl, desk
 
 
 def few(config: ConfigDict, workdir: Path) -> ConfigDict:

@@ -6,14 +6,15 @@ from types import SimpleNamespace
 import pytest
 
 from cojax.environment import Traits, traits_of
+from cojax.evaluation.scores import HeldOut, dev_score, held_out_score, success_by_tool
 from cojax.rollout.collect import EpisodeCollector, Limits
+from cojax.run import assemble, placement
+from cojax.run.evaluations import record
 from cojax.scoring import score
+from cojax.settings.base import get_config
 from cojax.types import Action, Call, Group, Task, Trajectory
 from environments.desk import Desk
-from experiments import assemble, desk, placement
-from experiments.base import get_config
-from experiments.evaluations import record
-from experiments.scores import HeldOut, dev_score, held_out_score, success_by_tool
+from experiments import desk
 
 
 def group(tools, *rewards, lost=0):

@@ -28,10 +28,10 @@ from cojax.rollout.engine import Weights
 from cojax.rollout.export import read_label, write_weights
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.weights import WeightsFolder
+from cojax.serving import served
+from cojax.serving.served import Checkpoints, LocalFolders, Versions, Watch
 from cojax.storage.array_files import save_params
 from cojax.storage.checkpoint import CheckpointError
-from experiments import served
-from experiments.served import Checkpoints, LocalFolders, Versions, Watch
 
 __all__ = ["config", "host", "launched"]  # fixtures
 OTHER = ModelConfig(112, 32, 64, 1, 2, 1, 16, max_position_embeddings=512)
@@ -254,7 +254,7 @@ def test_what_is_no_run_is_named(tmp_path: Path, local) -> None:
 
 
 def test_a_host_serves_a_run_that_nobody_trains(config, launched, tmp_path: Path) -> None:
-    from experiments import serve
+    from cojax.serving import command as serve
 
     config.model.path, stop = "", threading.Event()
     config.model.shape.num_hidden_layers = 1
@@ -277,7 +277,7 @@ def test_a_host_serves_a_run_that_nobody_trains(config, launched, tmp_path: Path
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from experiments.served import LocalFolders
+from cojax.serving.served import LocalFolders
 print(LocalFolders(sys.argv[1]).make(1, lambda folder: folder.mkdir()), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

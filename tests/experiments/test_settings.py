@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from cojax.registry.annotations import Range
-from experiments import alfworld, appworld, base, bfcl, desk, reference, scienceworld, tau2
-from experiments.base import LEAVES, OPEN
-from experiments.checks import check
-from experiments.ranges import RANGES, leaves
+from cojax.run.checks import check
+from cojax.settings import base, reference
+from cojax.settings.base import LEAVES, OPEN
+from cojax.settings.ranges import RANGES, leaves
+from experiments import alfworld, appworld, bfcl, desk, scienceworld, tau2
 
 
 def low(kind):

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.simulate import paced
+from benchmarks.simulate.measured import Cost
+from benchmarks.simulate.rollout import Rollout, Work
+from benchmarks.simulate.servers import Rates, Server, constant
+from benchmarks.simulate.steps import System, simulate
 from cojax.environment import EngineError
 from cojax.rollout.engine import Sampling
-from experiments.simulate import paced
-from experiments.simulate.measured import Cost
-from experiments.simulate.rollout import Rollout, Work
-from experiments.simulate.servers import Rates, Server, constant
-from experiments.simulate.steps import System, simulate
 
 ONE = constant(1.0)
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.simulate import __main__ as command
+from benchmarks.simulate.accelerators import Assumptions, Layout, layouts, shaped, system
+from benchmarks.simulate.measured import Demand, draw, fit_cost, fit_demand, fit_rates, measure
+from benchmarks.simulate.steps import simulate
+from benchmarks.simulate.times import EpisodeTimes, RunTimes, StepTimes, TurnTimes, read, write
 from cojax.storage.episodes import record_of, write_episodes
 from cojax.storage.files import write_json
 from cojax.types import Action, Observation, Task, Trajectory, Turn
-from experiments.simulate import __main__ as command
-from experiments.simulate.accelerators import Assumptions, Layout, layouts, shaped, system
-from experiments.simulate.measured import Demand, draw, fit_cost, fit_demand, fit_rates, measure
-from experiments.simulate.steps import simulate
-from experiments.simulate.times import EpisodeTimes, RunTimes, StepTimes, TurnTimes, read, write
 
 # ---- measured
 

@@ -15,10 +15,10 @@ from patience import patience
 
 from cojax.registry import find
 from cojax.registry.annotations import RegistryError
+from cojax.run.checks import check
 from cojax.synthesis import SELECTIONS
 from cojax.types import Signal
 from experiments import desk_smollm2
-from experiments.checks import check
 from experiments.study import stored
 from experiments.study.__main__ import _parser, main, plan_tables, select_arms
 from experiments.study.arms import ARMS, COMMON, ON_DEVELOPMENT_TASKS

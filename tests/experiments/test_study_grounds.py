@@ -5,9 +5,9 @@ import collections
 import pytest
 from study_records import known, record
 
+from cojax.run.checks import check
+from cojax.settings.presets import resolve
 from cojax.types import content_hash
-from experiments.checks import check
-from experiments.presets import resolve
 from experiments.study import grounds
 from experiments.study.arms import ARMS, COMMON
 from experiments.study.breakdown import (

@@ -20,9 +20,9 @@ from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
+from cojax.run.checks import check
 from cojax.types import Action, Call, Group, Task
 from experiments import desk
-from experiments.checks import check
 
 ENVIRONMENT = CounterEnvironment()
 CHAT = Chat(word_tokenizer([], ["count to", "ok"], ENVIRONMENT.tools()), no_document)

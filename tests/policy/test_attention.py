@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cojax.compile.targets import H100, lowered_for
 from cojax.policy import attention, flash
 from cojax.policy.attention import packed_attention
 from cojax.policy.sharding import make_mesh
-from experiments.compile.targets import H100, lowered_for
 
 
 @pytest.mark.parametrize("length", [5, 32, 33, 300])

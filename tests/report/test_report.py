@@ -17,6 +17,7 @@ from browser import dom
 
 from cojax.pool import task_record
 from cojax.report import TaskVisit, lineage, read_run, write_report
+from cojax.report.command import main
 from cojax.report.episodes import pick_varied, pick_within
 from cojax.report.figures import evenly, evolutions, first_and_last_success, headline, pool, totals
 from cojax.report.lineage import Lineages, VisitIndex
@@ -24,7 +25,6 @@ from cojax.report.page import contents, embed
 from cojax.storage.episodes import Episodes
 from cojax.storage.files import Log, write_json
 from cojax.types import Action, Call, Check, Lineage, Message, Observation, Signal, Task, Trajectory, Turn, to_json
-from experiments.report import main
 
 ATTACK = "</script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\"><!--"
 FINISH = Action(calls=(Call("finish", {"answer": "four"}),))

@@ -12,6 +12,7 @@ from test_report import ATTACK, CHILD, GRANDCHILD, SEED, SOURCE, data_of, episod
 from cojax.explorer.llm.journal import Journal
 from cojax.pool import task_record
 from cojax.report import Exchanges, lineage, page_exchanges, read_run, write_report
+from cojax.report.command import main
 from cojax.report.page import contents
 from cojax.report.task_set import conversion, feedback, lengths, quality
 from cojax.signals import kinds
@@ -19,7 +20,6 @@ from cojax.storage.episodes import Episodes
 from cojax.storage.files import Log, write_json
 from cojax.types import to_json
 from cojax.unicode_forms import plain
-from experiments.report import main
 
 LONG = "documentation " * 2_000
 REFUSED = {"environment": "desk", "query": "wipe it all", "setup": {"box": 1}, "solution": [], "description": ""}

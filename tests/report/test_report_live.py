@@ -101,7 +101,7 @@ def test_steps_that_a_resumed_run_plays_again_are_read_again(run: Path) -> None:
 def test_a_folder_that_is_no_run_and_a_port_that_is_none_are_refused(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from experiments.report import main
+    from cojax.report.command import main
 
     def said(*arguments: str) -> tuple[Any, str]:
         try:

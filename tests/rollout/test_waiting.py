@@ -25,9 +25,9 @@ from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.vocabulary import word_tokenizer
+from cojax.run.explorers import ATTEMPTERS
 from cojax.types import Action, Message
 from cojax.validation import Attempts
-from experiments.explorers import ATTEMPTERS
 
 CHAT = Chat(word_tokenizer([], ["count to", "ok"], CounterEnvironment().tools()), no_document)
 

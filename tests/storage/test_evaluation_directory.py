@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import small_runs
+from campaign import mutations
 
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import StorageError
 from cojax.storage.folder_lock import RunDirectoryError
-from experiments.campaign import mutations
 
 IDENTITY = {"policy": "p", "samples": 2}
 

@@ -15,23 +15,24 @@ import pytest
 import small_runs
 from patience import patience
 
+from benchmarks.gpu import records, tables
+from benchmarks.simulate import times
 from cojax import warm_start
 from cojax.api.runs import open_run
 from cojax.explorer.llm.journal import Journal
+from cojax.report import command as report
+from cojax.report.comparison import result
 from cojax.report.episodes import words_of
 from cojax.rollout import export
 from cojax.rollout.sglang.released_memory import ReleasedMemoryFile
+from cojax.run import cache_memory, held_out, preflight, summary, trained
+from cojax.run.origins import origin_of
+from cojax.run.policies import keep_tokenizer
 from cojax.storage import files
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.folder_lock import RunDirectoryError
 from cojax.storage.run_directory import RunDirectory
-from experiments import cache_memory, held_out, preflight, report, summary, trained
-from experiments.bench.gpu import records, tables
-from experiments.compare import result
-from experiments.origins import origin_of
-from experiments.policies import keep_tokenizer
-from experiments.simulate import times
 from experiments.study import machines, schedule, stored
 from experiments.study import record as study_record
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import small_runs
+from campaign import mutations
 from small_runs import CONFIG, LIKE, finished, older, tree
 
 from cojax.explorer.llm.journal import Journal
@@ -22,7 +23,6 @@ from cojax.storage.files import StorageError
 from cojax.storage.folder_lock import RunDirectoryError
 from cojax.storage.run_directory import RunDirectory
 from cojax.storage.verify import verify
-from experiments.campaign import mutations
 
 
 @pytest.fixture(scope="module")

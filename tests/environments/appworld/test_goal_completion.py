@@ -2,9 +2,9 @@
 
 import pytest
 
+from cojax.evaluation.measures import MEASURES
 from cojax.types import Group, Task, Trajectory
 from environments.appworld.goal_completion import goal_completion
-from experiments.measures import MEASURES
 
 
 def of_scenario(name: str, *rewards: float | None) -> Group:

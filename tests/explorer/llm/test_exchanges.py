@@ -13,8 +13,8 @@ from models import MAIL, model
 from cojax.explorer.llm.journal import Journal
 from cojax.pool import task_record
 from cojax.report import Exchanges, lineage, read_run, write_report
+from cojax.report.command import main
 from cojax.storage.files import Log, write_json
-from experiments.report import main
 
 NOISE = 'ignore the above\n\nreceived:\n  "quoted" \\ \u2028 </script>'
 

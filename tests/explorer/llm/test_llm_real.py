@@ -34,10 +34,10 @@ from cojax.policy.transformer import initialize
 from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.process import _CPU_ENVIRONMENT, _CPU_FLAGS
 from cojax.rollout.vocabulary import byte_tokenizer
+from cojax.run.engines import default_python
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Expedition, Synthesis, sample_setups, synthesize
 from cojax.types import Action
 from cojax.validation import Attempts, Exclusions, Validation
-from experiments.engines import default_python
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[3]

@@ -16,8 +16,8 @@ from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.process import LaunchSettings
 from cojax.rollout.sglang.server import ServerLimits
+from cojax.run.engines import default_python
 from cojax.types import Action, Task, Trajectory, Turn
-from experiments.engines import default_python
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 CONFIG = ModelConfig(

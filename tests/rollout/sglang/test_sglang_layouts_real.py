@@ -25,7 +25,7 @@ from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.process import LaunchSettings, free_port
 from cojax.rollout.sglang.server import ServerLimits
-from experiments.engines import default_python
+from cojax.run.engines import default_python
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 ROOT = Path(__file__).parents[3]

@@ -32,7 +32,7 @@ from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.process import LaunchSettings
 from cojax.rollout.sglang.server import Server, ServerLimits
-from experiments.engines import default_python
+from cojax.run.engines import default_python
 
 pytestmark = pytest.mark.real
 CONFIG = ModelConfig(112, 64, 128, 2, 4, 2, 16, max_position_embeddings=512)

@@ -15,9 +15,10 @@ from cojax.rollout.chat import PolicyActors
 from cojax.rollout.collect import EpisodeCollector
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.export import load_params
+from cojax.run import assemble
 from cojax.scoring import score
 from cojax.types import Group
-from experiments import assemble, desk
+from experiments import desk
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[3]

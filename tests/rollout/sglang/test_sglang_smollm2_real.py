@@ -13,14 +13,14 @@ from patience import patience
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import cojax
+from cojax.convert.__main__ import main
 from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Completion, Engine, Sampling, Weights
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.process import LaunchSettings
 from cojax.rollout.sglang.server import ServerLimits
-from experiments.convert.__main__ import main
-from experiments.engines import default_python
+from cojax.run.engines import default_python
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.real, pytest.mark.nightly]

@@ -1,0 +1,49 @@
+"""The memory of the suite's updates as the compiler for an H100 says: python -m benchmarks.gpu.predict FILE
+
+It runs where that compiler is installed; kit.py calls it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from cojax.compile.__main__ import prepare_environment
+
+if __name__ == "__main__":
+    prepare_environment()
+
+import jax
+
+from benchmarks.gpu.parts import UPDATE
+from benchmarks.update import Rows, learner_of
+from cojax.compile import targets
+from cojax.compile.report import report
+from cojax.compile.shapes import model_config
+from cojax.learner.optimizer import adamw
+from cojax.policy.sharding import make_mesh
+from cojax.policy.transformer import initialize
+from cojax.storage.files import write_json
+
+_TARGET = "h100x1"
+
+
+def predicted(shape: str, rows: Rows) -> dict[str, float]:
+    """GB that the update's program takes at most, of arguments and in all."""
+    target = targets.find(_TARGET)
+    config = model_config(shape, None, (), UPDATE["dtype"], "float32")
+    mesh = make_mesh(devices=targets.devices(target))
+    learner = learner_of(config, rows, adamw(1e-6), UPDATE["remat"], mesh=mesh)
+    state = learner.init(jax.eval_shape(lambda: initialize(config, 0)))
+    found = report(learner, state, [1] * rows.count, target.chip)
+    return {"predicted_gb": found["bytes_peak"] / 1e9}
+
+
+def main() -> None:
+    rows = Rows(UPDATE["rows"], UPDATE["row_length"], 1, UPDATE["micro_rows"])
+    found = {shape: predicted(shape, rows) for shape in ("1.7b", "4b")}
+    write_json(Path(sys.argv[1]), found)
+
+
+if __name__ == "__main__":
+    main()

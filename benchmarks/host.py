@@ -1,0 +1,111 @@
+"""Suites `signals`, `desk` and `engine`: detectors, the embedded environment, the engine with short conversations."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Sequence
+
+import environments
+from benchmarks import machine
+from benchmarks.results import Row, timed
+from cojax.compile.shapes import SHAPES
+from cojax.environment import play
+from cojax.environment.replay import follow
+from cojax.policy.parameters import to_hf
+from cojax.policy.transformer import initialize
+from cojax.rollout.engine import Sampling, Weights
+from cojax.rollout.local import LocalEngine
+from cojax.signals import SIGNALS, Detector, apply, detect, init
+from cojax.types import Action, Call, Group, Observation, Task, Trajectory, Turn
+
+
+def signals(*, trajectories: Sequence[int] = (10_000, 30_000, 100_000), repeats: int = 3) -> list[Row]:
+    """All three detectors over `trajectories`, one number after another, in steps of 32 groups of 8."""
+    rows: list[Row] = []
+    for count in trajectories:
+        steps = _groups(count)
+
+        def run(steps: Sequence[list[Group]] = steps) -> None:
+            detectors: dict[str, Detector] = {kind: detector() for kind, detector in SIGNALS.items()}
+            memory = init(detectors)
+            for groups in steps:
+                changes, _ = detect(detectors, memory, groups)
+                apply(memory, changes)
+
+        _, seconds = timed(run, repeats)
+        rows.append({"trajectories": count, "detection_seconds": seconds})
+    return rows
+
+
+def _groups(count: int) -> Sequence[list[Group]]:
+    """Groups of five-turn trajectories over 1,000 tasks and 26 tools, half of them solved."""
+    rng = random.Random(0)
+    tools = [f"tool{number}" for number in range(26)]
+    tasks = [Task("bench", f"task {number}", {}) for number in range(1000)]
+
+    def trajectory(task: Task, episode: str) -> Trajectory:
+        names = rng.choices(tools, weights=[1 / rank for rank in range(1, 27)], k=5)
+        turns = tuple(Turn(Action(calls=(Call(name),)), Observation()) for name in names)
+        return Trajectory(task, episode, turns=turns, reward=float(rng.random() < 0.5))
+
+    drawn = [rng.choice(tasks) for _ in range(count // 8)]
+    groups = [Group(t, tuple(trajectory(t, f"{i}-{t.id}-{k}") for k in range(8))) for i, t in enumerate(drawn)]
+    return [groups[start : start + 32] for start in range(0, len(groups), 32)]
+
+
+def desk(*, tasks: int = 500, repeats: int = 5) -> list[Row]:
+    """Solutions of evaluation tasks through play(), start and evaluation included."""
+    environment = environments.load("desk")
+    drawn = environment.tasks("eval", tasks)
+    actions = sum(len(task.solution) for task in drawn)
+
+    def run() -> None:
+        for task in drawn:
+            play(environment, task, follow(task.solution), max_turns=len(task.solution))
+
+    _, seconds = timed(run, repeats)
+    return [{"actions": actions, "seconds": seconds, "actions_per_second": seconds.map(lambda value: actions / value)}]
+
+
+def engine(*, batch: int = 128, lanes: int | None = None, repeats: int = 5) -> list[Row]:
+    """`batch` conversations with the demo's policy: 28 tokens, then 4 turns of 12 new and 9 sampled ones."""
+    config = SHAPES["demo"]
+    params = initialize(config, 0)
+    served = LocalEngine(config, slots=batch, lanes=machine.lanes(batch, lanes), max_length=256)
+    sampling = Sampling(temperature=1.0, max_tokens=9)
+
+    def converse(number: int, round_number: int) -> None:
+        rng = random.Random(number)
+        tokens = [rng.randrange(config.vocab_size) for _ in range(28)]
+        session = f"{round_number}-{number}"
+        for turn in range(4):
+            tokens += [rng.randrange(config.vocab_size) for _ in range(12)]
+            tokens += served.generate(tokens, sampling, session=session, seed=(number, turn)).tokens
+        served.release(session)
+
+    rounds = itertools.count()
+
+    def run() -> None:
+        round_number = next(rounds)
+        threads = [threading.Thread(target=converse, args=(number, round_number)) for number in range(batch)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    try:
+        served.load(Weights(0, lambda: to_hf(config, params)))
+        _, seconds = timed(run, repeats)
+    finally:
+        served.close()
+    sampled = batch * 4 * 9
+    return [
+        {
+            "conversations": batch,
+            "sampled_tokens": sampled,
+            "seconds": seconds,
+            "tokens_per_second": seconds.map(lambda value: sampled / value),
+        }
+    ]

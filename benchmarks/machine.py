@@ -1,0 +1,90 @@
+"""Measures this machine: once a process, matrix products and memory bandwidth; and the memory that was used."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import resource
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.results import timed
+
+_REPEATS = 3
+_ENOUGH_SECONDS = 0.05  # a product that takes longer is large enough
+
+
+@functools.cache
+def matmul_rate(dtype: str) -> float:
+    """Operations a second of a large square matrix product in `dtype`: the best over sizes 1024, 2048, … 16384."""
+    best = 0.0
+    for size in (1024, 2048, 4096, 8192, 16_384):
+        keys = jax.random.split(jax.random.key(0))
+        left, right = (jax.random.normal(key, (size, size), jnp.dtype(dtype)) for key in keys)
+        product = jax.jit(jnp.dot)
+        _, seconds = timed(lambda: jax.block_until_ready(product(left, right)), _REPEATS)  # noqa: B023
+        best = max(best, 2 * size**3 / min(seconds.values))
+        if min(seconds.values) > _ENOUGH_SECONDS:
+            break
+    return best
+
+
+@functools.cache
+def memory_bandwidth() -> float:
+    """The device's memory bandwidth in bytes a second: the best of a sum (bytes read) and a copy (read and written).
+
+    The arrays are far larger than any cache: 256 MB on a CPU, 2 GB on an accelerator.
+    """
+    count = 64 * 2**20 if jax.default_backend() == "cpu" else 512 * 2**20
+    array = jax.block_until_ready(jnp.ones((1024, count // 1024), jnp.float32))
+    total, copy = jax.jit(lambda x: jnp.sum(x, axis=1)), jax.jit(lambda x: -x)
+    _, summed = timed(lambda: jax.block_until_ready(total(array)), _REPEATS)
+    _, copied = timed(lambda: jax.block_until_ready(copy(array)), _REPEATS)
+    return max(array.nbytes / min(summed.values), 2 * array.nbytes / min(copied.values))
+
+
+def bound_seconds(flops: float, read: float, rate: float, bandwidth: float) -> float:
+    """The least time that this machine could take: the longer of computing `flops` operations at `rate` operations a
+    second, and reading `read` bytes at `bandwidth` bytes a second (the roofline model, doi 10.1145/1498765.1498785)."""
+    return max(flops / rate, read / bandwidth)
+
+
+def lanes(slots: int, given: int | None) -> int:
+    """The given number of lanes; without it, on a CPU, the most that divide the slots and are no more than the cores,
+    else one."""
+    if given is not None:
+        return given
+    cores = os.cpu_count() or 1
+    return max(n for n in range(1, cores + 1) if slots % n == 0) if jax.default_backend() == "cpu" else 1
+
+
+def memory() -> dict[str, float]:
+    """Peaks so far, in GB (10⁹ bytes): `peak_rss_gb` of this process, `peak_device_gb` of an accelerator's memory."""
+    # On Linux ru_maxrss is inherited from the parent process, so VmHWM, the program's own peak, is read there.
+    peak = _status("VmHWM")
+    if peak is None:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    peaks = {"peak_rss_gb": peak / 1e9}
+    statistics = jax.local_devices()[0].memory_stats()
+    if statistics is not None and "peak_bytes_in_use" in statistics:
+        peaks["peak_device_gb"] = statistics["peak_bytes_in_use"] / 1e9
+    return peaks
+
+
+def resident() -> dict[str, float]:
+    """`resident_gb`: the memory that this process holds now, in GB; empty where the system does not report it."""
+    now = _status("VmRSS")
+    return {} if now is None else {"resident_gb": now / 1e9}
+
+
+def _status(field: str) -> int | None:
+    """The bytes of a field of /proc/self/status; None where there is none."""
+    try:
+        found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None

@@ -1,0 +1,154 @@
+"""Suites `sync` and `conversations`: new weights to an SGLang server launched here, and many conversations on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import cojax
+from benchmarks.folders import model_of, read_plainly, size_of, temporary_folder, write_plainly, write_random
+from benchmarks.results import Row, Spread
+from cojax.compile.arithmetic import parameter_count
+from cojax.evaluation import scores
+from cojax.policy.config import ModelConfig
+from cojax.policy.parameters import to_hf
+from cojax.policy.transformer import initialize
+from cojax.rollout.chat import PolicyActors
+from cojax.rollout.collect import EpisodeCollector
+from cojax.rollout.engine import Weights
+from cojax.rollout.export import write_weights
+from cojax.rollout.sglang.completions import SampledCounts
+from cojax.rollout.sglang.engine import SGLangEngine
+from cojax.rollout.sglang.process import LaunchSettings
+from cojax.run import assemble, engines
+from cojax.types import Trajectory
+from experiments import desk
+
+_LENGTH = 64  # tokens a conversation that the server of `sync` must hold
+
+
+def sync(
+    *, sizes: Sequence[float] = (0.01, 0.1, 1.1), dtype: str = "bfloat16", python: str = "", repeats: int = 5
+) -> list[Row]:
+    """New weights of a model of `sizes` gigabytes (10⁹ bytes), from the trainer's arrays to a server that serves them.
+
+    Each repetition also times a plain copy: the same bytes written to one file, fsynced and read again.
+    """
+    return [_synced(model_of(size, dtype), python, repeats) for size in sizes]
+
+
+def _synced(config: ModelConfig, python: str, repeats: int) -> Row:
+    with temporary_folder(6 * size_of(config)) as folder:
+        write_random(folder / "source", config)
+        params = cojax.load(folder / "source").params
+        launch = _launch(python, folder / "logs", config.param_dtype)
+        engine = SGLangEngine(config, folder=folder, max_length=_LENGTH, launch=launch)
+        versions = itertools.count()
+
+        def load(path: Callable[[], str] | None = None) -> None:
+            engine.load(Weights(next(versions), lambda: to_hf(config, params), path))
+
+        def exported() -> None:
+            shutil.rmtree(folder / "apart", ignore_errors=True)
+            write_weights(folder / "apart", config, to_hf(config, params))
+
+        def copied() -> None:
+            write_plainly(folder / "copy", size_of(config))
+            read_plainly(folder / "copy")
+
+        try:
+            load()  # starts the server
+            parts = {
+                "sync_seconds": load,
+                "export_seconds": exported,
+                "reload_seconds": lambda: load(lambda: str(folder / "apart")),
+                "plain_seconds": copied,
+            }
+            spent: dict[str, list[float]] = {name: [] for name in parts}
+            for _ in range(repeats + 1):  # the first warms up
+                for name, part in parts.items():
+                    (folder / "copy").unlink(missing_ok=True)
+                    began = time.perf_counter()
+                    part()
+                    spent[name].append(time.perf_counter() - began)
+        finally:
+            engine.close()
+    figures = {name: Spread(tuple(seconds[1:])) for name, seconds in spent.items()}
+    pairs = zip(figures["sync_seconds"].values, figures["plain_seconds"].values, strict=True)
+    return {
+        "parameters": parameter_count(config),
+        "dtype": config.dtype,
+        "gigabytes": size_of(config) / 1e9,
+        **figures,
+        "times_plain": Spread(tuple(whole / plain for whole, plain in pairs)),
+    }
+
+
+def _launch(python: str, logs: Path, dtype: str) -> LaunchSettings:
+    """Launches the server of the interpreter `python`; without one, that of `make sglang` on the CPU."""
+    chosen, device = (python, "") if python else (str(engines.default_python()), "cpu")
+    return LaunchSettings(chosen, logs, _LENGTH, dtype, device=device)
+
+
+def conversations(*, batch: int = 64, turns: int = 8, python: str = "", repeats: int = 3) -> list[Row]:
+    """`batch` episodes of the desk at once, 8 of a task, by the demo's policy untrained: at most 16 tokens a turn."""
+    config = desk.get_config()
+    config.engine.name, config.engine.max_length, config.engine.slots = "sglang", 512, batch
+    config.learner.row_length = 512
+    config.sglang.python = python
+    config.sampling.max_tokens = 16
+    config.limits.max_turns, config.limits.concurrency = turns, batch
+    with temporary_folder(0) as folder:
+        config.workdir = str(folder)
+        made = assemble.parts(config)
+        engine = made.engine
+        assert isinstance(engine, SGLangEngine)
+        params = initialize(made.model, 0)
+        sampling = scores.sampling(config, made.chat, config.sampling.temperature)
+        tasks = made.environment.tasks("seed", max(1, batch // 8))
+        actors = PolicyActors(engine, made.chat, sampling)
+        collector = EpisodeCollector(actors, made.environment, made.limits, batch // len(tasks))
+        rounds: list[tuple[float, SampledCounts, list[Trajectory]]] = []
+        try:
+            for number in range(repeats + 1):  # the first warms up
+                engine.load(Weights(number, lambda: to_hf(made.model, params)))
+                before, began = dataclasses.replace(engine.served), time.perf_counter()
+                groups = collector.collect(tasks, seed=(number,), label=str(number))
+                seconds = time.perf_counter() - began
+                rounds.append((seconds, _since(before, engine.served), [t for g in groups for t in g.trajectories]))
+        finally:
+            engine.close()
+    played = [trajectory for _, _, trajectories in rounds[1:] for trajectory in trajectories]
+    prompts = sum(served.prompt_tokens for _, served, _ in rounds[1:])
+    return [
+        {
+            "conversations": len(rounds[0][2]),
+            "turns": sum(len(trajectory.turns) for trajectory in played) / len(played),
+            "completions": sum(served.completions for _, served, _ in rounds[1:]) // repeats,
+            "sampled_tokens": sum(len(turn.action_tokens) for t in played for turn in t.turns) // repeats,
+            "seconds": Spread(tuple(seconds for seconds, _, _ in rounds[1:])),
+            "requests_per_second": Spread(tuple(served.completions / seconds for seconds, served, _ in rounds[1:])),
+            "repeated_share": _repeated(played) / prompts,
+            "prefix_cache_hit_rate": sum(served.cached_tokens for _, served, _ in rounds[1:]) / prompts,
+        }
+    ]
+
+
+def _since(before: SampledCounts, now: SampledCounts) -> SampledCounts:
+    """The counts of requests and tokens served since `before`."""
+    return SampledCounts(*(a - b for a, b in zip(dataclasses.astuple(now), dataclasses.astuple(before), strict=True)))
+
+
+def _repeated(trajectories: Sequence[Trajectory]) -> int:
+    """Prompt tokens that the conversation's turn before had already: the least that a prefix cache can hit."""
+    total = 0
+    for trajectory in trajectories:
+        length = 0
+        for turn in trajectory.turns:
+            total += length
+            length += len(turn.prompt_tokens) + len(turn.action_tokens)
+    return total

@@ -1,0 +1,111 @@
+"""An engine without a model that takes as long as the simulated servers do: the loop itself, with rates that are known.
+
+`--config.engine.name=benchmarks.simulate.paced:paced` puts it in a run, in place of `sglang.servers` servers. It plays
+the desk with actions of official solutions drawn by chance, so its episodes say nothing about a policy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+import time
+from collections.abc import Sequence
+
+from ml_collections import ConfigDict
+
+import environments
+from benchmarks.simulate.servers import Rates, Server
+from cojax.environment import EngineError
+from cojax.policy.config import ModelConfig
+from cojax.rollout.busy_time import BusyTime
+from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
+from cojax.rollout.engine import Completion, Sampling, Weights, checked_prompt
+from cojax.run import policies
+
+# Tokens a second of each server by its requests at once.
+RATES = Rates(((1.0, 8.0), (4.0, 24.0), (16.0, 60.0), (64.0, 100.0)))
+_TASKS = 50  # whose solutions are played
+
+
+class PacedEngine:
+    """Completions out of `actions`, as late as `servers` of these rates would give them."""
+
+    def __init__(self, actions: Sequence[tuple[int, ...]], servers: int, vocabulary: int, length: int) -> None:
+        self._actions, self._vocabulary, self._length = actions, vocabulary, length
+        self._servers: list[Server[str]] = [Server(RATES) for _ in range(servers)]
+        self._placed: dict[str, int] = {}  # session → server
+        self._waiting: dict[str, threading.Event] = {}  # session → set once its request has ended
+        self._changed = threading.Condition()
+        self._busy, self._version, self._closed = BusyTime(), -1, False
+        threading.Thread(target=self._end_requests, name="paced", daemon=True).start()
+
+    @property
+    def busy_seconds(self) -> float:
+        return self._busy.seconds
+
+    def load(self, weights: Weights) -> None:
+        self._version = weights.version
+
+    def generate(self, prompt: Sequence[int], sampling: Sampling, *, session: str, seed: tuple[int, ...]) -> Completion:
+        """As `Engine.generate`."""
+        checked_prompt(prompt, self._vocabulary, self._length)
+        tokens = random.Random(repr((seed, tuple(prompt)))).choice(self._actions)
+        tokens = tokens[: min(sampling.max_tokens, self._length - len(prompt))]
+        with self._busy:
+            with self._changed:
+                if self._closed:
+                    raise EngineError("the engine was closed")
+                ended = self._waiting[session] = threading.Event()
+                self._servers[self._place(session)].arrive(time.monotonic(), float(len(tokens)), session)
+                self._changed.notify()
+            ended.wait()
+        if self._closed:
+            raise EngineError("the engine was closed")
+        stopped = tokens[-1] in sampling.stop_tokens
+        return Completion(tokens, (-1.0,) * len(tokens), self._version, "stop" if stopped else "length")
+
+    def _end_requests(self) -> None:
+        """Ends every request when it is due, until the engine is closed."""
+        with self._changed:
+            while not self._closed:
+                for server in self._servers:
+                    while (ends := server.ends()) is not None and ends <= time.monotonic():
+                        if event := self._waiting.pop(server.end(ends), None):
+                            event.set()
+                due = [ends for server in self._servers if (ends := server.ends()) is not None]
+                self._changed.wait(max(0.0, min(due) - time.monotonic()) if due else None)
+            for event in self._waiting.values():
+                event.set()
+
+    def _place(self, session: str) -> int:
+        """The server of the session: a new one's has the fewest sessions."""
+        counts = [list(self._placed.values()).count(place) for place in range(len(self._servers))]
+        return self._placed.setdefault(session, counts.index(min(counts)))
+
+    def release(self, session: str) -> None:
+        with self._changed:
+            place = self._placed.pop(session, None)
+            if place is not None and (event := self._waiting.pop(session, None)):
+                self._servers[place].leave(time.monotonic(), session)
+                self._changed.notify()
+                event.set()
+
+    def rest(self) -> None:
+        pass
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+
+def paced(config: ConfigDict, model: ModelConfig) -> PacedEngine:
+    """The engine of a configuration of the desk."""
+    environment = environments.load("desk")
+    tokenizer, _ = policies.tokenizer_and_shape(config, environment)
+    chat = Chat(tokenizer, TOOL_DOCUMENTS[config.model.tools])
+    solutions = [task.solution for task in environment.tasks("seed", _TASKS)]
+    actions = [dataclasses.replace(act, text=chat.write(act.calls)) for solution in solutions for act in solution]
+    return PacedEngine([chat.encode_action(act) for act in actions], config.sglang.servers, model.vocab_size,
+                       config.engine.max_length)  # fmt: skip

@@ -1,0 +1,77 @@
+"""Shapes of decoders to measure, by name: the published Qwen3 configurations and two small ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cojax.policy.config import ModelConfig
+from cojax.settings.reading import choose
+
+_QWEN3: Mapping[str, Any] = {"vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "rope_theta": 1e6}
+
+SHAPES: Mapping[str, ModelConfig] = {
+    # The shape that comparable projects were measured with on a CPU.
+    "nano": ModelConfig(4096, 256, 768, 4, 8, 4, 32, rope_theta=1e6, max_position_embeddings=4096),
+    # The policy of experiments/desk.py.
+    "demo": ModelConfig(432, 128, 384, 4, 4, 2, max_position_embeddings=4096),
+    # Qwen/Qwen3-0.6B, Qwen3-1.7B and Qwen3-4B-Instruct-2507; below, Qwen3-30B-A3B-Instruct-2507.
+    "0.6b": ModelConfig(
+        hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+        **_QWEN3, max_position_embeddings=40_960,
+    ),
+    "1.7b": ModelConfig(
+        hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, num_attention_heads=16,
+        **_QWEN3, max_position_embeddings=40_960,
+    ),
+    "4b": ModelConfig(
+        hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
+        **{**_QWEN3, "rope_theta": 5e6}, max_position_embeddings=262_144,
+    ),
+    # Qwen/Qwen2.5-7B-Instruct.
+    "7b": ModelConfig(
+        vocab_size=152_064, hidden_size=3584, intermediate_size=18_944, num_hidden_layers=28, num_attention_heads=28,
+        num_key_value_heads=4, rope_theta=1e6, tie_word_embeddings=False, attention_bias=True, qk_norm=False,
+    ),
+    "30b-a3b": ModelConfig(
+        hidden_size=2048, intermediate_size=6144, num_hidden_layers=48, num_attention_heads=32,
+        **{**_QWEN3, "rope_theta": 1e7, "num_key_value_heads": 4}, max_position_embeddings=262_144,
+        tie_word_embeddings=False, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768,
+        norm_topk_prob=True,
+    ),
+}  # fmt: skip
+
+
+def model_config(
+    shape: str, layers: int | None, override: Sequence[str], dtype: str, param_dtype: str | None = None
+) -> ModelConfig:
+    """The named shape, with another number of layers and with fields replaced by `override`, "field=value" each.
+
+    `dtype` is that of computation, `param_dtype` that of parameters (None: the same). Raises ValueError for an unknown
+    shape, field or value.
+    """
+    config: ModelConfig = choose(SHAPES, shape, "shape")
+    fields = {field.name: field.type for field in dataclasses.fields(ModelConfig)}
+    own = {"num_hidden_layers": "--layers", "dtype": "--dtype", "param_dtype": "--param-dtype"}
+    values: dict[str, Any] = {}
+    for item in override:
+        name, _, text = item.partition("=")
+        if name in own:
+            raise ValueError(f"--override={item}: use {own[name]} for that")
+        if name not in fields or not text:
+            raise ValueError(f"--override={item}: expected field=value, with a field of {', '.join(fields)}")
+        values[name] = _parsed(item, text, fields[name])
+    if layers is not None:
+        values["num_hidden_layers"] = layers
+    return dataclasses.replace(config, **values, dtype=dtype, param_dtype=param_dtype or dtype)
+
+
+def _parsed(item: str, text: str, kind: Any) -> Any:
+    """The text as the field's type, which is one of "int", "float" and "bool" here."""
+    try:
+        if kind == "bool":
+            return {"true": True, "false": False}[text.lower()]
+        return {"int": int, "float": float}[kind](text)
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"--override={item}: expected a value of type {kind}, such as 64, 1e6 or true") from error

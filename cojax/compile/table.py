@@ -1,0 +1,225 @@
+"""Compiles the cells of the table in docs/pods.md: python -m cojax.compile.table [--minutes=100] [--only=h100x8]
+
+One cell after another, each in a process of its own, and each stored in results/compile as it ends. The command run
+again goes on with the cells that are missing. A cell that does not fit is followed by one with the suggested settings,
+and so on until one fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cojax.compile.shapes import SHAPES
+from cojax.compile.shown import name_and_value
+from cojax.settings.command_line import CommandLineParser
+from cojax.storage.files import read_json, write_json, write_text
+
+ROOT = Path(__file__).parents[2]
+RESULTS, PAGE = ROOT / "results/compile", ROOT / "docs/pods.md"
+MARKS = "<!-- table: begin -->", "<!-- table: end -->"
+GIB = 2**30
+MODELS = {"Qwen3-4B": "4b", "Qwen2.5-7B": "7b", "Qwen3-30B-A3B": "30b-a3b"}
+METHODS = {"full": {}, "lora": {"learner.lora.rank": 16}}
+ROWS = (16_384, 32_768)
+# Target → mesh of the dense models, mesh of the sparse one.
+MESHES: Mapping[str, tuple[Mapping[str, int], Mapping[str, int]]] = {
+    "h100x8": ({"fsdp": 8}, {"fsdp": 4, "expert": 2}),
+    "v5e-16": ({"fsdp": 8, "tensor": 2}, {"fsdp": 4, "expert": 4}),
+    "v5p-64": ({"fsdp": 16, "tensor": 2}, {"fsdp": 8, "expert": 4}),
+    "v5e-64": ({"fsdp": 16, "tensor": 4}, {"fsdp": 16, "expert": 4}),
+}
+# The share of a card that the cells give JAX, as experiments.bench does.
+SHARE = "0.92"
+SUGGESTIONS = 4  # one after another, for a cell that does not fit
+FITS = {0: True, 3: False}  # by the exit status of the command
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One line of the table: a model on a target, as the paper's settings for BFCL train it."""
+
+    target: str
+    model: str
+    method: str
+    row_length: int
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    suggestions: int = 0  # that were followed
+
+    @property
+    def path(self) -> Path:
+        changed = "-suggested" if self.settings else ""
+        if self.suggestions > 1:
+            changed += f"-{self.suggestions}"
+        return RESULTS / self.target / f"{self.model}-{self.method}-{self.row_length}{changed}.json"
+
+    @property
+    def mesh(self) -> Mapping[str, int]:
+        return MESHES[self.target][SHAPES[MODELS[self.model]].sparse]
+
+    def flags(self, folder: str) -> list[str]:
+        """The arguments of experiments.compile, with the model in `folder`. Each device has one row at a time."""
+        mesh = {f"mesh.{name}": size for name, size in self.mesh.items()}
+        settings = {
+            "model.path": folder,
+            **mesh,
+            "learner.micro_rows": self.mesh.get("data", 1) * self.mesh["fsdp"],
+            "learner.row_length": self.row_length,
+            **METHODS[self.method],
+            **self.settings,
+        }
+        return [
+            f"--target={self.target}",
+            "--config=experiments/bfcl.py",
+            *(name_and_value(name, value) for name, value in settings.items() if not name.isupper()),
+        ]
+
+
+def cells() -> list[Cell]:
+    """All lines of the table."""
+    return [Cell(*one) for one in _ordered()]
+
+
+def _ordered() -> Iterator[tuple[str, str, str, int]]:
+    for length in ROWS:
+        for target in MESHES:
+            for model in MODELS:
+                for method in METHODS:
+                    yield target, model, method, length
+
+
+def compile_cell(cell: Cell, seconds: float) -> bool:
+    """Compiles and stores one cell; False where `seconds` were too few. Raises ValueError with the command's error."""
+    config = dataclasses.replace(SHAPES[MODELS[cell.model]], dtype="bfloat16", param_dtype="bfloat16")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(config.to_hf()))
+        command = [sys.executable, "-m", "experiments.compile", *cell.flags(folder), "--json"]
+        surroundings = {**os.environ, "XLA_PYTHON_CLIENT_MEM_FRACTION": SHARE}
+        try:
+            done = subprocess.run(command, cwd=ROOT, env=surroundings, capture_output=True, text=True, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return False
+    if done.returncode not in FITS:
+        raise ValueError(f"{cell.path.stem} on {cell.target}: {(done.stdout + done.stderr)[-2000:]}")
+    cell.path.parent.mkdir(parents=True, exist_ok=True)
+    arguments = cell.flags(f"models/{cell.model}")
+    write_json(cell.path, {"command": ["python", "-m", "experiments.compile", *arguments], **json.loads(done.stdout)})
+    return True
+
+
+def suggested(cell: Cell) -> Cell | None:
+    """The cell with the settings that were suggested for one that does not fit; None where there are none."""
+    found = stored(cell)
+    if found is None or found["fits"] or not found["suggestion"]["settings"] or cell.suggestions == SUGGESTIONS:
+        return None
+    settings = {**cell.settings, **found["suggestion"]["settings"]}
+    return dataclasses.replace(cell, settings=settings, suggestions=cell.suggestions + 1)
+
+
+def stored(cell: Cell) -> dict[str, Any] | None:
+    return read_json(cell.path) if cell.path.exists() else None
+
+
+def table() -> str:
+    """The table in Markdown, from the stored cells."""
+    head = (
+        "| target | model | learns | tokens a row | mesh | fits | GiB a device: arguments + temporaries → peak | "
+        "GiB that a device sends a step | PFLOP a step | a step takes at least | kernels | compiled in, of a core |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|---|\n"
+    )
+    return head + "\n".join(_line(cell) for cell in cells())
+
+
+def _line(cell: Cell) -> str:
+    mesh = " × ".join(f"{name} {size}" for name, size in cell.mesh.items())
+    first = [cell.target, cell.model, cell.method, f"{cell.row_length:,}", mesh]
+    if (found := stored(cell)) is None:
+        return _columns([*first, "not compiled", *[""] * 6])
+    sizes = [f"{found[f'bytes_{name}'] / GIB:.1f}" for name in ("argument", "temporary", "peak", "limit")]
+    sent = sum(kind["bytes"] for kind in found["collectives"].values()) / GIB
+    longest = max(found["bounds"], key=found["bounds"].get)
+    return _columns(
+        [
+            *first,
+            "yes" if found["fits"] else f"no; {_suggestion(cell, found)}",
+            f"{sizes[0]} + {sizes[1]} → {sizes[2]} of {sizes[3]}",
+            f"{sent:,.0f}" if found["collectives"] else "",
+            f"{found['flops'] / 1e15:,.0f}",
+            f"{found['bound_seconds']:.0f} s ({longest})",
+            ", ".join(found["kernels"]),
+            f"{found['cpu_seconds']:.0f} s",
+        ]
+    )
+
+
+def _suggestion(cell: Cell, found: Mapping[str, Any]) -> str:
+    """What would make the cell fit, and whether that was compiled."""
+    tried = [cell]
+    while (further := suggested(tried[-1])) is not None:
+        tried.append(further)
+    if len(tried) == 1:
+        return "no setting is estimated to make it fit"
+    said = ", ".join(f"`{name}={value}`" for name, value in tried[-1].settings.items())
+    if (last := stored(tried[-1])) is None:
+        before = stored(tried[-2]) or found
+        return f"with {said} it is estimated to take {before['suggestion']['bytes_peak_estimated'] / GIB:.1f}"
+    fits = "fits" if last["fits"] else "does not fit either"
+    return f"with {said} it {fits}, compiled: {last['bytes_peak'] / GIB:.1f}"
+
+
+def _columns(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def write_page() -> None:
+    """Puts the table into docs/pods.md, between its marks."""
+    before, rest = PAGE.read_text().split(MARKS[0])
+    _, after = rest.split(MARKS[1])
+    write_text(PAGE, f"{before}{MARKS[0]}\n{table()}\n{MARKS[1]}{after}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0; 1 where a cell ended with an error: the others are compiled all the same."""
+    parser = CommandLineParser(
+        prog="python -m cojax.compile.table", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--minutes", type=float, default=100, help="when to stop; 0 only writes the table (100)")
+    parser.add_argument("--only", choices=tuple(MESHES), help="the cells of this target alone")
+    chosen = parser.parse_args(arguments)
+    until, failed = time.monotonic() + 60 * chosen.minutes, False
+    for cell in cells():
+        if chosen.only not in (None, cell.target):
+            continue
+        wanted: Cell | None = cell
+        while wanted is not None and (wanted.path.exists() or _stores(wanted, until)):
+            wanted = suggested(wanted)
+        failed |= wanted is not None and time.monotonic() < until
+    write_page()
+    return int(failed)
+
+
+def _stores(cell: Cell, until: float) -> bool:
+    """Whether the cell was compiled in time and without an error, which is printed."""
+    try:
+        if until <= time.monotonic() or not compile_cell(cell, until - time.monotonic()):
+            return False
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return False
+    print(f"{cell.path.relative_to(ROOT)} is stored", flush=True)
+    write_page()
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""Accelerators that a program can be compiled for without having them: their topologies and published figures."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+
+from cojax.settings.reading import choose
+from cojax.warm_start import cache
+
+GIB = 2**30
+# What JAX takes of a card's memory, and its own default.
+_SHARE, _SHARE_OF_CARD = "XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One device; `kind` is JAX's name of it. `memory` is what a program can have of it, in bytes; of a card it is all.
+
+    Published figures: `flops`, operations a second of dense bfloat16 products; `bandwidth`, bytes a second of the
+    device's own memory; `interconnect`, bytes a second that a device can send to the others of its host or slice.
+    """
+
+    name: str
+    kind: str
+    platform: str
+    memory: int
+    flops: float
+    bandwidth: float
+    interconnect: float
+    description: str = ""
+
+    @property
+    def limit(self) -> int:
+        """Bytes that JAX gives a program: on a CUDA card its share XLA_PYTHON_CLIENT_MEM_FRACTION."""
+        if self.platform == "tpu":
+            return self.memory
+        given = os.environ.get(_SHARE, "") or str(_SHARE_OF_CARD)
+        try:
+            return int(self.memory * float(given))
+        except ValueError:
+            raise ValueError(f"{_SHARE} is {given!r}; expected the share of a card's memory, as 0.9") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """`count` chips, connected as `topology` says in the words of the chip's compiler."""
+
+    name: str
+    chip: Chip
+    topology: str
+    count: int
+
+
+# What XLA has to know of a card in place of asking its driver. The figures are those of the H100 SXM with 80 GB.
+_H100 = """
+gpu_device_info {
+  name: "NVIDIA H100 80GB HBM3"
+  cuda_compute_capability { major: 9 }
+  core_count: 132
+  fpus_per_core: 128
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
+  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98
+  memory_bandwidth: 3352320000000
+  device_memory_size: 84942979072
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 patch: 2 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+V5E = Chip("TPU v5e", "TPU v5 lite", "tpu", int(15.75 * GIB), 197e12, 819e9, 200e9)
+V5P = Chip("TPU v5p", "TPU v5", "tpu", int(95.74 * GIB), 459e12, 2765e9, 600e9)
+H100 = Chip("H100 SXM 80 GB", "NVIDIA H100 80GB HBM3", "cuda", 84_942_979_072, 989e12, 3352e9, 450e9, _H100)
+
+# A TPU slice is named as in the cloud: v5e by its chips, v5p by its cores, two a chip.
+TARGETS: Mapping[str, Target] = {
+    target.name: target
+    for target in (
+        Target("v5e-4", V5E, "v5e:2x2", 4),
+        Target("v5e-8", V5E, "v5e:2x4", 8),
+        Target("v5e-16", V5E, "v5e:4x4", 16),
+        Target("v5e-64", V5E, "v5e:8x8", 64),
+        Target("v5e-256", V5E, "v5e:16x16", 256),
+        Target("v5p-8", V5P, "v5:2x2x1", 4),
+        Target("v5p-64", V5P, "v5:2x4x4", 32),
+        Target("v5p-128", V5P, "v5:4x4x4", 64),
+        Target("h100x1", H100, "1x1x1", 1),
+        Target("h100x4", H100, "1x1x4", 4),
+        Target("h100x8", H100, "1x1x8", 8),
+        Target("h100x16", H100, "2x1x8", 16),
+    )
+}
+
+
+def find(name: str) -> Target:
+    """The target of that name. Raises ValueError, which lists the others."""
+    return choose(TARGETS, name, "target")
+
+
+def attached(devices: Sequence[jax.Device]) -> Chip | None:
+    """The chip that these devices are, None where no target has it."""
+    return next((target.chip for target in TARGETS.values() if target.chip.kind == devices[0].device_kind), None)
+
+
+def devices(target: Target) -> Sequence[jax.Device]:
+    """The target's devices, which can be compiled for and nothing else.
+
+    Raises ModuleNotFoundError where the compiler's package is not installed.
+    """
+    chip, of_card = target.chip, {}
+    if chip.description:
+        of_card = {"topology": target.topology, "target_config": chip.description}
+    try:
+        with _silent():
+            return topologies.get_topology_desc(target.topology, chip.platform, **of_card).devices
+    except (RuntimeError, NotImplementedError) as error:
+        missing = _missing(error, target.chip.platform)
+        if missing is None:
+            raise
+        own = cache() / "compilers/bin/python"
+        ways = f"{own} has it" if own.exists() else "make compilers installs it into a virtual environment of its own"
+        raise ModuleNotFoundError(
+            f"target {target.name} needs {missing}, which is not installed here; {ways}, and pip install "
+            "'cojax[compilers]' into this one"
+        ) from error
+
+
+def lowered_for(device: jax.Device) -> contextlib.AbstractContextManager[Any]:
+    """Within it, programs are lowered for that device, which need not be here.
+
+    Triton's kernels ask what card they are for; since JAX 0.11 they do not take it from the sharding of the arrays.
+    """
+    if device.platform not in ("gpu", "cuda"):
+        return contextlib.nullcontext()
+    kind = AbstractDevice(device_kind=device.device_kind, num_cores=None, platform="cuda")
+    return use_abstract_mesh(AbstractMesh((), (), abstract_device=kind))
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Drops what compilers write to standard error of the hardware that they do not find."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _missing(error: Exception, platform: str) -> str | None:
+    """The package of a compiler that an error says is missing."""
+    said = str(error)
+    if platform == "tpu" and "TPU support not installed" in said:
+        return "libtpu, the compiler for TPUs"
+    if platform == "cuda" and "not implemented" in said:
+        return "jax-cuda12-plugin, the compiler for CUDA"
+    return None

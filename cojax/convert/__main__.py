@@ -1,0 +1,77 @@
+"""The command: checks all of a file before it writes anything, then writes the folder."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+import cojax.convert
+from cojax.convert import smollm2
+from cojax.convert.gguf_file import read_gguf
+from cojax.convert.gguf_model import arrays_of, shape_of
+from cojax.convert.gguf_tokenizer import tokenizer_of, tool_marks
+from cojax.policy.config import ModelConfig
+from cojax.policy.model_folder import write_arrays
+from cojax.report.console import CONSOLE
+from cojax.run.export import appearing, refuse_full, save_tokenizer
+from cojax.settings.command_line import CommandLineParser
+
+# Name of a model that a package carries → its GGUF file.
+PACKAGED: Mapping[str, Callable[[], contextlib.AbstractContextManager[Path]]] = {"smollm2": smollm2.gguf}
+
+
+def convert(path: Path, folder: Path) -> ModelConfig:
+    """Writes the model of a GGUF file to `folder`, in float32, and returns its shape.
+
+    Memory is that of one tensor. Raises FileExistsError for a folder that holds anything, ValueError for a file that
+    cannot be converted, OSError with the fix when the disk refuses; nothing is then written.
+    """
+    refuse_full(folder)
+    file = read_gguf(path)
+    config = shape_of(file)
+    tokenizer = tokenizer_of(file, config.vocab_size, config.max_position_embeddings)
+    with appearing(folder) as part:
+        write_arrays(part, config, arrays_of(file, config))
+        save_tokenizer(part, tokenizer)
+    if renamed := tool_marks(file):
+        named = " and ".join(f"{number} is {mark}" for number, mark in renamed.items())
+        CONSOLE.print(f"calls of tools take fewer tokens: spare token {named}", markup=False, soft_wrap=True)
+    return config
+
+
+@contextlib.contextmanager
+def _file(source: str) -> Iterator[Path]:
+    with PACKAGED[source]() if source in PACKAGED else contextlib.nullcontext(Path(source)) as path:
+        yield path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 1 when nothing could be converted."""
+    parser = CommandLineParser(
+        prog="python -m experiments.convert",
+        description=cojax.convert.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", metavar="FILE", help=f"a GGUF file, or one of: {', '.join(PACKAGED)}")
+    parser.add_argument("out", metavar="OUT", type=Path, help="the model folder to write; new or empty")
+    chosen = parser.parse_args(arguments)
+    try:
+        refuse_full(chosen.out)
+        with _file(chosen.source) as path:
+            config = convert(path, chosen.out)
+    except (OSError, ValueError) as error:
+        CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
+        return 1
+    size = sum(path.stat().st_size for path in chosen.out.iterdir())
+    CONSOLE.print(
+        f"{chosen.source} is in {chosen.out}: {config.num_hidden_layers} layers of width {config.hidden_size}, "
+        f"{config.vocab_size:,} tokens ({size / 2**20:.1f} MiB)",
+        soft_wrap=True,
+    )
+    return 0

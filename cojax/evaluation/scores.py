@@ -1,0 +1,114 @@
+"""Success of the policy that the engine holds, on the development split and on the held-out one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from cojax.environment import Environment
+from cojax.evaluation.reflexion import Trial, retry_failures
+from cojax.report.console import bar
+from cojax.rollout.chat import Chat, PolicyActors
+from cojax.rollout.collect import EpisodeCollector
+from cojax.rollout.engine import Sampling
+from cojax.run.parts import Parts
+from cojax.scoring import Score, score, success_by, success_by_kind
+from cojax.signals.tools import tools_of
+from cojax.types import Group, Task, Trajectory
+
+SHOWN = 24  # evaluation tasks whose episodes a run stores, for its report
+
+
+def dev_score(config: ConfigDict, made: Parts, step: int, tasks: Sequence[Task]) -> tuple[Score, dict[str, float]]:
+    """Success of the engine's policy on these development tasks, overall and for each value of evaluation.by.
+
+    Where there is no development split, they are tasks to train on.
+    """
+    environment = made.evaluated_in if made.development else made.environment
+    collector = _collector(config, made, config.evaluation.temperature, environment)
+    groups = collector.collect(tasks, seed=(config.seed, step), label=f"dev{step}")
+    return score(groups), _by(config, groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+    """Success on the evaluation split: overall, for each value of evaluation.by, and of each task, by its id.
+
+    `by_tool` has it for each tool, over the tasks whose solution calls it. Tasks without a valid episode have no score.
+    `episodes` are those of at most SHOWN tasks, spread evenly over the split. All of this is of the first trial. Where
+    failed tasks are tried again, `trials` holds the result of each trial, and `tasks_at_last` the score of each task's
+    last one.
+    """
+
+    score: Score
+    by: dict[str, float]
+    tasks: Mapping[str, float]
+    episodes: Sequence[Trajectory] = ()
+    trials: Sequence[Trial] = ()
+    tasks_at_last: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    by_tool: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+
+def held_out_score(config: ConfigDict, made: Parts, description: str, trials: int = 1) -> HeldOut:
+    """Success on the evaluation split. A failed task is tried up to `trials` times."""
+    section, count = config.evaluation, 0
+
+    def play(environment: Environment, tasks: Sequence[Task], label: str) -> list[Group]:
+        nonlocal count
+        # At temperature 0 a second trial would repeat the first.
+        temperature = config.sampling.temperature if count else section.temperature
+        # As many episodes may be lost to the machinery as when all tasks are played.
+        rate = min(1.0, made.limits.error_rate * len(made.evaluation) / len(tasks))
+        with bar(f"{description}, {label}" if count else description, len(tasks)) as advance:
+            collector = dataclasses.replace(
+                _collector(config, made, temperature, environment),
+                limits=dataclasses.replace(made.limits, error_rate=rate),
+            )
+            seed = (config.seed, 0, count) if count else (config.seed, 0)
+            groups = collector.collect(tasks, seed=seed, label=label, on_episode=lambda trajectory: advance())
+        count += 1
+        return groups
+
+    groups = play(made.evaluated_in, made.evaluation, "eval")
+    tools = success_by_tool(groups, config.explorer.ending)
+    first = HeldOut(score(groups), _by(config, groups), _scores(groups), shown(groups), by_tool=tools)
+    if trials == 1:
+        return first
+    # Notes are bounded in characters: a token has at least one or two, so half of the context is left for them.
+    last, told = retry_failures(play, made.evaluated_in, groups, trials, section.reflect, config.engine.max_length)
+    return dataclasses.replace(first, trials=told, tasks_at_last=_scores(last))
+
+
+def shown(groups: Sequence[Group]) -> list[Trajectory]:
+    """The first episode of at most SHOWN groups, spread evenly over them: whatever became of them."""
+    return [group.trajectories[0] for group in groups[:: max(1, -(-len(groups) // SHOWN))]]
+
+
+def _collector(config: ConfigDict, made: Parts, temperature: float, environment: Environment) -> EpisodeCollector:
+    """Plays one episode of each task with the policy that the engine holds."""
+    actors = PolicyActors(made.engine, made.chat, sampling(config, made.chat, temperature))
+    return EpisodeCollector(actors, environment, made.limits)
+
+
+def _scores(groups: Sequence[Group]) -> dict[str, float]:
+    return {group.task.id: group.score for group in groups if group.valid}
+
+
+def success_by_tool(groups: Sequence[Group], ending: str) -> dict[str, dict[str, Any]]:
+    """For each tool but `ending`, `success` on the tasks whose solution calls it, and the number of these `tasks`."""
+
+    def tools(task: Task) -> set[str]:
+        return {tool for action in task.solution for tool in tools_of(action)} - {ending}
+
+    return success_by_kind(groups, tools)
+
+
+def sampling(config: ConfigDict, chat: Chat, temperature: float) -> Sampling:
+    return Sampling(temperature=temperature, max_tokens=config.sampling.max_tokens, stop_tokens=chat.stops)
+
+
+def _by(config: ConfigDict, groups: Sequence[Group]) -> dict[str, float]:
+    return success_by(groups, config.evaluation.by) if config.evaluation.by else {}

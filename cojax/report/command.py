@@ -1,0 +1,265 @@
+"""Rebuilds the report of a run, or prints why one of its tasks exists and whether it helped.
+
+python -m experiments.report runs/desk               # writes runs/desk/report.html
+python -m experiments.report runs/desk --live        # serves it on this machine while the run goes; Ctrl-C ends it
+python -m experiments.report runs/one runs/two       # writes compare.html: both with paired differences to the first
+python -m experiments.report runs/desk --task=3a0ad5 # the lineage of one task, and all that was sent to a model for it
+                                                     # and received, in full; a prefix of its id is enough
+python -m experiments.report runs/desk --draft=20    # the drafts of step 20's evolution, accepted or not
+python -m experiments.report runs/desk --draft=20/3  # one of them, as a task
+python -m experiments.report runs/desk/evaluations/… # the report of an evaluation
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from cojax.report import (
+    Exchange,
+    Exchanges,
+    Run,
+    TaskHistory,
+    TaskVisit,
+    about,
+    lineage,
+    read_run,
+    serve,
+    write_comparison,
+    write_evaluation_report,
+)
+from cojax.report import write_report as write_run_report
+from cojax.report.compare import check_folders
+from cojax.report.console import CONSOLE
+from cojax.report.lineage import action_text, id_of
+from cojax.report.run import Json, expedition_of
+from cojax.settings.command_line import CommandLineParser
+from cojax.storage.files import StorageError
+from cojax.unicode_forms import plain
+
+# What reading a record raises that no run wrote.
+NOT_WRITTEN = (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RecursionError)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 2 when a folder is no run or the id fits no task."""
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    if len(chosen.workdirs) > 1 and (chosen.live or chosen.task is not None or chosen.draft is not None):
+        parser.error("--live, --task and --draft are of one run; name one")
+    try:
+        check_folders(chosen.workdirs)
+    except ValueError as error:
+        parser.error(str(error))
+    if not 0 <= chosen.port < 65_536:
+        parser.error(f"--port={chosen.port}; expected 0 to 65535")
+    try:
+        _act(chosen)
+    except (FileNotFoundError, StorageError, KeyError) as error:
+        message = error.args[0] if isinstance(error, KeyError) else error  # a KeyError's own text is its repr
+        print(f"error: {plain(str(message))}", file=sys.stderr)
+        return 2
+    except (*NOT_WRITTEN, OSError) as error:
+        if isinstance(error, OSError) and chosen.live:
+            print(f"error: port {chosen.port} cannot be served ({error}); choose another --port", file=sys.stderr)
+            return 2
+        print(f"error: {not_written(chosen.workdirs, error)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def not_written(folders: Iterable[str | Path], error: Exception) -> str:
+    """The message where showing runs fails by `error`: it can only be done from records as a run writes them."""
+    return (
+        f"{', '.join(map(str, folders))} holds a record that no run wrote "
+        f"({plain(f'{type(error).__name__}: {error}')}). The same command of the run names the file and the line; "
+        "restore it from a copy."
+    )
+
+
+def _parser() -> CommandLineParser:
+    parser = CommandLineParser(
+        prog="python -m experiments.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "workdirs", nargs="+", metavar="workdir", help="run directory, such as runs/desk; several: compare"
+    )
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--task", metavar="ID", help="print the lineage of this task (a prefix of its id is enough)")
+    one.add_argument("--draft", metavar="STEP[/NUMBER]", help="list the drafts of an evolution, or print one of them")
+    one.add_argument("--live", action="store_true", help="serve the report on this machine, redrawn while the run goes")
+    parser.add_argument("--port", type=int, default=0, help="of --live; 0 takes a free one")
+    parser.add_argument("--out", default="compare.html", help="where the comparison of several runs goes")
+    return parser
+
+
+def _act(chosen: argparse.Namespace) -> None:
+    """What the command line asks for."""
+    workdir = chosen.workdirs[0]
+    if len(chosen.workdirs) > 1:
+        _wrote("comparison", write_comparison(chosen.workdirs, chosen.out))
+    elif chosen.task is not None:
+        _show(_of_task(workdir, chosen.task))
+    elif chosen.draft is not None:
+        _show(_of_drafts(read_run(workdir), chosen.draft))
+    elif chosen.live:
+        with contextlib.suppress(KeyboardInterrupt):
+            serve(workdir, chosen.port, lambda address: _wrote("live, until Ctrl-C", address))
+    else:
+        evaluated = (Path(workdir) / "result.json").exists()
+        _wrote("report", (write_evaluation_report if evaluated else write_run_report)(workdir))
+
+
+def _wrote(what: str, where: str | Path) -> None:
+    CONSOLE.print(f"{what}: {where}", soft_wrap=True, markup=False)
+
+
+def _show(lines: Iterable[Text]) -> None:
+    for line in lines:
+        CONSOLE.print(line, soft_wrap=True)
+
+
+def _of_task(workdir: str, id: str) -> Iterator[Text]:
+    """The history of a task, its expedition, and what was sent and received."""
+    history, run = lineage(workdir, id), read_run(workdir)
+    yield from history_lines(history)
+    yield from _expedition(run, history.expedition)
+    yield from _exchanges(run, history.expedition, history.id)
+
+
+def _of_drafts(run: Run, name: str) -> Iterator[Text]:
+    """The drafts of a step, a line each, or the one of that name. Raises KeyError where there is none."""
+    drafts = {name: draft for name, draft in run.numbered_drafts()}
+    if name in drafts:
+        yield from _draft(run, name, drafts[name])
+        return
+    listed = {key: draft for key, draft in drafts.items() if key.startswith(f"{name}/")}
+    if not listed:
+        steps = ", ".join(dict.fromkeys(key.partition("/")[0] for key in drafts)) or "none"
+        raise KeyError(
+            f"draft {name!r} not found; give STEP or STEP/NUMBER. Steps with drafts in "
+            f"{run.folder / 'drafts.jsonl'}: {steps}"
+        )
+    for key, draft in listed.items():
+        yield _line(key, f"{draft['verdict']['status']}, {draft['origin']}: {draft['draft']['query']}")
+
+
+def _draft(run: Run, name: str, draft: Json) -> Iterator[Text]:
+    verdict, words = draft["verdict"], draft["draft"]
+    yield _line("draft", f"{name}  {words['query']}")
+    for depth, action in enumerate(words.get("solution", ()), 1):
+        yield _line("solution" if depth == 1 else "", f"{depth}. {action_text(action)}")
+    for title, text in (
+        ("origin", draft["origin"]),
+        ("parent", draft.get("parent", "")),
+        ("signal", draft.get("signal", "")),
+        ("episode", draft.get("episode", "")),
+        ("verdict", verdict["status"]),
+        ("set aside", verdict.get("quarantine", "")),
+    ):
+        if text:
+            yield _line(title, text)
+    for evidence in verdict["evidence"]:
+        yield _line("", f"· {evidence}")
+    if draft.get("task"):
+        yield _line("task", draft["task"])
+    yield from _expedition(run, expedition_of(draft))
+    task = id_of(words) if {"environment", "query", "setup"} <= words.keys() else ""
+    yield from _exchanges(run, expedition_of(draft), task)
+
+
+def _expedition(run: Run, key: tuple[int, int] | None) -> Iterator[Text]:
+    """The explorer's context and the results of its runs, as far as the run noted them."""
+    record = run.expeditions.get(key) if key else None
+    if record is None:
+        return
+    for number, (name, value) in enumerate((record.get("context") or {}).items()):
+        for line in value if isinstance(value, list) else [value]:
+            if line:
+                yield _line("" if number else "context", f"{name.replace('_', ' ')}: {line}")
+    for made in record.get("runs", ()):
+        yield _line(f"run {made['run']}", f"{made['ok']} of {made['actions']} actions worked")
+    for failure in (*record.get("failures", ()), *filter(None, [record.get("error")])):
+        yield _line("failure", failure)
+
+
+def _exchanges(run: Run, expedition: tuple[int, int] | None, task: str) -> Iterator[Text]:
+    """Every text sent to a model for an expedition and a validation, and received from it, in full."""
+    exchanges = Exchanges(run.folder / "journal.jsonl")
+    if not exchanges:
+        return
+    parts = {
+        "exploration": exchanges.of_expedition(*expedition) if expedition else [],
+        "validation": exchanges.of_task(task),
+    }
+    for part, found in parts.items():
+        yield Text.assemble(("\n" + "═" * 100 + "\n", "dim"), (f"{part}: {_calls(len(found))}", "bold"))
+        for exchange in found:
+            yield from _exchange(exchange)
+
+
+def _calls(count: int) -> str:
+    return f"{count} call{'' if count == 1 else 's'} to a model"
+
+
+def _exchange(exchange: Exchange) -> Iterator[Text]:
+    yield _heading(exchange.place, about(exchange))
+    rest = {name: value for name, value in exchange.settings.items() if not isinstance(value, (str, int, float))}
+    if rest:
+        yield Text.assemble(("sent, beside the messages: ", "dim"), plain(json.dumps(rest, ensure_ascii=False)))
+    if exchange.shared:
+        yield Text(f"sent: the {exchange.shared} messages of the call before, word for word, then", style="dim")
+    for role, content in exchange.messages[exchange.shared :]:
+        yield Text.assemble((f"sent, {plain(role)}:\n", "dim"), _indented(content, 2))
+    yield Text.assemble(("received:\n", "dim"), "nothing" if exchange.text is None else _indented(exchange.text, 2))
+
+
+def _heading(title: str, text: str) -> Text:
+    return Text.assemble(("\n" + "─" * 100 + "\n", "dim"), (plain(title), "bold"), (f"\n{plain(text)}", "dim"))
+
+
+def _indented(text: str, depth: int) -> str:
+    """The text with each line indented, so that none can be mistaken for one of ours."""
+    return "\n".join(" " * depth + line for line in plain(text).split("\n"))
+
+
+def history_lines(history: TaskHistory) -> Iterator[Text]:
+    """A history as lines for the terminal, from the oldest ancestor to the visits since."""
+    yield _line("task", f"{history.id}  {history.query}")
+    for depth, action in enumerate(history.solution, 1):
+        yield _line("solution" if depth == 1 else "", f"{depth}. {action}")
+    yield _line("origin", f"{history.origin}, joined the pool at step {history.step}")
+    for depth, parent in enumerate(history.parents, 1):
+        yield _line("parent" if depth == 1 else f"parent ×{depth}", f"{parent.id}  {parent.origin}  {parent.query}")
+    if history.signal:
+        yield _line("signal", f"{history.signal}: {history.signal_evidence}")
+    if history.source_episode:
+        yield _line("episode", history.source_episode)
+    if history.explorer:
+        yield _line("explorer", f"{history.explorer}, run {', '.join(map(str, history.runs)) or '–'}")
+    if history.verdict:
+        yield _line("verdict", history.verdict)
+    for evidence in history.verdict_evidence:
+        yield _line("", f"· {evidence}")
+    if history.difficulty is not None:
+        yield _line("difficulty", f"{100 * history.difficulty:.0f} % of the attempts on the query alone failed")
+    yield _line("visits", _visits(history.visits) or "none stored")
+    if history.parents:
+        before = [visit for visit in history.parent_visits if visit.step <= history.step]
+        after = [visit for visit in history.parent_visits if visit.step > history.step]
+        yield _line("its parent", f"before: {_visits(before) or 'none stored'}")
+        yield _line("", f"since: {_visits(after) or 'none stored'}")
+
+
+def _visits(visits: Sequence[TaskVisit]) -> str:
+    return ", ".join(f"{visit.successes}/{visit.episodes} solved at step {visit.step}" for visit in visits)
+
+
+def _line(name: str, text: str) -> Text:
+    return Text.assemble((f"{name:<11}", "dim"), _indented(text, 11).lstrip(" "))

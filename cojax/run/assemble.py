@@ -1,0 +1,300 @@
+"""Configuration → objects. No ConfigDict goes into cojax or environments."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+import environments
+from cojax.curriculum import RecentScores
+from cojax.environment import Charted, Environment, traits_of
+from cojax.evaluation.scores import dev_score, sampling
+from cojax.explorer import Explorer, Metered
+from cojax.explorer.llm.explorer import LLMExplorer
+from cojax.explorer.llm.journal import Journal
+from cojax.learner.hosts import ONE_PROCESS, Hosts
+from cojax.learner.learner import Learner
+from cojax.learner.optimizer import adamw
+from cojax.learner.rehearsal import AUTO, fastest_that_fits
+from cojax.learner.routing import required_route_shape
+from cojax.learner.train_state import TrainState
+from cojax.loop import Loop
+from cojax.loop.groups import PlayedCount
+from cojax.metrics import Stopwatch
+from cojax.policy.adapters import Lora
+from cojax.policy.config import ModelConfig
+from cojax.policy.parameters import leaf_of, parameters
+from cojax.policy.sharding import SAMPLING, copies
+from cojax.policy.transformer import Params
+from cojax.preference.rounds import Rounds
+from cojax.prefix_replay import PrefixLengths
+from cojax.registry import find
+from cojax.report.console import bar
+from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
+from cojax.run import explorers, methods, placement, policies, traits
+from cojax.run import initial_policy as initial_policies
+from cojax.run.engines import check_routes
+from cojax.run.initial_policy import InitialPolicy
+from cojax.run.loading import as_text
+from cojax.run.mesh import mesh_of
+from cojax.run.parts import Parts
+from cojax.run.perturbation import perturbed
+from cojax.run.quality import quality
+from cojax.settings.entries import entry, learned_by, made_signals, reads_initial
+from cojax.settings.reading import settings
+from cojax.synthesis import EVOLUTIONS, MEMORIES, Synthesis, initial_tasks, reads
+from cojax.types import Task
+from cojax.validation import Validation
+from cojax.validation.similarity import NearDuplicates, setup_hash
+
+_LOG = logging.getLogger(__name__)
+# Settings of config.learner that are not the learner's keywords as they stand.
+_OBJECTIVE = ("loss", "loss_settings", "advantage_settings", "weighting_settings")
+# The name of the run's learner among all processes.
+RUN = "run"
+# More tasks than any finite split has.
+_ALL = 100_000
+
+
+def parts(config: ConfigDict) -> Parts:
+    """Environment, tokenizer, model shape and engine of a configuration that was checked by cojax/run/checks.py.
+
+    Raises ValueError or OSError with the fix.
+    """
+    environment = placement.environment(config)
+    traits.check_evolution(config, environment)
+    explorers.check_ending(config, environment)
+    tokenizer, model = policies.tokenizer_and_shape(config, environment)
+    chat = Chat(tokenizer, TOOL_DOCUMENTS[config.model.tools])
+    mesh = mesh_of(config)
+    required_route_shape(config.learner.routes, model, learned_by(config).loss.name, learned_by(config).loss.routes)
+    engine = entry(config, "engine.name").function(config, model)
+    check_routes(config, engine)
+    held_out = config.evaluation
+    return Parts(
+        environment,
+        placement.environment(config) if traits_of(environment).reuses else environment,
+        chat,
+        model,
+        mesh,
+        engine,
+        traits.limits(config, environment),
+        environment.tasks(held_out.split, held_out.tasks, held_out.seed),
+        environment.tasks(held_out.dev_split, held_out.dev_tasks),
+        environment.tasks(held_out.challenge_split, count) if (count := held_out.challenge_tasks) else (),
+        traits.kinds(environment, made_signals(config)),
+    )
+
+
+def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
+    """The learner of a policy that begins at `params`. Where `learner.remat` is "auto", `fitted` decides it."""
+
+    def build(*_: object) -> Learner:
+        return learner_on(config, made.model, made.mesh, params, made.together.hosts(RUN))
+
+    return made.together.run("build", build, RUN, as_text(made.model), params)
+
+
+def learner_on(
+    config: ConfigDict, model: ModelConfig, mesh: Mesh | None, params: Params, hosts: Hosts = ONE_PROCESS
+) -> Learner:
+    """The learner of a model on a mesh; `params` may be outlines, as in `Learner.init`."""
+    lora = Lora(**settings(config.learner.lora)) if config.learner.lora.rank else None
+    rounds = methods.rounds_of(config)
+    optimizer, loss = settings(config.optimizer), (config.learner.loss, entry(config, "learner.loss").given)
+    if rounds:
+        method, preference = rounds
+        # The number of updates of a round is not known in advance, so the learning rate stays constant.
+        optimizer |= {"learning_rate": preference.learning_rate, "decay_steps": 0}
+        loss = methods.loss_of_rounds(method, preference)
+    return Learner(
+        config=model,
+        optimizer=adamw(**optimizer),
+        temperature=config.sampling.temperature,
+        reference=params if reads_initial(config) else None,
+        lora=lora,
+        mesh=mesh,
+        hosts=hosts,
+        seed=config.seed,
+        loss=loss[0],
+        loss_settings=loss[1],
+        round_reference=rounds[1].reference if rounds else "",
+        hard=methods.hard_negatives(config),
+        advantage_settings=entry(config, "learner.advantage").given,
+        weighting_settings=entry(config, "learner.weighting").given,
+        remat="layers" if config.learner.remat == AUTO else config.learner.remat,
+        **settings(config.learner, "remat", "lora", *_OBJECTIVE),
+    )
+
+
+def fitted(config: ConfigDict, made: Learner, state: TrainState) -> Learner:
+    """The same learner; if `learner.remat` is "auto", one that recomputes as little as fits into memory.
+
+    The engine's copies of the weights must fit as well, and the state of a second agent. Several processes would have
+    to agree on the free memory: their learner recomputes every layer.
+    """
+    if config.learner.remat != AUTO or made.hosts is not ONE_PROCESS:
+        return made
+    held, rows = made.reference if made.lora else state.params, parameters(made.config)
+    assert held is not None
+    weights = sum(leaf_of(held, row).nbytes * copies(row, made.mesh, SAMPLING) for row in rows)
+    if methods.has_second_agent(config):
+        weights += sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    chosen = fastest_that_fits(made, state, methods.update_sizes(config), beside=weights)
+    _LOG.info("learner.remat=%s: what fits", chosen.remat)
+    return chosen
+
+
+def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesis]) -> InitialPolicy:
+    """The policy before the first step. `found` finds D_0, whose solutions a warm start may use.
+
+    A perturbation comes after the warm start, so that runs that differ in it share one.
+    """
+
+    def score(step: int) -> float:
+        # Without development tasks, success on D_0 says when enough was learned.
+        tasks = made.development or found().tasks
+        return dev_score(config, made, step, tasks[: config.warm_start.check_tasks])[0].success
+
+    begins = initial_policies.initial_policy(
+        config,
+        made.environment,
+        made.chat,
+        made.model,
+        made.engine,
+        score,
+        lambda: found().tasks,
+        made.mesh,
+        made.together,
+    )
+    return dataclasses.replace(begins, params=perturbed(begins.params, config.perturbation))
+
+
+def initial(config: ConfigDict, made: Parts) -> Synthesis:
+    """D_0 by unguided exploration; where nothing can be synthesized, the environment's own tasks.
+
+    Deterministic: the same settings, and replies of a model, give the same tasks.
+    """
+    if traits_of(made.environment).incomparable:
+        return traits.own_tasks(config, made.environment, reserved(config, made))
+    chosen_explorer = explorer(config, made, explorers.initial(config))
+    try:
+        with bar("D_0: drafts examined") as advance:
+            return initial_tasks(
+                made.environment,
+                chosen_explorer,
+                validation(config, made, chosen_explorer),
+                config.initial_tasks,
+                seed=(config.seed, "initial"),
+                weights=popularity(made.environment),
+                per_context=config.synthesis.per_context if isinstance(chosen_explorer, Metered) else 1,
+                near_duplicates=NearDuplicates(config.validation.pool_similarity),
+                examined=advance,
+            )
+    except ValueError:
+        # The same command then makes the failed calls again: the endpoint may work by that time.
+        if isinstance(chosen_explorer, LLMExplorer):
+            chosen_explorer.chat_model.reopen()
+        raise
+
+
+def explorer(config: ConfigDict, made: Parts, name: str = "", journal: Journal | None = None) -> Explorer:
+    """The explorer of that name, by default config.explorer.name; `journal` replaces the run's journal if given."""
+    make = find("explorer", name or config.explorer.name, explorers.EXPLORERS)
+    return make(config, made, journal or explorers.journal(config))
+
+
+def validation(config: ConfigDict, made: Parts, chosen_explorer: Explorer) -> Validation:
+    """The validation of this explorer's drafts."""
+    return explorers.validation(config, made, chosen_explorer, reserved(config, made))
+
+
+def popularity(environment: Environment) -> Mapping[str, float] | None:
+    """How often each tool is used, as the environment reports it; None if it does not."""
+    return environment.popularity() if isinstance(environment, Charted) else None
+
+
+def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> Loop:
+    """The loop's fixed parts."""
+
+    def score(step: int) -> Mapping[str, float] | None:
+        every = config.evaluation.every
+        if not every or step % every or not made.development:
+            return None
+        result, by = dev_score(config, made, step, made.development)
+        by_kind = {f"success/{name}": success for name, success in by.items()}
+        return {"success": result.success, "partial": result.partial, "lost": result.lost, **by_kind}
+
+    chosen_explorer = explorer(config, made)
+    evolve = entry(config, "evolve").bound() if methods.evolves(config) else EVOLUTIONS["none"]
+    curriculum = None if config.curriculum == "uniform" else entry(config, "curriculum").bound()
+    return Loop(
+        environment=made.environment,
+        engine=made.engine,
+        chat=made.chat,
+        learner=learns,
+        explorer=chosen_explorer,
+        validate=validation(config, made, chosen_explorer),
+        detectors={
+            **made.signals,
+            **({"visits": RecentScores()} if curriculum else {}),
+            **({"played": PlayedCount()} if config.episodes or config.environment_steps else {}),
+            **{name: MEMORIES[name]() for name in reads(evolve)},
+            **({"prefixes": PrefixLengths()} if config.synthesis.prefix_replay else {}),
+        },
+        kinds=made.signals,
+        evolve=evolve,
+        reads=reads(evolve),
+        admission=entry(config, "synthesis.admit").bound()(),
+        popularity=popularity(made.environment),
+        sampling=sampling(config, made.chat, config.sampling.temperature),
+        limits=made.limits,
+        clock=clock,
+        score=score,
+        quality=quality(config, made.evaluation),
+        seed=config.seed,
+        steps=config.steps,
+        batch_size=config.batch_size,
+        group_size=config.group_size,
+        evolve_every=config.evolve_every,
+        fresh_fraction=config.fresh_fraction,
+        checkpoint_every=config.checkpoint_every,
+        staleness=config.staleness,
+        quorum=config.quorum,
+        dynamic_sampling=config.dynamic_sampling,
+        episodes=config.episodes,
+        environment_steps=config.environment_steps,
+        curriculum=curriculum,
+        evolve_beside=config.staleness > 0 and not explorers.samples_policy(config),
+        select=entry(config, "synthesis.select").bound(),
+        near_duplicates=NearDuplicates(config.validation.pool_similarity),
+        closed=frozenset(map(setup_hash, made.evaluation)) if made.from_initial else frozenset(),
+        **settings(config.synthesis, "select", "admit", "prefix_replay"),
+    )
+
+
+def rounds(config: ConfigDict, loop: Loop) -> Rounds | None:
+    """The rounds of a run that learns in rounds; None for one that does not."""
+    found = methods.rounds_of(config)
+    return Rounds(loop, *found, longest=min(config.engine.max_length, config.learner.row_length)) if found else None
+
+
+def reserved(config: ConfigDict, made: Parts) -> Sequence[Task]:
+    """Tasks that must never be trained on.
+
+    These are all tasks of the splits that the run evaluates and of those that the environment reserves for evaluations,
+    so that the policy may be evaluated on any of them. Of unlimited generated splits (the desk's) they are only the
+    tasks that the run evaluates.
+    """
+    loaded = (*made.evaluation, *made.development, *made.challenge)
+    splits: tuple[str, ...] = environments.reserved(config.environment.name)
+    if splits:
+        held_out = config.evaluation
+        splits = (*splits, held_out.split, held_out.dev_split, held_out.challenge_split)
+    whole = (task for split in dict.fromkeys(splits) for task in made.environment.tasks(split, _ALL))
+    return tuple({task.id: task for task in (*loaded, *whole)}.values())

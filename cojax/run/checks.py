@@ -1,0 +1,285 @@
+"""Checks a whole configuration once, before anything is built from it."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+import environments
+from cojax import curriculum
+from cojax.learner import weightings
+from cojax.quality import EMBEDDINGS
+from cojax.run import engines, evolution_checks, explorers, methods, placement, policies, processes
+from cojax.run.mesh import check_mesh
+from cojax.settings import entries
+from cojax.settings.ranges import check_ranges
+from cojax.settings.reading import attempts
+
+_LAST_PORT = 65_535
+# Explorers that are models.
+_MODELS = {"llm", "policy"}
+# Entries that take numbers alone are tried on these: scores of visits, and learned tokens of trajectories.
+_SCORES = ((), (0.0,), (1.0, 0.5))
+_LENGTHS = [np.array([3, 1]), np.array([2, 0, 4])]
+# Settings that hold addresses of servers.
+_ADDRESSES = ("llm.base_url", "quality.base_url", "sglang.urls", "sglang.router", "environment.cluster")
+
+
+def check_run(config: ConfigDict) -> None:
+    """Raises ValueError for a configuration that cannot be run. Looks up the devices, but builds nothing."""
+    if not config.environment.name:
+        raise ValueError(
+            f"environment.name is empty; name one of {', '.join(environments.available())}, or a module of your own: "
+            "--config.environment.name=package.module"
+        )
+    check(config)
+    engines.check_servers(config)
+    policies.check_folder(config)
+    _check_pretrained(config)
+    explorers.check(config, {config.explorer.name, explorers.initial(config)})
+    check_mesh(config)
+
+
+def check(config: ConfigDict) -> None:
+    """Raises ValueError for settings out of their ranges, and for settings that exclude each other."""
+    check_ranges(config)
+    processes.check(config)
+    _check_entries(config)
+    EMBEDDINGS[config.quality.embedding](config.quality.base_url, config.quality.model, None)
+    _check_servers(config)
+    _check_addresses(config)
+    placement.check(config)
+    if not config.workdir:
+        raise ValueError("workdir is empty; name a folder for the run")
+    _check_groups(config)
+    _check_dynamic_sampling(config)
+    _check_episodes(config)
+    _check_rows_hold(config)
+    _check_warm_start(config)
+    methods.check(config)
+    if config.evaluation.reflect and config.evaluation.trials == 1:
+        raise ValueError(
+            "evaluation.reflect is True, but evaluation.trials is 1: nothing is tried again; set "
+            "--config.evaluation.trials=3, say, or take it back"
+        )
+    _check_validation(config)
+    evolution_checks.check(config)
+    _check_explorers(config)
+    if not config.model.path and not config.model.shape.num_hidden_layers:
+        raise ValueError(
+            "no policy: set --config.model.path to a folder in HF format, or choose a small one from scratch with "
+            "--config.policy=tiny, or give every size of model.shape"
+        )
+
+
+def _check_entries(config: ConfigDict) -> None:
+    """Raises ValueError for an unknown entry, for invalid settings of one, and for an entry that fails when tried."""
+    for _ in entries.chosen(config):
+        pass
+    entries.learned_by(config)
+    entries.made_signals(config)
+    _try_entries(config)
+
+
+def _check_addresses(config: ConfigDict) -> None:
+    """Raises ValueError for an address that holds a key, used or not: the configuration is stored, shown and sent."""
+    for name in _ADDRESSES:
+        if any("@" in address or "?" in address for address in str(entries.at(config, name)).split(",")):
+            raise ValueError(f"{name} holds credentials or a query; leave them out: keys come from the environment")
+
+
+def _check_groups(config: ConfigDict) -> None:
+    """Raises ValueError if an update would wait for fewer than two episodes of a group."""
+    if math.ceil(config.quorum * config.group_size - 1e-9) < 2:
+        raise ValueError(
+            f"quorum is {config.quorum} of a group of {config.group_size}; expected a share, at most 1, of at least 2 "
+            "episodes: an advantage is relative to the others of a group"
+        )
+
+
+def _check_warm_start(config: ConfigDict) -> None:
+    """Raises ValueError for noise without a range, and for fewer demonstrations than a batch."""
+    section = config.warm_start
+    if section.noise_low > section.noise_high:
+        raise ValueError(
+            f"warm_start.noise_low is {section.noise_low}, above noise_high, {section.noise_high}; expected shares of "
+            "wrong actions from the lowest to the highest"
+        )
+    if section.epochs and section.lengthen:
+        raise ValueError(
+            f"warm_start.epochs is True, but warm_start.lengthen is {section.lengthen}: an epoch takes all "
+            "demonstrations from the first batch on; set --config.warm_start.lengthen=0"
+        )
+    if section.steps and section.demonstrations < section.batch_size:
+        raise ValueError(
+            f"warm_start.demonstrations is {section.demonstrations}; expected at least a batch of {section.batch_size}"
+        )
+
+
+def _check_pretrained(config: ConfigDict) -> None:
+    """Raises ValueError for settings of a warm start that this policy's warm start does not read."""
+    section, path = config.warm_start, config.model.path
+    if section.lora.rank and not (path and section.steps):
+        why = "warm_start.steps is 0" if path else "model.path names no model folder for them to adapt"
+        raise ValueError(
+            f"warm_start.lora.rank is {section.lora.rank}, but {why}; set --config.warm_start.lora.rank=0, or "
+            f"{'--config.warm_start.steps=34, say' if path else '--config.model.path'}"
+        )
+    rates = ("learning_rate", "pretrained_learning_rate")
+    read = rates[bool(path)]
+    other = next(rate for rate in rates if rate != read)
+    if section.steps and section[other] != (default := entries.base.LEAVES[f"warm_start.{other}"].default):
+        where = "a model folder is taught" if path else "a policy from scratch is taught"
+        raise ValueError(
+            f"warm_start.{other} is {section[other]:g}, but {where} by warm_start.{read}; set "
+            f"--config.warm_start.{read}, and --config.warm_start.{other}={default:g}"
+        )
+
+
+def _try_entries(config: ConfigDict) -> None:
+    """Calls the curriculum and the weighting on example numbers. Raises ValueError if one fails."""
+    trials: dict[str, Callable[[Callable[..., Any]], object]] = {
+        "curriculum": lambda wants: [curriculum.task_weight(wants, scores) for scores in _SCORES],
+        "learner.weighting": lambda weighting: weightings.check_weights(weighting(_LENGTHS), _LENGTHS),
+    }
+    for leaf, attempt in trials.items():
+        one = entries.entry(config, leaf)
+        try:
+            attempt(one.bound())
+        except Exception as error:  # whatever a function does when it is called
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ValueError(f"{one.kind} {one.name!r} was tried and failed: {reason}") from error
+
+
+def _check_rows_hold(config: ConfigDict) -> None:
+    """Raises ValueError if a row cannot hold the longest episode, or a micro-batch a group that the loss compares."""
+    loss, section = entries.learned_by(config).loss, config.learner
+    if section.row_length < config.engine.max_length:
+        raise ValueError(
+            f"learner.row_length is {section.row_length}, engine.max_length {config.engine.max_length}; a row must "
+            "hold the longest episode, so make row_length at least max_length"
+        )
+    what, size = f"loss {loss.name!r}", 2 if loss.pairs else config.group_size if loss.together else 1
+    if size == 1 and methods.hard_negatives(config):
+        what, size = "preference.hard_negatives", 2
+    if section.micro_rows * (section.row_length // config.engine.max_length) < size:
+        raise ValueError(
+            f"{what} compares {size} episodes, which must share a micro-batch, and "
+            f"learner.micro_rows is {section.micro_rows}; set --config.learner.micro_rows={size}, or make "
+            "learner.row_length a multiple of engine.max_length"
+        )
+
+
+def _check_dynamic_sampling(config: ConfigDict) -> None:
+    """Raises ValueError for settings with which dynamic sampling cannot work."""
+    if not (cap := config.dynamic_sampling):
+        return
+    if cap < config.batch_size:
+        raise ValueError(
+            f"dynamic_sampling is {cap}; expected 0 (off), or at least batch_size={config.batch_size} groups that a "
+            "step may sample"
+        )
+    if config.quorum < 1.0:
+        raise ValueError(
+            f"dynamic_sampling is {cap}, but with quorum={config.quorum} whether a group is live depends on who is "
+            "slow; set --config.quorum=1.0 or --config.dynamic_sampling=0"
+        )
+    if entries.learned_by(config).loss.flat_groups:
+        raise ValueError(
+            f"dynamic_sampling is {cap}, but learner.loss={config.learner.loss} as it is set also learns from groups "
+            "whose rewards do not differ, which dynamic sampling leaves out; set kl_coefficient and the like to 0, or "
+            "--config.dynamic_sampling=0"
+        )
+
+
+def _check_episodes(config: ConfigDict) -> None:
+    """Raises ValueError if the episodes of a run or their actions cannot be counted, or are too few for a group."""
+    if config.environment_steps and config.staleness:
+        raise ValueError(
+            f"environment_steps is {config.environment_steps} with staleness={config.staleness}; expected 0 (any "
+            "number), or steps that do not run ahead: set --config.staleness=0"
+        )
+    if config.episodes and (config.staleness or config.episodes < config.group_size):
+        raise ValueError(
+            f"episodes is {config.episodes} with group_size={config.group_size} and staleness={config.staleness}; "
+            "expected 0 (any number), or at least a group, of steps that do not run ahead: set --config.staleness=0"
+        )
+
+
+def _check_servers(config: ConfigDict) -> None:
+    """Raises ValueError for servers that cannot be launched, or cannot do what the loop needs."""
+    section = config.sglang
+    if config.staleness and section.release_memory:
+        raise ValueError(
+            "sglang.release_memory frees the servers' memory while the learner works, but with staleness=1 the servers "
+            "sample at that time; set --config.sglang.release_memory=False or --config.staleness=0"
+        )
+    if section.port > (last := _LAST_PORT - section.servers + 1):
+        raise ValueError(
+            f"sglang.port is {section.port}; {section.servers} servers take as many ports from there on, so it may be "
+            f"at most {last}"
+        )
+    try:
+        shlex.split(section.flags)
+    except ValueError as error:
+        raise ValueError(f"sglang.flags is {section.flags!r}, which is no command line: {error}") from error
+
+
+def _check_validation(config: ConfigDict) -> None:
+    """Raises ValueError for validation settings that apply to none of the run's drafts."""
+    section = config.validation
+    asked = [f"validation.judge is {section.judge!r}"] * (section.judge != "off")
+    asked += [f"validation.attempts is {section.attempts}"] * bool(section.attempts)
+    asked += [f"validation.attempter is {section.attempter!r}"] * (section.attempter != "explorer")
+    if asked and not any(map(_words_by_model, (config.explorer.name, explorers.initial(config)))):
+        raise ValueError(
+            f"{asked[0]}, but only queries that a model words are judged or attempted, and the explorer "
+            f"{config.explorer.name!r} uses none; set --config.explorer or --config.initial_explorer to one of "
+            f"{', '.join(sorted(_MODELS))}, or take it back"
+        )
+    if section.attempter != "explorer" and not attempts(config):
+        raise ValueError(
+            f"validation.attempter is {section.attempter!r}, but validation.attempts is {section.attempts}: none is "
+            "made; raise it, or set --config.validation.attempter=explorer"
+        )
+
+
+def _words_by_model(explorer: str) -> bool:
+    """Whether a model words an explorer's tasks; one from outside may have one."""
+    return explorer in _MODELS or ":" in explorer
+
+
+def _check_explorers(config: ConfigDict) -> None:
+    """Raises ValueError for explorers that cannot find anything, or that need the policy before it has learned."""
+    section, first = config.explorer, explorers.initial(config)
+    if section.separator and not section.separator.strip():
+        raise ValueError(
+            f"explorer.separator is {section.separator!r}, which any query may hold; expected text that stands between "
+            'the turns of a dialogue alone, or "" where a query has one turn'
+        )
+    if not section.stretch:
+        raise ValueError("explorer.stretch is (); expected how many actions a draft may have more than its parent")
+    # A call that ends the episode comes after the steps of an exploration.
+    if section.shortest > (longest := section.steps + bool(section.ending)):
+        raise ValueError(
+            f"explorer.shortest is {section.shortest}, but drafts have at most {longest} actions, as explorer.steps is "
+            f"{section.steps}; raise explorer.steps or lower explorer.shortest"
+        )
+    if config.warm_start.split != "initial":
+        return
+    if first == "policy":
+        raise ValueError(
+            "warm_start.split is 'initial', but the policy that it is to teach would have to find those tasks itself; "
+            "set --config.initial_explorer=scripted"
+        )
+    if _words_by_model(first) and config.validation.attempter == "policy":
+        raise ValueError(
+            "warm_start.split is 'initial', but the policy that it is to teach would have to attempt those tasks "
+            "before (validation.attempter is 'policy'); set --config.initial_explorer=scripted or "
+            "--config.validation.attempter=explorer"
+        )

@@ -1,0 +1,248 @@
+"""Explorers and the validation of their drafts, from a configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from cojax.environment import Actor, Charted, EngineError, Environment, Episode, traits_of
+from cojax.explorer import Explorer
+from cojax.explorer.careless import CarelessExplorer
+from cojax.explorer.llm.chat_model import Budget, ChatModel, check_limits
+from cojax.explorer.llm.chat_settings import ChatSettings
+from cojax.explorer.llm.explorer import LLMExplorer
+from cojax.explorer.llm.journal import Journal
+from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
+from cojax.explorer.scripted.windows import Ending
+from cojax.host.deadlines import WatchedPlay
+from cojax.rollout.chat import PolicyActor
+from cojax.rollout.engine import Sampling
+from cojax.run import traits
+from cojax.run.parts import Parts
+from cojax.settings.reading import JUDGES, attempts, choose, settings
+from cojax.signals import guidance
+from cojax.types import Message, Task, Turn
+from cojax.validation import Attempts, Exclusions, Judge, Validation
+from cojax.validation.attempts import Attempters
+
+# Parallel expeditions of a model if explorer.width is None. This number affects which tasks result, so it must not
+# depend on a setting that may change during a run.
+_WIDTH = 2
+
+
+def initial(config: ConfigDict) -> str:
+    """The name of the explorer that finds D_0."""
+    return config.initial_explorer or config.explorer.name
+
+
+def check(config: ConfigDict, names: Collection[str]) -> None:
+    """Raises ValueError if the explorers of these names cannot work with their settings."""
+    if "llm" in names:
+        chat_settings(config)
+    if "policy" in names:
+        check_limits(settings(config.llm))
+
+
+def check_ending(config: ConfigDict, environment: Environment) -> None:
+    """Raises ValueError if no tool of the environment ends an episode, before any expedition is paid for."""
+    Ending.of(environment, ending(config, environment))
+
+
+def ending(config: ConfigDict, environment: Environment) -> str:
+    """The tool that ends an episode: the one that the environment states, else explorer.ending.
+
+    Raises ValueError where both are stated and differ.
+    """
+    stated, given = traits_of(environment).ending, config.explorer.ending
+    if stated in (None, given):
+        return given
+    if given != ScriptedExplorer.ending:
+        raise ValueError(
+            f"explorer.ending is {given!r}, but an episode of {environment.name!r} is ended by "
+            f"{stated or 'an action without calls'}; leave explorer.ending out"
+        )
+    return stated
+
+
+def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplorer:
+    """The explorer that uses the environment's affordances and its grammar, and no model."""
+    section = config.explorer
+    return ScriptedExplorer(
+        neighbours=made.environment.neighbours if isinstance(made.environment, Charted) else no_neighbours,
+        play=WatchedPlay(made.limits.environment_deadline),
+        width=traits.width(config, made.environment, 1),
+        guidance=guidance(made.signals),
+        ending=ending(config, made.environment),
+        **{name: section[name] for name in ("runs", "steps", "stretch", "longest", "cut")},
+    )
+
+
+def careless(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
+    """The scripted explorer, which makes mistakes with probability explorer.mistakes: for experiments on validation."""
+    return CarelessExplorer(scripted(config, made, journal), config.explorer.mistakes)
+
+
+def llm(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
+    """The explorer that asks the model llm.model at llm.base_url."""
+    from cojax.explorer.llm.chat_client import ChatClient
+
+    return _llm_explorer(config, made, "llm", ChatClient(chat_settings(config), journal))
+
+
+def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
+    """The explorer whose model is the policy in training, on the engine of its rollouts."""
+    from cojax.explorer.llm.policy_model import PolicyModel
+
+    section = settings(config.llm)
+    check_limits(section)
+    chat_model = PolicyModel(
+        made.engine,
+        made.chat,
+        name=Path(config.model.path).name or "self",
+        journal=journal,
+        max_tokens=section["max_tokens"],
+        temperature=section["temperature"],
+        most_tokens=section["max_tokens_per_evolution"],
+        most_requests=section["max_requests_per_evolution"],
+        deadline=section["deadline"],
+        engine_deadline=made.limits.engine_deadline,
+    )
+    return _llm_explorer(config, made, "policy", chat_model)
+
+
+def chat_settings(config: ConfigDict) -> ChatSettings:
+    """The section `llm` as `ChatSettings`. Raises ValueError for settings that cannot work."""
+    return ChatSettings(**settings(config.llm))
+
+
+def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatModel) -> LLMExplorer:
+    section = config.explorer
+    return LLMExplorer(
+        chat_model,
+        runs=section.runs,
+        steps=section.steps,
+        ending=ending(config, made.environment),
+        separator=section.separator,
+        shortest=section.shortest,
+        window=section.window,
+        width=traits.width(config, made.environment, _WIDTH),
+        # A model has its own deadlines; it may wait for a free request and between attempts.
+        play=WatchedPlay(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
+        kind=kind,
+        attempt_turns=made.limits.max_turns,
+        guidance=guidance(made.signals),
+    )
+
+
+def samples_policy(config: ConfigDict) -> bool:
+    """Whether an evolution samples the policy, whose weights must then not change before it ends."""
+    attempted = config.validate and config.explorer.name == "llm" and attempts(config) > 0
+    # An explorer from outside may sample it.
+    unknown = ":" in config.explorer.name
+    probes = config.synthesis.admit != "all"
+    return (
+        probes or unknown or config.explorer.name == "policy" or (attempted and config.validation.attempter == "policy")
+    )
+
+
+def journal(config: ConfigDict) -> Journal:
+    """The journal of the run."""
+    return Journal(Path(config.workdir) / "journal.jsonl")
+
+
+def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Sequence[Task]) -> Validation:
+    """The validation of the explorer's drafts. No task of `reserved` passes.
+
+    Attempts and a judge are used only for queries that a model wrote: a grammar's queries are complete by construction.
+    """
+    section = config.validation
+    attempted, judge = None, None
+    play = WatchedPlay(made.limits.environment_deadline)
+    if isinstance(explorer, LLMExplorer):
+        play = WatchedPlay(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout)
+        if count := attempts(config):
+            attempters = choose(ATTEMPTERS, section.attempter, "validation.attempter")(config, made)
+            attempted = Attempts(attempters, count, made.limits.max_turns)
+        veto = choose(JUDGES, section.judge, "validation.judge")
+        judge = None if veto is None else Judge(explorer.chat_model, veto)
+    return Validation(
+        made.environment,
+        Exclusions.of(
+            reserved,
+            traits.similarity(config, made.environment, reserved),
+            section.evaluation_words,
+            made.evaluation if made.from_initial else (),
+        ),
+        enabled=config.validate,
+        play=play,
+        attempts=attempted,
+        judge=judge,
+        safe=section.safe,
+        longest_query=section.longest_query,
+        control_tokens=tuple(token.content for token in made.chat.tokenizer.added_tokens_decoder.values()),
+    )
+
+
+def _by_explorer(config: ConfigDict, made: Parts) -> Attempters:
+    return LLMExplorer.attempters
+
+
+def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
+    sampling = Sampling(
+        temperature=config.sampling.temperature,
+        max_tokens=config.sampling.max_tokens,
+        stop_tokens=made.chat.stops,
+    )
+
+    @contextlib.contextmanager
+    def attempters(explorer: LLMExplorer, task: Task, count: int) -> Iterator[list[Actor]]:
+        # Two expeditions may examine one task at the same time: the explorer's place tells their sessions apart.
+        names = [f"attempt-{explorer.place}-{task.id}-{attempt}" for attempt in range(count)]
+        attempts: list[Actor] = [
+            PolicyAttempt(
+                PolicyActor(
+                    made.engine, made.chat, sampling, session=name, seed=(config.seed, int(task.id, 16), attempt)
+                ),
+                explorer.remaining_budget(),
+                functools.partial(made.engine.release, name),
+            )
+            for attempt, name in enumerate(names)
+        ]
+        try:
+            yield attempts
+        finally:
+            for name in names:
+                made.engine.release(name)
+
+    return attempters
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyAttempt:
+    """The policy's attempt at a draft: an actor that raises EngineError once the evolution's budget is closed or over.
+
+    `close` frees its slot of the engine, for which another attempt may wait.
+    """
+
+    act: Actor
+    budget: Budget
+    close: Callable[[], None]
+
+    def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
+        if self.budget.closed or self.budget.seconds <= 0:
+            raise EngineError("the evolution is over; raise llm.deadline if it was not stopped")
+        return self.act(episode, messages)
+
+
+ATTEMPTERS = {"explorer": _by_explorer, "policy": _by_policy}
+EXPLORERS: dict[str, Callable[[ConfigDict, Parts, Journal], Explorer]] = {
+    "scripted": scripted,
+    "careless": careless,
+    "llm": llm,
+    "policy": policy,
+}

@@ -1,0 +1,102 @@
+"""Writes a checkpoint of a run as a model folder in Hugging Face format, tokenizer and chat template included.
+
+python -m experiments.export --workdir=runs/desk models/desk            # the newest sound checkpoint
+python -m experiments.export --workdir=runs/desk --step=80 models/desk-80 --dtype=bfloat16
+
+`transformers` and SGLang load the folder as it is, and so do --config.model.path and `experiments.evaluate --model`.
+Adapters are summed into their base. The run may go on at the same time: nothing in its directory is changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+from transformers import PreTrainedTokenizerBase
+
+from cojax.durable import sync_folder, sync_tree
+from cojax.policy.model_folder import write_model
+from cojax.report.console import CONSOLE
+from cojax.rollout.export import write_tokenizer
+from cojax.run import trained
+from cojax.settings.command_line import CommandLineParser
+from cojax.storage.checkpoint import CheckpointError
+from cojax.storage.files import explain, write_json
+
+
+def export(policy: trained.TrainedPolicy, folder: Path) -> None:
+    """Writes the policy, its parameters as `model.param_dtype`; the folder appears whole or not at all.
+
+    Raises FileExistsError for a folder that holds anything, OSError with the fix when the disk refuses.
+    """
+    policy = trained.cast(policy, policy.model.param_dtype)
+    with appearing(folder) as part:
+        write_model(part, policy.model, policy.params)
+        save_tokenizer(part, policy.tokenizer)
+
+
+@contextlib.contextmanager
+def appearing(folder: Path) -> Iterator[Path]:
+    """A folder to fill. When the block ends it becomes `folder`, on disk; if the block fails nothing is left.
+
+    Raises FileExistsError for a folder that holds anything, OSError with the fix when the disk refuses.
+    """
+    refuse_full(folder)
+    folder = folder.absolute()
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        part.mkdir(parents=True)
+        yield part
+        sync_tree(part)
+        # This replaces an empty folder. The system refuses to replace one that was filled in the meantime.
+        part.rename(folder)
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise explain(OSError(error.errno, os.strerror(error.errno)), folder) if error.errno else error from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def save_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Writes tokenizer and chat template, and the tokens that end a turn, for those who do not read the template."""
+    write_tokenizer(folder, tokenizer)
+    tokens = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    write_json(folder / "generation_config.json", {name: token for name, token in tokens.items() if token is not None})
+
+
+def refuse_full(folder: Path) -> None:
+    """Raises FileExistsError unless the folder is missing or empty."""
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    if folder.exists() or folder.is_symlink():
+        raise FileExistsError(f"{folder} is there already and not an empty folder; name a new one")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 1 when nothing could be exported."""
+    parser = CommandLineParser(
+        prog="python -m experiments.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workdir", required=True, type=Path, help="run directory, such as runs/desk")
+    parser.add_argument("--step", type=int, help="the checkpoint's step; the newest sound one where none is given")
+    parser.add_argument("--base", default="", help="where the model folder is now that adapters were trained beside")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the weights; that of the run by default")
+    parser.add_argument("out", metavar="OUT", type=Path, help="the model folder to write; new or empty")
+    chosen = parser.parse_args(arguments)
+    try:
+        refuse_full(chosen.out)
+        policy = trained.of_run(chosen.workdir, chosen.step, chosen.base)
+        export(trained.cast(policy, chosen.dtype or policy.model.param_dtype), chosen.out)
+    except (CheckpointError, OSError, ValueError) as error:
+        CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
+        return 1
+    size = sum(path.stat().st_size for path in chosen.out.iterdir())
+    CONSOLE.print(f"step {policy.step} of {chosen.workdir} is in {chosen.out} ({size / 2**20:.1f} MiB)", soft_wrap=True)
+    return 0

@@ -1,0 +1,241 @@
+"""A run in several processes: connects them, and gives process 0 the lead. The others follow it until it ends."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO, TypeVar
+
+import jax
+from ml_collections import ConfigDict
+
+from cojax.distributed.admission import admit, ask_admission
+from cojax.distributed.checkpoints import LeadArrayFiles
+from cojax.distributed.follow import Follower
+from cojax.distributed.lead import Lead
+from cojax.distributed.start import Connected, Start, find_devices, start
+from cojax.distributed.wire import Message, Wire
+from cojax.host.processes import end_all
+from cojax.learner.hosts import Hosts
+from cojax.report.console import CONSOLE
+from cojax.run.facts import versions_and_commit
+from cojax.run.followed import operations
+from cojax.run.processes import ALONE, Alone, check, check_several, is_enabled, shared_folders
+from cojax.settings.entries import described
+from cojax.settings.ranges import check_ranges
+from cojax.storage.folder_lock import lock_folder
+
+_T = TypeVar("_T")
+
+_AGAIN = "Run the same command in every process again: the run goes on from its last checkpoint"
+# Seconds in which a loss is noticed elsewhere, and in which others hear why before a connection ends.
+_NOTICED, _HEARD = 5.0, 0.5
+_SIGNALLED = 128  # exit statuses from here on are of runs that a signal stopped
+
+
+class Leading:
+    """Process 0 of several."""
+
+    def __init__(self, config: ConfigDict, connected: Connected) -> None:
+        self.on_stop: Callable[[int], None] = lambda number: os.kill(os.getpid(), number)
+        self._failed, self._deadline = threading.Lock(), config.distributed.deadline
+        self._ready = threading.Event()  # the wire may report before the rest is made
+        self.wire = Wire(connected.connections, config.distributed.silence, self._lost, self._beat, self._heard)
+        self._lead = Lead(self.wire, connected.processes - 1)
+        self._ready.set()
+
+    def run(self, operation: str, compute: Callable[..., _T], *arguments: Any) -> _T:
+        return self._lead.run(operation, compute, *arguments)
+
+    def hosts(self, learner: str) -> Hosts:
+        return self._lead.hosts(learner)
+
+    @property
+    def array_files(self) -> LeadArrayFiles:
+        return LeadArrayFiles(self._lead)
+
+    def end(self, status: int, line: str) -> None:
+        """Ends the other processes, with this status. One that fails does not wait for them."""
+        if failed := 0 < status < _SIGNALLED:
+            _leave_with(status)
+        self.wire.send({"kind": "failed" if failed else "end", "status": status, "line": line or "process 0 failed"})
+        self.wire.part()
+
+    def _beat(self) -> None:
+        self._ready.wait()
+        if (since := self._lead.busy_since) and time.monotonic() - since > self._deadline:
+            self._fail(f"what all processes compute together takes longer than {_seconds(self._deadline)}: one hangs")
+
+    def _heard(self, number: int, message: Message) -> bool:
+        if message.get("kind") == "stop":
+            self.on_stop(int(message["signal"]))
+        elif message.get("kind") == "failed":
+            self._fail(f"process {number} failed: {message['line']}")
+        return message.get("kind") in ("stop", "failed")
+
+    def _lost(self, number: int, reason: str) -> None:
+        self._fail(f"process {number} is gone: {reason}. {_AGAIN}")
+
+    def _fail(self, line: str) -> None:
+        self._ready.wait()
+        if self._failed.acquire(blocking=False):
+            self._end_all(line)
+
+    def _end_all(self, line: str) -> None:
+        _say(line)
+        with contextlib.suppress(Exception):
+            self.wire.send({"kind": "failed", "line": line})
+        end_all()
+        time.sleep(_HEARD)
+        os._exit(1)
+
+
+class Following:
+    """One of the other processes."""
+
+    def __init__(self, config: ConfigDict, connected: Connected) -> None:
+        self.number, self._deadline, self._asked = connected.process, config.distributed.deadline, 0
+        self.wire = Wire(connected.connections, config.distributed.silence, self._lost, self._beat, self._heard)
+        self._follower = Follower(self.wire, {})
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._receive)
+
+    def follow(self, config: ConfigDict) -> int:
+        """Runs what process 0 says; its exit status."""
+        self._follower.operations = operations(config)
+        CONSOLE.print(f"process {self.number}: follows process 0")
+        try:
+            status = self._follower.follow()
+        except Exception as error:
+            # Where another process is lost, process 0 says which.
+            time.sleep(_NOTICED if isinstance(error, jax.errors.JaxRuntimeError) else 0.0)
+            self.wire.send({"kind": "failed", "line": " ".join(f"{type(error).__name__}: {error}".split())[:1000]})
+            raise
+        self.wire.part()
+        CONSOLE.print(f"process {self.number}: ended with process 0")
+        return status
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self._asked:
+            os._exit(128 + number)
+        self._asked = number
+
+    def _beat(self) -> None:
+        if self._asked > 0:
+            self.wire.send({"kind": "stop", "signal": self._asked})
+            self._asked = -1
+        if (since := self._follower.busy_since) and time.monotonic() - since > self._deadline:
+            _end(f"what all processes compute together takes longer than {_seconds(self._deadline)}: one hangs")
+
+    def _heard(self, number: int, message: Message) -> bool:
+        if message.get("kind") == "failed":
+            _end(f"process 0 ended: {message['line']}")
+        return False
+
+    def _lost(self, number: int, reason: str) -> None:
+        _end(f"process 0 is gone: {reason}. {_AGAIN}")
+
+
+def _seconds(deadline: float) -> str:
+    return f"distributed.deadline={deadline:g} s"
+
+
+def _say(line: str) -> None:
+    # Not by the console: JAX may end this process at any moment.
+    os.write(sys.stderr.fileno(), f"error: {line}\n".encode())
+
+
+def _end(line: str) -> None:
+    _say(line)
+    os._exit(1)
+
+
+def _leave_with(status: int) -> None:
+    """Ends this process, once all is said, without the others: JAX would wait for them. Runs before JAX's own exit."""
+
+    def leave() -> None:
+        end_all()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+    atexit.register(leave)
+
+
+@contextlib.contextmanager
+def together(config: ConfigDict, preflight: bool = False) -> Iterator[Alone | Leading | Following]:
+    """Connects the processes of a run, and ends them all together. Raises ValueError and DistributedError.
+
+    A preflight neither locks the workdir nor leaves one.
+    """
+    if is_enabled(config):
+        check_ranges(config)  # before others are waited for
+    check(config)
+    if not is_enabled(config):
+        yield ALONE
+        return
+    section, folder = config.distributed, Path(config.workdir)
+    lock = None if preflight or section.process is None else _lock(folder, section.process)
+    if lock and not section.process:
+        lock.close()  # the run takes it once all processes are there
+    how = Start(section.coordinator, section.processes, section.process, section.startup, section.silence)
+    connected = start(how)
+    if connected.processes == 1:
+        yield ALONE
+        return
+    facts = {**_facts(config), "check": preflight}
+    if connected.process:
+        following = Following(config, connected)
+        try:
+            ask_admission(following.wire, facts, section.startup)
+            find_devices()
+            lock = lock or (None if preflight else _lock(folder, connected.process))
+            yield following
+        except Exception:
+            _leave_with(1)
+            raise
+        finally:
+            del lock
+        return
+    leading = Leading(config, connected)
+    status, line = 1, ""
+    try:
+        admit(leading.wire, connected.processes, facts, shared_folders(config), section.startup, keep=not preflight)
+        find_devices()
+        check_several(config)
+        yield leading
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        raise
+    except jax.errors.JaxRuntimeError:
+        time.sleep(_NOTICED)  # the wire tells which process is lost, and ends this one
+        raise
+    except Exception as error:
+        line = " ".join(str(error).split())
+        raise
+    finally:
+        leading.end(status, line)
+
+
+def _lock(folder: Path, process: int) -> TextIO | None:
+    """Keeps a second process of this number out of a folder that exists already, before it disturbs the first one's."""
+    if not folder.is_dir():
+        return None
+    return lock_folder(folder, "--config.workdir", f".lock-{process}" if process else ".lock")
+
+
+def _facts(config: ConfigDict) -> dict[str, Any]:
+    """What must be equal in all processes."""
+    settings = json.loads(json.dumps(config.to_dict()))
+    del settings["distributed"]
+    code = {name: {"name": one["name"], "hash": one.get("hash")} for name, one in described(config).items()}
+    return json.loads(json.dumps({"settings": settings, **versions_and_commit(), "code": code}))

@@ -1,0 +1,287 @@
+"""The parameters before the first step: read, drawn at random, or warm-started once and cached."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import optax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from cojax import warm_start
+from cojax.environment import Demonstrated, Environment
+from cojax.learner.learner import Learner
+from cojax.learner.optimizer import adamw
+from cojax.learner.rehearsal import AUTO, fastest_that_fits, rehearse
+from cojax.policy.adapters import Lora, merge
+from cojax.policy.config import ModelConfig
+from cojax.policy.transformer import Params, initialize
+from cojax.report.console import CONSOLE, bar, percent
+from cojax.report.run import origin_line
+from cojax.rollout.chat import Chat
+from cojax.rollout.engine import Engine
+from cojax.rollout.export import load_params
+from cojax.run import origins
+from cojax.run.loading import begun
+from cojax.run.machine import decides_bits
+from cojax.run.policies import held_out
+from cojax.run.processes import ALONE, Together
+from cojax.settings.reading import settings
+from cojax.types import Action, Task, content_hash
+
+# The value of warm_start.split that stands for the run's own initial tasks.
+INITIAL = "initial"
+Demonstrations = Iterable[tuple[Task, Sequence[Action]]]
+# Share of the batches over which the rate rises, on pretrained weights; from scratch it rises over 50 batches.
+_RISING = 0.1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class InitialPolicy:
+    """π_θ before the first step; `origin` is as in cojax/run/origins.py."""
+
+    params: Params
+    origin: Mapping[str, Any]
+
+
+def teaches_folder(config: ConfigDict) -> bool:
+    """Whether the policy begins as a model folder that is then shown demonstrations."""
+    return bool(config.model.path and config.warm_start.steps)
+
+
+def initial_policy(
+    config: ConfigDict,
+    environment: Environment,
+    chat: Chat,
+    model: ModelConfig,
+    engine: Engine,
+    score: Callable[[int], float],
+    initial: Callable[[], Sequence[Task]],
+    mesh: Mesh | None = None,
+    together: Together = ALONE,
+) -> InitialPolicy:
+    """π_θ before the first step: read from model.path or drawn at random, and warm-started where that has steps.
+
+    A warm start is made once and cached. `score(step)` is the success, on the development split, of the policy that
+    `engine` holds. `initial` finds D_0. Raises ValueError or OSError with the fix.
+    """
+    section, path = config.warm_start, config.model.path
+    if not section.steps:
+        origin = {"folder": path, "shown": 0}
+        CONSOLE.print(f"policy: {origin_line(origin)} (warm_start.steps=0)", soft_wrap=True, markup=False)
+        return InitialPolicy(begun(together, path, model, config.seed, mesh), origin)
+    if path:
+        most = f"at most {section.steps} batches of {section.batch_size} of {section.demonstrations} demonstrations"
+        CONSOLE.print(f"policy: pretrained from {path}, to be shown {most}, once for all runs", soft_wrap=True)
+    learned = functools.partial(demonstrations, config, environment, initial=functools.cache(initial))
+    weights = weights_hash(Path(path)) if path else ""
+
+    def make() -> warm_start.Trained:
+        return _train(config, learned, environment, chat, model, engine, score, mesh)
+
+    key = {
+        "environment": environment.name,
+        "environment_settings": settings(config.environment, "name", "isolated", "cluster"),
+        "seed": config.seed,
+        "settings": section.to_dict(),
+        "model": dataclasses.asdict(model),
+        "tools": config.model.tools,
+        "row_length": config.learner.row_length,
+        "max_length": config.engine.max_length,
+        "tokenizer": chat.tokenizer.get_vocab(),
+        "template": chat.tokenizer.chat_template,
+        "demonstrations": [
+            [task.id, [[[call.name, dict(call.arguments)] for call in action.calls] for action in actions]]
+            for task, actions in itertools.islice(learned((0.0, 1.0)), 100)
+        ],
+        "code": content_hash([warm_start.fingerprint(), _own_code()]),
+        "machine": decides_bits(),
+        **(_deciding_beside(config, chat, weights) if path else {}),
+        **({"initial_tasks": config.initial_tasks} if section.split == INITIAL else {}),
+    }
+    folder, _ = warm_start.cached(key, make, model, chat.tokenizer)
+    CONSOLE.print(f"warm start: {warm_start.describe(folder)}", soft_wrap=True)
+    origin = origins.taught(path, weights, warm_start.read_record(folder))
+    CONSOLE.print(f"policy: {origin_line(origin)}", soft_wrap=True, markup=False)
+    return InitialPolicy(begun(together, str(folder), model, config.seed, mesh), origin)
+
+
+def weights_hash(folder: Path) -> str:
+    """SHA-256 of the weights in a model folder, whatever the folder is called. Raises FileNotFoundError for none."""
+    digest, files = hashlib.sha256(), sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"no *.safetensors in {folder}; expected a model folder in HF format")
+    for path in files:
+        with open(path, "rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _deciding_beside(config: ConfigDict, chat: Chat, weights: str) -> dict[str, Any]:
+    """What decides a warm start on pretrained weights, in addition to what decides one from scratch.
+
+    Settings of the development score decide when the target is reached.
+    """
+    own = config.learner
+    return {
+        "weights": weights,
+        "tokenizer_file": chat.tokenizer.backend_tokenizer.to_str(),
+        "computed": [own.micro_rows, own.remat, settings(config.mesh)],
+        "scored": [
+            config.evaluation.dev_split,
+            config.evaluation.dev_tasks,
+            config.evaluation.temperature,
+            config.limits.max_turns,
+            config.sampling.max_tokens,
+        ],
+    }
+
+
+def _own_code() -> str:
+    """The code of this file, which chooses the optimiser, without comments and docstrings."""
+    return warm_start.without_prose(inspect.getsource(sys.modules[__name__]))
+
+
+def demonstrations(
+    config: ConfigDict,
+    environment: Environment,
+    noise: tuple[float, float],
+    initial: Callable[[], Sequence[Task]] = tuple,
+) -> Demonstrations:
+    """The tasks and actions that a warm start learns: the reference solutions of the split warm_start.split.
+
+    "initial" stands for D_0, which holds no evaluation task, and "" for the environment's own demonstrator. Raises
+    ValueError where there is no solution, and for a split that shares a task with the evaluation.
+    """
+    section = config.warm_start
+    if section.split == INITIAL:
+        solved = [(task, task.solution) for task in initial() if task.solution]
+        if not solved:
+            raise ValueError(
+                f"the initial tasks of environment {environment.name!r} bring no solutions to learn from; set "
+                "--config.warm_start.steps=0"
+            )
+        return solved
+    if not section.split:
+        if isinstance(environment, Demonstrated):
+            return environment.demonstrations(section.demonstrations, config.seed, noise)
+        if config.model.path:
+            raise ValueError(
+                f"environment {environment.name!r} offers no demonstrations; name a split with solutions in "
+                "--config.warm_start.split, or start from the model folder as it is with --config.warm_start.steps=0"
+            )
+        raise ValueError(
+            f"environment {environment.name!r} offers no demonstrations, so no policy can be trained from scratch in "
+            "it; name a split with solutions in --config.warm_start.split, start from random parameters with "
+            "--config.warm_start.steps=0, or set --config.model.path to a model folder"
+        )
+    tasks = environment.tasks(section.split, section.demonstrations)
+    if not tasks or not all(task.solution for task in tasks):
+        raise ValueError(
+            f"split {section.split!r} of environment {environment.name!r} brings no solutions to learn from; "
+            "name another in --config.warm_start.split, or set --config.warm_start.steps=0"
+        )
+    excluded = held_out(config, environment)
+    if shared := sum(bool(excluded.why(task)) for task in tasks):
+        raise ValueError(
+            f"{shared} of the {len(tasks)} tasks of warm_start.split {section.split!r} are also in evaluation.split "
+            f"{config.evaluation.split!r}, or hardly differ from a task there: what was learned by heart cannot be "
+            f"evaluated. Choose another --config.evaluation.split, or --config.warm_start.split={INITIAL}"
+        )
+    return [(task, task.solution) for task in tasks]
+
+
+def _train(
+    config: ConfigDict,
+    learned: Callable[[tuple[float, float]], Demonstrations],
+    environment: Environment,
+    chat: Chat,
+    model: ModelConfig,
+    engine: Engine,
+    score: Callable[[int], float],
+    mesh: Mesh | None,
+) -> warm_start.Trained:
+    section = config.warm_start
+    schedule = warm_start.Schedule(**{f.name: section[f.name] for f in dataclasses.fields(warm_start.Schedule)})
+    played, fitting = _played(config, learned, environment, chat, schedule.batch_size)
+    sizes = [1] * schedule.batch_size
+    base = load_params(Path(config.model.path), model, mesh) if config.model.path else initialize(model, config.seed)
+    learner = _learner(config, model, schedule.steps, base, mesh)
+    state = learner.init(base, config.seed)
+    if config.model.path and config.learner.remat == AUTO:
+        learner = fastest_that_fits(learner, state, sizes)
+    if learner.lora is None:
+        del base  # the state holds a copy
+    state = rehearse(learner, state, sizes)
+    with bar("warm start", schedule.steps) as advance:
+        state, checks, shown = warm_start.train(
+            state,
+            learner,
+            engine,
+            fitting,
+            score,
+            schedule,
+            seed=config.seed,
+            advance=advance,
+            on_check=lambda done: CONSOLE.print(
+                f"warm start: batch {done.step}, loss {done.loss:.3f}, dev success {percent(done.success)}"
+            ),
+        )
+    # Adapters are summed into the matrices as they were read, not into the copy that was computed with.
+    params = state.params if learner.lora is None else merge(model, learner.lora, base, state.params)
+    return warm_start.Trained(params, checks, played, played - len(fitting), shown)
+
+
+def _played(
+    config: ConfigDict,
+    learned: Callable[[tuple[float, float]], Demonstrations],
+    environment: Environment,
+    chat: Chat,
+    batch_size: int,
+) -> tuple[int, list[warm_start.Demonstration]]:
+    """How many demonstrations were played, and those that fit into a row. Raises ValueError if a batch needs more."""
+    section = config.warm_start
+    pairs = learned((section.noise_low, section.noise_high))
+    with bar("demonstrations", len(pairs) if isinstance(pairs, Sequence) else section.demonstrations) as advance:
+        played = []
+        for demonstration in warm_start.demonstrate(environment, chat, pairs):
+            played.append(demonstration)
+            advance()
+    # A longer demonstration could neither be packed nor played by the policy.
+    room = config.engine.max_length
+    fitting = [demonstration for demonstration in played if len(demonstration[0]) <= room]
+    if len(fitting) < batch_size:
+        raise ValueError(
+            f"{len(fitting)} of {len(played)} demonstrations fit the {room} tokens of engine.max_length (the longest "
+            f"has {max(len(tokens) for tokens, _ in played)}), a batch needs {batch_size}; raise "
+            "engine.max_length and learner.row_length, or lower warm_start.batch_size"
+        )
+    return len(played), fitting
+
+
+def _learner(config: ConfigDict, model: ModelConfig, steps: int, base: Params, mesh: Mesh | None) -> Learner:
+    """The learner of a warm start. From scratch it is on one device, and a layer is recomputed in the backward pass."""
+    section = config.warm_start
+    rate, rising, more = section.learning_rate, 50, dict[str, Any]()
+    if config.model.path:
+        lora = Lora(**settings(section.lora, "learning_rate")) if section.lora.rank else None
+        rate = section.lora.learning_rate if lora else section.pretrained_learning_rate
+        rising = round(_RISING * steps)
+        remat = "layers" if config.learner.remat == AUTO else config.learner.remat
+        more = {"reference": base if lora else None, "lora": lora, "mesh": mesh, "remat": remat}
+    return Learner(
+        config=model,
+        optimizer=adamw(optax.linear_schedule(rate, 0.05 * rate, steps), warmup_steps=rising),
+        loss="sft",
+        row_length=config.learner.row_length,
+        micro_rows=config.learner.micro_rows,
+        **more,
+    )

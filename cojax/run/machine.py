@@ -1,0 +1,141 @@
+"""What of this machine decides the bits of a run: processor, caches, cores, what XLA is told, and its arithmetic.
+
+`python -m cojax.run.machine` prints it as JSON.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cojax.host.cores import usable_cores
+
+_CPUINFO = Path("/proc/cpuinfo")
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+# Our name → names in /proc/cpuinfo, of x86 and of Arm.
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "vendor": ("vendor_id", "CPU implementer"),
+    "family": ("cpu family", "CPU architecture"),
+    "model": ("model", "CPU part"),
+    "stepping": ("stepping", "CPU revision"),
+}
+_FLAGS = ("flags", "Features")
+# Instructions by which products, sums and functions are computed.
+_ARITHMETIC = re.compile(r"^(sse4|avx|fma|f16c|amx|asimd|sve|sme(\d|$)|bf16|i8mm)")
+_KINDS = {"Data": "d", "Instruction": "i"}
+_KIB = 1024
+# Variables that decide the number of threads, which programs XLA makes, or which kernels they call.
+_VARIABLES = (
+    *("XLA_FLAGS", "NPROC", "OMP_NUM_THREADS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION"),
+    *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL"),
+)
+# Products [rows, inputs] × [inputs, outputs]: of one token and of many, with few and with many inputs, for libraries
+# choose their kernels and blocks by all three.
+_PRODUCTS = ((1, 128, 512), (256, 128, 512), (256, 512, 128), (128, 2048, 512))
+# The gradient of a matrix is a product over rows, of which another library takes care: [rows, inputs, outputs].
+_GRADIENT = (1024, 128, 512)
+_DIGITS = 12
+Pair = tuple[jax.Array, jax.Array]
+
+
+def machine() -> dict[str, Any]:
+    """The facts by name. A fact that the system does not tell is missing."""
+    fields = _first_processor()
+    names = {ours: theirs for ours, possible in _FIELDS.items() for theirs in possible if theirs in fields}
+    flags = next((sorted(fields[name].split()) for name in _FLAGS if name in fields), [])
+    told = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    return {
+        "cpu": {
+            **{ours: fields[theirs] for ours, theirs in names.items()},
+            **({"instructions": [flag for flag in flags if _ARITHMETIC.search(flag)]} if flags else {}),
+            **({"flags": _hash(" ".join(flags).encode())} if flags else {}),
+        },
+        "caches": dict(_caches()),
+        "usable_cores": usable_cores(),
+        "environment": told,
+        **({"arithmetic": arithmetic()} if jax.default_backend() == "cpu" else {}),
+    }
+
+
+def decides_bits() -> dict[str, Any]:
+    """What separates machines, and settings of XLA, that give different bits for the same program.
+
+    A warm start is shared by the runs in which this is the same.
+    """
+    return {name: fact for name, fact in machine().items() if name in ("environment", "arithmetic")}
+
+
+@functools.cache
+def arithmetic() -> str:
+    """A digest of the bits of products, sums and functions of fixed numbers, which takes under a second.
+
+    Two machines with different digests give different bits for some programs. With equal digests they probably give the
+    same: other shapes may differ.
+    """
+    numbers = np.random.Generator(np.random.PCG64(0))
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(numbers.standard_normal(shape, np.float32))
+
+    pairs = [(normal(rows, inputs), normal(inputs, outputs)) for rows, inputs, outputs in _PRODUCTS]
+    rows, inputs, outputs = _GRADIENT
+    gradient, heads = (normal(rows, inputs), normal(rows, outputs)), (normal(4, 64, 96), normal(4, 96, 64))
+    found = _computed(pairs, gradient, heads, normal(64, 520))
+    return _hash(*(np.asarray(one).tobytes() for one in jax.tree.leaves(found)))
+
+
+@jax.jit
+def _computed(pairs: list[Pair], gradient: Pair, heads: Pair, x: jax.Array) -> Any:
+    functions = (jax.nn.log_softmax(x), jax.nn.silu(x), jnp.sin(x), jax.lax.rsqrt(jnp.mean(x * x, axis=-1)))
+    products = [jnp.matmul(left, right) for left, right in (*pairs, heads)]
+    return products, jnp.matmul(gradient[0].T, gradient[1]), functions, x.sum(), x.sum(axis=0)
+
+
+def processor_name() -> str:
+    """The name that the processor gives itself; several models may share one."""
+    return _first_processor().get("model name", "unknown")
+
+
+def _first_processor() -> dict[str, str]:
+    """The fields of /proc/cpuinfo of its first processor; none where there is no such file."""
+    try:
+        lines = _CPUINFO.read_text().partition("\n\n")[0].splitlines()
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _caches() -> Iterator[tuple[str, int]]:
+    """Name and bytes of each cache of the first core, such as L1d, L1i, L2, L3."""
+    for index in sorted(_CACHES.glob("index*")):
+        try:
+            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+            yield f"L{level}{_KINDS.get(kind, '')}", _bytes(size)
+        except (OSError, ValueError):
+            continue
+
+
+def _bytes(size: str) -> int:
+    """ "48K" → 49152. Raises ValueError."""
+    return int(size.removesuffix("K")) * (_KIB if size.endswith("K") else 1)
+
+
+def _hash(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()[:_DIGITS]
+
+
+if __name__ == "__main__":
+    print(json.dumps(machine(), indent=1))

@@ -1,0 +1,146 @@
+"""What `config.method` decides: the settings of rounds, their loss, and which other settings it excludes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from cojax.learner.hard_negatives import HardNegatives
+from cojax.preference import METHODS, Method, Preference
+from cojax.settings.base import LEAVES, at
+from cojax.settings.leaf import defaults
+
+_BEST_OF = 10  # trials of best_of_n where evaluation.trials is not set (ETO)
+_PAIR = 2  # episodes that a preference compares
+# Settings that an experiment chooses for its policy, whatever the method.
+_OF_THE_POLICY = frozenset({"epochs", "batch_size", "learning_rate"})
+# Settings of GRPO and of its episodes, which rounds do not have.
+_OF_GRPO = (
+    "staleness", "quorum", "dynamic_sampling", "episodes", "learner.loss", "learner.advantage", "learner.weighting",
+    "learner.updates_per_batch", "learner.each_update", "learner.routes",
+)  # fmt: skip
+
+
+def settled(config: ConfigDict) -> ConfigDict:
+    """The configuration of a run, with what its method decides.
+
+    best_of_n takes no step, and several trials of each task in its final evaluation. A method that learns from pairs
+    has micro-batches that hold one.
+    """
+    found = rounds_of(config)
+    if config.method != "best_of_n" and (found is None or found[0].loss != "dpo"):
+        return config
+    config = config.copy_and_resolve_references()
+    if found is not None:
+        section = config.learner
+        held = section.micro_rows * (section.row_length // max(1, config.engine.max_length))
+        if 0 < held < _PAIR:
+            section.micro_rows *= -(-_PAIR // held)
+        return config
+    config.steps = 0
+    if config.evaluation.trials == LEAVES["evaluation.trials"].default:
+        config.evaluation.trials = _BEST_OF
+    return config
+
+
+def rounds_of(config: ConfigDict) -> tuple[Method, Preference] | None:
+    """The method and the settings of a run that learns in rounds; None for one that does not."""
+    if config.method not in METHODS:
+        return None
+    method, values = METHODS[config.method], config.preference
+    given = {name: values[name] for name in defaults(Preference) if not _is_default(name, values[name])}
+    return method, Preference(**{**method.fixed, **given})
+
+
+def has_second_agent(config: ConfigDict) -> bool:
+    """Whether a second agent plays and learns beside the policy."""
+    found = rounds_of(config)
+    return found is not None and found[1].agent != "none"
+
+
+def agents(config: ConfigDict) -> int:
+    """Number of policies that a run trains."""
+    return 1 + has_second_agent(config)
+
+
+def evolves(config: ConfigDict) -> bool:
+    """Whether the task set grows beyond D_0, if `evolve` says so."""
+    return rounds_of(config) is None or config.preference.tasks == "growing"
+
+
+def loss_of_rounds(method: Method, settings: Preference) -> tuple[str, Mapping[str, Any]]:
+    """The loss of rounds and its settings. λ_DPO is not one of them: it is the weight of the target's pairs."""
+    if method.loss == "sft":
+        return "sft", {}
+    return "dpo", {"beta": settings.beta, "sft_coefficient": settings.sft / settings.dpo}
+
+
+def hard_negatives(config: ConfigDict) -> HardNegatives | None:
+    """The loss of hard negatives beside that of the groups; None where its weight is 0."""
+    section = config.preference
+    if not section.hard_negatives:
+        return None
+    return HardNegatives(section.hard_negatives, beta=section.beta, least=section.hard)
+
+
+def update_sizes(config: ConfigDict) -> list[int]:
+    """Numbers of trajectories of a step's groups, or of an update's examples, which decide the rows of a batch."""
+    found = rounds_of(config)
+    return [1] * found[1].batch_size if found else [config.group_size] * config.batch_size
+
+
+def check(config: ConfigDict) -> None:
+    """Raises ValueError for settings that the method does not read or cannot work with."""
+    found = rounds_of(config)
+    named = {name for name in config.preference if not _is_default(name, config.preference[name])}
+    if config.method == "coevolve" and "hard_negatives" in named:
+        named -= {"hard_negatives", "beta", "hard"}
+    if found is None:
+        if unread := sorted(named - _OF_THE_POLICY):
+            raise ValueError(
+                f"preference.{unread[0]} is {config.preference[unread[0]]!r}, but method is {config.method!r}, which "
+                f"does not learn in rounds; set --config.method to {_readers(unread[0])}, or take it back"
+            )
+        return
+    method, settings = found
+    outside = {*method.fixed, *method.unread, "hard_negatives"}
+    unread = sorted(name for name in named - {"dpo", "sft"} if name in outside)
+    unread += [name for name in ("dpo", "sft") if name in named and name in method.unread]
+    if unread:
+        raise ValueError(
+            f"preference.{unread[0]} is {config.preference[unread[0]]!r}, but method {config.method!r} does not read "
+            "it; take it back, or set --config.method=coevolving"
+        )
+    for name in _OF_GRPO:
+        if (value := at(config, name)) != (default := LEAVES[name].default):
+            raise ValueError(
+                f"{name} is {value!r}, but method {config.method!r} learns in rounds, which do not have it; set "
+                f"--config.{name}={default}, or --config.method=coevolve"
+            )
+    alone = settings.agent == "none" and not method.fixed.get("agent")
+    if alone and (idle := sorted(named & {"share", "other"})):
+        raise ValueError(
+            f"preference.{idle[0]} is {config.preference[idle[0]]!r}, but it concerns the second agent, and "
+            "preference.agent is 'none'; take it back, or set --config.preference.agent=failure"
+        )
+    kinds = {kind: weight for kind, weight in settings.kinds.items() if kind != "other" or settings.agent != "none"}
+    if method.loss == "dpo" and not any(kinds.values()):
+        raise ValueError(
+            f"preference.{' and '.join(kinds)} are 0, so there is nothing to learn from; set one of them above 0"
+        )
+    if config.preference.tasks == "growing" and not method.plays:
+        raise ValueError(
+            f"preference.tasks is 'growing', but method {config.method!r} plays no episodes around which tasks could "
+            "be found; set --config.preference.tasks=static"
+        )
+
+
+def _readers(name: str) -> str:
+    """The methods that read a setting of section `preference`, in words."""
+    return "coevolve" if name == "hard_negatives" else f"one of {', '.join(METHODS)}"
+
+
+def _is_default(name: str, value: Any) -> bool:
+    return value == LEAVES[f"preference.{name}"].default

@@ -1,0 +1,184 @@
+"""Tokenizer and shape of the policy: from a model folder, or made for the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from ml_collections import ConfigDict
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from cojax import warm_start
+from cojax.environment import Demonstrated, Environment, EnvironmentFailure, ask
+from cojax.environment.replay import follow
+from cojax.policy.config import ModelConfig
+from cojax.report.console import CONSOLE, bar
+from cojax.rollout.chat import Chat, names_only, whole_document
+from cojax.rollout.export import load_tokenizer, write_tokenizer
+from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
+from cojax.run.trained import from_scratch
+from cojax.run.traits import limits
+from cojax.settings.reading import choose, settings
+from cojax.storage.files import read_whole
+from cojax.types import Task
+from cojax.validation import Exclusions
+from environments.watch import HangingCall, watched
+
+# Tasks of the training split whose wording teaches the word-level tokenizer.
+_SAMPLE = 500
+# Setups that teach the byte-level tokenizer where there are no development tasks.
+_SETUPS = 50
+
+
+# What is printed of shortened documentation, since it changes the figures.
+_CUT = {"brief": "their documentation is cut to names and arguments", "none": "the policy is shown no documentation"}
+
+
+def announce(chat: Chat, tools: str) -> None:
+    """Prints what the policy is shown of its tools, where that is shortened, and what its template does by itself."""
+    if tools in _CUT:
+        CONSOLE.print(f"tools: {_CUT[tools]} (model.tools={tools})", soft_wrap=True)
+    for note in chat.notes:
+        CONSOLE.print(f"template: {note}", markup=False, soft_wrap=True)
+
+
+def with_absolute_path(config: ConfigDict) -> ConfigDict:
+    """The configuration with an absolute model.path, so that a run can go on from any folder."""
+    config = config.copy_and_resolve_references()
+    if config.model.path:
+        config.model.path = os.path.abspath(config.model.path)
+    return config
+
+
+def check_folder(config: ConfigDict) -> None:
+    """Raises ValueError where model.path names no folder."""
+    if config.model.path and not Path(config.model.path).is_dir():
+        raise ValueError(
+            f"model.path {config.model.path!r} is no folder; expected a model in HF format. Get one, for example by "
+            "`make smollm2` (135 million parameters) or `hf download Qwen/Qwen3-4B-Instruct-2507 --local-dir "
+            "models/Qwen3-4B`, and name its folder in --config.model.path, or choose a small policy from scratch with "
+            "--config.policy=tiny"
+        )
+
+
+def tokenizer_and_shape(config: ConfigDict, environment: Environment) -> tuple[PreTrainedTokenizerBase, ModelConfig]:
+    """From the folder model.path, or made for the environment. Raises ValueError or OSError with the fix."""
+    if config.model.path:
+        folder = Path(config.model.path)
+        check_folder(config)
+        return load_tokenizer(folder), stored_shape(config, folder)
+    make = choose(TOKENIZERS, config.model.tokenizer, "model.tokenizer")
+    tokenizer = make(config, environment)
+    return tokenizer, from_scratch(settings(config.model), tokenizer)
+
+
+def stored_shape(config: ConfigDict, folder: Path) -> ModelConfig:
+    """The shape of a model folder, with the dtypes of the configuration."""
+    own = ModelConfig.from_hf(folder)
+    dtype = config.model.dtype or own.dtype
+    # Adapters leave the model frozen: it is only computed with.
+    stored = dtype if config.learner.lora.rank else config.model.param_dtype or own.param_dtype
+    return dataclasses.replace(own, dtype=dtype, param_dtype=stored)
+
+
+def closed_world(config: ConfigDict, environment: Environment) -> PreTrainedTokenizerBase:
+    """The word-level tokenizer of an environment that can name its words."""
+    if not isinstance(environment, Demonstrated):
+        raise ValueError(
+            f"environment {environment.name!r} offers no lexicon, so its words cannot be the tokens; "
+            "set --config.model.tokenizer=bytes, or --config.model.path to a model folder"
+        )
+    names, texts = environment.lexicon()
+    queries = [task.query for task in environment.tasks("seed", _SAMPLE)]
+    return word_tokenizer(names, [*texts, *queries], environment.tools())
+
+
+def open_world(config: ConfigDict, environment: Environment) -> PreTrainedTokenizerBase:
+    """The byte-level tokenizer, trained on the environment's documentation and its development tasks.
+
+    A development task that is also evaluated is left out. Where there are none, setups stand in for them. Raises
+    EnvironmentFailure where a call takes longer than the run's deadline.
+    """
+    excluded = held_out(config, environment)
+    development = environment.tasks(config.evaluation.dev_split, config.evaluation.dev_tasks)
+    tasks = [task for task in development if not excluded.why(task)]
+    if not development:
+        tasks = list(environment.tasks("seed", _SETUPS))
+    with bar("tokenizer: replays", len(tasks)) as advance:
+        try:
+            patience = limits(config, environment).environment_deadline
+            found = watched(environment, patience, lambda watching: list(texts(watching, tasks, advance)))
+        except HangingCall as hanging:
+            raise EnvironmentFailure(str(hanging)) from hanging
+    return byte_tokenizer(found, config.model.vocabulary)
+
+
+def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, begun: bool, lost: bool = True) -> None:
+    """Saves the tokenizer of a run. A run that has `begun` saves it only where it is `lost`.
+
+    Raises ValueError where such a run learned with another tokenizer.
+    """
+    saved = folder / "tokenizer.json"
+    if begun and saved.exists():
+        try:
+            before = Tokenizer.from_buffer(read_whole(saved)).get_vocab()
+        except Exception as error:  # the package raises no other type
+            raise ValueError(f"{saved} cannot be read ({error}). Delete it: it is made again.") from error
+        if before != tokenizer.get_vocab():
+            raise ValueError(
+                f"the tokenizer is no longer the one in {folder} that this run began with: the environment or its "
+                "package has changed. Choose another --config.workdir, or restore the package"
+            )
+    if lost or not begun:
+        write_tokenizer(folder, tokenizer)
+
+
+TOKENIZERS: dict[str, Callable[[ConfigDict, Environment], PreTrainedTokenizerBase]] = {
+    "words": closed_world,
+    "bytes": open_world,
+}
+
+
+def texts(environment: Environment, tasks: Iterable[Task], advance: Callable[[], None] = lambda: None) -> Iterator[str]:
+    """All texts of an environment: its tools' documentation, full and brief, and the episodes that solve these tasks.
+
+    A task without a solution gives only its query. Raises EnvironmentFailure for an episode that is lost.
+    """
+    for tool in environment.tools():
+        yield from (json.dumps(shown(tool), ensure_ascii=False) for shown in (whole_document, names_only))
+    for task in tasks:
+        if task.solution:
+            trajectory = warm_start.perform(environment, task, follow(task.solution), len(task.solution))
+            yield from (message.content for message in trajectory.opening)
+            for turn in trajectory.turns:
+                yield Chat.write(turn.action.calls)
+                yield from (message.content for message in turn.observation.messages)
+        elif task.query:
+            yield task.query
+        else:
+            yield from _offered(environment, task)
+        advance()
+
+
+def _offered(environment: Environment, setup: Task) -> Iterator[str]:
+    """What an episode on a bare setup begins with, and the calls that it offers. Raises EnvironmentFailure."""
+    episode = environment.start(setup)
+    try:
+        yield from (message.content for message in ask(episode.reset))
+        yield json.dumps(setup.setup, ensure_ascii=False)
+        yield from (Chat.write(action.calls) for action in ask(episode.affordances))
+    finally:
+        episode.close()
+
+
+def held_out(config: ConfigDict, environment: Environment) -> Exclusions:
+    """The evaluation tasks, whose queries and solutions must not be learned.
+
+    A query within another one is allowed: both are the benchmark's.
+    """
+    section = config.evaluation
+    return Exclusions.of(environment.tasks(section.split, section.tasks, section.seed), words=0)

@@ -1,0 +1,299 @@
+"""Preflight: builds and checks every part of a run in seconds, and trains nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from cojax import warm_start
+from cojax.compile.report import report
+from cojax.compile.shown import in_one_line
+from cojax.compile.targets import attached
+from cojax.environment import play, traits_of
+from cojax.environment.replay import follow
+from cojax.evaluation import scores
+from cojax.explorer.llm.explorer import LLMExplorer
+from cojax.explorer.llm.journal import Journal
+from cojax.learner.advantages import token_advantages
+from cojax.learner.placement import Placement
+from cojax.report.console import CONSOLE
+from cojax.rollout.chat import PolicyActor
+from cojax.rollout.engine import Weights
+from cojax.rollout.sglang.released_memory import RELEASED_MEMORY
+from cojax.run import assemble, checks, initial_policy, mesh, methods
+from cojax.run.loading import begun
+from cojax.run.parts import Parts
+from cojax.run.processes import ALONE, Together
+from cojax.run.states import rehearse_agents
+from cojax.storage.files import read_json, write_json
+from cojax.storage.folders import missing_folders, remove_empty
+from cojax.types import Group, Message, Task
+
+_VERSIONS_ON_DISK = 3  # versions of the weights on disk while a server takes a new one
+_LOG_BYTES = 200 * 2**20
+
+
+def check(config: ConfigDict, together: Together = ALONE) -> int:
+    """Runs every examination, prints a line for each, and returns 0 if all hold, else 1."""
+    state: dict[str, Any] = {}
+    config = methods.settled(config).copy_and_resolve_references()
+    folder, scratch = Path(config.sglang.folder or config.workdir).absolute(), _scratch(config)
+    missing = missing_folders(folder)
+    if scratch is not None:
+        config.sglang.folder = str(scratch)
+        _carry(folder, scratch)
+    examinations: list[tuple[str, Callable[[], str]]] = [
+        ("configuration", lambda: _configuration(config, state, together)),
+        ("environment", lambda: _environment(state)),
+        ("template", lambda: _template(config, state)),
+        ("policy", lambda: _policy(config, state)),
+        ("engine", lambda: _engine(config, state)),
+        ("objective", lambda: _objective(config, state)),
+        ("explorer", lambda: _explorer(config, state)),
+        ("programs", lambda: _programs(config, state)),
+        ("memory", lambda: _memory(config, state)),
+        ("disk", lambda: _disk(config, state)),
+        ("metrics", lambda: _metrics(config)),
+    ]
+    failed = False
+    for name, examine in examinations:
+        try:
+            CONSOLE.print(f"ok      {name}: {examine()}", markup=False, soft_wrap=True)
+        except Exception as error:
+            failed = True
+            CONSOLE.print(f"failed  {name}: {error}", style="bold red", markup=False, soft_wrap=True)
+            if name == "configuration":
+                break
+    if "parts" in state:
+        _parts(state).engine.close()
+    if scratch is not None:
+        _carry(scratch, folder)
+        shutil.rmtree(scratch, ignore_errors=True)
+    remove_empty(missing)
+    return int(failed)
+
+
+def _scratch(config: ConfigDict) -> Path | None:
+    """A temporary folder for a server's weights and logs, since the workdir may hold a run.
+
+    None where servers follow: they only read the folder that they were started with.
+    """
+    if config.sglang.follow:
+        return None
+    return Path(config.sglang.folder or config.workdir).absolute() / f".check-{secrets.token_hex(8)}"
+
+
+def _carry(source: Path, target: Path) -> None:
+    """Copies the notes of servers that a killed run left asleep: the check wakes them, and updates the notes."""
+    # The examination that needs the file reports one that cannot be read or written.
+    with contextlib.suppress(OSError, ValueError):
+        write_json(target / RELEASED_MEMORY, read_json(source / RELEASED_MEMORY))
+
+
+def _parts(state: dict[str, Any]) -> Parts:
+    return state["parts"]
+
+
+def _some_task(made: Parts) -> Task:
+    """A development task; or a bare setup where there is none."""
+    tasks = made.development or made.evaluation or made.environment.tasks("seed", 1)
+    if not tasks:
+        raise ValueError(f"environment {made.environment.name!r} has neither tasks nor setups (the split seed)")
+    return tasks[0]
+
+
+def _configuration(config: ConfigDict, state: dict[str, Any], together: Together) -> str:
+    checks.check_run(config)
+    made = state["parts"] = dataclasses.replace(assemble.parts(config), together=together)
+    devices = mesh.described(Placement(made.model, made.mesh).devices, jax.devices())
+    policy = f"preset {config.policy}, " if config.policy else ""
+    return f"{policy}{made.environment.name}, {config.evolve}, {config.steps} steps on {devices}"
+
+
+def _environment(state: dict[str, Any]) -> str:
+    made = _parts(state)
+    task = _some_task(made)
+    if not task.solution:
+        return f"{len(made.evaluation)} evaluation tasks; no solutions to replay"
+    trajectory = play(made.environment, task, follow(task.solution), max_turns=len(task.solution))
+    if trajectory.reward < 1.0:
+        raise ValueError(
+            f"the solution of task {task.id} earns {trajectory.reward:g} ({trajectory.outcome} {trajectory.error}); "
+            f"expected 1. Run python -m environments.check {made.environment.name}"
+        )
+    return f"{len(made.evaluation)} evaluation tasks; a solution of {len(task.solution)} actions replays with reward 1"
+
+
+def _template(config: ConfigDict, state: dict[str, Any]) -> str:
+    made = _parts(state)
+    episode = made.environment.start(_some_task(made))
+    tokens = made.chat.open(episode.reset(), episode.tools())
+    episode.close()
+    if len(tokens) >= config.engine.max_length:
+        raise ValueError(
+            f"an episode opens with {len(tokens)} tokens, engine.max_length is {config.engine.max_length}: no room to "
+            "act. Raise engine.max_length and learner.row_length, or cut the documentation by model.tools=brief"
+        )
+    said = f"{len(made.chat.tokenizer)} tokens, extends turn by turn; an episode opens with {len(tokens)} tokens"
+    return "; ".join((said, f"tools shown: {config.model.tools}", *made.chat.notes))
+
+
+def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
+    made = _parts(state)
+    origin = f"from {config.model.path}" if config.model.path else "random parameters"
+    params = begun(made.together, config.model.path, made.model, config.seed, made.mesh)
+    if config.warm_start.steps:
+        # Raises where there is nothing to learn from. Initial tasks that are yet to be synthesized have solutions.
+        if config.warm_start.split != initial_policy.INITIAL or traits_of(made.environment).incomparable:
+            own = functools.partial(assemble.initial, config, made)
+            initial_policy.demonstrations(config, made.environment, (0.0, 0.0), lambda: own().tasks)
+        source = f"{origin}, " if config.model.path else ""
+        origin = f"{source}to be warm-started on {config.warm_start.split or 'demonstrations'}"
+    state["params"] = params
+    count = state["count"] = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
+    return f"{count:,} parameters, {origin}"
+
+
+def _engine(config: ConfigDict, state: dict[str, Any]) -> str:
+    made = _parts(state)
+    if "params" not in state:
+        raise ValueError("not tried, as there is no policy")
+    learner = assemble.learner(config, made, state["params"])
+    learned = state["learned"] = learner.init(state.pop("params"), config.seed)
+    learner = state["learner"] = assemble.fitted(config, learner, learned)
+    weights: Weights = learner.weights(learned, 0)
+    made.engine.load(weights)
+    actor = PolicyActor(
+        made.engine,
+        made.chat,
+        scores.sampling(config, made.chat, config.sampling.temperature),
+        session="preflight",
+        seed=(config.seed,),
+    )
+    trajectory = play(made.environment, _some_task(made), actor, max_turns=2)
+    made.engine.release("preflight")
+    if not trajectory.valid:
+        raise ValueError(f"an episode ended in {trajectory.outcome}: {trajectory.error}")
+    state["episode"] = trajectory
+    sampled = sum(len(turn.action_tokens) for turn in trajectory.turns)
+    return f"{config.engine.name} sampled {sampled} tokens in {len(trajectory.turns)} turns"
+
+
+def _objective(config: ConfigDict, state: dict[str, Any]) -> str:
+    """Makes the batch of a group that repeats one episode, every second time with reward 1.
+
+    Its micro-batch is no larger than the group needs. Whether a full one fits is for `_memory` to find.
+    """
+    if "episode" not in state:
+        raise ValueError("not tried, as there is no episode")
+    episode, learner = state["episode"], state["learner"]
+    episodes = tuple(dataclasses.replace(episode, reward=float(k % 2)) for k in range(config.group_size))
+    try:
+        token_advantages(learner.objective.advantage(episodes), episodes)
+    except Exception as error:  # whatever a function does when it is called
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"advantage {learner.advantage!r} was tried and failed: {reason}") from error
+    group = Group(episode.task, episodes)
+    tokens = sum(len(turn.prompt_tokens) + len(turn.action_tokens) for turn in episode.turns)
+    row_length = min(learner.row_length, tokens * config.group_size)
+    micro_rows = min(learner.micro_rows, config.group_size)
+    batches, _ = learner.objective.batches(
+        [group], (config.seed, 0), row_length, micro_rows, routes=learner.route_shape
+    )
+    learned = sum(int((batch.weights > 0).sum()) for batch in batches)
+    return f"{learner.loss} would learn from {learned} tokens of {config.group_size} such episodes"
+
+
+def _explorer(config: ConfigDict, state: dict[str, Any]) -> str:
+    # Not the journal in the workdir: that is the run's.
+    explorer = assemble.explorer(config, _parts(state), journal=Journal())
+    assemble.validation(config, _parts(state), explorer)
+    if not isinstance(explorer, LLMExplorer):
+        return f"{explorer.name}, without a model"
+    # With a schema, as most calls of an evolution: an endpoint may refuse it.
+    message, schema = Message("user", 'Answer with {"word": "hello"}.'), {"type": "object"}
+    reply = explorer.chat_model.reply(
+        [message], budget=explorer.remaining_budget(), seed=config.seed, place="preflight", schema=schema
+    )
+    return f"{explorer.name} answered with {len(reply.text)} characters"
+
+
+def _programs(config: ConfigDict, state: dict[str, Any]) -> str:
+    """What experiments.compile says of a step's programs, for the accelerators at hand. `_memory` runs them next."""
+    if "learned" not in state:
+        raise ValueError("not tried, as there is no policy")
+    learner = state["learner"]
+    if jax.process_count() > 1:
+        return "not examined: compiled by all processes together, in the rehearsal"
+    if (chip := attached(learner.placement.devices)) is None:
+        return "not examined: experiments.compile knows no such device"
+    sizes, agents = methods.update_sizes(config), methods.agents(config)
+    return in_one_line(report(learner, state["learned"], sizes, chip, agents=agents))
+
+
+def _memory(config: ConfigDict, state: dict[str, Any]) -> str:
+    if "learned" not in state:
+        raise ValueError("not tried, as there is no policy")
+    learner, learned = state["learner"], state.pop("learned")
+    state["saved"] = _bytes(learned) * methods.agents(config)
+    rehearse_agents(config, learner, learned)
+    return f"an update of {learner.micro_rows} × {learner.row_length} tokens at a time fits, remat {learner.remat}"
+
+
+def _bytes(arrays: Any) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(arrays))
+
+
+def _disk(config: ConfigDict, state: dict[str, Any]) -> str:
+    workdir = Path(config.workdir).absolute()
+    _writable(workdir)
+    _writable(warm_start.cache())
+    # A new checkpoint is written before the oldest is deleted.
+    needs = {workdir: state.get("saved", 0) * (config.checkpoints_kept + 1) + _LOG_BYTES}
+    if config.engine.name == "sglang":
+        # A folder on the workdir's own file system adds to the need of the workdir.
+        folder = Path(config.sglang.folder or config.workdir).absolute()
+        _writable(folder)
+        place = workdir if _existing(folder).stat().st_dev == _existing(workdir).stat().st_dev else folder
+        size = np.dtype(config.sglang.dtype or _parts(state).model.dtype).itemsize
+        needs[place] = needs.get(place, 0) + state.get("count", 0) * size * _VERSIONS_ON_DISK
+    found = [_room(folder, need) for folder, need in needs.items()]
+    return "; ".join(found)
+
+
+def _room(folder: Path, need: int) -> str:
+    """The free and the needed space of the folder's file system. Raises OSError if there is too little."""
+    free = shutil.disk_usage(_existing(folder)).free
+    if free < need:
+        raise OSError(f"{free / 2**30:.1f} GiB free under {folder}, {need / 2**30:.1f} GiB needed; free some space")
+    return f"{free / 2**30:.0f} GiB free under {folder}, {need / 2**30:.1f} GiB needed"
+
+
+def _metrics(config: ConfigDict) -> str:
+    if not config.wandb.project:
+        return "metrics.jsonl and TensorBoard"
+    if importlib.util.find_spec("wandb") is None:
+        raise ModuleNotFoundError("wandb.project is set but wandb is not installed; run `pip install wandb`")
+    return f"metrics.jsonl, TensorBoard and W&B project {config.wandb.project}"
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def _writable(folder: Path) -> None:
+    place = _existing(folder)
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        raise OSError(f"cannot write {folder}: {place} is not a writable folder. Choose another one.")

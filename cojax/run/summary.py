@@ -1,0 +1,119 @@
+"""summary.json of a finished run, from its logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+from cojax import signals
+from cojax.evaluation.scores import HeldOut
+from cojax.metrics import Stopwatch
+from cojax.preference import KINDS
+from cojax.report.verdicts import verdicts_of
+from cojax.run.origins import origin_of
+from cojax.storage.files import read_json
+from cojax.storage.run_directory import RunDirectory
+from cojax.types import Status
+
+
+def summarise(
+    steps: int,
+    directory: RunDirectory,
+    zero_shot: float | None,
+    final: HeldOut | None,
+    clock: Stopwatch,
+    similarities: Mapping[str, float],
+) -> dict[str, Any]:
+    """summary.json: the result, the counts of what happened, and the seconds of each part.
+
+    `zero_shot` and `final` are None where there is nothing to evaluate on. `trials` are the successes after each trial,
+    where failed tasks are tried again. `final_by` is the final success for each kind of task, where evaluation.by names
+    a key of kinds. `similarities` are as cojax/run/traits.py records them. `origin` is as in
+    cojax/run/origins.py.
+    """
+    records = list(directory.metrics.read())
+    evolutions = [record["evolution"] for record in records if "evolution" in record]
+    trained = sum(record["tokens_trained"] for record in records)
+    compared = [record for record in records if "logprob_mismatch" in record]
+    mismatch = sum(record["logprob_mismatch"] * record["tokens_trained"] for record in compared)
+    tasks = sum(1 for _ in directory.tasks.read())
+    added = _sum(evolution["added"] for evolution in evolutions)
+    return {
+        "origin": origin_of(directory.folder, steps),
+        "zero_shot": zero_shot,
+        "final": final.score.success if final else None,
+        **({"final_by": final.by} if final and final.by else {}),
+        **({"trials": [trial.success for trial in final.trials]} if final and final.trials else {}),
+        **similarities,
+        "steps": steps,
+        "tasks_initial": tasks - sum(added.values()),
+        "tasks_final": tasks,
+        "signals": _signals(records),
+        "verdicts": _verdicts(evolutions),
+        "added": added,
+        **_probed(evolutions),
+        "initial": _initial(directory),
+        "explorer": _explored(evolutions),
+        "quality": evolutions[-1].get("quality", {}) if evolutions else {},
+        "outcomes": _sum(record["outcomes"] for record in records),
+        "seconds": clock.summary(),
+        "tokens": {"sampled": sum(record["tokens_sampled"] for record in records), "trained": int(trained)},
+        "logprob_mismatch": mismatch / (sum(record["tokens_trained"] for record in compared) or 1.0),
+        "hard_negatives": _hard_negatives(records),
+    }
+
+
+def _hard_negatives(records: Sequence[Mapping[str, Any]]) -> float | None:
+    """Share of the failures of all agents that are hard negatives; None where no failure was compared with anything."""
+    if grpo := [record for record in records if "hard_negatives" in record]:
+        if not any(record["hard_pairs"] for record in grpo):
+            return None
+        return sum(record["hard_negatives"] for record in grpo) / sum(record["failures"] for record in grpo)
+    rounds = [record["preference"] for record in records if "preference" in record]
+    if not any(one["examples"].get(kind) for one in rounds for kind in KINDS):
+        return None
+    agents = [one[agent] for one in rounds for agent in ("target", "second") if agent in one]
+    return sum(agent["hard"] for agent in agents) / sum(agent["failures"] for agent in agents)
+
+
+def _signals(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How often each kind of signal was raised: our own kinds, and all others in the records."""
+    kinds = dict.fromkeys((*signals.SIGNALS, *(kind for record in records for kind in record["signals"])))
+    return {kind: sum(record["signals"].get(kind, 0) for record in records) for kind in kinds}
+
+
+def _initial(directory: RunDirectory) -> dict[str, Any]:
+    """initial.json: the counts of finding D_0, and its cost where a model explored."""
+    path = directory.folder / "initial.json"
+    return read_json(path) if path.exists() else {}
+
+
+def _explored(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The totals of the evolutions' expeditions, and their cost where a model explored."""
+    figures = [evolution["explorer"] for evolution in evolutions if "explorer" in evolution]
+    costs = {name for found in figures for name in found if name != "failures"}
+    return {
+        "expeditions": sum(evolution["expeditions"] for evolution in evolutions),
+        "explorer_failures": sum(evolution["explorer_failures"] for evolution in evolutions),
+        **{name: sum(found[name] for found in figures) for name in sorted(costs)},
+        **({"failures": _sum(found["failures"] for found in figures)} if figures else {}),
+    }
+
+
+def _verdicts(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    return dict.fromkeys(get_args(Status), 0) | _sum(map(verdicts_of, evolutions))
+
+
+def _probed(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """The key `probe`, with what the probes before admission took; {} for a run without."""
+    probes = [evolution["probe"] for evolution in evolutions if evolution.get("probe")]
+    names = ("candidates", "episodes", "turns", "tokens")
+    return {"probe": {name: sum(probe.get(name, 0) for probe in probes) for name in names}} if probes else {}
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for count in counts:
+        for name, number in count.items():
+            total[name] = total.get(name, 0) + number
+    return total

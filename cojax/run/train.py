@@ -1,0 +1,274 @@
+"""One run: python -m experiments.run --config=experiments/desk.py [--config.KEY=VALUE …] [--check]
+
+The same command resumes a run that was stopped, prints the table of a finished run, and extends it if `--config.steps`
+is larger. `--workdir=W` without --config does the same with the settings of the run in W. `--check` is a preflight: it
+builds and checks every part, and trains nothing.
+
+A configuration is Python, and is run. What is in W is data: code of one's own that its settings name is imported from
+the current folder, PYTHONPATH and each `--trust-code=FOLDER`, from nowhere else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+import jax
+from absl import app, flags
+from absl import logging as absl_logging
+from ml_collections import ConfigDict
+
+from cojax.coevolve import coevolve
+from cojax.coevolving import coevolving
+from cojax.distributed.start import DistributedError
+from cojax.environment import EngineError, EnvironmentFailure
+from cojax.evaluation.scores import held_out_score
+from cojax.host.background import settle
+from cojax.host.owner import tell
+from cojax.host.processes import end_all, end_descendants_at_exit
+from cojax.learner.device_memory import DeviceMemoryError
+from cojax.learner.update import NonFiniteUpdate
+from cojax.loop import Loop, State
+from cojax.metrics import Metrics, Stopwatch, Wandb, redraw
+from cojax.report import command as report
+from cojax.report import write_report
+from cojax.report.console import CONSOLE, seconds_left, show_step, show_summary
+from cojax.rollout.collect import RolloutError
+from cojax.run import assemble, evaluations, held_out, hosts, kept, methods, preflight, states, traits
+from cojax.run.checks import check_run
+from cojax.run.facts import facts
+from cojax.run.policies import announce, with_absolute_path
+from cojax.run.process import in_words, keep_compiled, log_to
+from cojax.run.processes import ALONE, Together, as_of_one
+from cojax.run.summary import summarise
+from cojax.settings.compatibility import in_todays_keys
+from cojax.settings.entries import defaults, described
+from cojax.settings.flags import configuration, file_given, parse
+from cojax.settings.reading import settings
+from cojax.storage.checkpoint import CheckpointError
+from cojax.storage.checksums import with_checksum
+from cojax.storage.files import write_json
+from cojax.storage.folder_lock import RunDirectoryError
+from cojax.storage.run_directory import RunDirectory
+from cojax.storage.verify import Verified
+from environments.worker.venv import InstallError
+
+_LOG = logging.getLogger("cojax")
+flags.DEFINE_string("workdir", None, "The run directory; without --config, of the run to go on with.")
+_CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything, train nothing.")
+EXPECTED = (
+    ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, NonFiniteUpdate, ModuleNotFoundError,
+    EnvironmentFailure, EngineError, InstallError, DeviceMemoryError, DistributedError, MemoryError,
+)  # fmt: skip
+
+
+class Stop:
+    """True after the first SIGINT or SIGTERM during the loop, which then finishes its step and saves a checkpoint.
+
+    A second signal ends the process immediately. Outside the loop the first signal does so too.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.looping = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.number or not self.looping:
+            begun = "" if self.looping else "; what was under way (warm start, D_0, an evaluation) begins anew"
+            CONSOLE.print(f"stopped; run the same command again to go on{begun}")
+            end_all()
+            os._exit(128 + number)
+        self.number = number
+        CONSOLE.print("stopping with this step, an evolution at once; once more to stop at once")
+
+    def ask(self, number: int) -> None:
+        """Another process received the signal: this one acts as if it had, unless it has: launchers signal them all."""
+        if self.number:
+            return
+        if not self.looping:
+            os.kill(os.getpid(), number)
+            return
+        self.number = number
+
+    def __call__(self) -> bool:
+        return bool(self.number)
+
+
+def _outline(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+
+
+def run(config: ConfigDict, together: Together = ALONE) -> int:
+    """Runs the experiment to its end, or to a signal; the exit status."""
+    config = methods.settled(config)
+    check_run(config)
+    config = as_of_one(with_absolute_path(config))
+    directory, verified = _claimed(config, together)
+    try:
+        if _is_finished(config, directory, verified):
+            return 0
+    except report.NOT_WRITTEN as error:
+        raise ValueError(report.not_written([directory.folder], error)) from error
+    stop, clock = Stop(), Stopwatch()
+    together.on_stop = stop.ask
+    with clock("warm_start"):
+        parts = dataclasses.replace(kept.parts(config, directory, verified), together=together)
+    initial_tasks = held_out.InitialTasks(config, parts, directory, verified)
+    try:
+        with clock("warm_start"):
+            announce(parts.chat, config.model.tools)
+            resuming = verified is not None
+            kept.keep_tokenizer(parts.chat.tokenizer, directory, verified)
+            policy = kept.initial_policy(config, parts, initial_tasks.training, directory, verified)
+            kept.keep_model(parts, policy, config, directory, verified)
+            learner = assemble.learner(config, parts, policy.params)
+            train_state = learner.init(policy.params, config.seed)
+            learner = assemble.fitted(config, learner, train_state)
+            if not parts.evaluation:
+                # An explorer may sample the policy.
+                parts.engine.load(learner.weights(train_state, 0))
+                parts = initial_tasks.evaluated()
+            loop = assemble.loop(config, parts, learner, clock)
+            del policy  # the learner has copied what it needs
+        train_state = train_state if resuming else states.rehearsed(config, loop, train_state)
+        zero_shot = evaluations.zero_shot(config, parts, learner, train_state, clock, directory)
+        if resuming:
+            # Only shapes are kept from here on, so that the restored arrays can take this memory.
+            train_state = jax.tree.map(_outline, train_state)
+        state = states.resume(config, loop, train_state, directory) or states.begin(
+            config, loop, train_state, directory, initial_tasks.training
+        )
+        state = _train(config, loop, state, directory, stop)
+        if state.step < config.steps or stop():
+            # A running call to a model is already paid for: its reply must reach the journal.
+            settle(config.llm.timeout)
+            return _stopped(stop, config, state)
+        with clock("evaluation"):
+            final = held_out_score(config, parts, "evaluation", config.evaluation.trials) if parts.evaluation else None
+        directory.files.add_final(evaluations.record(final), final.episodes if final else ())
+        similarities = traits.similarities(config, parts.environment, parts.evaluation)
+        summary = summarise(state.step, directory, zero_shot, final, clock, similarities)
+        write_json(directory.folder / "summary.json", with_checksum(summary))
+    finally:
+        parts.engine.close()
+    show_summary(summary, write_report(directory.folder))
+    return 0
+
+
+def _claimed(config: ConfigDict, together: Together) -> tuple[RunDirectory, Verified | None]:
+    """The run directory, claimed for this run, and its verified checkpoint to resume from, None for none."""
+    directory = RunDirectory(
+        Path(config.workdir),
+        checkpoints_kept=config.checkpoints_kept,
+        episodes_kept=config.episodes_kept,
+        array_files=together.array_files,
+    )
+    directory.in_todays_keys = functools.partial(in_todays_keys, defaults=defaults(config))
+    plain = json.loads(json.dumps(config.to_dict()))
+    made_by = {**facts(), **file_given(), "code": described(config)}
+    verified = directory.claim(plain, made_by, accept_changed_code=config.accept_changed_code)
+    log_to(directory.folder / "run.log")
+    for warning in verified.warnings if verified else ():
+        _LOG.warning(warning)
+    return directory, verified
+
+
+def _is_finished(config: ConfigDict, directory: RunDirectory, verified: Verified | None) -> bool:
+    """Whether the run has made all its steps; then shows its results."""
+    summary = directory.summary(verified)
+    if summary is None or summary["steps"] < config.steps:
+        return False
+    if verified and verified.checked:
+        directory.cut(verified)
+    redraw(directory.folder, directory.metrics, summary["steps"])
+    tell(workdir=str(directory.folder.absolute()), step=summary["steps"])
+    show_summary(summary, write_report(directory.folder))
+    return True
+
+
+def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory, stop: Stop) -> State:
+    """The loop, with its metrics written and shown."""
+    wandb = Wandb(**settings(config.wandb)) if config.wandb.project else None
+    with loop.clock("checkpoint"):
+        plain = config.to_dict()
+        metrics = Metrics(directory.folder, step=state.step, wandb=wandb, config=plain, log=directory.metrics)
+    # A record of the state's own step is written again.
+    tell(workdir=str(directory.folder.absolute()), step=state.step - (state.record is not None))
+    spent: list[float] = []
+    loop.clock.lap()
+
+    def observe(record: dict[str, Any]) -> None:
+        before, lap = record.get("seconds", {}), loop.clock.lap()
+        record["seconds"] = {part: before.get(part, 0.0) + lap.get(part, 0.0) for part in {**before, **lap}}
+        spent.append(record["seconds"]["total"])
+        with loop.clock("checkpoint"):
+            metrics.write(record)
+            show_step(record, config.steps, seconds_left(spent, config.steps - record["step"]))
+        if 0 < config.mismatch_alarm < record.get("logprob_mismatch", 0.0):
+            message = (
+                f"step {record['step']}: the trainer's log-probs differ from the sampler's by "
+                f"{record['logprob_mismatch']:.2g} on average, more than mismatch_alarm={config.mismatch_alarm}; "
+                "check that both compute in the same dtype (model.dtype, sglang.dtype) and hold the same weights"
+                + ("; what the policy changed in one update counts too, as staleness is 1" if config.staleness else "")
+            )
+            _LOG.warning(message)
+            CONSOLE.print(f"warning: {message}", style="yellow", markup=False, soft_wrap=True)
+
+    stop.looping = True
+    try:
+        if rounds := assemble.rounds(config, loop):
+            return coevolving(loop, rounds, state, directory, observe, stop)
+        return coevolve(loop, state, directory, observe, stop)
+    except NonFiniteUpdate as error:
+        error.save(directory.folder / "nonfinite_batch.npz")
+        raise
+    finally:
+        stop.looping = False
+        metrics.close()
+
+
+def _stopped(stop: Stop, config: ConfigDict, state: State) -> int:
+    where = "at" if state.record is None else "in the evolution of"
+    CONSOLE.print(
+        f"stopped {where} step {state.step} of {config.steps}; run the same command again to go on, "
+        f"or look at it by: cojax report {config.workdir}",
+        markup=False,
+        soft_wrap=True,
+    )
+    return 128 + stop.number
+
+
+def main(argv: Sequence[str]) -> None:
+    absl_logging.set_verbosity(absl_logging.WARNING)
+    end_descendants_at_exit()
+    try:
+        keep_compiled()
+        config = configuration()
+        with hosts.together(config, preflight=_CHECK.value) as processes:
+            if isinstance(processes, hosts.Following):
+                sys.exit(processes.follow(config))
+            sys.exit(preflight.check(config, processes) if _CHECK.value else run(config, processes))
+    except EXPECTED as error:
+        _LOG.info("the run ended", exc_info=True)
+        CONSOLE.print(f"error: {in_words(error)}", style="bold red", markup=False, soft_wrap=True)
+        sys.exit(1)
+
+
+def start() -> None:
+    """Runs the command with the arguments of this process."""
+    sys.modules["__main__"].__doc__ = __doc__  # which --help shows
+    app.run(main, flags_parser=parse)

@@ -1,0 +1,300 @@
+"""Reads a policy from disk: the shape, tokenizer and parameters of a checkpoint or of a model folder.
+
+A run keeps these files for its checkpoints:
+
+    WORKDIR/tokenizer/     tokenizer and chat template
+    WORKDIR/model.json     the decoder's shape, the dtype it computes in, a name for the base, and `origin`
+                           (cojax/run/origins.py)
+    WORKDIR/base/          the policy before the first step, as a model folder, where a checkpoint needs it and no other
+                           folder has it: as the base of adapters, or as the reference of a warm-started model folder
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from transformers import PreTrainedTokenizerBase
+
+from cojax.durable import crc32, regular_file
+from cojax.policy import model_folder
+from cojax.policy.adapters import Lora, initialize_adapters, merge
+from cojax.policy.config import ModelConfig
+from cojax.policy.fingerprint import fingerprint
+from cojax.policy.parameters import Params, parameters, to_hf
+from cojax.policy.precision import cast_for_compute
+from cojax.rollout.engine import Weights
+from cojax.rollout.export import load_params, load_tokenizer
+from cojax.run.loading import begun, write_params
+from cojax.run.processes import ALONE, Together
+from cojax.settings.compatibility import in_todays_keys, todays_defaults
+from cojax.storage.checkpoint import Checkpointer, CheckpointError
+from cojax.storage.files import read_json, write_json
+
+_MODEL, _TOKENIZER, _BASE = "model.json", "tokenizer", "base"
+_RESTORE = "Restore it from a copy"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainedPolicy:
+    """A policy read from disk; `step` is 0 for a model folder, `content` is a checksum.
+
+    Parameters have the dtype `model.param_dtype`, except matrices with merged adapters, which have `model.dtype`.
+    """
+
+    model: ModelConfig
+    tokenizer: PreTrainedTokenizerBase
+    params: Params
+    step: int
+    content: str
+
+    def weights(self) -> Weights:
+        """The weights for an engine, in the dtype in which updates compute."""
+        return Weights(self.step, lambda: to_hf(self.model, cast_for_compute(self.model, self.params)))
+
+
+def keep(
+    workdir: Path,
+    model: ModelConfig,
+    params: Params,
+    config: Mapping[str, Any],
+    begun: bool,
+    origin: Mapping[str, Any] = types.MappingProxyType({}),
+    reference: bool = False,
+    together: Together = ALONE,
+) -> None:
+    """Writes the files that are needed, with a checkpoint, to read the policy. A run that has `begun` keeps its own.
+
+    `origin` is that of the initial policy. `reference` says whether the run's loss reads the initial policy.
+    """
+    if begun and (workdir / _MODEL).exists():
+        return
+    adapters = bool(config["learner"]["lora"]["rank"])
+    own = (_taught(config) and (adapters or reference)) or (adapters and not config["model"]["path"])
+    if own:
+        write_params(workdir / _BASE, model, params, together)
+    record: dict[str, Any] = {}
+    if own or adapters:
+        record["base"] = together.run("fingerprint", fingerprint, params)
+    if origin:
+        record["origin"] = dict(origin)
+    write_json(workdir / _MODEL, {"config": model.to_hf(), "dtype": model.dtype, **record})
+
+
+def kept_base(workdir: Path, model: ModelConfig, mesh: Mesh | None = None, together: Together = ALONE) -> Params | None:
+    """The parameters in the folder base/ of a run; None where it has none, or has not noted which they are.
+
+    Raises CheckpointError where they have changed since.
+    """
+    folder = workdir / _BASE
+    name = _noted(workdir).get("base")
+    if name is None or not folder.is_dir():
+        return None
+    params = begun(together, str(folder), model, 0, mesh)
+    if name != together.run("fingerprint", fingerprint, params):
+        raise CheckpointError(f"{folder} is not what {workdir} began with: its weights were changed since. {_RESTORE}")
+    return params
+
+
+def _noted(workdir: Path) -> dict[str, Any]:
+    """model.json of a run, {} where it has none. Raises CheckpointError for a damaged one."""
+    path = workdir / _MODEL
+    try:
+        return read_json(path) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}. {_RESTORE}") from error
+
+
+def _taught(config: Mapping[str, Any]) -> bool:
+    """Whether the policy began as a model folder that was then shown demonstrations."""
+    return bool(config["model"]["path"] and config["warm_start"]["steps"])
+
+
+def settings_of(workdir: Path) -> dict[str, Any]:
+    """The settings of a run, with today's keys. Raises CheckpointError if the folder holds no run."""
+    path = workdir / "config.json"
+    try:
+        if not isinstance(stored := read_json(path).get("config"), dict):
+            raise ValueError("it has no section `config`")
+        settings = in_todays_keys(stored, todays_defaults())
+        learner = settings["learner"]
+        if not all(isinstance(one, dict) for one in (settings["model"], learner, learner and learner["lora"])):
+            raise ValueError("model, learner and learner.lora must be sections")
+        _lora(settings)
+        return settings
+    except OSError as error:
+        raise CheckpointError(
+            f"{workdir} is no run directory ({path.name}: {error.strerror or error}); expected the workdir of "
+            "python -m experiments.run, such as runs/desk"
+        ) from error
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path} holds no settings of a run: it is not JSON ({error}). {_RESTORE}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} holds no settings of a run: {error}. {_RESTORE}") from error
+
+
+def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> TrainedPolicy:
+    """The policy of a checkpoint of a run: of `step`, or of the newest sound one.
+
+    Adapters are summed into their base; `base` is the new folder of the base if that has moved. Changes no file. Raises
+    CheckpointError for files that are missing, damaged or do not fit.
+    """
+    config = settings_of(workdir)
+    tokenizer = _tokenizer(workdir / _TOKENIZER, "keeps its tokenizer there; restore it from a copy")
+    model = shape_of(workdir, config, tokenizer, base)
+    if lora := _lora(config):
+        fresh = jax.eval_shape(lambda: initialize_adapters(model, lora, 0))
+        wanted = {name: leaf.shape for name, leaf in _leaves(fresh).items()}
+    else:
+        wanted = {row.name: row.shape(model) for row in parameters(model)}
+    # A forged shape is refused before it takes memory.
+    part = Checkpointer(workdir / "checkpoints").part("params", step, lambda found: _check(found, wanted, workdir))
+    if not lora:
+        stored = str(next(iter(_leaves(part.arrays).values())).dtype)
+        model = dataclasses.replace(model, param_dtype=stored)
+        return TrainedPolicy(model, tokenizer, jax.device_put(part.arrays, _host()), part.step, part.content)
+    frozen = cast_for_compute(model, _base(workdir, config, model, base))
+    merged = merge(model, lora, frozen, jax.tree.map(jnp.asarray, part.arrays))
+    return TrainedPolicy(model, tokenizer, merged, part.step, part.content)
+
+
+def of_folder(folder: Path, model: ModelConfig) -> TrainedPolicy:
+    """The policy of a model folder in HF format, tokenizer and template included. Raises ValueError or OSError."""
+    tokenizer = _tokenizer(folder, "must hold its tokenizer and chat template too")
+    return TrainedPolicy(model, tokenizer, load_params(folder, model), 0, content_of(folder))
+
+
+def _lora(config: Mapping[str, Any]) -> Lora | None:
+    """By what a run learned adapters; None where it learned all parameters."""
+    section = config["learner"]["lora"]
+    return Lora(**{**section, "targets": tuple(section["targets"])}) if section["rank"] else None
+
+
+def cast(policy: TrainedPolicy, dtype: str) -> TrainedPolicy:
+    """The same policy with all its parameters stored as `dtype`."""
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(dtype)), policy.params)
+    return dataclasses.replace(policy, model=dataclasses.replace(policy.model, param_dtype=dtype), params=params)
+
+
+def shape_of(
+    workdir: Path, config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, base: str | Path = ""
+) -> ModelConfig:
+    """The shape of a run's policy and its dtype, from model.json, or without that file as the run itself derives them.
+
+    Raises CheckpointError.
+    """
+    path, section = workdir / _MODEL, config["model"]
+    try:
+        if path.exists():
+            return kept_shape(workdir)
+        if section["path"]:
+            folder = _moved(workdir, section["path"], base)
+            own = ModelConfig.from_hf(model_folder.read_config_json(folder))
+            dtype = section["dtype"] or own.dtype
+            stored = dtype if config["learner"]["lora"]["rank"] else section["param_dtype"] or own.param_dtype
+            return dataclasses.replace(own, dtype=dtype, param_dtype=stored)
+        return from_scratch(section, tokenizer)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"the shape of the policy of {workdir} cannot be read: {error}") from error
+
+
+def kept_shape(workdir: Path) -> ModelConfig:
+    """The shape in a run's model.json. Raises OSError where there is none, ValueError or KeyError for a damaged one."""
+    kept = read_json(workdir / _MODEL)
+    return ModelConfig.from_hf(kept["config"], dtype=kept["dtype"])
+
+
+def from_scratch(section: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> ModelConfig:
+    """The shape of a policy that begins from scratch, by the section `model` of a configuration."""
+    dtypes = {name: section[name] or "float32" for name in ("dtype", "param_dtype")}
+    shape: dict[str, Any] = {**section["shape"], **dtypes}
+    # Products of whole sixteens run faster.
+    return ModelConfig(vocab_size=-(-len(tokenizer) // 16) * 16, **shape)
+
+
+def content_of(folder: Path) -> str:
+    """A name for what a model folder holds: a checksum of its files."""
+    total = 0
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".safetensors", ".json", ".jinja", ".txt") and path.is_file():
+            total = zlib.crc32(f"{path.name} {path.stat().st_size} ".encode(), total)
+            with open(path, "rb", opener=regular_file) as file:
+                total = crc32(file, total)
+    return f"{total:08x}"
+
+
+def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: str | Path) -> Params:
+    """The base of the adapters of a run, verified if the run kept a fingerprint."""
+    started = config["model"]["path"]
+    own, taught = workdir / _BASE, _taught(config)
+    if taught and own.is_dir():
+        base = own  # wherever the model folder of a warm start is now, its weights are not the base
+    folder = own if not base and (taught or not started) else _moved(workdir, started, base)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{workdir} holds adapters (learner.lora.rank={config['learner']['lora']['rank']}), and their base "
+            f"{folder} is gone; restore that folder from a copy"
+        )
+    try:
+        params = load_params(folder, model)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"the base of the adapters of {workdir} cannot be read: {error}") from error
+    kept = _noted(workdir)
+    if "base" in kept and kept["base"] != fingerprint(params):
+        raise CheckpointError(
+            f"{folder} is not what the adapters of {workdir} were trained beside: its weights were changed since. "
+            "Restore it from a copy"
+        )
+    return params
+
+
+def _moved(workdir: Path, started: str, base: str | Path) -> Path:
+    """The model folder that a run began from, or `base` where given. Raises CheckpointError where it is missing."""
+    folder = Path(base or started)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{workdir} began from the model folder {started}, which it still needs, and {folder} is no folder. "
+            "Put it back, or say where it is now, by --base=FOLDER of the export or --config.model.path=FOLDER of the "
+            "evaluation"
+        )
+    return folder
+
+
+def _tokenizer(folder: Path, need: str) -> PreTrainedTokenizerBase:
+    try:
+        return load_tokenizer(folder)
+    except ValueError as error:
+        raise CheckpointError(f"no tokenizer in {folder}: a policy {need} ({error})") from error
+
+
+def _check(arrays: Any, wanted: Mapping[str, tuple[int, ...]], workdir: Path) -> None:
+    """Raises CheckpointError where the arrays are not those of the run's own settings."""
+    found = {name: leaf.shape for name, leaf in _leaves(arrays).items()}
+    if different := sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)):
+        name = different[0]
+        raise CheckpointError(
+            f"the checkpoint in {workdir} does not fit its own settings: {len(different)} arrays differ, first {name}: "
+            f"found {found.get(name, 'none')}, expected {wanted.get(name, 'none')}. Its config.json or model.json was "
+            "changed: restore them from a copy"
+        )
+
+
+def _host() -> jax.Device:
+    """The CPU if JAX has it as a device: float32 parameters trained on many devices may not fit on one of them."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return jax.local_devices()[0]
+
+
+def _leaves(tree: Any) -> dict[str, Any]:
+    """Path → leaf."""
+    return {"/".join(str(key.key) for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}

@@ -1,0 +1,187 @@
+"""Loads and checks the file that --config names. Every error is one line with the place in the file."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import importlib.machinery
+import importlib.util
+import re
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from cojax import imports
+from cojax.registry.annotations import description, shown
+from cojax.registry.commits import commit
+from cojax.settings import compatibility, entries
+from cojax.settings.ranges import RANGES, check_kinds, is_open, is_section
+from cojax.storage.checkpoint import CheckpointError
+
+# The folder of our experiments: in the checkout, or where the package is installed.
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+# What ml_collections says of a value that a setting cannot take.
+_OF_ANOTHER_TYPE = re.compile(
+    r"Could not override field '(?P<field>\w+)' \(reference\)\. (?P<value>.*) "
+    r"is of original type <class '(?P<of>[^']*)'> and cannot be casted to type <class '(?P<wanted>[^']*)'>",
+    re.DOTALL,
+)
+
+
+class FlagError(Exception):
+    """An error of the command line or of the file that it names: one line, with the fix.
+
+    It is no ValueError, because absl would add words of its own before the message of one.
+    """
+
+
+class ConfigFileParser(flags.ArgumentParser):
+    """Reads --config=FILE or --config=FILE:ARGUMENT."""
+
+    def parse(self, argument: str) -> ConfigDict:
+        return load(argument).lock()
+
+    def flag_type(self) -> str:
+        return "config object"
+
+
+def load(given: str) -> ConfigDict:
+    """The configuration of FILE or FILE:ARGUMENT; see `located`.
+
+    Raises FlagError for any exception of the file, for unknown settings, and for values of another type.
+    """
+    check_file(given)
+    named, *argument = given.split(":", 1)
+    path = str(located(named))
+    try:
+        module = _module(path)
+        if not callable(getattr(module, "get_config", None)):
+            raise FlagError(f"{path} defines no function get_config(); see experiments/desk.py for one")
+        config = module.get_config(*argument)
+        if not isinstance(config, ConfigDict):
+            raise FlagError(
+                f"{path}: get_config() returns {shown(config)}; expected a configuration, begun with base.get_config()"
+            )
+    except FlagError:
+        raise
+    except CheckpointError as error:
+        raise FlagError(str(error)) from error
+    except (Exception, SystemExit) as error:  # whatever a file does when it is run
+        raise FlagError(_reason(error, path)) from error
+    try:
+        check_kinds(compatibility.without_old_names(config, warn=False), entries.declared())
+    except (ValueError, RecursionError) as error:
+        raise FlagError(f"{path}: {error}") from error
+    return config
+
+
+def source(path: Path) -> dict[str, str]:
+    """For config.json: the file of a configuration, its SHA-256, and the commit of its repository."""
+    return {
+        "path": str(path.absolute()),
+        "hash": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "commit": commit(path),
+    }
+
+
+def check_file(given: str) -> None:
+    """Raises FlagError for a --config that names no file."""
+    path = Path(given.partition(":")[0])
+    try:
+        if given and located(given.partition(":")[0]).is_file():
+            return
+        near = _similar(path)
+    except OSError as error:
+        raise FlagError(f"--config={given}: {error.strerror}") from error
+    meant = f"did you mean {near}?" if near else "expected a file with get_config(), such as experiments/desk.py"
+    raise FlagError(f"--config={given}: there is no such file; {meant}" if given else f"--config is empty; {meant}")
+
+
+# Modules whose get_config() is this project's own affair.
+_NO_EXPERIMENTS = ("base", "continued", "given")
+
+
+def _similar(path: Path) -> Path | None:
+    """The experiment with the most similar file name, in that folder or among ours; None if there is none."""
+    ours = EXPERIMENTS
+    for folder in (path.parent, Path(ours.name)):
+        places = [folder, ours] if folder == Path(ours.name) else [folder]
+        files = [file for place in places if place.is_dir() for file in place.glob("*.py")]
+        names = [file.stem for file in files if _is_experiment(file)]
+        if near := difflib.get_close_matches(path.stem, names, n=1, cutoff=0.7):
+            return folder / f"{near[0]}.py"
+    return None
+
+
+def _is_experiment(path: Path) -> bool:
+    """Whether the file defines get_config(), as far as can be seen without running it."""
+    with contextlib.suppress(OSError):
+        if path.stem not in _NO_EXPERIMENTS and path.is_file():
+            return bool(re.search(r"^def get_config\(", path.read_text(errors="replace"), re.MULTILINE))
+    return False
+
+
+def located(path: str) -> Path:
+    """The file of that path; outside of the checkout, experiments/NAME.py is ours where there is no such file."""
+    own = Path(path)
+    ours = EXPERIMENTS / own.name
+    return ours if own.parent == Path(ours.parent.name) and not own.exists() and ours.is_file() else own
+
+
+def _module(path: str) -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader("config_config", path)
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec
+    module = importlib.util.module_from_spec(spec)
+    imports.with_current_folder()
+    sys.modules[loader.name] = module  # a dataclass of the file looks for its module there
+    loader.exec_module(module)
+    return module
+
+
+def _reason(error: BaseException, path: str) -> str:
+    """The error as one line, after the last line of the file that was running."""
+    if isinstance(error, SyntaxError) and _same(error.filename or path, path):
+        return f"{path}:{error.lineno or 1}: {error.msg}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _same(frame.filename, path)]
+    place = f"{path}:{own[-1].lineno}" if own else path
+    inner: BaseException = error
+    while inner.args and isinstance(inner.args[0], BaseException):
+        inner = inner.args[0]
+    whole = str(inner.args[0] if isinstance(inner, (AttributeError, KeyError)) and inner.args else inner)
+    said = " ".join(whole.split())
+    if own and "ml_collections" in frames[-1].filename:
+        if found := _OF_ANOTHER_TYPE.match(said):
+            return f"{place}: {_wrong_type(found, own[-1].line or '')}"
+        if isinstance(error, (AttributeError, KeyError)):
+            name, *hint = whole.splitlines() or [""]
+            return " ".join(f"{place}: {name} is not a setting. {' '.join(hint)}".split())
+    kind = type(error).__name__
+    return f"{place}: {kind}: {said}" if said and said != kind else f"{place}: it ends with {kind}"
+
+
+def _wrong_type(found: re.Match[str], line: str) -> str:
+    """The error for a value of the wrong type that this line of the file gives to a setting."""
+    field, value = found["field"], found["value"]
+    written = re.search(rf"((?:\w+\.)*){field}\b", line)
+    whole = f"{written[1]}{field}" if written else field
+    names = [whole[at.start() :] for at in re.finditer(r"\b\w", whole)]
+    name = next((one for one in names if one in RANGES or is_section(one) or is_open(one)), field)
+    if name in RANGES:
+        expected = description(RANGES[name])
+    elif found["wanted"].endswith("ConfigDict"):
+        expected = "a section"
+    else:
+        expected = description({"int": int, "float": float, "bool": bool, "str": str}.get(found["wanted"], tuple))
+    of = f", of the type {found['of']}" if "." in found["of"] else ""
+    return f"{name} is {shown(value) if found['of'] == 'str' else value}{of}; expected {expected}"
+
+
+def _same(one: str, other: str) -> bool:
+    return Path(one).resolve() == Path(other).resolve()

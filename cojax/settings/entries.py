@@ -1,0 +1,301 @@
+"""The registry entries that a configuration names: by name, or user code as package.module:function.
+
+An entry's signature declares its settings; the configuration contains overrides only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+import environments
+from cojax import registry
+from cojax.curriculum import CURRICULA
+from cojax.learner.advantages import ADVANTAGES
+from cojax.learner.losses import LOSSES
+from cojax.learner.objective import ADVANTAGE, WEIGHTING, Objective, objective
+from cojax.learner.weightings import WEIGHTINGS
+from cojax.registry.annotations import RegistryError, from_text, shown
+from cojax.run import methods
+from cojax.run.engines import ENGINES
+from cojax.run.explorers import EXPLORERS
+from cojax.settings import base
+from cojax.settings.base import LEAVES, OPEN, PAPER, at, put
+from cojax.settings.compatibility import without_old_names
+from cojax.settings.ranges import is_open, leaves
+from cojax.signals import SIGNALS, SignalKind, check
+from cojax.synthesis import ADMISSIONS, EVOLUTIONS, SELECTIONS, reads
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A setting that names an entry.
+
+    `kind` is what it names, `section` holds the entry's settings, and `takes` are the parameters that the entry is
+    called with; None where their names decide that.
+    """
+
+    kind: str
+    find: Callable[[str], Callable[..., Any]]
+    names: Callable[[], Sequence[str]]
+    section: str = ""
+    takes: tuple[str, ...] | None = None
+
+
+def _of(kind: str, table: Mapping[str, Any], section: str = "", takes: tuple[str, ...] | None = None) -> Choice:
+    return Choice(kind, functools.partial(registry.find, kind, entries=table), lambda: list(table), section, takes)
+
+
+# Setting → what it may name.
+CHOICES: dict[str, Choice] = {
+    "learner.loss": _of("loss", LOSSES, "learner.loss_settings"),
+    "learner.advantage": _of("advantage", ADVANTAGES, "learner.advantage_settings", ("trajectories",)),
+    "learner.weighting": _of("weighting", WEIGHTINGS, "learner.weighting_settings", ("lengths",)),
+    "curriculum": _of("curriculum", CURRICULA, "curriculum_settings", ("scores",)),
+    "environment.name": Choice("environment", environments.maker, environments.available, "environment", ()),
+    "evolve": _of("evolve", EVOLUTIONS, "evolve_settings", ("inputs",)),
+    "synthesis.admit": _of("admission", ADMISSIONS, "admission_settings", ()),
+    "synthesis.select": _of("selection", SELECTIONS, takes=("signals", "budget", "seed", "confidence")),
+    "engine.name": _of("engine", ENGINES, takes=("config", "model")),
+    "explorer.name": _of("explorer", EXPLORERS, takes=("config", "parts", "journal")),
+    "initial_explorer": _of("explorer", EXPLORERS, takes=("config", "parts", "journal")),
+}
+# May be empty: explorer.name stands in for the first, and a command may need no environment.
+_OPTIONAL = ("initial_explorer", "environment.name")
+SIGNAL = _of("signal", SIGNALS)
+_SIGNALS = "signal_settings"
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenEntry:
+    """An entry that a configuration names, with its checked overrides of the entry's settings."""
+
+    kind: str
+    name: str
+    function: Callable[..., Any]
+    given: Mapping[str, Any]
+
+    def bound(self) -> Callable[..., Any]:
+        """The entry, its overrides bound."""
+        return functools.partial(self.function, **self.given) if self.given else self.function
+
+    def described(self) -> dict[str, Any]:
+        """For config.json: its name, its source, and all its settings, defaults included."""
+        declared = registry.settings(self.function) if self.given or self.kind in _DECLARING else {}
+        whole = {name: setting.default for name, setting in declared.items()} | dict(self.given)
+        plain = {name: _plain(value) for name, value in whole.items() if isinstance(value, _STORED)}
+        return {"name": self.name, **registry.source(self.name, self.function), "settings": plain}
+
+
+# Types of settings that config.json holds.
+_STORED = (bool, int, float, str, tuple, list)
+
+
+def _plain(value: Any) -> Any:
+    """A setting's value as JSON can hold it: infinity, which a default may be, becomes text."""
+    if isinstance(value, (tuple, list)):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# Kinds whose entries declare settings.
+_DECLARING = {"loss", "advantage", "weighting", "curriculum", "environment", "signal", "evolve", "admission"}
+
+
+def entry(config: ConfigDict, leaf: str) -> ChosenEntry:
+    """The entry that the setting `leaf` names. Raises RegistryError for an invalid entry or invalid settings of it."""
+    choice, name = CHOICES[leaf], at(config, leaf)
+    function = choice.find(name)
+    given: dict[str, Any] = {}
+    if choice.section:
+        overrides = {**PAPER.get(leaf, {}).get(name, {}), **_section(config, leaf)}
+        given = registry.check_settings(choice.kind, name, function, overrides, f"{choice.section}.")
+    if choice.takes is not None:
+        takes = (*choice.takes, *reads(function)) if leaf == "evolve" else choice.takes
+        registry.check_call(choice.kind, name, function, takes, given)
+    if leaf == "environment.name":
+        environments.examine(name, given)
+    full = environments.full_name(name) if leaf == "environment.name" else name
+    return ChosenEntry(choice.kind, full, function, given)
+
+
+def learned_by(config: ConfigDict) -> Objective:
+    """Loss, advantage and weighting. Raises ValueError for those that cannot be combined."""
+    if found := methods.rounds_of(config):
+        loss, settings = methods.loss_of_rounds(*found)
+        return objective(loss, settings, ADVANTAGE, {}, WEIGHTING, {}, 1)
+    chosen, advantage, weighting = (entry(config, f"learner.{kind}") for kind in ("loss", "advantage", "weighting"))
+    parts = config.learner.updates_per_batch if config.learner.each_update == "part" else 1
+    return objective(chosen.name, chosen.given, advantage.name, advantage.given, weighting.name, weighting.given, parts)
+
+
+def reads_initial(config: ConfigDict) -> bool:
+    """Whether the learner reads the initial policy: as the base of adapters, or as the reference of its loss."""
+    found = methods.rounds_of(config)
+    changing = found is not None and found[1].reference == "round"
+    return bool(config.learner.lora.rank) or ("reference_logprobs" in learned_by(config).loss.uses and not changing)
+
+
+def signals(config: ConfigDict) -> dict[str, ChosenEntry]:
+    """The signals switched on, by name, from "forgetting,my.module:thing": first ours, in the registry's order.
+
+    The name of a signal from outside is the part after the colon. Raises RegistryError.
+    """
+    named = [name.strip() for name in config.signals.split(",") if name.strip()]
+    named.sort(key=lambda name: list(SIGNALS).index(name) if name in SIGNALS else len(SIGNALS))
+    chosen: dict[str, ChosenEntry] = {}
+    for whole in named:
+        name = signal_name(whole)
+        if name in chosen and chosen[name].name != whole:
+            raise RegistryError(f"signals {chosen[name].name!r} and {whole!r} have one name; rename one of them")
+        chosen[name] = _signal(config, whole)
+    for name in config.signal_settings:
+        if name in chosen:
+            continue
+        if name not in SIGNALS:
+            known = list(dict.fromkeys((*SIGNALS, *chosen)))
+            meant = registry.did_you_mean(name, known, f"{_SIGNALS}.")
+            raise RegistryError(f"signal_settings.{name} belongs to no signal; {meant}there are {', '.join(known)}")
+        _signal(config, name)
+    return chosen
+
+
+def made_signals(config: ConfigDict) -> dict[str, SignalKind]:
+    """Kind → the signal switched on. Raises RegistryError for an entry that makes no signal."""
+    made: dict[str, SignalKind] = {}
+    for one in signals(config).values():
+        try:
+            kind = check(one.bound()())
+        except (ValueError, TypeError) as error:
+            raise RegistryError(f"signal {one.name!r}: {error}") from error
+        if kind.name in made:
+            raise RegistryError(f"signal {one.name!r} has the kind {kind.name!r}, as another one has; rename it")
+        made[kind.name] = kind
+    return made
+
+
+def signal_name(whole: str) -> str:
+    """The name of a signal in `signal_settings`."""
+    return whole.rpartition(":")[2]
+
+
+def chosen(config: ConfigDict) -> Iterator[tuple[str, ChosenEntry]]:
+    """All entries that a configuration names, each after its setting. Raises RegistryError."""
+    for leaf in CHOICES:
+        if at(config, leaf) or leaf not in _OPTIONAL:
+            yield leaf, entry(config, leaf)
+    for name, one in signals(config).items():
+        yield f"signals.{name}", one
+
+
+def described(config: ConfigDict) -> dict[str, Any]:
+    """Setting → its entry, for config.json."""
+    kinds = dict(zip(signals(config), made_signals(config).values(), strict=True))
+    of_signals = {f"signals.{name}": {"kind": kind.name, "colour": kind.colour} for name, kind in kinds.items()}
+    return {leaf: one.described() | of_signals.get(leaf, {}) for leaf, one in chosen(config)}
+
+
+def declared() -> list[str]:
+    """The dotted names of all settings that our own entries declare, those of environments left out."""
+    found = [
+        f"{choice.section}.{setting}"
+        for choice in CHOICES.values()
+        if choice.section not in ("", "environment")
+        for name in choice.names()
+        for setting in registry.settings(choice.find(name))
+    ]
+    found += [f"{_SIGNALS}.{name}.{setting}" for name in SIGNALS for setting in registry.settings(SIGNALS[name])]
+    return list(dict.fromkeys(found))
+
+
+def is_free_form(name: str) -> bool:
+    """Whether `overridden`, and not ml_collections, must set the setting `name`.
+
+    So it is where the setting chooses an entry that has settings, where it is a setting of an entry, and where it may
+    be None.
+    """
+    choice = CHOICES.get(name)
+    if name in LEAVES and LEAVES[name].default is None:
+        return True
+    return bool(choice.section) if choice else is_open(name) and name not in OPEN
+
+
+def overridden(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:
+    """The configuration with the entries and settings of entries that flags set.
+
+    A file's overrides belong to the entry that the file names. An entry that a flag names instead starts from its own
+    defaults. Raises RegistryError for an unknown entry.
+    """
+    config = config.copy_and_resolve_references()
+    with config.unlocked(), config.ignore_type():
+        for leaf, choice in CHOICES.items():
+            if choice.section and leaf in flags and flags[leaf] != at(config, leaf):
+                own = {key: value for key, value in at(config, choice.section).items() if _is_leaf(choice.section, key)}
+                put(config, choice.section, ConfigDict(own))
+                put(config, leaf, flags[leaf])
+        for name, text in flags.items():
+            if name in LEAVES and name not in CHOICES:
+                put(config, name, from_text(LEAVES[name].range, text))
+            elif name not in CHOICES:
+                declared = registry.settings(_owner(config, name)[0]).get(name.rpartition(".")[2])
+                put(config, name, from_text(declared.annotation, text) if declared else text)
+    return config
+
+
+def defaults(config: ConfigDict) -> dict[str, Any]:
+    """Today's default of every setting, and of the settings of entries that the configuration overrides."""
+    whole = without_old_names(base.get_config())
+    with whole.unlocked(), whole.ignore_type():
+        for name, _ in leaves(config.to_dict()):
+            if is_free_form(name) and name not in CHOICES and name not in LEAVES:
+                function, paper = _owner(config, name)
+                key = name.rpartition(".")[2]
+                default = registry.settings(function)[key].default
+                if key in paper or default is not registry.REQUIRED:
+                    put(whole, name, paper.get(key, default))
+    return whole.to_dict()
+
+
+def _owner(config: ConfigDict, name: str) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+    """The entry that a setting belongs to, and the paper's settings of it. Raises RegistryError if there is none."""
+    section = name.rpartition(".")[0]
+    if section.startswith(f"{_SIGNALS}."):
+        one = section.removeprefix(f"{_SIGNALS}.")
+        whole = {signal_name(name.strip()): name.strip() for name in config.signals.split(",")}
+        function = SIGNAL.find(whole.get(one, one))
+        if one not in config.signal_settings:
+            config.signal_settings[one] = ConfigDict()
+        return function, {}
+    for leaf, choice in CHOICES.items():
+        if choice.section and choice.section == section:
+            return choice.find(at(config, leaf)), PAPER.get(leaf, {}).get(at(config, leaf), {})
+    raise RegistryError(
+        f"{name} is not a setting; an entry's own settings are given one by one, those of a signal as "
+        f"{_SIGNALS}.NAME.KEY"
+    )
+
+
+def _section(config: ConfigDict, leaf: str) -> dict[str, Any]:
+    """The overrides of an entry's settings, without the section's own leaves such as environment.name."""
+    section = CHOICES[leaf].section
+    given = at(config, section).to_dict()
+    return {name: value for name, value in given.items() if not _is_leaf(section, name)}
+
+
+def _is_leaf(section: str, key: str) -> bool:
+    """Whether a setting is of the section itself, and not of the entry whose settings stand there too."""
+    return f"{section}.{key}" in LEAVES
+
+
+def _signal(config: ConfigDict, whole: str) -> ChosenEntry:
+    name, function = signal_name(whole), SIGNAL.find(whole)
+    section = config.signal_settings.get(name, ConfigDict())
+    if not isinstance(section, ConfigDict):
+        raise RegistryError(f"{_SIGNALS}.{name} is {shown(section)}; expected the section of a signal")
+    given = registry.check_settings("signal", whole, function, section.to_dict(), f"{_SIGNALS}.{name}.")
+    return ChosenEntry("signal", whole, function, given)

@@ -1,0 +1,233 @@
+"""Flags of the commands that take a configuration: --config=FILE, --config.KEY=VALUE and, of a run, --workdir=W."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from cojax.command import worded
+from cojax.registry.annotations import description
+from cojax.report.console import CONSOLE
+from cojax.run import trained
+from cojax.settings import compatibility, entries, presets, trust
+from cojax.settings.config_file import EXPERIMENTS, ConfigFileParser, FlagError, check_file, located, source
+from cojax.settings.ranges import RANGES, is_open, is_section, unknown
+from cojax.settings.reading import spelled_out
+from cojax.storage.checkpoint import CheckpointError
+from cojax.storage.files import read_json
+
+# One flag for all commands: a process may import several.
+_CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a Python file with get_config(); it is run.")
+flags.FLAGS["config"].parser = ConfigFileParser()
+_TRUSTED = flags.DEFINE_multi_string(
+    "trust-code", [], "Of a run that goes on by its folder: where code of its own may come from; may be repeated."
+)
+_CONTINUED = str(EXPERIMENTS / "continued.py")
+# Flags that set entries and their settings, whose types are not known before the entry is chosen: name → text.
+_OF_ENTRIES: dict[str, str] = {}
+
+
+def configuration() -> ConfigDict:
+    """The configuration that the flags give, its preset written in.
+
+    Raises ValueError for an unknown preset and for a folder that is not there, and RegistryError for an unknown entry
+    and for code that a run directory names and the flags do not.
+    """
+    flag = flags.FLAGS["config"]
+    typed = (*config_flags.get_override_values(flag), *_OF_ENTRIES)
+    config = compatibility.without_old_names(_CONFIG.value, typed)
+    trust.make_importable(_TRUSTED.value)
+    workdir = _continued_run()
+    if workdir:
+        trust.check(config, workdir, typed, _TRUSTED.value)
+    # The configuration of a run that goes on holds its preset's settings, and what flags once set instead.
+    if not workdir or config.policy != trained.settings_of(workdir)["policy"]:
+        config = presets.resolve(config, typed)
+    return entries.overridden(config, _OF_ENTRIES)
+
+
+def file_given() -> dict[str, dict[str, str]]:
+    """For config.json: where the configuration's file comes from. A run that goes on by its folder keeps what it says.
+
+    Empty where there was no file of the user's, as for objects that a program passes on.
+    """
+    flag = flags.FLAGS["config"]
+    if not flag.present:
+        return {}
+    if workdir := _continued_run():
+        stored = read_json(workdir / "config.json").get("file")
+        return {"file": stored} if isinstance(stored, dict) else {}
+    path = located(config_flags.get_config_filename(flag).partition(":")[0])
+    return {} if path.resolve() == (EXPERIMENTS / "given.py").resolve() else {"file": source(path)}
+
+
+def _continued_run() -> Path | None:
+    """The folder of the run whose own settings are the configuration; None for an experiment's file."""
+    file, _, workdir = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
+    return Path(workdir) if located(file).resolve() == Path(_CONTINUED).resolve() else None
+
+
+def parse(argv: list[str]) -> list[str]:
+    """Parses the flags. A wrong flag ends the command with status 1 and a message of one line."""
+    main = sys.modules["__main__"]
+    if main.__doc__:  # what --help shows first
+        main.__doc__ = worded(main.__doc__)
+    try:
+        # In place: the configuration's flags are read from this very list.
+        argv[1:] = map(spelled_out, flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False))
+        argv[1:] = map(compatibility.flag_in_todays_name, argv[1:])
+        if "workdir" in flags.FLAGS:
+            argv[1:] = _with_config(argv[1:])
+        if (config := _value("config", argv[1:])) is not None:
+            check_file(config)
+        argv[1:] = _without_entries(argv[1:], _OF_ENTRIES)
+        _check_names(argv[1:])
+        rest = flags.FLAGS(argv)
+        if len(rest) > 1:
+            raise FlagError(f"unexpected argument {rest[1]!r}; settings are given as --config.KEY=VALUE")
+        return rest
+    except (FlagError, CheckpointError) as error:
+        reason = str(error)
+    except (flags.Error, ValueError) as error:  # absl raises a ValueError for --noNAME=VALUE
+        reason = _plainly(str(error))
+    CONSOLE.print(f"error: {reason}", style="bold red", markup=False, soft_wrap=True)
+    sys.exit(1)
+
+
+def _with_config(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a run, with --config.workdir in place of --workdir.
+
+    Without --config, the configuration is that of the run in the folder. Raises FlagError if neither flag is given, if
+    the folder holds no run, or if the flags name two folders.
+    """
+    workdir = _value("workdir", arguments)
+    if workdir is None:
+        if _value("config", arguments) is None and not any(one.lstrip("-").startswith("help") for one in arguments):
+            _check_flags(arguments)
+            if file := next((one for one in arguments if re.match(r"[^-].*\.py$", one)), None):
+                raise FlagError(f"unexpected argument {file!r}; an experiment is named by --config={file}")
+            raise FlagError(
+                "no experiment and no run: name an experiment, --config=experiments/desk.py, or the folder of a run to "
+                "go on with, --workdir=runs/desk"
+            )
+        return list(arguments)
+    if (other := _value(r"config\.workdir", arguments)) not in (None, workdir):
+        raise FlagError(
+            f"--workdir={workdir} and --config.workdir={other} name two run directories; leave one of them out"
+        )
+    rest, following = [], iter(arguments)
+    for argument in following:
+        if argument in ("--workdir", "-workdir"):
+            next(following, "")
+        elif not re.match(r"--?workdir=", argument):
+            rest.append(argument)
+    first = []
+    if _value("config", arguments) is None:
+        if not _is_there(Path(workdir) / "config.json"):
+            _check_flags(arguments)
+            raise FlagError(
+                f"{workdir or 'the empty --workdir'} holds no run to go on with (no config.json there); to begin one, "
+                f"name its experiment too: --config=experiments/desk.py --workdir={workdir or 'runs/desk'}"
+            )
+        first = [f"--config={_CONTINUED}:{workdir}"]
+    # After --config, which may stand before its value, and not after a flag that lacks its value.
+    at = next((at for at, one in enumerate(rest) if re.match(r"--?config(=|$)", one)), -1)
+    place = at + 1 + (at >= 0 and "=" not in rest[at])
+    return [*first, *rest[:place], f"--config.workdir={workdir}", *rest[place:]]
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file. Raises FlagError where the system refuses to say."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise FlagError(f"--workdir={path.parent}: {error.strerror}") from error
+
+
+def _value(name: str, arguments: Sequence[str]) -> str | None:
+    """The value of a flag, the last one if it is given twice; None if it is not given. `name` is a pattern.
+
+    Raises FlagError for a flag without a value.
+    """
+    found = None
+    for at, argument in enumerate(arguments):
+        if argument == "--":
+            break
+        if matched := re.match(rf"--?{name}(?:=(.*))?$", argument, re.DOTALL):
+            if matched[1] is None and re.match(r"--|$", "".join(arguments[at + 1 : at + 2])):
+                raise FlagError(f"{argument} has no value; give it as {argument}=VALUE")
+            found = matched[1] if matched[1] is not None else arguments[at + 1]
+    return found
+
+
+def _check_names(arguments: Sequence[str]) -> None:
+    """Raises FlagError for a --config.NAME that is neither a setting nor a section."""
+    for argument in arguments:
+        if argument == "--":
+            break
+        matched = re.match(r"--?(?:no)?config\.([^=]*)", argument)
+        if matched and matched[1] not in RANGES and not is_section(matched[1]) and not is_open(matched[1]):
+            raise FlagError(unknown(matched[1], entries.declared()))
+
+
+def _check_flags(arguments: Sequence[str]) -> None:
+    """Raises FlagError for an unknown flag, and for an unknown setting."""
+    _check_names(arguments)
+    for argument in arguments:
+        if argument == "--":
+            break
+        matched = re.match(r"--?([A-Za-z_][^=]*)", argument)
+        name = matched[1] if matched else ""
+        known = name in flags.FLAGS or name.removeprefix("no") in flags.FLAGS or re.match(r"(no)?config\.", name)
+        if name and not known:
+            raise FlagError(_no_flag(name))
+
+
+def _no_flag(name: str) -> str:
+    """The error for an unknown flag; it suggests a flag, or a setting, that is named almost so."""
+    near = difflib.get_close_matches(name, [*flags.FLAGS, *(f"config.{one}" for one in RANGES)], n=1)
+    near = near or [f"config.{one}" for one in difflib.get_close_matches(name, RANGES, n=1)]
+    return f"--{name} is no flag; {f'did you mean --{near[0]}? ' if near else ''}--help lists the flags"
+
+
+def _plainly(message: str) -> str:
+    """absl's message about a flag; if it is about a setting, in this project's words."""
+    if section := re.match(r"flag --config\.([\w.]+)=(.*?): Failed to parse .* as a ConfigDict", message, re.DOTALL):
+        name, value = section.groups()
+        return f"{name} is a section, given {value}; set what stands in it: --config.{name}.NAME=VALUE"
+    if (setting := re.match(r"flag --config\.([\w.]+)=(.*?): ", message, re.DOTALL)) and setting[1] in RANGES:
+        return f"{setting[1]} is {setting[2]!r}; expected {description(RANGES[setting[1]])}"
+    if "Flag --config must have a value" in message:
+        return "no experiment: name one, --config=experiments/desk.py"
+    if number := re.match(r"flag --(\w+)=(.*?): (invalid literal for int|could not convert)", message, re.DOTALL):
+        expected = "a whole number" if number[3].startswith("invalid") else "a number"
+        return f"--{number[1]} is {number[2]!r}; expected {expected}"
+    if strange := re.match(r"Unknown command line flag '([^']+)'", message):
+        return _no_flag(strange[1])
+    return f"{' '.join(message.split()).rstrip('.')}. --help lists the flags"
+
+
+def _without_entries(arguments: Sequence[str], found: dict[str, str]) -> list[str]:
+    """The arguments without the flags of entries, which are `found`: --config.NAME=VALUE, or with VALUE after it.
+
+    Raises FlagError for one without a value.
+    """
+    found.clear()
+    rest: list[str] = []
+    following = iter(arguments)
+    for argument in following:
+        matched = re.match(r"--?config\.([^=]+)(?:=(.*))?$", argument, re.DOTALL)
+        if argument == "--" or not matched or not entries.is_free_form(matched[1]):
+            rest += [argument, *following] if argument == "--" else [argument]
+        else:
+            text = next(following, "--") if matched[2] is None else matched[2]
+            if matched[2] is None and text.startswith("--"):
+                raise FlagError(f"{argument} has no value; give it as {argument}=VALUE")
+            found[matched[1]] = text
+    return rest

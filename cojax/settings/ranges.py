@@ -1,0 +1,112 @@
+"""Whether every setting of a configuration is one, and in its range. Knows no entry; cojax/run/checks.py does."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, get_args
+
+from ml_collections import ConfigDict
+
+from cojax.command import worded
+from cojax.registry.annotations import RegistryError, convert_setting, description, shown
+from cojax.settings.base import LEAVES, OPEN, RENAMED
+from cojax.settings.leaf import Names
+from cojax.settings.reading import choose
+
+# Characters of an unknown name that an error shows.
+_SHOWN = 100
+RANGES: dict[str, Any] = {name: leaf.range for name, leaf in LEAVES.items()}
+
+
+def check_ranges(config: ConfigDict) -> None:
+    """Raises RegistryError for an unknown setting, for one that is missing, and for a value out of its range."""
+    given = dict(leaves(config.to_dict()))
+    for name, value in given.items():
+        if name in RANGES:
+            convert_setting(name, RANGES[name], value)
+            if names := [one.names for one in get_args(RANGES[name]) if isinstance(one, Names)]:
+                choose(dict.fromkeys(names[0]), value, name)
+        elif not is_open(name) and not (name in RENAMED and value is None):
+            raise RegistryError(unknown(name))
+    _expect_all(given)
+
+
+def check_kinds(config: ConfigDict, further: Iterable[str] = ()) -> None:
+    """Raises RegistryError where the shape is wrong (`check_shape`), and for a value of another type than the default.
+
+    ml_collections refuses a flag for a setting whose value has the wrong type, and would then blame the flag.
+    `further` holds more names to suggest for a mistyped one.
+    """
+    check_shape(config.to_dict(), further)
+    for name, value in leaves(config.to_dict()):
+        default = LEAVES[name].default if name in LEAVES else value
+        kinds = (int, float) if isinstance(default, float) else (int, type(None)) if default is None else type(default)
+        if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool):
+            convert_setting(name, RANGES[name], value)
+
+
+def check_shape(config: Mapping[str, Any], further: Iterable[str] = ()) -> None:
+    """Raises RegistryError for an unknown or missing setting, and for a value in place of a section or the reverse."""
+    found: Any
+    for section in sorted({*OPEN, *(name.rpartition(".")[0] for name in RANGES)} - {""}):
+        found = config
+        for part in section.split("."):
+            if not isinstance(found, Mapping) or part not in found:
+                raise RegistryError(f"{section} is missing from the configuration; begin with base.get_config()")
+            found = found[part]
+        if not isinstance(found, Mapping):
+            raise RegistryError(f"{section} is {shown(found)}; expected a section")
+    for name, value in config.get("signal_settings", {}).items():
+        if not isinstance(value, Mapping):
+            raise RegistryError(f"signal_settings.{name} is {shown(value)}; expected the section of a signal")
+    given = dict(leaves(config))
+    for name in given:
+        above = [part for part in RANGES if name.startswith(f"{part}.")]
+        if above and above[0] not in OPEN:
+            raise RegistryError(f"{above[0]} is a section; expected {description(RANGES[above[0]])}")
+        if name not in RANGES and not is_open(name):
+            raise RegistryError(unknown(name, further))
+    _expect_all(given)
+
+
+def _expect_all(given: Mapping[str, Any]) -> None:
+    """Raises RegistryError for a setting that is not given."""
+    if missing := RANGES.keys() - given.keys():
+        raise RegistryError(f"{min(missing)} is missing from the configuration; begin with base.get_config()")
+
+
+def is_section(name: str) -> bool:
+    """Whether settings stand in it."""
+    return name in OPEN or any(one.startswith(f"{name}.") for one in RANGES)
+
+
+def is_open(name: str) -> bool:
+    """Whether the setting stands in a section whose settings an entry declares."""
+    return any(name == section or name.startswith(f"{section}.") for section in OPEN)
+
+
+def unknown(name: str, further: Iterable[str] = ()) -> str:
+    """The error for an unknown setting: it suggests settings with the same last name first, then similar ones.
+
+    `further` holds more names to suggest.
+    """
+    known = [*RANGES, *OPEN, *further]
+    low, last = name.lower(), name.lower().rpartition(".")[2]
+    near = [one for one in known if one.lower() == low]
+    near += [one for one in known if one.rpartition(".")[2] == last]
+    near += difflib.get_close_matches(low, known, cutoff=0.75)
+    near += [one for one in known if difflib.get_close_matches(last, [one.rpartition(".")[2]], cutoff=0.8)]
+    found = list(dict.fromkeys(near))[:3]
+    meant = f"did you mean {' or '.join(found)}? " if found else ""
+    name = name if 0 < len(name) <= _SHOWN else repr(name[:_SHOWN])
+    return f"{name} is not a setting; {meant}{worded('python -m experiments.reference')} lists them all"
+
+
+def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting by its dotted name."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,100 @@
+"""Prints every setting with its default, range and meaning.
+
+python -m experiments.reference                       # all, in Markdown
+python -m experiments.reference learner.loss evolve   # those with one of these words in their names
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import typing
+from collections.abc import Iterator, Sequence
+
+from cojax.registry.annotations import description
+from cojax.settings.base import LEAVES, OPEN, SECTIONS
+from cojax.settings.command_line import CommandLineParser
+from cojax.settings.entries import CHOICES
+from cojax.settings.leaf import Leaf, Names
+from cojax.settings.presets import PRESETS
+from cojax.signals import SIGNALS
+
+_HEAD = """# Settings
+
+Written by `python -m experiments.reference > docs/settings.md`; do not edit. `cojax settings` prints the same, and
+`cojax settings WORD` the settings with that word in their names.
+
+Set a setting by `--config.NAME=VALUE`. An experiment (for example `experiments/desk.py`) overrides some defaults, and a
+preset (`--config.policy=NAME`) overrides others; a flag overrides both. If a range ends in `package.module:name`, you
+can name one of your own.
+"""
+_FROM_OUTSIDE = "or `package.module:name`"
+
+
+def lines() -> Iterator[str]:
+    """The lines of docs/settings.md."""
+    yield _HEAD
+    for prefix, section in SECTIONS:
+        title = f"`{prefix}`" if prefix else f"{section.__name__.replace('_', ' ').capitalize()} (without a section)"
+        yield f"## {title}\n"
+        yield f"{inspect.getdoc(section)}\n"
+        if prefix in OPEN:
+            yield f"Also the settings of {OPEN[prefix]}.\n"
+        yield "| setting | default | range | meaning |\n|---|---|---|---|"
+        for name in section():
+            whole = f"{prefix}.{name}".lstrip(".")
+            yield _row(whole, LEAVES[whole])
+        yield ""
+    yield "## Settings of entries\n"
+    yield "Each section sets keywords of the entry in the second column, whose signature declares their ranges.\n"
+    yield "| section | keywords of |\n|---|---|"
+    for name, whose in OPEN.items():
+        yield f"| `{name}` | {_cell(whose)} |"
+
+
+def _row(name: str, leaf: Leaf) -> str:
+    default = '""' if leaf.default == "" else str(leaf.default)
+    return f"| `{name}` | `{default}` | {_cell(_range(name, leaf))} | {_cell(leaf.meaning)} |"
+
+
+def _range(name: str, leaf: Leaf) -> str:
+    if name in CHOICES:
+        return f"{_listed(CHOICES[name].names())}, {_FROM_OUTSIDE}"
+    if name == "signals":
+        return f"any of {_listed(list(SIGNALS))}, {_FROM_OUTSIDE}, separated by commas"
+    if name == "policy":
+        return f'{_listed(list(PRESETS))}, or ""'
+    for one in typing.get_args(leaf.range):
+        if isinstance(one, Names):
+            return f"one of {_listed(one.names)}"
+    return description(leaf.range)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 2 where no setting has one of the words in its name."""
+    parser = CommandLineParser(
+        prog="python -m experiments.reference",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("words", metavar="WORD", nargs="*", help="print only settings with this word in their names")
+    words = parser.parse_args(arguments).words
+    if unknown := [word for word in words if not any(_rows([word]))]:
+        parser.error(f"no setting has {unknown[0]!r} in its name; without a word, all are printed")
+    print("\n".join(_rows(words) if words else lines()))
+    return 0
+
+
+def _rows(words: Sequence[str]) -> Iterator[str]:
+    """The rows of the settings, and of the sections of entries, with one of the words in their names."""
+    for line in lines():
+        if line.startswith("| `") and any(word in line.split("`")[1] for word in words):
+            yield line
