@@ -25,7 +25,7 @@ import cojax.run.train
 # The command defines its flags anew, as the main program.
 for name in ("check", "workdir"):
     delattr(flags.FLAGS, name)
-del sys.modules["experiments.run"]
+del sys.modules["cojax.run.train"]
 gc.collect()
 gc.freeze()
 running = set()

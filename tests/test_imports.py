@@ -77,7 +77,7 @@ def test_a_module_that_cojax_has_too_is_named(tmp_path: Path, commands: Commands
         "cojax",
         "run",
         "--config=experiments/desk.py",
-        "--config.learner.loss=cojax.settings.base:mine",
+        "--config.learner.loss=experiments.base:mine",
         folder=tmp_path,
     )
     assert done.returncode == 1

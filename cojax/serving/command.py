@@ -45,7 +45,7 @@ from cojax.rollout.sglang.server import LabelledWeights
 from cojax.rollout.sglang.supervisor import FleetSettings
 from cojax.run import engines
 from cojax.run.checks import check
-from cojax.serving.routed import Routed
+from cojax.serving.routed import RoutedFleet
 from cojax.serving.served import FAULTS, Checkpoints, LocalFolders, Source, Versions, Watch
 from cojax.settings.flags import configuration, parse
 
@@ -125,7 +125,7 @@ async def _keep(config: ConfigDict, host: str, run: str, router: str) -> None:
             connections, [], processes, FleetSettings(limits, any_weights=not follows, release_memory=release)
         )
         if router:
-            routed = Routed(router, launch, fleet, connections)
+            routed = RoutedFleet(router, launch, fleet, connections)
             keeping = asyncio.create_task(routed.keep())
         _LOG.info("%d servers start with %s on ports from %d", section.servers, target.folder, section.port)
         await fleet.sync(target)

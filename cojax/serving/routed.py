@@ -19,7 +19,7 @@ _POLL = 1.0  # seconds
 _PATIENCE = 30.0  # seconds for a router to take a server that it was given
 
 
-class Routed:
+class RoutedFleet:
     """Puts each server of `fleet` behind the router once it is up, and takes it away at the end.
 
     `router` is a port, on which a router is started here and kept running, or the address of one.

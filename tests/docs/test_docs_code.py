@@ -37,8 +37,8 @@ PYTHON = [block for block in BLOCKS if block.language == "python"]
 JSON = [block for block in BLOCKS if block.language == "json"]
 # Commands whose flags absl parses, and the module that defines them.
 WITH_CONFIG = {
-    "experiments.run": "experiments.run", "experiments.evaluate": "experiments.evaluate",
-    "experiments.serve": "experiments.serve", "experiments.compile": "cojax.compile.command",
+    "experiments.run": "cojax.run.train", "experiments.evaluate": "cojax.evaluation.command",
+    "experiments.serve": "cojax.serving.command", "experiments.compile": "cojax.compile.command",
 }  # fmt: skip
 
 
