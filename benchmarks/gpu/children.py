@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[3]  # of the code: commands run there, and find the experiments' files
+ROOT = Path(__file__).parents[2]  # of the code: commands run there, and find the experiments' files
 
 
 def start(arguments: Sequence[str], **settings: Any) -> subprocess.Popen[Any]:

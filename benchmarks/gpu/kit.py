@@ -33,7 +33,7 @@ from cojax.settings.command_line import CommandLineParser
 from cojax.storage.files import write_text
 from cojax.warm_start import cache
 
-_CODE = ("cojax", "environments", "experiments", "setup.py", "pyproject.toml", "LICENSE")
+_CODE = ("cojax", "environments", "experiments", "benchmarks", "setup.py", "pyproject.toml", "LICENSE")
 _UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _LEAST = 2**16
 _COMPILING = 1_800  # seconds
