@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from cojax.settings.tree import WandbSettings
 from cojax.storage.checksums import CheckedLog
 from cojax.storage.files import Log, open_file, write_text
 
@@ -110,8 +111,8 @@ class Wandb:
     """Settings of a W&B run; `mode` is "online" or "offline"."""
 
     project: str
-    name: str = ""
-    mode: str = "online"
+    name: str = WandbSettings.name
+    mode: str = WandbSettings.mode
 
 
 class Metrics:

@@ -27,6 +27,7 @@ LEVELS = [
         "cojax.host.processes",
         "cojax.openai_api",
         "cojax.registry.annotations",
+        "cojax.settings.tree",
         "cojax.registry.commits",
         "cojax.registry",
     },

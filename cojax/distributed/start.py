@@ -20,6 +20,7 @@ from jax._src.distributed import global_state
 
 from cojax.distributed.greeting import accept
 from cojax.distributed.wire import WireError, connect
+from cojax.settings.tree import DistributedSettings
 
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 # Where JAX looks for what is not given, in its own order.
@@ -51,11 +52,11 @@ class Start:
     be there within `startup` seconds. A process that is silent for `silence` seconds is lost.
     """
 
-    coordinator: str = ""
-    processes: int | None = None
-    process: int | None = None
-    startup: float = 300.0
-    silence: float = 60.0
+    coordinator: str = DistributedSettings.coordinator
+    processes: int | None = DistributedSettings.processes
+    process: int | None = DistributedSettings.process
+    startup: float = DistributedSettings.startup
+    silence: float = DistributedSettings.silence
 
 
 @dataclasses.dataclass(frozen=True)

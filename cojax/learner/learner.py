@@ -21,7 +21,7 @@ from cojax.learner.batch import TrainBatch, describe, live_rows, skipped_metrics
 from cojax.learner.conflicts import check_settings
 from cojax.learner.hard_negatives import HardNegatives
 from cojax.learner.hosts import ONE_PROCESS, Hosts, advance, fetch, together
-from cojax.learner.objective import ADVANTAGE, WEIGHTING, Objective, objective
+from cojax.learner.objective import Objective, objective
 from cojax.learner.placement import Placement, Shardings
 from cojax.learner.rounding import compensate_rounding
 from cojax.learner.routing import required_route_shape
@@ -37,6 +37,7 @@ from cojax.policy.precision import cast_for_compute
 from cojax.policy.routes import RouteShape
 from cojax.policy.sharding import evaluate
 from cojax.rollout.engine import Weights
+from cojax.settings.tree import LearnerSettings
 from cojax.types import Group
 
 # A prepared batch of pairs, and the number of its live micro-batches.
@@ -64,21 +65,21 @@ class Learner:
 
     config: ModelConfig
     optimizer: optax.GradientTransformation
-    loss: str = "grpo"
+    loss: str = LearnerSettings.loss
     loss_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    advantage: str = ADVANTAGE
+    advantage: str = LearnerSettings.advantage
     advantage_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    weighting: str = WEIGHTING
+    weighting: str = LearnerSettings.weighting
     weighting_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     temperature: float = 1.0
     row_length: int = 256
-    micro_rows: int = 8
-    updates_per_batch: int = 1
-    each_update: str = "whole"
-    skip_steps: Sequence[int] = ()
+    micro_rows: int = LearnerSettings.micro_rows
+    updates_per_batch: int = LearnerSettings.updates_per_batch
+    each_update: str = LearnerSettings.each_update
+    skip_steps: Sequence[int] = LearnerSettings.skip_steps
     seed: int = 0
-    remat: str = "layers"
-    routes: str = "own"
+    remat: str = LearnerSettings.remat
+    routes: str = LearnerSettings.routes
     reference: Params | None = None
     lora: Lora | None = None
     mesh: Mesh | None = None

@@ -16,6 +16,7 @@ from cojax.pool import TaskPool
 from cojax.rollout.chat import Chat
 from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Engine, Sampling
+from cojax.settings.tree import Settings
 from cojax.signals import Detector, Memory, SignalKind
 from cojax.synthesis import Admission, Validate
 from cojax.synthesis.evolutions import Evolve
@@ -101,13 +102,13 @@ class Loop:
     budget: int
     per_context: int
     checkpoint_every: int
-    staleness: int = 0
-    quorum: float = 1.0
+    staleness: int = Settings.staleness
+    quorum: float = Settings.quorum
     evolve_beside: bool = False
     curriculum: Curriculum | None = None
-    dynamic_sampling: int = 0
-    episodes: int = 0
-    environment_steps: int = 0
+    dynamic_sampling: int = Settings.dynamic_sampling
+    episodes: int = Settings.episodes
+    environment_steps: int = Settings.environment_steps
     kinds: Mapping[str, SignalKind] = dataclasses.field(default_factory=dict)
     select: Select = even
     reads: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from cojax.learner.rounds import Passes
+from cojax.settings.tree import PreferenceSettings
 
 # Kinds of pairs of the target: an expert over its own failure, an expert over the second agent's failure, and a failure
 # over another one.
@@ -37,22 +38,22 @@ class Preference:
     `hard`.
     """
 
-    beta: float = 0.1
+    beta: float = PreferenceSettings.beta
     dpo: float = 0.5
     sft: float = 0.5
-    own: float = 1.0
-    other: float = 1.0
-    failures: float = 1.0
-    margin: float = 0.0
-    extra_turns: int = 5
-    reference: str = "round"
-    agent: str = "failure"
-    share: float = 0.5
-    experts: str = "solutions"
-    epochs: int = 3
-    batch_size: int = 32
-    learning_rate: float = 1e-6
-    hard: float = 0.6
+    own: float = PreferenceSettings.own
+    other: float = PreferenceSettings.other
+    failures: float = PreferenceSettings.failures
+    margin: float = PreferenceSettings.margin
+    extra_turns: int = PreferenceSettings.extra_turns
+    reference: str = PreferenceSettings.reference
+    agent: str = PreferenceSettings.agent
+    share: float = PreferenceSettings.share
+    experts: str = PreferenceSettings.experts
+    epochs: int = PreferenceSettings.epochs
+    batch_size: int = PreferenceSettings.batch_size
+    learning_rate: float = PreferenceSettings.learning_rate
+    hard: float = PreferenceSettings.hard
 
     @property
     def kinds(self) -> dict[str, float]:

@@ -20,6 +20,7 @@ from cojax.environment import Abandoned, Environment, Progress, play, running, r
 from cojax.environment.replay import follow
 from cojax.host.deadlines import ADVICE
 from cojax.rollout.chat import Actors
+from cojax.settings.tree import LimitSettings
 from cojax.types import INFRASTRUCTURE, Action, Outcome, Task, Trajectory
 
 _LOG = logging.getLogger(__name__)
@@ -45,12 +46,12 @@ class Limits:
     `collect` raises if the share of lost episodes is above `error_rate`.
     """
 
-    max_turns: int = 30
+    max_turns: int = LimitSettings.max_turns
     environment_deadline: float = 60.0
-    engine_deadline: float = 600.0
-    retries: int = 1
-    error_rate: float = 0.3
-    concurrency: int = 128
+    engine_deadline: float = LimitSettings.engine_deadline
+    retries: int = LimitSettings.retries
+    error_rate: float = LimitSettings.error_rate
+    concurrency: int = LimitSettings.concurrency
 
 
 @dataclasses.dataclass

@@ -42,6 +42,7 @@ from cojax.rollout.busy_time import BusyTime
 from cojax.rollout.engine import Completion, Sampling, Weights, checked_prompt
 from cojax.rollout.forwards import uniforms
 from cojax.rollout.lane import Lane
+from cojax.settings.tree import EngineSettings
 
 _POLL_SECONDS = 1.0  # between two checks, by a caller that waits for a slot, of whether the threads are alive
 
@@ -65,9 +66,9 @@ class LocalEngine:
         config: ModelConfig,
         *,
         slots: int = 128,
-        lanes: int = 1,
+        lanes: int = EngineSettings.lanes,
         max_length: int = 320,
-        prefill_rows: int = 16,
+        prefill_rows: int = EngineSettings.prefill_rows,
         prefill_chunks: Sequence[int] = (16,),
         routes: bool = False,
         mesh: Mesh | None = None,

@@ -10,6 +10,7 @@ is on one of them; what a replica's devices do not split, each of them holds.
 
 from __future__ import annotations
 
+import inspect
 import math
 from pathlib import Path
 
@@ -27,11 +28,10 @@ from cojax.report.console import CONSOLE
 from cojax.rollout.local import LocalEngine
 from cojax.run import methods
 from cojax.run.mesh import mesh_of
-from cojax.settings.leaf import defaults
 from cojax.storage.checksums import has_valid_checksum, with_checksum
 from cojax.storage.files import read_json, write_json
 
-MOST_SLOTS: int = defaults(LocalEngine)["slots"]
+MOST_SLOTS: int = inspect.signature(LocalEngine).parameters["slots"].default
 _SHARE = 0.5  # of the memory beside the weights that a chosen cache may take
 _STEP = 128  # tokens; a recommended length is a multiple of it
 

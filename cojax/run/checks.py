@@ -19,6 +19,7 @@ from cojax.run.mesh import check_mesh
 from cojax.settings import entries
 from cojax.settings.ranges import check_ranges
 from cojax.settings.reading import attempts
+from cojax.settings.tree import LEAVES
 
 _LAST_PORT = 65_535
 # Explorers that are models.
@@ -133,7 +134,7 @@ def _check_pretrained(config: ConfigDict) -> None:
     rates = ("learning_rate", "pretrained_learning_rate")
     read = rates[bool(path)]
     other = next(rate for rate in rates if rate != read)
-    if section.steps and section[other] != (default := entries.base.LEAVES[f"warm_start.{other}"].default):
+    if section.steps and section[other] != (default := LEAVES[f"warm_start.{other}"].default):
         where = "a model folder is taught" if path else "a policy from scratch is taught"
         raise ValueError(
             f"warm_start.{other} is {section[other]:g}, but {where} by warm_start.{read}; set "

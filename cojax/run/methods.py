@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,9 +10,11 @@ from ml_collections import ConfigDict
 
 from cojax.learner.hard_negatives import HardNegatives
 from cojax.preference import METHODS, Method, Preference
-from cojax.settings.base import LEAVES, at
-from cojax.settings.leaf import defaults
+from cojax.settings.base import at
+from cojax.settings.tree import LEAVES
 
+# Settings of the section `preference` that rounds have.
+_OF_ROUNDS = tuple(field.name for field in dataclasses.fields(Preference))
 _BEST_OF = 10  # trials of best_of_n where evaluation.trials is not set (ETO)
 _PAIR = 2  # episodes that a preference compares
 # Settings that an experiment chooses for its policy, whatever the method.
@@ -50,7 +53,7 @@ def rounds_of(config: ConfigDict) -> tuple[Method, Preference] | None:
     if config.method not in METHODS:
         return None
     method, values = METHODS[config.method], config.preference
-    given = {name: values[name] for name in defaults(Preference) if not _is_default(name, values[name])}
+    given = {name: values[name] for name in _OF_ROUNDS if not _is_default(name, values[name])}
     return method, Preference(**{**method.fixed, **given})
 
 

@@ -25,9 +25,10 @@ from cojax.run import methods
 from cojax.run.engines import ENGINES
 from cojax.run.explorers import EXPLORERS
 from cojax.settings import base
-from cojax.settings.base import LEAVES, OPEN, PAPER, at, put
+from cojax.settings.base import PAPER, at, put
 from cojax.settings.compatibility import without_old_names
 from cojax.settings.ranges import is_open, leaves
+from cojax.settings.tree import LEAVES, OPEN
 from cojax.signals import SIGNALS, SignalKind, check
 from cojax.synthesis import ADMISSIONS, EVOLUTIONS, SELECTIONS, reads
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, get_args
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from cojax.command import worded
 from cojax.registry.annotations import RegistryError, convert_setting, description, shown
-from cojax.settings.base import LEAVES, OPEN, RENAMED
-from cojax.settings.leaf import Names
-from cojax.settings.reading import choose
+from cojax.settings.base import RENAMED
+from cojax.settings.tree import LEAVES, OPEN
 
 # Characters of an unknown name that an error shows.
 _SHOWN = 100
@@ -25,8 +24,6 @@ def check_ranges(config: ConfigDict) -> None:
     for name, value in given.items():
         if name in RANGES:
             convert_setting(name, RANGES[name], value)
-            if names := [one.names for one in get_args(RANGES[name]) if isinstance(one, Names)]:
-                choose(dict.fromkeys(names[0]), value, name)
         elif not is_open(name) and not (name in RENAMED and value is None):
             raise RegistryError(unknown(name))
     _expect_all(given)

@@ -8,8 +8,6 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-# Who attempts a draft on its query alone.
-ATTEMPTERS = ("explorer", "policy")
 # What a judge's opinion of a draft does: it is not asked for, noted, or can refuse the draft.
 JUDGES = {"off": None, "note": False, "veto": True}
 # Attempts at a draft on its query alone, where validation.attempts is None.

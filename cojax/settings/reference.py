@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import typing
 from collections.abc import Iterator, Sequence
 
 from cojax.registry.annotations import description
-from cojax.settings.base import LEAVES, OPEN, SECTIONS
 from cojax.settings.command_line import CommandLineParser
 from cojax.settings.entries import CHOICES
-from cojax.settings.leaf import Leaf, Names
 from cojax.settings.presets import PRESETS
+from cojax.settings.tree import LEAVES, OPEN, SECTIONS, Leaf, leaves_of
 from cojax.signals import SIGNALS
 
 _HEAD = """# Settings
@@ -34,14 +32,14 @@ _FROM_OUTSIDE = "or `package.module:name`"
 def lines() -> Iterator[str]:
     """The lines of docs/settings.md."""
     yield _HEAD
-    for prefix, section in SECTIONS:
-        title = f"`{prefix}`" if prefix else f"{section.__name__.replace('_', ' ').capitalize()} (without a section)"
+    for prefix, section in SECTIONS.items():
+        title = f"`{prefix}`" if prefix else "Without a section"
         yield f"## {title}\n"
         yield f"{inspect.getdoc(section)}\n"
         if prefix in OPEN:
             yield f"Also the settings of {OPEN[prefix]}.\n"
         yield "| setting | default | range | meaning |\n|---|---|---|---|"
-        for name in section():
+        for name in leaves_of(section):
             whole = f"{prefix}.{name}".lstrip(".")
             yield _row(whole, LEAVES[whole])
         yield ""
@@ -64,9 +62,6 @@ def _range(name: str, leaf: Leaf) -> str:
         return f"any of {_listed(list(SIGNALS))}, {_FROM_OUTSIDE}, separated by commas"
     if name == "policy":
         return f'{_listed(list(PRESETS))}, or ""'
-    for one in typing.get_args(leaf.range):
-        if isinstance(one, Names):
-            return f"one of {_listed(one.names)}"
     return description(leaf.range)
 
 

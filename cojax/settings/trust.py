@@ -24,8 +24,9 @@ from ml_collections import ConfigDict
 import environments
 from cojax import imports
 from cojax.registry.annotations import RegistryError, shown
-from cojax.settings.base import LEAVES, at
+from cojax.settings.base import at
 from cojax.settings.entries import CHOICES, SIGNAL, signal_name
+from cojax.settings.tree import LEAVES
 from cojax.storage.files import read_json
 
 # Settings beside the names of entries that start a program, import a module, or connect to who may do so.

@@ -16,6 +16,7 @@ from typing import Any
 
 from cojax.durable import sweep
 from cojax.pool import TaskPool, task_record
+from cojax.settings.tree import Settings
 from cojax.signals import Memory, apply
 from cojax.storage.array_files import ArrayStore
 from cojax.storage.checksums import CheckedLog, fingerprint, has_valid_checksum, with_checksum
@@ -50,7 +51,12 @@ class RunDirectory:
     """The folder of one run, locked until `close`. Raises RunDirectoryError if another process is using it."""
 
     def __init__(
-        self, folder: Path, *, checkpoints_kept: int = 3, episodes_kept: int = 0, array_files: ArrayStore | None = None
+        self,
+        folder: Path,
+        *,
+        checkpoints_kept: int = Settings.checkpoints_kept,
+        episodes_kept: int = Settings.episodes_kept,
+        array_files: ArrayStore | None = None,
     ):
         self.folder = folder
         # A stored configuration, perhaps of an older release → the same one with today's keys.

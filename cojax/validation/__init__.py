@@ -17,6 +17,7 @@ from cojax.environment.replay import Play, Replay, replay
 from cojax.explorer import Explorer, Metered
 from cojax.explorer.scripted.windows import phrase_steps, tool_documentation
 from cojax.host.deadlines import PATIENCE, ask_within
+from cojax.settings.tree import ValidationSettings
 from cojax.types import Action, Call, Message, Status, Task, TaskDraft, Turn, Verdict, signature
 from cojax.validation import necessity, query, safety
 from cojax.validation.answer_check import asking_flaw, check_answer, takes_answer
@@ -68,7 +69,7 @@ class Validation:
     attempts: Attempts | None = None
     judge: Judge | None = None
     safe: bool = False
-    longest_query: int = 4_000
+    longest_query: int = ValidationSettings.longest_query
     control_tokens: tuple[str, ...] = ()
 
     def __call__(

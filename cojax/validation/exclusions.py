@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cojax.environment.replay import Replay
+from cojax.settings.tree import ValidationSettings
 from cojax.types import Action, Task, content_hash, normalise, to_json
 from cojax.unicode_forms import normal_form
 from cojax.validation.confusables import BLANK, plain
@@ -83,7 +84,11 @@ class Exclusions:
 
     @classmethod
     def of(
-        cls, tasks: Iterable[Task], similarity: float = 0.0, words: int = 5, closed: Iterable[Task] = ()
+        cls,
+        tasks: Iterable[Task],
+        similarity: float = 0.0,
+        words: int = ValidationSettings.evaluation_words,
+        closed: Iterable[Task] = (),
     ) -> Exclusions:
         """The rules for these evaluation tasks. No other task may begin on the setup of a task in `closed`.
 

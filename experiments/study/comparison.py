@@ -12,7 +12,6 @@ from cojax.registry.annotations import RegistryError
 from cojax.rollout.collect import Limits
 from cojax.settings.base import PAPER
 from cojax.settings.entries import CHOICES, signal_name
-from cojax.settings.leaf import defaults
 from cojax.settings.ranges import is_open
 from cojax.signals import SIGNALS
 from experiments.study import schedule
@@ -76,7 +75,7 @@ def _comparable(leaves: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **leaves,
         "model.path": os.path.relpath(schedule.ROOT / path, schedule.ROOT) if path else "",
-        _DEADLINE: defaults(Limits)["environment_deadline"] if deadline is None else deadline,
+        _DEADLINE: Limits.environment_deadline if deadline is None else deadline,
     }
 
 

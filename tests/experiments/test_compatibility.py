@@ -12,6 +12,7 @@ from cojax.run import trained
 from cojax.run.checks import check
 from cojax.settings import base, compatibility, entries
 from cojax.settings.compatibility import flag_in_todays_name, in_todays_keys, without_old_names
+from cojax.settings.tree import LEAVES
 from cojax.storage.checkpoint import CheckpointError
 from experiments import continued, desk
 
@@ -96,8 +97,8 @@ def test_an_old_name_in_a_file_and_in_a_flag(renamed: None, caplog: pytest.LogCa
 
 
 def test_today_no_old_name_is_a_setting() -> None:
-    assert not compatibility.RENAMED.keys() & base.LEAVES.keys()
-    assert set(compatibility.RENAMED.values()) <= base.LEAVES.keys()
+    assert not compatibility.RENAMED.keys() & LEAVES.keys()
+    assert set(compatibility.RENAMED.values()) <= LEAVES.keys()
 
 
 def damaged(folder: Path, text: str) -> str:

@@ -5,7 +5,8 @@ import pytest
 from cojax.evaluation.command import identity
 from cojax.evaluation.subjects import Subject
 from cojax.run.checks import check
-from cojax.settings import base, entries
+from cojax.settings import entries
+from cojax.settings.tree import LEAVES
 from cojax.storage.differences import FREE_SETTINGS, differences
 from experiments import bfcl, desk
 
@@ -33,7 +34,7 @@ def test_a_run_may_go_on_elsewhere():
     here, there = desk.get_config(), desk.get_config()
     there.environment.cluster = CLUSTER
     assert differences(here.to_dict(), there.to_dict(), FREE_SETTINGS) == ""
-    assert base.LEAVES["environment.cluster"].default == ""
+    assert LEAVES["environment.cluster"].default == ""
 
 
 def test_an_evaluation_is_the_same_one_elsewhere():

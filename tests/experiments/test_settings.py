@@ -1,6 +1,5 @@
 """Ranges of settings, what is refused before anything is written, and the reference of all settings."""
 
-import inspect
 import re
 import typing
 from pathlib import Path
@@ -10,8 +9,8 @@ import pytest
 from cojax.registry.annotations import Range
 from cojax.run.checks import check
 from cojax.settings import base, reference
-from cojax.settings.base import LEAVES, OPEN
 from cojax.settings.ranges import RANGES, leaves
+from cojax.settings.tree import LEAVES, OPEN
 from experiments import alfworld, appworld, bfcl, desk, scienceworld, tau2
 
 
@@ -102,8 +101,3 @@ def test_the_reference_lists_every_setting_and_is_current():
     assert {name for name, _, _, _ in listed} == RANGES.keys()
     assert all(bounds and meaning for _, _, bounds, meaning in listed)
     assert ("learner.lora.alpha", "16.0") in {(name, default) for name, default, _, _ in listed}
-
-
-def test_every_section_fits_on_a_screen():
-    for _, section in base.SECTIONS:
-        assert len(inspect.getsource(section).splitlines()) <= 40, section.__name__

@@ -6,6 +6,7 @@ import dataclasses
 
 from cojax.explorer.llm.chat_model import check_limits
 from cojax.openai_api.calls import Address
+from cojax.settings.tree import LLMSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,18 +23,18 @@ class ChatSettings:
 
     base_url: str
     model: str
-    timeout: float = 120.0
-    deadline: float = 3600.0
-    attempts: int = 4
-    concurrency: int = 8
-    max_tokens: int = 2048
+    timeout: float = LLMSettings.timeout
+    deadline: float = LLMSettings.deadline
+    attempts: int = LLMSettings.attempts
+    concurrency: int = LLMSettings.concurrency
+    max_tokens: int = LLMSettings.max_tokens
     max_tokens_per_evolution: int = 2_000_000
     max_requests_per_evolution: int = 4_000
-    temperature: float = 0.7
-    price_in: float = 0.0
-    price_out: float = 0.0
-    send_schema: bool = True
-    send_seed: bool = True
+    temperature: float = LLMSettings.temperature
+    price_in: float = LLMSettings.price_in
+    price_out: float = LLMSettings.price_out
+    send_schema: bool = LLMSettings.send_schema
+    send_seed: bool = LLMSettings.send_seed
 
     def __post_init__(self) -> None:
         _ = self.address

@@ -22,6 +22,7 @@ from cojax.explorer.scripted.windows import (
     tool_documentation,
     windows,
 )
+from cojax.settings.tree import ExplorerSettings
 from cojax.signals import Guidance
 from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
 
@@ -53,14 +54,14 @@ class ScriptedExplorer:
     ValueError for a `cut` outside [0, 1], or above 0 if a tool ends the episode.
     """
 
-    runs: int = 4
-    steps: int = 8
+    runs: int = ExplorerSettings.runs
+    steps: int = ExplorerSettings.steps
     neighbours: Callable[[str], tuple[str, ...]] = no_neighbours
-    ending: str = "finish"
-    stretch: tuple[int, ...] = (-1, 0, 1, 2)
-    longest: int = 3
+    ending: str = ExplorerSettings.ending
+    stretch: tuple[int, ...] = ExplorerSettings.stretch
+    longest: int = ExplorerSettings.longest
     tries: int = 12
-    cut: float = 0.0
+    cut: float = ExplorerSettings.cut
     chase: float = 0.7
     focus_weight: float = 8.0
     neighbour_weight: float = 3.0

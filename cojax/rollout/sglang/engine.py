@@ -26,6 +26,7 @@ from cojax.rollout.sglang.released_memory import RELEASED_MEMORY, ReleasedMemory
 from cojax.rollout.sglang.server import LabelledWeights, ServerLimits
 from cojax.rollout.sglang.supervisor import FleetSettings
 from cojax.rollout.sglang.weights import WeightsFolder
+from cojax.settings.tree import SGLangSettings
 
 
 class SGLangEngine:
@@ -55,16 +56,16 @@ class SGLangEngine:
         max_length: int,
         urls: Sequence[str] = (),
         launch: LaunchSettings | None = None,
-        servers: int = 1,
+        servers: int = SGLangSettings.servers,
         limits: ServerLimits | None = None,
         deadline: float = 600.0,
-        attempts: int = 6,
-        dtype: str = "",
-        mixed: bool = False,
-        follow: bool = False,
+        attempts: int = SGLangSettings.attempts,
+        dtype: str = SGLangSettings.dtype,
+        mixed: bool = SGLangSettings.mixed,
+        follow: bool = SGLangSettings.follow,
         sync: str = "folder",
-        router: str = "",
-        release_memory: bool = False,
+        router: str = SGLangSettings.router,
+        release_memory: bool = SGLangSettings.release_memory,
         routes: bool = False,
     ) -> None:
         if bool(urls or router) == (launch is not None):

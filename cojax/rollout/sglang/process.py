@@ -14,6 +14,7 @@ from pathlib import Path
 from cojax.durable import own_file
 from cojax.host.cores import usable_cores
 from cojax.rollout.sglang.guarded import GuardedProcess
+from cojax.settings.tree import SGLangSettings
 from cojax.storage.files import last_lines
 
 # Stand-ins for packages without a CPU build; only CPU servers have them on their path.
@@ -45,10 +46,10 @@ class LaunchSettings:
     logs: Path
     max_length: int
     dtype: str = "auto"
-    device: str = ""
-    flags: str = ""
+    device: str = SGLangSettings.device
+    flags: str = SGLangSettings.flags
     host: str = "127.0.0.1"
-    port: int = 0
+    port: int = SGLangSettings.port
     max_running: int = 0
     release_memory: bool = False
     routes: bool = False

@@ -13,6 +13,7 @@ from cojax.rollout.sglang.connections import RequestFailed, RequestRefused
 from cojax.rollout.sglang.process import ServerProcess
 from cojax.rollout.sglang.released_memory import ReleasedMemory
 from cojax.rollout.sglang.server_client import ServerClient
+from cojax.settings.tree import SGLangSettings
 
 _LOG = logging.getLogger(__name__)
 _START_POLL = 0.5  # seconds between two checks of a server that starts
@@ -39,10 +40,10 @@ class ServerLimits:
     `restarts` is how often each launched server may be started again.
     """
 
-    startup: float = 600.0
-    sync: float = 600.0
-    probe_every: float = 10.0
-    restarts: int = 5
+    startup: float = SGLangSettings.startup_deadline
+    sync: float = SGLangSettings.sync_deadline
+    probe_every: float = SGLangSettings.probe_every
+    restarts: int = SGLangSettings.restarts
 
 
 @dataclasses.dataclass(eq=False)

@@ -1,0 +1,1 @@
+"""One evaluation of a policy: what it plays, and its scores."""

@@ -1,0 +1,1 @@
+"""SGLang servers on a rollout host, and the weights that reach them."""

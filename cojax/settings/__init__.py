@@ -1,0 +1,1 @@
+"""Every setting once, and how a configuration is read."""
