@@ -2,22 +2,20 @@
 
     python -m experiments.run --workdir=WORKDIR
 
-is short for it. Nothing is imported here: cojax/settings/trust.py says which code of it may be.
+is short for it. Nothing is imported here: cojax/run/trust.py says which code of it may be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ml_collections import ConfigDict
 
 from cojax.registry.annotations import convert_setting
-from cojax.run import trained
-from cojax.settings import base, entries
+from cojax.settings import base
+from cojax.settings.compatibility import as_tuples, settings_of
 from cojax.settings.ranges import RANGES, check_shape, leaves
-from cojax.storage.checkpoint import CheckpointError
+from cojax.storage.files import CheckpointError
 
 
 def get_config(workdir: str) -> ConfigDict:
@@ -25,10 +23,10 @@ def get_config(workdir: str) -> ConfigDict:
 
     Raises CheckpointError if there is no run, and for settings that are invalid in this release.
     """
-    config, stored = base.get_config(), trained.settings_of(Path(workdir))
+    config, stored = base.get_config(), settings_of(Path(workdir))
     try:
-        check_shape(stored, entries.declared())
-        with_tuples = _with_tuples(stored)
+        check_shape(stored)
+        with_tuples = as_tuples(stored)
         for name, value in leaves(with_tuples):
             if name in RANGES:
                 convert_setting(name, RANGES[name], value)
@@ -38,10 +36,3 @@ def get_config(workdir: str) -> ConfigDict:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{Path(workdir) / 'config.json'}: {error}") from error
     return config
-
-
-def _with_tuples(value: Any) -> Any:
-    """The value with tuples in place of lists, because JSON stores tuples as lists."""
-    if isinstance(value, Mapping):
-        return {name: _with_tuples(inner) for name, inner in value.items()}
-    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value

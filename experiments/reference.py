@@ -2,7 +2,7 @@
 
 import sys
 
-from cojax.settings.reference import main
+from cojax.run.reference import main
 
 if __name__ == "__main__":
     sys.exit(main())

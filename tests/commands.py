@@ -21,11 +21,11 @@ ROOT = Path(__file__).parents[1]
 _PROGRAM = """
 import gc, json, os, runpy, signal, sys
 from absl import flags
-import cojax.run.train
+import cojax.run.command, cojax.run.train
 # The command defines its flags anew, as the main program.
 for name in ("check", "workdir"):
     delattr(flags.FLAGS, name)
-del sys.modules["cojax.run.train"]
+del sys.modules["cojax.run.command"]
 gc.collect()
 gc.freeze()
 running = set()

@@ -16,7 +16,8 @@ from cojax.compile import shown, targets
 from cojax.compile.programs import examine
 from cojax.environment import EnvironmentFailure
 from cojax.report.console import CONSOLE
-from cojax.settings.flags import configuration, parse
+from cojax.run.configuration import configuration
+from cojax.settings.flags import parse
 from environments.worker.venv import InstallError
 
 _TARGET = flags.DEFINE_string("target", None, f"What to compile for: {', '.join(targets.TARGETS)}.")

@@ -20,9 +20,9 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import check_divides, make_mesh
 from cojax.policy.transformer import initialize
 from cojax.run import assemble, checks, methods, policies
+from cojax.run.entries import entry
 from cojax.run.facts import facts
 from cojax.run.mesh import check_rows
-from cojax.settings.entries import entry
 from cojax.settings.reading import settings
 
 _COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt")

@@ -14,48 +14,13 @@ read from OPENAI_API_KEY.
 
 from __future__ import annotations
 
-import json
-import logging
-import os
-import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
-
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+from collections.abc import Sequence
 
 from absl import app, flags
-from absl import logging as absl_logging
-from ml_collections import ConfigDict
 
-import environments
-from cojax.environment import EngineError, Environment, EnvironmentFailure
-from cojax.evaluation import measures, subjects
-from cojax.evaluation.subjects import Subject
-from cojax.host.owner import tell
-from cojax.host.processes import end_all, end_descendants_at_exit
-from cojax.report import write_evaluation_report
-from cojax.report.console import CONSOLE, bar, show_evaluation
-from cojax.rollout.collect import EpisodeCollector, RolloutError
-from cojax.rollout.export import write_tokenizer
-from cojax.run import engines, placement, processes, traits
-from cojax.run.facts import facts
-from cojax.run.held_out import of_run
-from cojax.run.process import in_words, keep_compiled, log_to
-from cojax.scoring import describe
-from cojax.settings import entries
-from cojax.settings.flags import configuration, parse
-from cojax.settings.ranges import check_ranges
-from cojax.storage.checkpoint import CheckpointError
-from cojax.storage.evaluation_directory import EvaluationDirectory
-from cojax.storage.files import expect_no_link, is_number, write_json
-from cojax.storage.folder_lock import RunDirectoryError
-from cojax.types import Group, Task, Trajectory, content_hash
-from environments.worker.venv import InstallError
+from cojax.settings.flags import parse
 
-_LOG = logging.getLogger("cojax")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "A run's workdir, or WORKDIR/checkpoints/STEP.")
 _MODEL = flags.DEFINE_string("model", None, "A model folder in HF format, tokenizer included.")
 _ENDPOINT = flags.DEFINE_string("endpoint", None, "An OpenAI-compatible endpoint, such as http://HOST:8000/v1.")
@@ -64,224 +29,16 @@ _SPLITS = flags.DEFINE_list("splits", None, "Splits, or 'all' for evaluation; by
 _SAMPLES = flags.DEFINE_integer("samples", 1, "Episodes of each task.", lower_bound=1)
 _OUT = flags.DEFINE_string("out", None, "The evaluation's folder; by default one named after what is evaluated.")
 
-_INTERVAL = (
-    "In brackets 95 % intervals: Wilson's score intervals over tasks, for TGC and SGC over scenarios, the unit that is "
-    "drawn; they stay within 0 and 100 %, and keep their width where everything fails or succeeds."
-)
-# The sections and settings that decide the result of an evaluation.
-_DECIDING = ("seed", "environment", "sampling.max_tokens", "limits.max_turns", "evaluation")
-_OF_POLICY = ("model.tools", "engine.name", "engine.max_length", "engine.lanes", "engine.prefill_rows", "sglang.dtype")
-EXPECTED = (
-    ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, ModuleNotFoundError, EnvironmentFailure,
-    EngineError, InstallError, MemoryError,
-)  # fmt: skip
-
-
-def evaluate(
-    config: ConfigDict, subject: Subject, splits: Sequence[str], samples: int, out: Path, held: Sequence[Task] = ()
-) -> dict[str, Any]:
-    """Plays the episodes that are missing in `out`, then writes and returns the result.
-
-    `held` are the tasks that the policy's run held out; they are evaluation.split where the environment has none.
-    """
-    with EvaluationDirectory(out) as directory:
-        environment = placement.environment(config)
-        tasks = {split: tasks_of(config, environment, split, held) for split in splits}
-        world = {"code": {"environment.name": entries.entry(config, "environment.name").described()}}
-        directory.claim(identity(config, subject, tasks, samples), {**facts(), **world})
-        log_to(out / "evaluate.log")
-        if subject.tokenizer is not None:
-            write_tokenizer(out / "tokenizer", subject.tokenizer)
-        by_key, kinds = measures.kinds(config)
-        for task in (task for found in tasks.values() for task in found):
-            kinds(task)
-        groups = play(config, subject, environment, tasks, samples, directory)
-        measure = measures.MEASURES.get(config.environment.name, lambda groups: {})
-        result = {
-            "environment": config.environment.name,
-            "policy": dict(subject.identity),
-            **({"origin": dict(subject.origin)} if subject.origin else {}),
-            "samples": samples,
-            "temperature": config.evaluation.temperature,
-            "interval": _INTERVAL,
-            "splits": {
-                split: {**describe(found, samples, kinds), "by_key": by_key, "measures": measure(found)}
-                for split, found in groups.items()
-            },
-        }
-        write_json(out / "result.json", result)
-    return result
-
-
-def play(
-    config: ConfigDict,
-    subject: Subject,
-    environment: Environment,
-    tasks: Mapping[str, Sequence[Task]],
-    samples: int,
-    directory: EvaluationDirectory,
-) -> dict[str, list[Group]]:
-    """The groups of each split; episodes that are stored in the directory are not played again."""
-    known = directory.known()
-    wanted = {f"{split}-{task.id}-{k}" for split, found in tasks.items() for task in found for k in range(samples)}
-    have = len(wanted & known.keys())
-    if have:
-        CONSOLE.print(f"{have} of {len(wanted)} episodes are there already", soft_wrap=True)
-
-    def play_split(actors: Any, split: str, found: Sequence[Task], advance: Callable[[], None]) -> list[Group]:
-        def ended(trajectory: Trajectory) -> None:
-            directory.add(split, trajectory)
-            advance()
-
-        collector = EpisodeCollector(actors, environment, traits.limits(config, environment), samples)
-        return collector.collect(found, seed=(config.seed, 0), label=split, known=known, on_episode=ended)
-
-    if have == len(wanted):
-        return {split: play_split(None, split, found, lambda: None) for split, found in tasks.items()}
-    groups = {}
-    with subjects.playing(subject, config, directory.folder) as actors:
-        for split, found in tasks.items():
-            missing = sum(f"{split}-{task.id}-{k}" not in known for task in found for k in range(samples))
-            with bar(f"episodes of {split}", missing) as advance:
-                groups[split] = play_split(actors, split, found, advance)
-    return groups
-
-
-def tasks_of(config: ConfigDict, environment: Environment, split: str, held: Sequence[Task] = ()) -> tuple[Task, ...]:
-    """The tasks of a split, as many as the configuration says; `held` for an evaluation.split without tasks.
-
-    Raises ValueError for a split without tasks.
-    """
-    held_out = config.evaluation
-    counts = {
-        # First the split names of every environment, then those of the configuration.
-        "challenge": held_out.challenge_tasks or held_out.tasks,
-        "dev": held_out.dev_tasks,
-        held_out.challenge_split: held_out.challenge_tasks or held_out.tasks,
-        held_out.dev_split: held_out.dev_tasks,
-        held_out.split: held_out.tasks,
-    }
-    seed = held_out.seed if split == held_out.split else 0
-    tasks = environment.tasks(split, counts.get(split, held_out.tasks), seed)
-    if not tasks and split == held_out.split:
-        tasks = tuple(task for task in held if task.environment == environment.name)
-    if not tasks:
-        raise ValueError(f"split {split!r} of environment {environment.name!r} has no task; choose others in --splits")
-    return tuple({task.id: task for task in tasks}.values())
-
-
-def splits_of(config: ConfigDict, named: Sequence[str] | None) -> list[str]:
-    """The splits to evaluate, each once. "all" means those in EVALUATION of the environment's module, or, without it,
-    the configuration's three. Raises ValueError for an empty list."""
-    held_out = config.evaluation
-    if not named:
-        return [held_out.split]
-    if list(named) == ["all"]:
-        module = environments.module(config.environment.name)
-        named = vars(module).get("EVALUATION", (held_out.split, held_out.dev_split, held_out.challenge_split))
-    found = list(dict.fromkeys(name.strip() for name in named if name.strip()))
-    if not found:
-        raise ValueError(
-            "--splits is empty; leave it out for evaluation.split, or name splits with commas between them"
-        )
-    return found
-
-
-def identity(config: ConfigDict, subject: Subject, tasks: Mapping[str, Sequence[Task]], samples: int) -> dict[str, Any]:
-    """The settings that decide the result, with hashes of the task ids of each split.
-
-    A folder holds the episodes of one identity only.
-    """
-    plain = json.loads(json.dumps(config.to_dict()))
-    splits = {split: content_hash([task.id for task in found]) for split, found in tasks.items()}
-    kept: dict[str, Any] = {"policy": dict(subject.identity), "splits": splits, "samples": samples}
-    for name in _DECIDING + (_OF_POLICY if subject.policy else ()):
-        section, _, leaf = name.rpartition(".")
-        if section:
-            kept.setdefault(section, {})[leaf] = plain[section][leaf]
-        else:
-            kept[leaf] = plain[leaf]
-    # Where episodes are played does not decide how they end.
-    del kept["environment"]["cluster"]
-    if subject.policy and config.engine.name == "local" and any(size != 1 for size in plain["mesh"].values()):
-        kept["mesh"] = plain["mesh"]
-    return kept
-
-
-def subject_of(
-    config: ConfigDict, checkpoint: str | None, model: str | None, endpoint: str | None, endpoint_model: str | None
-) -> tuple[Subject, Path]:
-    """The policy to evaluate, and the default folder of its evaluations. Raises ValueError unless one is named."""
-    named = [name for name in (checkpoint, model, endpoint) if name]
-    if len(named) != 1:
-        raise ValueError(f"{len(named)} policies are named; name one with --checkpoint, --model or --endpoint")
-    if checkpoint:
-        folder = Path(checkpoint)
-        workdir = folder.parent.parent if folder.parent.name == "checkpoints" and is_number(folder.name) else folder
-        return subjects.of_checkpoint(config, folder), workdir / "evaluations"
-    if model:
-        return subjects.of_folder(config, Path(model)), Path("runs/evaluations")
-    return subjects.of_endpoint(str(endpoint), endpoint_model or ""), Path("runs/evaluations")
-
-
-def _check(config: ConfigDict, samples: int) -> None:
-    check_ranges(config)
-    if not config.environment.name:
-        raise ValueError("environment.name is empty; name the environment to evaluate in: --config.environment=desk")
-    for _ in entries.chosen(config):
-        pass
-    placement.check(config)
-    if processes.is_enabled(config):
-        raise ValueError("section distributed is set, but an evaluation has one process; leave it out")
-    temperature = config.evaluation.temperature
-    if config.evaluation.trials > 1:
-        raise ValueError(
-            f"evaluation.trials is {config.evaluation.trials}, but this command plays every task once for each sample; "
-            "set it to 1, or use it in a run (experiments.run), whose final evaluation tries failed tasks again"
-        )
-    if samples > 1 and temperature == 0:
-        raise ValueError(
-            f"--samples={samples} at evaluation.temperature=0 would play the same episode {samples} times; "
-            f"add --config.evaluation.temperature={config.sampling.temperature:g}, or leave --samples out"
-        )
-
-
-def _stop(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt(number)
-
 
 def main(argv: Sequence[str]) -> None:
-    absl_logging.set_verbosity(absl_logging.WARNING)
-    end_descendants_at_exit()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
-    try:
-        config = configuration()
-        _check(config, _SAMPLES.value)
-        if not _ENDPOINT.value:
-            engines.check_servers(config)
-        keep_compiled()
-        splits = splits_of(config, _SPLITS.value)
-        named = (_CHECKPOINT.value, _MODEL.value, _ENDPOINT.value, _ENDPOINT_MODEL.value)
-        subject, home = subject_of(config, *named)
-        name = f"{subject.name}-{config.environment.name}-{'+'.join(splits)}-x{_SAMPLES.value}"
-        out = Path(_OUT.value) if _OUT.value else home / name.replace("/", "-")  # a name leads nowhere else
-        if _CHECKPOINT.value and not _OUT.value:
-            for path in (home, out):
-                expect_no_link(path)
-        tell(out=str(out.absolute()))
-        held = of_run(_CHECKPOINT.value) if _CHECKPOINT.value else ()
-        result = evaluate(config, subject, splits, _SAMPLES.value, out, held)
-        show_evaluation(result, write_evaluation_report(out))
-    except EXPECTED as error:
-        _LOG.info("the evaluation ended", exc_info=True)
-        CONSOLE.print(f"error: {in_words(error)}", style="bold red", markup=False, soft_wrap=True)
-        sys.exit(1)
-    except KeyboardInterrupt as signalled:
-        CONSOLE.print("stopped; run the same command again to go on")
-        # Exit without waiting for threads that still work in an environment or an engine.
-        end_all()
-        os._exit(128 + (signalled.args[0] if signalled.args else signal.SIGINT))
+    from cojax.evaluation.evaluate import run  # now, so that a wrong flag need not wait for JAX
+
+    run(
+        (_CHECKPOINT.value, _MODEL.value, _ENDPOINT.value, _ENDPOINT_MODEL.value),
+        _SPLITS.value,
+        _SAMPLES.value,
+        _OUT.value,
+    )
 
 
 def start() -> None:

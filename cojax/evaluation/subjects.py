@@ -17,9 +17,9 @@ from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import TOOL_DOCUMENTS, Actors, Chat, PolicyActors
 from cojax.run import cache_memory, policies, trained
 from cojax.run.cache_memory import CacheTooLarge
+from cojax.run.entries import entry
 from cojax.run.origins import origin_of
 from cojax.run.policies import announce
-from cojax.settings.entries import entry
 from cojax.settings.presets import PRESETS
 from cojax.storage.files import is_number
 

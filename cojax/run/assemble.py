@@ -39,13 +39,13 @@ from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
 from cojax.run import explorers, methods, placement, policies, traits
 from cojax.run import initial_policy as initial_policies
 from cojax.run.engines import check_routes
+from cojax.run.entries import entry, learned_by, made_signals, reads_initial
 from cojax.run.initial_policy import InitialPolicy
 from cojax.run.loading import as_text
 from cojax.run.mesh import mesh_of
 from cojax.run.parts import Parts
 from cojax.run.perturbation import perturbed
 from cojax.run.quality import quality
-from cojax.settings.entries import entry, learned_by, made_signals, reads_initial
 from cojax.settings.reading import settings
 from cojax.synthesis import EVOLUTIONS, MEMORIES, Synthesis, initial_tasks, reads
 from cojax.types import Task

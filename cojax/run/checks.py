@@ -14,9 +14,8 @@ import environments
 from cojax import curriculum
 from cojax.learner import weightings
 from cojax.quality import EMBEDDINGS
-from cojax.run import engines, evolution_checks, explorers, methods, placement, policies, processes
+from cojax.run import engines, entries, evolution_checks, explorers, methods, placement, policies, processes
 from cojax.run.mesh import check_mesh
-from cojax.settings import entries
 from cojax.settings.ranges import check_ranges
 from cojax.settings.reading import attempts
 from cojax.settings.tree import LEAVES

@@ -27,10 +27,10 @@ from cojax.distributed.wire import Message, Wire
 from cojax.host.processes import end_all
 from cojax.learner.hosts import Hosts
 from cojax.report.console import CONSOLE
+from cojax.run.entries import described
 from cojax.run.facts import versions_and_commit
 from cojax.run.followed import operations
 from cojax.run.processes import ALONE, Alone, check, check_several, is_enabled, shared_folders
-from cojax.settings.entries import described
 from cojax.settings.ranges import check_ranges
 from cojax.storage.folder_lock import lock_folder
 

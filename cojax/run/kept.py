@@ -16,10 +16,10 @@ from cojax.report.run import origin_line
 from cojax.rollout.local import LocalEngine
 from cojax.run import assemble, cache_memory, origins, policies, trained
 from cojax.run.cache_memory import CacheTooLarge
+from cojax.run.entries import reads_initial
 from cojax.run.initial_policy import InitialPolicy, teaches_folder
 from cojax.run.loading import begun
 from cojax.run.parts import Parts
-from cojax.settings.entries import reads_initial
 from cojax.storage.run_directory import RunDirectory
 from cojax.storage.verify import Verified
 from cojax.synthesis import Synthesis

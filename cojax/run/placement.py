@@ -5,7 +5,7 @@ from __future__ import annotations
 from ml_collections import ConfigDict
 
 from cojax.environment import Environment
-from cojax.settings.entries import entry
+from cojax.run.entries import entry
 from environments import cluster
 
 

@@ -1,12 +1,4 @@
-"""One run: python -m experiments.run --config=experiments/desk.py [--config.KEY=VALUE …] [--check]
-
-The same command resumes a run that was stopped, prints the table of a finished run, and extends it if `--config.steps`
-is larger. `--workdir=W` without --config does the same with the settings of the run in W. `--check` is a preflight: it
-builds and checks every part, and trains nothing.
-
-A configuration is Python, and is run. What is in W is data: code of one's own that its settings name is imported from
-the current folder, PYTHONPATH and each `--trust-code=FOLDER`, from nowhere else.
-"""
+"""A run: builds its parts, trains, and ends with its evaluation and its report; the rest of what the command does."""
 
 from __future__ import annotations
 
@@ -17,7 +9,6 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,7 +17,6 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 import jax
-from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import ConfigDict
 
@@ -48,14 +38,14 @@ from cojax.report.console import CONSOLE, seconds_left, show_step, show_summary
 from cojax.rollout.collect import RolloutError
 from cojax.run import assemble, evaluations, held_out, hosts, kept, methods, preflight, states, traits
 from cojax.run.checks import check_run
+from cojax.run.configuration import configuration, file_given
+from cojax.run.entries import defaults, described
 from cojax.run.facts import facts
 from cojax.run.policies import announce, with_absolute_path
 from cojax.run.process import in_words, keep_compiled, log_to
 from cojax.run.processes import ALONE, Together, as_of_one
 from cojax.run.summary import summarise
 from cojax.settings.compatibility import in_todays_keys
-from cojax.settings.entries import defaults, described
-from cojax.settings.flags import configuration, file_given, parse
 from cojax.settings.reading import settings
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.checksums import with_checksum
@@ -66,8 +56,6 @@ from cojax.storage.verify import Verified
 from environments.worker.venv import InstallError
 
 _LOG = logging.getLogger("cojax")
-flags.DEFINE_string("workdir", None, "The run directory; without --config, of the run to go on with.")
-_CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything, train nothing.")
 EXPECTED = (
     ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, NonFiniteUpdate, ModuleNotFoundError,
     EnvironmentFailure, EngineError, InstallError, DeviceMemoryError, DistributedError, MemoryError,
@@ -252,23 +240,18 @@ def _stopped(stop: Stop, config: ConfigDict, state: State) -> int:
     return 128 + stop.number
 
 
-def main(argv: Sequence[str]) -> None:
+def main(preflight_only: bool) -> None:
+    """Runs the experiment that the flags name, or only its preflight; then the process exits."""
     absl_logging.set_verbosity(absl_logging.WARNING)
     end_descendants_at_exit()
     try:
         keep_compiled()
         config = configuration()
-        with hosts.together(config, preflight=_CHECK.value) as processes:
+        with hosts.together(config, preflight=preflight_only) as processes:
             if isinstance(processes, hosts.Following):
                 sys.exit(processes.follow(config))
-            sys.exit(preflight.check(config, processes) if _CHECK.value else run(config, processes))
+            sys.exit(preflight.check(config, processes) if preflight_only else run(config, processes))
     except EXPECTED as error:
         _LOG.info("the run ended", exc_info=True)
         CONSOLE.print(f"error: {in_words(error)}", style="bold red", markup=False, soft_wrap=True)
         sys.exit(1)
-
-
-def start() -> None:
-    """Runs the command with the arguments of this process."""
-    sys.modules["__main__"].__doc__ = __doc__  # which --help shows
-    app.run(main, flags_parser=parse)

@@ -12,7 +12,6 @@ A run keeps these files for its checkpoints:
 from __future__ import annotations
 
 import dataclasses
-import json
 import types
 import zlib
 from collections.abc import Mapping
@@ -35,7 +34,7 @@ from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params, load_tokenizer
 from cojax.run.loading import begun, write_params
 from cojax.run.processes import ALONE, Together
-from cojax.settings.compatibility import in_todays_keys, todays_defaults
+from cojax.settings.compatibility import settings_of
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
 from cojax.storage.files import read_json, write_json
 
@@ -116,29 +115,6 @@ def _noted(workdir: Path) -> dict[str, Any]:
 def _taught(config: Mapping[str, Any]) -> bool:
     """Whether the policy began as a model folder that was then shown demonstrations."""
     return bool(config["model"]["path"] and config["warm_start"]["steps"])
-
-
-def settings_of(workdir: Path) -> dict[str, Any]:
-    """The settings of a run, with today's keys. Raises CheckpointError if the folder holds no run."""
-    path = workdir / "config.json"
-    try:
-        if not isinstance(stored := read_json(path).get("config"), dict):
-            raise ValueError("it has no section `config`")
-        settings = in_todays_keys(stored, todays_defaults())
-        learner = settings["learner"]
-        if not all(isinstance(one, dict) for one in (settings["model"], learner, learner and learner["lora"])):
-            raise ValueError("model, learner and learner.lora must be sections")
-        _lora(settings)
-        return settings
-    except OSError as error:
-        raise CheckpointError(
-            f"{workdir} is no run directory ({path.name}: {error.strerror or error}); expected the workdir of "
-            "python -m experiments.run, such as runs/desk"
-        ) from error
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path} holds no settings of a run: it is not JSON ({error}). {_RESTORE}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} holds no settings of a run: {error}. {_RESTORE}") from error
 
 
 def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> TrainedPolicy:

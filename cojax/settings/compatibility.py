@@ -7,13 +7,18 @@ import logging
 import os
 import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from cojax.registry.annotations import convert_setting
 from cojax.settings.base import RENAMED, at, get_config, put
+from cojax.settings.tree import LEAVES
+from cojax.storage.files import CheckpointError, read_json
 
 _LOG = logging.getLogger("cojax")
+_RESTORE = "Restore it from a copy"
 
 
 def in_todays_keys(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,6 +42,37 @@ def in_todays_keys(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> di
 def todays_defaults() -> dict[str, Any]:
     """The default of every setting, in sections."""
     return without_old_names(get_config()).to_dict()
+
+
+def settings_of(workdir: Path) -> dict[str, Any]:
+    """The settings of a run, with today's keys. Raises CheckpointError if the folder holds no run."""
+    path = workdir / "config.json"
+    try:
+        if not isinstance(stored := read_json(path).get("config"), dict):
+            raise ValueError("it has no section `config`")
+        settings = in_todays_keys(stored, todays_defaults())
+        learner = settings["learner"]
+        if not all(isinstance(one, dict) for one in (settings["model"], learner, learner and learner["lora"])):
+            raise ValueError("model, learner and learner.lora must be sections")
+        for name in (name for name in LEAVES if name.startswith("learner.lora.")):
+            convert_setting(name, LEAVES[name].range, as_tuples(learner["lora"][name.rpartition(".")[2]]))
+        return settings
+    except OSError as error:
+        raise CheckpointError(
+            f"{workdir} is no run directory ({path.name}: {error.strerror or error}); expected the workdir of "
+            "python -m experiments.run, such as runs/desk"
+        ) from error
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path} holds no settings of a run: it is not JSON ({error}). {_RESTORE}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} holds no settings of a run: {error}. {_RESTORE}") from error
+
+
+def as_tuples(value: Any) -> Any:
+    """The value with tuples in place of lists, as JSON has no tuples."""
+    if isinstance(value, Mapping):
+        return {name: as_tuples(inner) for name, inner in value.items()}
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
 def flag_in_todays_name(argument: str) -> str:

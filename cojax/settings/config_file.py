@@ -19,9 +19,9 @@ from ml_collections import ConfigDict
 from cojax import imports
 from cojax.registry.annotations import description, shown
 from cojax.registry.commits import commit
-from cojax.settings import compatibility, entries
+from cojax.settings import compatibility
 from cojax.settings.ranges import RANGES, check_kinds, is_open, is_section
-from cojax.storage.checkpoint import CheckpointError
+from cojax.storage.files import CheckpointError
 
 # The folder of our experiments: in the checkout, or where the package is installed.
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -74,7 +74,7 @@ def load(given: str) -> ConfigDict:
     except (Exception, SystemExit) as error:  # whatever a file does when it is run
         raise FlagError(_reason(error, path)) from error
     try:
-        check_kinds(compatibility.without_old_names(config, warn=False), entries.declared())
+        check_kinds(compatibility.without_old_names(config, warn=False))
     except (ValueError, RecursionError) as error:
         raise FlagError(f"{path}: {error}") from error
     return config

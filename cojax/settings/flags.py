@@ -9,68 +9,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
 from cojax.command import worded
-from cojax.registry.annotations import description
-from cojax.report.console import CONSOLE
-from cojax.run import trained
-from cojax.settings import compatibility, entries, presets, trust
-from cojax.settings.config_file import EXPERIMENTS, ConfigFileParser, FlagError, check_file, located, source
-from cojax.settings.ranges import RANGES, is_open, is_section, unknown
+from cojax.registry.annotations import RegistryError, convert_setting, description, from_text
+from cojax.settings import compatibility
+from cojax.settings.config_file import EXPERIMENTS, ConfigFileParser, FlagError, check_file
+from cojax.settings.ranges import RANGES, check_ranges, is_free_form, is_open, is_section, unknown
 from cojax.settings.reading import spelled_out
-from cojax.storage.checkpoint import CheckpointError
-from cojax.storage.files import read_json
+from cojax.settings.tree import LEAVES
+from cojax.storage.files import CheckpointError
+from cojax.unicode_forms import plain
 
 # One flag for all commands: a process may import several.
-_CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a Python file with get_config(); it is run.")
+CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a Python file with get_config(); it is run.")
 flags.FLAGS["config"].parser = ConfigFileParser()
-_TRUSTED = flags.DEFINE_multi_string(
+TRUSTED = flags.DEFINE_multi_string(
     "trust-code", [], "Of a run that goes on by its folder: where code of its own may come from; may be repeated."
 )
-_CONTINUED = str(EXPERIMENTS / "continued.py")
+CONTINUED = str(EXPERIMENTS / "continued.py")
 # Flags that set entries and their settings, whose types are not known before the entry is chosen: name → text.
-_OF_ENTRIES: dict[str, str] = {}
-
-
-def configuration() -> ConfigDict:
-    """The configuration that the flags give, its preset written in.
-
-    Raises ValueError for an unknown preset and for a folder that is not there, and RegistryError for an unknown entry
-    and for code that a run directory names and the flags do not.
-    """
-    flag = flags.FLAGS["config"]
-    typed = (*config_flags.get_override_values(flag), *_OF_ENTRIES)
-    config = compatibility.without_old_names(_CONFIG.value, typed)
-    trust.make_importable(_TRUSTED.value)
-    workdir = _continued_run()
-    if workdir:
-        trust.check(config, workdir, typed, _TRUSTED.value)
-    # The configuration of a run that goes on holds its preset's settings, and what flags once set instead.
-    if not workdir or config.policy != trained.settings_of(workdir)["policy"]:
-        config = presets.resolve(config, typed)
-    return entries.overridden(config, _OF_ENTRIES)
-
-
-def file_given() -> dict[str, dict[str, str]]:
-    """For config.json: where the configuration's file comes from. A run that goes on by its folder keeps what it says.
-
-    Empty where there was no file of the user's, as for objects that a program passes on.
-    """
-    flag = flags.FLAGS["config"]
-    if not flag.present:
-        return {}
-    if workdir := _continued_run():
-        stored = read_json(workdir / "config.json").get("file")
-        return {"file": stored} if isinstance(stored, dict) else {}
-    path = located(config_flags.get_config_filename(flag).partition(":")[0])
-    return {} if path.resolve() == (EXPERIMENTS / "given.py").resolve() else {"file": source(path)}
-
-
-def _continued_run() -> Path | None:
-    """The folder of the run whose own settings are the configuration; None for an experiment's file."""
-    file, _, workdir = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
-    return Path(workdir) if located(file).resolve() == Path(_CONTINUED).resolve() else None
+OF_ENTRIES: dict[str, str] = {}
 
 
 def parse(argv: list[str]) -> list[str]:
@@ -86,18 +45,28 @@ def parse(argv: list[str]) -> list[str]:
             argv[1:] = _with_config(argv[1:])
         if (config := _value("config", argv[1:])) is not None:
             check_file(config)
-        argv[1:] = _without_entries(argv[1:], _OF_ENTRIES)
+        argv[1:] = _without_entries(argv[1:], OF_ENTRIES)
         _check_names(argv[1:])
         rest = flags.FLAGS(argv)
         if len(rest) > 1:
             raise FlagError(f"unexpected argument {rest[1]!r}; settings are given as --config.KEY=VALUE")
+        if CONFIG.value is not None:
+            _check_values()
         return rest
-    except (FlagError, CheckpointError) as error:
+    except (FlagError, CheckpointError, RegistryError) as error:
         reason = str(error)
     except (flags.Error, ValueError) as error:  # absl raises a ValueError for --noNAME=VALUE
         reason = _plainly(str(error))
-    CONSOLE.print(f"error: {reason}", style="bold red", markup=False, soft_wrap=True)
+    print(plain(f"error: {reason}"))
     sys.exit(1)
+
+
+def _check_values() -> None:
+    """Raises RegistryError for a setting out of its range, before what takes seconds to load can use it."""
+    check_ranges(compatibility.without_old_names(CONFIG.value, warn=False))
+    for name, text in OF_ENTRIES.items():
+        if name in LEAVES:
+            convert_setting(name, LEAVES[name].range, from_text(LEAVES[name].range, text))
 
 
 def _with_config(arguments: Sequence[str]) -> list[str]:
@@ -135,7 +104,7 @@ def _with_config(arguments: Sequence[str]) -> list[str]:
                 f"{workdir or 'the empty --workdir'} holds no run to go on with (no config.json there); to begin one, "
                 f"name its experiment too: --config=experiments/desk.py --workdir={workdir or 'runs/desk'}"
             )
-        first = [f"--config={_CONTINUED}:{workdir}"]
+        first = [f"--config={CONTINUED}:{workdir}"]
     # After --config, which may stand before its value, and not after a flag that lacks its value.
     at = next((at for at, one in enumerate(rest) if re.match(r"--?config(=|$)", one)), -1)
     place = at + 1 + (at >= 0 and "=" not in rest[at])
@@ -173,7 +142,7 @@ def _check_names(arguments: Sequence[str]) -> None:
             break
         matched = re.match(r"--?(?:no)?config\.([^=]*)", argument)
         if matched and matched[1] not in RANGES and not is_section(matched[1]) and not is_open(matched[1]):
-            raise FlagError(unknown(matched[1], entries.declared()))
+            raise FlagError(unknown(matched[1]))
 
 
 def _check_flags(arguments: Sequence[str]) -> None:
@@ -223,7 +192,7 @@ def _without_entries(arguments: Sequence[str], found: dict[str, str]) -> list[st
     following = iter(arguments)
     for argument in following:
         matched = re.match(r"--?config\.([^=]+)(?:=(.*))?$", argument, re.DOTALL)
-        if argument == "--" or not matched or not entries.is_free_form(matched[1]):
+        if argument == "--" or not matched or not is_free_form(matched[1]):
             rest += [argument, *following] if argument == "--" else [argument]
         else:
             text = next(following, "--") if matched[2] is None else matched[2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -15,6 +15,26 @@ from cojax.settings.tree import LEAVES, OPEN
 
 # Characters of an unknown name that an error shows.
 _SHOWN = 100
+# The settings that our own entries declare, those of environments left out: suggestions for a mistyped name. Asking the
+# entries would load JAX.
+OF_ENTRIES: tuple[str, ...] = (
+    "learner.loss_settings.clip_low", "learner.loss_settings.clip_high", "learner.loss_settings.ratio",
+    "learner.loss_settings.importance_cap", "learner.loss_settings.token_low", "learner.loss_settings.token_high",
+    "learner.loss_settings.sequence_low", "learner.loss_settings.sequence_high",
+    "learner.loss_settings.kl_coefficient", "learner.loss_settings.kl", "learner.loss_settings.kl_towards",
+    "learner.loss_settings.entropy_coefficient", "learner.loss_settings.form", "learner.loss_settings.clip_bad",
+    "learner.loss_settings.beta", "learner.loss_settings.dpo_coefficient", "learner.loss_settings.sft_coefficient",
+    "learner.advantage_settings.epsilon", "learner.advantage_settings.longest", "learner.advantage_settings.margin",
+    "learner.advantage_settings.coefficient", "learner.weighting_settings.length", "curriculum_settings.prior",
+    "curriculum_settings.visits", "curriculum_settings.weight", "evolve_settings.mastered",
+    "evolve_settings.episodes", "evolve_settings.floor", "evolve_settings.strength", "evolve_settings.contenders",
+    "evolve_settings.longest", "admission_settings.candidates", "admission_settings.attempts",
+    "admission_settings.unselected", "admission_settings.prefer", "signal_settings.forgetting.window",
+    "signal_settings.forgetting.threshold", "signal_settings.boundary.threshold", "signal_settings.rare.percent",
+    "signal_settings.rare.minimum", "signal_settings.rare.pattern", "signal_settings.rare.failed",
+)  # fmt: skip
+# Settings that choose an entry which has settings.
+_CHOOSING = {words.partition(",")[0] for words in OPEN.values()} & LEAVES.keys()
 RANGES: dict[str, Any] = {name: leaf.range for name, leaf in LEAVES.items()}
 
 
@@ -29,13 +49,12 @@ def check_ranges(config: ConfigDict) -> None:
     _expect_all(given)
 
 
-def check_kinds(config: ConfigDict, further: Iterable[str] = ()) -> None:
+def check_kinds(config: ConfigDict) -> None:
     """Raises RegistryError where the shape is wrong (`check_shape`), and for a value of another type than the default.
 
     ml_collections refuses a flag for a setting whose value has the wrong type, and would then blame the flag.
-    `further` holds more names to suggest for a mistyped one.
     """
-    check_shape(config.to_dict(), further)
+    check_shape(config.to_dict())
     for name, value in leaves(config.to_dict()):
         default = LEAVES[name].default if name in LEAVES else value
         kinds = (int, float) if isinstance(default, float) else (int, type(None)) if default is None else type(default)
@@ -43,7 +62,7 @@ def check_kinds(config: ConfigDict, further: Iterable[str] = ()) -> None:
             convert_setting(name, RANGES[name], value)
 
 
-def check_shape(config: Mapping[str, Any], further: Iterable[str] = ()) -> None:
+def check_shape(config: Mapping[str, Any]) -> None:
     """Raises RegistryError for an unknown or missing setting, and for a value in place of a section or the reverse."""
     found: Any
     for section in sorted({*OPEN, *(name.rpartition(".")[0] for name in RANGES)} - {""}):
@@ -63,7 +82,7 @@ def check_shape(config: Mapping[str, Any], further: Iterable[str] = ()) -> None:
         if above and above[0] not in OPEN:
             raise RegistryError(f"{above[0]} is a section; expected {description(RANGES[above[0]])}")
         if name not in RANGES and not is_open(name):
-            raise RegistryError(unknown(name, further))
+            raise RegistryError(unknown(name))
     _expect_all(given)
 
 
@@ -83,12 +102,20 @@ def is_open(name: str) -> bool:
     return any(name == section or name.startswith(f"{section}.") for section in OPEN)
 
 
-def unknown(name: str, further: Iterable[str] = ()) -> str:
-    """The error for an unknown setting: it suggests settings with the same last name first, then similar ones.
+def is_free_form(name: str) -> bool:
+    """Whether cojax.run.entries, and not ml_collections, must set the setting `name` that a flag gives.
 
-    `further` holds more names to suggest.
+    So it is where the setting chooses an entry that has settings, where it is a setting of an entry, and where it may
+    be None.
     """
-    known = [*RANGES, *OPEN, *further]
+    if name in LEAVES and LEAVES[name].default is None:
+        return True
+    return name in _CHOOSING or (is_open(name) and name not in OPEN)
+
+
+def unknown(name: str) -> str:
+    """The error for an unknown setting: it suggests settings with the same last name first, then similar ones."""
+    known = [*RANGES, *OPEN, *OF_ENTRIES]
     low, last = name.lower(), name.lower().rpartition(".")[2]
     near = [one for one in known if one.lower() == low]
     near += [one for one in known if one.rpartition(".")[2] == last]

@@ -25,15 +25,22 @@ import orbax.checkpoint as ocp
 from cojax.durable import crc32, sync_folder, sync_tree
 from cojax.storage.array_files import ArrayFiles, ArrayStore, explained, outlines
 from cojax.storage.checksums import has_valid_checksum, with_checksum
-from cojax.storage.files import StorageError, explain, explain_reading, is_number, open_file, read_json, write_json
+from cojax.storage.files import (
+    CheckpointError as CheckpointError,
+)
+from cojax.storage.files import (
+    StorageError,
+    explain,
+    explain_reading,
+    is_number,
+    open_file,
+    read_json,
+    write_json,
+)
 
 LOG = logging.getLogger(__name__)
 # The names of folders on their way to a step, and of steps on their way out.
 _PASSING = re.compile(r"\.\d+\.\d+(?:\.old)?\.tmp")
-
-
-class CheckpointError(RuntimeError):
-    """No checkpoint can be used, or it belongs to another model. The message says which it is and what to do."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -37,6 +37,10 @@ class StorageError(OSError):
     """A file cannot be written or read, or is damaged. The message names the path and what to do."""
 
 
+class CheckpointError(RuntimeError):
+    """No checkpoint can be used, or it belongs to another model. The message says which it is and what to do."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Log:
     """An append-only JSONL file. A checkpoint stores its length in bytes, and resuming truncates it to that length.

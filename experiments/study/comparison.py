@@ -10,8 +10,8 @@ from typing import Any
 from cojax import registry
 from cojax.registry.annotations import RegistryError
 from cojax.rollout.collect import Limits
+from cojax.run.entries import CHOICES, signal_name
 from cojax.settings.base import PAPER
-from cojax.settings.entries import CHOICES, signal_name
 from cojax.settings.ranges import is_open
 from cojax.signals import SIGNALS
 from experiments.study import schedule

@@ -37,7 +37,7 @@ PYTHON = [block for block in BLOCKS if block.language == "python"]
 JSON = [block for block in BLOCKS if block.language == "json"]
 # Commands whose flags absl parses, and the module that defines them.
 WITH_CONFIG = {
-    "experiments.run": "cojax.run.train", "experiments.evaluate": "cojax.evaluation.command",
+    "experiments.run": "cojax.run.command", "experiments.evaluate": "cojax.evaluation.command",
     "experiments.serve": "cojax.serving.command", "experiments.compile": "cojax.compile.command",
 }  # fmt: skip
 

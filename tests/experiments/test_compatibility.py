@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cojax.run import trained
+from cojax.run import entries, trained
 from cojax.run.checks import check
-from cojax.settings import base, compatibility, entries
+from cojax.settings import base, compatibility
 from cojax.settings.compatibility import flag_in_todays_name, in_todays_keys, without_old_names
 from cojax.settings.tree import LEAVES
 from cojax.storage.checkpoint import CheckpointError

@@ -13,11 +13,11 @@ from commands import Commands
 from ml_collections import ConfigDict
 
 import environments
-from cojax.run import preflight
+from cojax.run import entries, preflight
 from cojax.run import train as run
 from cojax.run.checks import check
-from cojax.settings import base, entries, flags
-from cojax.settings.entries import described, entry, overridden, signals
+from cojax.run.entries import described, entry, overridden, signals
+from cojax.settings import base, flags
 from experiments import bfcl, desk
 
 ROOT = Path(__file__).parents[2]

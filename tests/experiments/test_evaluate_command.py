@@ -12,7 +12,7 @@ from chat_endpoint import refused, serving, solver
 from patience import patience
 from trained_runs import config, make_run
 
-from cojax.evaluation.command import evaluate, splits_of, subject_of, tasks_of
+from cojax.evaluation.evaluate import evaluate, splits_of, subject_of, tasks_of
 from cojax.report import command as report
 from cojax.report import evaluation as pages
 from cojax.report import write_evaluation_report

@@ -26,10 +26,10 @@ from cojax.policy.model_folder import write_model
 from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.export import load_params, save_model
 from cojax.run import assemble, initial_policy, kept, policies, trained
+from cojax.run.entries import learned_by
 from cojax.run.initial_policy import InitialPolicy, demonstrations, weights_hash
 from cojax.run.initial_policy import initial_policy as begin
 from cojax.run.processes import ALONE
-from cojax.settings.entries import learned_by
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.run_files import RunFiles
 

@@ -13,9 +13,9 @@ from cojax.learner.hard_negatives import HardNegatives
 from cojax.preference import Preference
 from cojax.run import methods, states
 from cojax.run.checks import check
+from cojax.run.entries import learned_by, reads_initial
 from cojax.run.summary import _hard_negatives
 from cojax.settings import presets
-from cojax.settings.entries import learned_by, reads_initial
 from experiments import alfworld, appworld, bfcl, desk, scienceworld, tau2
 
 

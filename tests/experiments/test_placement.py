@@ -2,10 +2,10 @@
 
 import pytest
 
-from cojax.evaluation.command import identity
+from cojax.evaluation.evaluate import identity
 from cojax.evaluation.subjects import Subject
+from cojax.run import entries
 from cojax.run.checks import check
-from cojax.settings import entries
 from cojax.settings.tree import LEAVES
 from cojax.storage.differences import FREE_SETTINGS, differences
 from experiments import bfcl, desk

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cojax.evaluation import command as evaluate
+from cojax.evaluation import evaluate
 from cojax.run import train as run
 
 

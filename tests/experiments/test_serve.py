@@ -20,7 +20,7 @@ from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.server import ServerLimits
 from cojax.rollout.sglang.weights import WeightsFolder
-from cojax.serving import command as serve
+from cojax.serving import serve
 from cojax.settings import base
 
 TRAINER = ServerLimits(startup=20.0, sync=20.0, probe_every=0.1)

@@ -254,7 +254,7 @@ def test_what_is_no_run_is_named(tmp_path: Path, local) -> None:
 
 
 def test_a_host_serves_a_run_that_nobody_trains(config, launched, tmp_path: Path) -> None:
-    from cojax.serving import command as serve
+    from cojax.serving import serve
 
     config.model.path, stop = "", threading.Event()
     config.model.shape.num_hidden_layers = 1

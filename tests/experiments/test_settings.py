@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from cojax.registry.annotations import Range
+from cojax.run import reference
 from cojax.run.checks import check
-from cojax.settings import base, reference
+from cojax.settings import base
 from cojax.settings.ranges import RANGES, leaves
 from cojax.settings.tree import LEAVES, OPEN
 from experiments import alfworld, appworld, bfcl, desk, scienceworld, tau2

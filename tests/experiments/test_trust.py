@@ -18,8 +18,9 @@ from ml_collections import ConfigDict
 import environments
 from cojax import registry
 from cojax.registry.annotations import RegistryError
+from cojax.run import entries, trust
 from cojax.run.checks import check as check_settings
-from cojax.settings import entries, flags, trust
+from cojax.settings import flags
 from experiments import desk
 
 _MODULE = """

@@ -24,8 +24,8 @@ from ml_collections import ConfigDict
 import environments
 from cojax import imports
 from cojax.registry.annotations import RegistryError, shown
+from cojax.run.entries import CHOICES, SIGNAL, signal_name
 from cojax.settings.base import at
-from cojax.settings.entries import CHOICES, SIGNAL, signal_name
 from cojax.settings.tree import LEAVES
 from cojax.storage.files import read_json
 

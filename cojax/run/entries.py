@@ -27,8 +27,8 @@ from cojax.run.explorers import EXPLORERS
 from cojax.settings import base
 from cojax.settings.base import PAPER, at, put
 from cojax.settings.compatibility import without_old_names
-from cojax.settings.ranges import is_open, leaves
-from cojax.settings.tree import LEAVES, OPEN
+from cojax.settings.ranges import is_free_form, leaves
+from cojax.settings.tree import LEAVES
 from cojax.signals import SIGNALS, SignalKind, check
 from cojax.synthesis import ADMISSIONS, EVOLUTIONS, SELECTIONS, reads
 
@@ -212,18 +212,6 @@ def declared() -> list[str]:
     ]
     found += [f"{_SIGNALS}.{name}.{setting}" for name in SIGNALS for setting in registry.settings(SIGNALS[name])]
     return list(dict.fromkeys(found))
-
-
-def is_free_form(name: str) -> bool:
-    """Whether `overridden`, and not ml_collections, must set the setting `name`.
-
-    So it is where the setting chooses an entry that has settings, where it is a setting of an entry, and where it may
-    be None.
-    """
-    choice = CHOICES.get(name)
-    if name in LEAVES and LEAVES[name].default is None:
-        return True
-    return bool(choice.section) if choice else is_open(name) and name not in OPEN
 
 
 def overridden(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:

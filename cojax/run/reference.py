@@ -11,8 +11,8 @@ import inspect
 from collections.abc import Iterator, Sequence
 
 from cojax.registry.annotations import description
+from cojax.run.entries import CHOICES
 from cojax.settings.command_line import CommandLineParser
-from cojax.settings.entries import CHOICES
 from cojax.settings.presets import PRESETS
 from cojax.settings.tree import LEAVES, OPEN, SECTIONS, Leaf, leaves_of
 from cojax.signals import SIGNALS
