@@ -33,7 +33,7 @@ from cojax.unicode_forms import plain
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class ComparedRun:
     """A finished run: its summary, and the score of each evaluation task after training, by the task's id."""
 
     folder: Path
@@ -41,7 +41,7 @@ class Result:
     scores: Mapping[str, float]
 
 
-def result(folder: Path) -> Result:
+def result(folder: Path) -> ComparedRun:
     """A run as it ended. Raises FileNotFoundError where it has not, and StorageError for a damaged file."""
     found = {}
     for name in ("summary.json", "final.json"):
@@ -54,7 +54,7 @@ def result(folder: Path) -> Result:
             ) from error
         except ValueError as error:
             raise StorageError(f"{folder / name} is not JSON ({error}). Restore it from a copy.") from error
-    return Result(folder, found["summary.json"], found["final.json"].get("tasks", {}))
+    return ComparedRun(folder, found["summary.json"], found["final.json"].get("tasks", {}))
 
 
 def sign_test(better: int, worse: int) -> float:
@@ -62,7 +62,7 @@ def sign_test(better: int, worse: int) -> float:
     return float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
 
 
-def table(results: Sequence[Result]) -> Table:
+def table(results: Sequence[ComparedRun]) -> Table:
     """The figures of each run, a column a run."""
     shown = Table(title="Results", title_justify="left", title_style="bold", box=None, padding=(0, 2))
     shown.add_column("", style="dim", no_wrap=True)
@@ -81,7 +81,7 @@ def table(results: Sequence[Result]) -> Table:
     return shown
 
 
-def differences(results: Sequence[Result]) -> Table:
+def differences(results: Sequence[ComparedRun]) -> Table:
     """Each further run minus the first, a row a run."""
     shown = Table(
         title=f"Minus {results[0].folder}, over the evaluation tasks of both", title_justify="left", title_style="bold",
@@ -100,7 +100,7 @@ def differences(results: Sequence[Result]) -> Table:
     return shown
 
 
-def by_task(results: Sequence[Result]) -> Table:
+def by_task(results: Sequence[ComparedRun]) -> Table:
     """The evaluation tasks on which the runs differ, with the score of each run."""
     shown = Table(title="Tasks that differ", title_justify="left", title_style="bold", box=None, padding=(0, 2))
     shown.add_column("task", style="dim", no_wrap=True)

@@ -6,13 +6,16 @@ from cojax.evaluation import evaluate
 from cojax.run import train as run
 
 
-@pytest.mark.parametrize("command", [run, evaluate])
+@pytest.mark.parametrize(("command", "ends"), [
+    (run, lambda: run.main(preflight_only=False)),
+    (evaluate, lambda: evaluate.run((None,) * 4, None, 1, None)),
+], ids=["run", "evaluate"])  # fmt: skip
 @pytest.mark.parametrize(("error", "said"), [
     (MemoryError(), "error: this host's memory is used up: free some, then run the same command again to go on"),
     (MemoryError("8 GiB"), "error: this host's memory is used up (8 GiB): free some"),
     (ValueError("no"), "error: no"),
 ])  # fmt: skip
-def test_an_error_is_one_line(command, error, said, monkeypatch, capsys):
+def test_an_error_is_one_line(command, ends, error, said, monkeypatch, capsys):
     def fail() -> None:
         raise error
 
@@ -21,5 +24,5 @@ def test_an_error_is_one_line(command, error, said, monkeypatch, capsys):
     monkeypatch.setattr(command.signal, "signal", lambda *_: None)
     monkeypatch.setattr(command, "configuration", fail)
     with pytest.raises(SystemExit):
-        command.main([])
+        ends()
     assert " ".join(capsys.readouterr().out.split()).startswith(said)

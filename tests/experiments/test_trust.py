@@ -20,6 +20,7 @@ from cojax import registry
 from cojax.registry.annotations import RegistryError
 from cojax.run import entries, trust
 from cojax.run.checks import check as check_settings
+from cojax.run.configuration import configuration
 from cojax.settings import flags
 from experiments import desk
 
@@ -72,7 +73,7 @@ def resumed(workdir: Path, *arguments: str) -> ConfigDict:
         patch.setattr(sys, "path", [*sys.path])
         patch.setattr(sys, "argv", ["run", f"--config=experiments/continued.py:{workdir}", *arguments])
         flags.parse(sys.argv)
-        return flags.configuration()
+        return configuration()
 
 
 def refusal(workdir: Path, *arguments: str) -> str:
