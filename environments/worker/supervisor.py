@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import resource
 import socket
@@ -23,11 +24,16 @@ from environments.worker.timer import Timer
 
 # Seconds that the fork server gets to end by itself.
 _GRACE = 5.0
+# Allocations of so many bytes go back to the system when they are freed. By itself glibc raises its own threshold with
+# each larger one that is freed, and keeps what lies below it.
+_MMAP_THRESHOLD, _RETURNED = -3, 2**17
 # The environment variables of a process that may run a model's code: no keys, no tokens.
 _VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ")
 
 
 def main(descriptor: int) -> None:
+    with contextlib.suppress(AttributeError):  # of another C library
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _RETURNED)
     # As many sockets as the system allows: one for each child.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
