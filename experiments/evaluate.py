@@ -30,8 +30,8 @@ from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import ConfigDict
 
-import environments
-from cojax.environment import EngineError, Environment, EnvironmentFailure
+from cojax import worlds
+from cojax.environment import EngineError, Environment, EnvironmentFailure, InstallError
 from cojax.host.owner import tell
 from cojax.host.processes import end_all, end_descendants_at_exit
 from cojax.report import write_evaluation_report
@@ -44,7 +44,6 @@ from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import expect_no_link, is_number, write_json
 from cojax.storage.folder_lock import RunDirectoryError
 from cojax.types import Group, Task, Trajectory, content_hash
-from environments.worker.venv import InstallError
 from experiments import engines, entries, measures, placement, processes, subjects, traits
 from experiments.facts import facts
 from experiments.flags import configuration, parse
@@ -175,7 +174,7 @@ def splits_of(config: ConfigDict, named: Sequence[str] | None) -> list[str]:
     if not named:
         return [held_out.split]
     if list(named) == ["all"]:
-        module = environments.module(config.environment.name)
+        module = worlds.module(config.environment.name)
         named = vars(module).get("EVALUATION", (held_out.split, held_out.dev_split, held_out.challenge_split))
     found = list(dict.fromkeys(name.strip() for name in named if name.strip()))
     if not found:

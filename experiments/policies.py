@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from cojax import warm_start
 from cojax.environment import Demonstrated, Environment, EnvironmentFailure, ask
 from cojax.environment.replay import follow
+from cojax.environment.watch import HangingCall, watched
 from cojax.policy.config import ModelConfig
 from cojax.report.console import CONSOLE, bar
 from cojax.rollout.chat import Chat, names_only, whole_document
@@ -23,7 +24,6 @@ from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.storage.files import read_whole
 from cojax.types import Task
 from cojax.validation import Exclusions
-from environments.watch import HangingCall, watched
 from experiments.settings import choose, settings
 from experiments.trained import from_scratch
 from experiments.traits import limits

@@ -33,7 +33,7 @@ from ml_collections import ConfigDict
 from cojax.coevolve import coevolve
 from cojax.coevolving import coevolving
 from cojax.distributed.start import DistributedError
-from cojax.environment import EngineError, EnvironmentFailure
+from cojax.environment import EngineError, EnvironmentFailure, InstallError
 from cojax.host.background import settle
 from cojax.host.owner import tell
 from cojax.host.processes import end_all, end_descendants_at_exit
@@ -50,7 +50,6 @@ from cojax.storage.files import write_json
 from cojax.storage.folder_lock import RunDirectoryError
 from cojax.storage.run_directory import RunDirectory
 from cojax.storage.verify import Verified
-from environments.worker.venv import InstallError
 from experiments import assemble, evaluations, held_out, hosts, kept, methods, preflight, report, states, traits
 from experiments.checks import check_run
 from experiments.compatibility import in_todays_keys

@@ -25,8 +25,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from cojax.environment import EnvironmentFailure
-from environments.worker.venv import InstallError
+from cojax.environment import EnvironmentFailure, InstallError
 from experiments.campaign import episodes, faults, leaks
 from experiments.campaign.cases import COUNTS, EPISODES, FAULTS, Canary
 from experiments.campaign.episodes import Half

@@ -12,9 +12,8 @@ import jax
 from absl import app, flags
 from absl import logging as absl_logging
 
-from cojax.environment import EnvironmentFailure
+from cojax.environment import EnvironmentFailure, InstallError
 from cojax.report.console import CONSOLE
-from environments.worker.venv import InstallError
 from experiments.compile import shown, targets
 from experiments.compile.programs import examine
 from experiments.flags import configuration, parse
