@@ -42,7 +42,8 @@ def test_in_a_checkout_the_command_has_ours_and_names_what_is_hidden(clashing: P
     text = f"{COMMAND}print(imports.hidden('experiments.losses'), imports.hidden('environments'))"
     files = (clashing / "experiments/losses.py", clashing / "environments/__init__.py")
     assert said(text, clashing, *path) == " ".join(map(str, files))
-    assert said(f"{COMMAND}print([imports.hidden(f'experiments.{{n}}') for n in ('no', 'desk')])", clashing) == "['', '']"
+    text = f"{COMMAND}print([imports.hidden(name) for name in ('experiments.no', 'cojax')])"
+    assert said(text, clashing) == "['', '']"
 
 
 def test_the_command_tells_of_packages_that_it_cannot_import(clashing: Path, commands: Commands) -> None:
@@ -68,12 +69,8 @@ def test_the_current_folder_comes_before_what_else_is_in_a_checkout(tmp_path: Pa
 def test_in_a_program_of_the_user_his_packages_stay_his(clashing: Path) -> None:
     text = "import cojax, experiments, environments; print(experiments.SEED, environments.OPENED)"
     assert said(text, clashing, clashing) == "7 by the user's package"
-    text = "import cojax, environments\nfor name in ('environments.no', 'desk'): cojax.load_environment(name)"
-    assert said(text, clashing, clashing).startswith("cojax.registry.annotations.RegistryError: environment 'environment")
-    text = "import cojax, environments; cojax.load_environment('desk')"
-    assert f"RegistryError: {clashing}/environments/__init__.py hides cojax's environments.desk, as" in said(
-        text, clashing, clashing
-    )
+    told = said("import cojax, environments; cojax.load_environment('desk')", clashing, clashing)
+    assert f"RegistryError: {clashing}/environments/__init__.py hides cojax's environments.desk, as cojax has" in told
     text = "import cojax; print(type(cojax.load_environment('desk')).__module__)"
     assert said(text, clashing, clashing) == "environments.desk"
 
