@@ -1,11 +1,18 @@
 """Packaging of cojax. Lower bounds are what the tests run with; heavy or conflicting packages live in extras."""
 
 import re
+import sys
 from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
 
 ROOT = Path(__file__).parent
+# SWITCH: folders of the checkout that a wheel holds within the package cojax. "experiments" joins them, here and in
+# tests/test_wheels.py, once its modules import nothing but cojax.
+WITHIN = ("environments",)
+BESIDE = ("environments", "experiments")
+# An editable install has the checkout as it is.
+MOVED = () if "editable_wheel" in sys.argv else WITHIN
 
 setup(
     name="cojax",
@@ -17,8 +24,11 @@ setup(
     python_requires=">=3.11",
     # An editable install then adds the checkout to the import path. A finder of modules would come too late where the
     # current folder holds a clone named cojax, which Python takes for a package without __init__.py.
-    package_dir={"": "."},
-    packages=find_namespace_packages(include=["cojax*", "environments*", "experiments*"]),
+    package_dir={"": ".", **{f"cojax.{name}": name for name in MOVED}},
+    packages=[
+        *find_namespace_packages(include=["cojax*", *(f"{name}*" for name in BESIDE if name not in MOVED)]),
+        *(f"cojax.{package}" for package in find_namespace_packages(include=[f"{name}*" for name in MOVED])),
+    ],
     package_data={"": ["*.html", "*.css", "*.js", "*.jinja", "*.md", "*.txt", "*.pyi", "py.typed"]},
     entry_points={"console_scripts": ["cojax = cojax.command:main"]},
     install_requires=[
