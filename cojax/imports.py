@@ -32,9 +32,9 @@ SHARED = tuple(name for name in ("experiments", "environments") if within(name) 
 
 def ours_first() -> None:
     """Imports the packages beside `cojax` from there, whatever stands on the import path, unless one is imported."""
-    for package in SHARED:
+    for package in (name for name in SHARED if name not in sys.modules):
         spec = importlib.machinery.PathFinder.find_spec(package, [_ROOT])
-        if package not in sys.modules and spec is not None and spec.loader is not None:
+        if spec is not None and spec.loader is not None:
             sys.modules[package] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(sys.modules[package])
 
