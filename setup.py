@@ -1,11 +1,15 @@
 """Packaging of cojax. Lower bounds are what the tests run with; heavy or conflicting packages live in extras."""
 
 import re
+import sys
 from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
 
 ROOT = Path(__file__).parent
+# A wheel holds these folders of the checkout within the package cojax; an editable install has the checkout as it is.
+FOLDERS = ("environments", "experiments")
+WITHIN = () if "editable_wheel" in sys.argv else FOLDERS
 
 setup(
     name="cojax",
@@ -17,8 +21,11 @@ setup(
     python_requires=">=3.11",
     # An editable install then adds the checkout to the import path. A finder of modules would come too late where the
     # current folder holds a clone named cojax, which Python takes for a package without __init__.py.
-    package_dir={"": "."},
-    packages=find_namespace_packages(include=["cojax*", "environments*", "experiments*"]),
+    package_dir={"": ".", **{f"cojax.{name}": name for name in WITHIN}},
+    packages=[
+        *find_namespace_packages(include=["cojax*", *(f"{name}*" for name in FOLDERS if name not in WITHIN)]),
+        *(f"cojax.{package}" for package in find_namespace_packages(include=[f"{name}*" for name in WITHIN])),
+    ],
     package_data={"": ["*.html", "*.css", "*.js", "*.jinja", "*.md", "*.txt", "*.pyi", "py.typed"]},
     entry_points={"console_scripts": ["cojax = cojax.command:main"]},
     install_requires=[

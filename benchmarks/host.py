@@ -7,9 +7,9 @@ import random
 import threading
 from collections.abc import Sequence
 
-import environments
 from benchmarks import machine
 from benchmarks.results import Row, timed
+from cojax import worlds
 from cojax.compile.shapes import SHAPES
 from cojax.environment import play
 from cojax.environment.replay import follow
@@ -57,7 +57,7 @@ def _groups(count: int) -> Sequence[list[Group]]:
 
 def desk(*, tasks: int = 500, repeats: int = 5) -> list[Row]:
     """Solutions of evaluation tasks through play(), start and evaluation included."""
-    environment = environments.load("desk")
+    environment = worlds.load("desk")
     drawn = environment.tasks("eval", tasks)
     actions = sum(len(task.solution) for task in drawn)
 

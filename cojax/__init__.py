@@ -24,8 +24,10 @@ _PUBLIC = {
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         return getattr(importlib.import_module(_PUBLIC[name]), name)
+    if name == "load_environment":  # beside the names of __all__, which stay as they are
+        return importlib.import_module("cojax.worlds").load
     raise AttributeError(f"module 'cojax' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+    return sorted({*globals(), *_PUBLIC, "load_environment"})

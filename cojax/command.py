@@ -1,6 +1,7 @@
 """The command `cojax NAME …`: each name stands for a module, and `python -m MODULE …` does the same.
 
-It works in any folder. Modules of the current folder can be imported, after all others (cojax/imports.py).
+It works in any folder. Modules of the current folder can be imported, after all others (cojax/imports.py). The modules
+are named as in a checkout; in a wheel they are within `cojax`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     _started = True
     _current_folder_last(warn=name in _IMPORTING)
-    module = COMMANDS[name][0]
+    module = imports.within(COMMANDS[name][0])
     sys.argv = [f"cojax {name}", *rest[:-1]]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     return 0
@@ -83,12 +84,13 @@ def in_checkout(name: str) -> Path:
 
 def worded(text: str) -> str:
     """A help text that names commands, by the names with which this process was started."""
-    if not _started:
-        return text
-    names = {module: name for name, (module, _) in COMMANDS.items()}
+    names = {
+        module: f"cojax {name}" if _started else f"python -m {imports.within(module)}"
+        for name, (module, _) in COMMANDS.items()
+    }
     # A longer name, such as experiments.study.rounding, is no command of ours.
     pattern = rf"python -m ({'|'.join(map(re.escape, names))})(?![\w.]*\w)"
-    return re.sub(pattern, lambda found: f"cojax {names[found[1]]}", text)
+    return re.sub(pattern, lambda found: names[found[1]], text)
 
 
 def _readable() -> None:
@@ -102,5 +104,5 @@ def _current_folder_last(warn: bool) -> None:
     if sys.path and sys.path[0] in ("", os.getcwd()):
         del sys.path[0]
     imports.with_current_folder()
-    for file in imports.hidden() if warn else ():
-        print(f"warning: {file} cannot be imported, as cojax has a module of that name; rename it", file=sys.stderr)
+    for file in filter(None, map(imports.hidden, imports.SHARED if warn else ())):
+        print(f"warning: {os.path.dirname(file)} cannot be imported, {imports.FIX}", file=sys.stderr)

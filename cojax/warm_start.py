@@ -134,7 +134,7 @@ def perform(environment: Environment, task: Task, act: Actor, turns: int) -> Tra
     if trajectory.outcome not in ("finished", "truncated"):
         raise EnvironmentFailure(
             f"a demonstration of task {task.id} in {environment.name!r} ended in {trajectory.outcome} "
-            f"({trajectory.error}); run the same command again, or python -m environments.check {environment.name}"
+            f"({trajectory.error}); run the same command again, or cojax check {environment.name}"
         )
     return trajectory
 

@@ -1,120 +1,22 @@
-"""Finds and loads environments: each file here is one, by its name, and offers `make(*, …) -> Environment`.
+"""The environments of cojax: each file here is one, by its name, and offers `make(*, …) -> Environment`.
 
-An environment from outside is named package.module:make, wherever a name is expected; `:make` may be left out. Where
-the name is also one of this folder's, this folder's environment is meant.
+`cojax.worlds` finds and loads them, also where this folder is `cojax.environments`, as in a wheel.
 """
 
-from __future__ import annotations
+from cojax.worlds import (
+    available,
+    examine,
+    full_name,
+    function,
+    load,
+    load_plain,
+    maker,
+    module,
+    reserved,
+    settings_from_text,
+)
 
-import importlib
-import importlib.machinery
-import importlib.util
-import os
-import pkgutil
-import sys
-from collections.abc import Callable, Mapping
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-from cojax import imports, registry
-from cojax.environment import Environment
-
-imports.ours_first()
-# Modules of this folder that are not environments.
-_OTHERS = {"worker", "cluster", "tools", "install", "check", "setups", "solutions", "watch"}
-
-
-def available() -> list[str]:
-    """Names of the environments that can be loaded."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in _OTHERS)
-
-
-def reserved(name: str) -> tuple[str, ...]:
-    """The splits from which nothing may be learned, even if they are not evaluated: RESERVED in the environment's file.
-
-    There are none without such a line, as where splits are generated without end. For an environment from outside both
-    the named module and the module that defines its `make` are read.
-    """
-    modules = [module(name), *([sys.modules[full_name(name).partition(":")[0]]] if name not in available() else [])]
-    return tuple(dict.fromkeys(split for one in modules for split in vars(one).get("RESERVED", ())))
-
-
-def module(name: str) -> ModuleType:
-    """The file of the environment of that name. Raises RegistryError for an unknown one."""
-    return sys.modules[maker(name).__module__]
-
-
-def full_name(name: str) -> str:
-    """The name with `:make` where that was left out; an environment of this folder has no more than its own."""
-    return name if ":" in name or name in available() else f"{name}:make"
-
-
-def maker(name: str) -> Callable[..., Environment]:
-    """The function that makes the environment of that name; its keywords are the settings. Raises RegistryError."""
-    if name in available():
-        return importlib.import_module(f"environments.{name}").make
-    if "." not in name and ":" not in name and not _is_module(name):
-        meant = registry.did_you_mean(name, available())
-        raise registry.RegistryError(
-            f"environment {name!r} not found; {meant}available: {', '.join(available())}, or package.module:make from "
-            f"outside; there is no module {name!r} in {os.getcwd()} or among the installed packages either"
-        )
-    return registry.find("environment", full_name(name), {})
-
-
-def load(name: str, **settings: Any) -> Environment:
-    """The environment of that name. Raises RegistryError for an unknown one, and for a `make` that makes none."""
-    make = maker(name)
-    registry.check_call("environment", name, make, (), settings)
-    made = make(**settings)
-    if not all(callable(getattr(made, method, None)) for method in ("tools", "tasks", "start", "phrase")):
-        raise registry.RegistryError(
-            f"environment {name!r} is of type {type(made).__name__}; expected what its `make` returns to have tools, "
-            "tasks, start and phrase, as ToolEnvironment(…) has"
-        )
-    return made
-
-
-def load_plain(name: str, given: Mapping[str, Any]) -> Environment:
-    """The environment of that name; its settings are given as JSON has them. Raises RegistryError."""
-    return load(name, **registry.check_settings("environment", name, maker(name), given))
-
-
-def function(setting: str, name: str) -> Callable[..., Any]:
-    """The function that a setting names as package.module:function. Raises RegistryError."""
-    if ":" not in name:
-        raise registry.RegistryError(f"{setting} is {name!r}; expected package.module:function")
-    return registry.find(setting, name, {})
-
-
-def settings_from_text(name: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of the environment of that name, as flags give them. Raises RegistryError for one it does not take."""
-    declared = registry.settings(maker(name))
-    values = {
-        key: registry.from_text(declared[key].annotation, text) if key in declared else text
-        for key, text in given.items()
-    }
-    return registry.check_settings("environment", name, maker(name), values)
-
-
-def examine(name: str, given: Mapping[str, Any]) -> None:
-    """Raises ValueError for settings of an environment that nothing may be made of, and which must not be stored.
-
-    It is the function `examine` of the environment's module that knows them, if there is one.
-    """
-    vars(module(name)).get("examine", lambda **settings: None)(**given)
-
-
-def _is_module(name: str) -> bool:
-    """Whether a module of that name can be imported, also from the current folder."""
-    try:
-        found = importlib.util.find_spec(name) if name else None
-    except (ValueError, ImportError):
-        return False
-    return found is not None or importlib.machinery.PathFinder.find_spec(name, [os.getcwd()]) is not None
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        return imports.attribute("environments", name)
+__all__ = [
+    "available", "examine", "full_name", "function", "load", "load_plain", "maker", "module", "reserved",
+    "settings_from_text",
+]  # fmt: skip

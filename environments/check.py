@@ -44,15 +44,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import environments
+from cojax import worlds
 from cojax.command import worded
 from cojax.environment import Environment, EnvironmentFailure, traits_of
+from cojax.environment.watch import HangingCall, watched
 from cojax.types import Task, to_json
-from environments.cluster import place
-from environments.setups import OpeningReport, SetupReport
-from environments.solutions import SplitReport
-from environments.watch import HangingCall, watched
-from environments.worker.venv import InstallError
+from .cluster import place
+from .setups import OpeningReport, SetupReport
+from .solutions import SplitReport
+from .worker.venv import InstallError
 
 _SPLITS = ("seed", "dev", "eval", "challenge")
 # Tasks of a split that are examined, where neither --count nor COUNT of the environment says.
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=worded(__doc__),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    known = environments.available()
+    known = worlds.available()
     parser.add_argument("name", help=f"one of {', '.join(known)}, or package.module from outside")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the environment (repeatable)"
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--count is {options.count}; expected at least 1")
     try:
         given = options.set + ([f"data={options.data}"] if options.data else [])
-        module, settings = vars(environments.module(options.name)), _settings(options.name, given)
+        module, settings = vars(worlds.module(options.name)), _settings(options.name, given)
         count = options.count or module.get("COUNT", _COUNT)
         if "check" in module and options.name in known:
             if settings or options.cluster:
@@ -92,8 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return int(module["check"](count, every=options.mutations == "all", **settings))
         wrong = 0
         for server, case in module.get("cases", lambda given: {"": given})(settings).items():
-            name = environments.full_name(options.name)
-            environment = place(options.cluster, name, case) if options.cluster else environments.load(name, **case)
+            name = worlds.full_name(options.name)
+            environment = place(options.cluster, name, case) if options.cluster else worlds.load(name, **case)
             drawn = _drawn(environment, module.get("SPLITS"), options.category, count)
             wrong += _report(environment, options.name, drawn, module, options.mutations == "all", server)
     except (ValueError, InstallError, EnvironmentFailure) as error:
@@ -148,7 +148,7 @@ def _settings(name: str, given: Sequence[str]) -> dict[str, Any]:
     """The settings of `--set KEY=VALUE`. Raises ValueError for one without a value."""
     if wrong := [one for one in given if "=" not in one]:
         raise ValueError(f"--set {wrong[0]} has no value; give it as --set KEY=VALUE")
-    return environments.settings_from_text(name, dict(one.split("=", 1) for one in given))
+    return worlds.settings_from_text(name, dict(one.split("=", 1) for one in given))
 
 
 def _drawn(

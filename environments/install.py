@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-import environments
+from cojax import worlds
 from cojax.command import worded
-from environments.worker.venv import InstallError, install, interpreter
+from .worker.venv import InstallError, install, interpreter
 
 
 def say(line: str) -> None:
@@ -33,12 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=worded("python -m environments.install"), description=worded(__doc__.partition("\n")[0])
     )
-    parser.add_argument("name", help=f"one of {', '.join(environments.available())}, or package.module from outside")
+    parser.add_argument("name", help=f"one of {', '.join(worlds.available())}, or package.module from outside")
     parser.add_argument("--python", help="interpreter to build on (default: this one, or a measured one on PATH)")
     parser.add_argument("--data", help="which data, where an environment needs some and there is a choice")
     options = parser.parse_args(arguments)
     try:
-        module = environments.module(options.name)
+        module = worlds.module(options.name)
     except ValueError as error:
         parser.error(str(error))
     data = _data(module)

@@ -10,7 +10,7 @@ from typing import Any
 
 from cojax.environment import Environment, EnvironmentFailure, Episode, ask
 from cojax.types import Action, Call, Observation, Task, canonical, content_hash, signature, to_json
-from environments.solutions import GARBAGE, SplitReport, asks_for_something, loss, throw_alone
+from .solutions import GARBAGE, SplitReport, asks_for_something, loss, throw_alone
 
 # Actions of a walk, and actions that are tried for it: without copies of a world, some that are offered are refused.
 _STEPS, _TRIED = 6, 24

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from experiments import desk
+from . import desk
 
 
 def get_config() -> ConfigDict:

@@ -1,15 +1,16 @@
-"""A project of a user, with packages that are named as ours; its runs take seconds."""
+"""A project of a user, with a loss, a configuration whose runs take seconds, and a world in a worker."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+# LAB and SHOPS are the user's packages, EXPERIMENTS and ENVIRONMENTS cojax's.
 _FILES = {
-    "experiments/__init__.py": """
-        from experiments.losses import CAUTION
+    "LAB/__init__.py": """
+        from LAB.losses import CAUTION
         SEED = 7
     """,
-    "experiments/losses.py": """
+    "LAB/losses.py": """
         CAUTION = 0.5
 
         def careful(logprobs, advantages, *, caution: float = CAUTION):
@@ -17,12 +18,9 @@ _FILES = {
 
             return -jnp.where(advantages < 0, caution, 1.0) * advantages * logprobs, {}
     """,
-    "experiments/small.py": """
-        import experiments.losses
-        from experiments import SEED, desk
-        from cojax.settings import base
-
-        assert base.__file__ != desk.__file__ != experiments.losses.__file__
+    "LAB/small.py": """
+        from EXPERIMENTS import desk
+        from LAB import SEED
 
         def get_config():
             config = desk.get_config()
@@ -39,19 +37,20 @@ _FILES = {
             config.engine.slots = config.limits.concurrency = 4
             return config
     """,
-    "environments/__init__.py": """
+    "SHOPS/__init__.py": """
         OPENED = "by the user's package"
     """,
-    "environments/shop.py": """
+    "SHOPS/shop.py": """
         '''A desk that is made in a worker, by a module that only the user has.'''
-        from environments.worker import isolate
+        from ENVIRONMENTS.worker import isolate
 
         def make():
-            return isolate("environments.shop_inside")
+            return isolate(f"{__package__}.shop_inside")
     """,
-    "environments/shop_inside.py": """
-        from environments import OPENED, desk
-        from environments.shop import make as outside
+    "SHOPS/shop_inside.py": """
+        from ENVIRONMENTS import desk
+        from SHOPS import OPENED
+        from SHOPS.shop import make as outside
 
         def make():
             assert OPENED and outside
@@ -60,9 +59,18 @@ _FILES = {
 }
 
 
-def make_project(folder: Path) -> Path:
-    """Writes the project and returns its folder."""
+def make_project(
+    folder: Path,
+    lab: str = "lab",
+    shops: str = "shops",
+    experiments: str = "experiments",
+    environments: str = "environments",
+) -> Path:
+    """Writes the project and returns its folder. Given are the names of the user's packages, and of cojax's."""
+    names = {"LAB": lab, "SHOPS": shops, "EXPERIMENTS": experiments, "ENVIRONMENTS": environments}
     for name, text in _FILES.items():
+        for token, given in names.items():
+            name, text = name.replace(token, given), text.replace(token, given)
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         lines = text.strip("\n").splitlines()

@@ -34,6 +34,7 @@ LEVELS = [
     {
         "cojax.environment",
         "cojax.environment.wrapping",
+        "cojax.worlds",
         "cojax.storage.files",
         "cojax.storage.folder_lock",
         "cojax.storage.array_files",
@@ -118,6 +119,16 @@ JAX_ROOMS = (
 )
 
 
+def absolute(node: ast.ImportFrom, path: Path) -> str:
+    """The module from which a file's statement imports."""
+    package = path.relative_to(ROOT).parent.parts
+    return ".".join([*package[: len(package) - node.level + 1 if node.level else 0], *filter(None, [node.module])])
+
+
+def inside(name: str, room: str) -> bool:
+    return name == room or name.startswith(room + ".")
+
+
 def modules() -> dict[str, set[str]]:
     """Module name → names it imports, inside functions too."""
     found = {}
@@ -129,17 +140,15 @@ def modules() -> dict[str, set[str]]:
             if isinstance(node, ast.Import):
                 imports |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{path}: relative import"
-                imports |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+                source = absolute(node, path)
+                # A wheel has environments/ under another name.
+                assert (node.level > 0) == (inside(source, "environments") and parts[0] == "environments"), path
+                imports |= {source, *(f"{source}.{alias.name}" for alias in node.names)}
         found[name] = imports
     return found
 
 
 MODULES = modules()
-
-
-def inside(name: str, room: str) -> bool:
-    return name == room or name.startswith(room + ".")
 
 
 def level(name: str) -> int:
@@ -181,16 +190,14 @@ def test_environments_import_little_of_ours(name: str) -> None:
     # A check is no part of an environment: it plays solutions, and watches calls that may hang.
     checks = {
         "environments.appworld.audit": {"cojax.environment.replay"},
-        "environments.watch": {"cojax.environment.wrapping", "cojax.host.background", "cojax.host.clock"},
+        "environments.check": {"cojax.environment.watch"},
     }.get(name, set())
     # Commands are worded as they were started.
     checks |= {"cojax.command"} if name in ("environments.check", "environments.install") else set()
-    # The folder itself finds environments, also from outside, and a worker has to find them again.
-    finds = {
-        "environments": {"cojax.imports", "cojax.registry"},
-        "environments.worker.client": {"cojax.imports"},
-        "environments.worker.forkserver": {"cojax.imports"},
-    }.get(name, set())
+    # These find environments, also from outside, or functions that a setting names.
+    finding = {"environments", "environments.check", "environments.install", "environments.cluster.host"}
+    finding |= {f"environments.{room}" for room in ("mcp", "openenv", "verifiers")}
+    finds = {"cojax.worlds"} if name in finding else set()
     assert ours <= {"cojax", "cojax.types", "cojax.environment"} | talks | checks | finds
 
 

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 # Module → names. A name may be added. One that is renamed or moved gets a line in docs/changes.md.
 PUBLIC: dict[str, tuple[str, ...]] = {
     "cojax": (
-        "OpenRun", "Records", "RunFailed", "Training", "evaluate", "load", "open_run", "steps", "train",
+        "OpenRun", "Records", "RunFailed", "Training", "evaluate", "load", "load_environment", "open_run", "steps",
+        "train",
     ),
     "cojax.types": (
         "Action", "Call", "Check", "Evaluation", "ExplorationContext", "Group", "Lineage", "Message", "Observation",

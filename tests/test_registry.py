@@ -160,15 +160,6 @@ def test_an_installed_copy_is_not_of_the_repository_around_it(folder: Path, igno
     assert commit(folder / "of_mine.py").endswith(" with changes")
 
 
-def test_a_users_module_in_a_package_named_as_ours_is_not_of_our_version(folder: Path) -> None:
-    (folder / "experiments").mkdir()
-    (folder / "experiments" / "losses_of_mine.py").write_text("def careful(logprobs, advantages):\n    return 0, {}\n")
-    told = source("experiments.losses_of_mine:careful", find("loss", "experiments.losses_of_mine:careful", ENTRIES))
-    assert (told["path"], told["version"]) == ("experiments.losses_of_mine:careful", "")
-    assert told["folder"] == str(folder)
-    sys.modules.pop("experiments.losses_of_mine")
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

@@ -16,7 +16,11 @@ import pytest
 from foreign_project import make_project
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("cojax", "environments", "experiments")
+# Folder of the checkout → its place in a wheel.
+PLACES = {"cojax": "cojax", "environments": "cojax/environments", "experiments": "cojax/experiments"}
+# A user's packages, and what he calls cojax's. Those that a wheel has within cojax may have the same name.
+EXPERIMENTS = PLACES["experiments"].replace("/", ".")
+LAB = "experiments" if EXPERIMENTS != "experiments" else "lab"
 
 
 def ran(command: list[str | Path], folder: Path, *, timeout: float = 600, **variables: str) -> str:
@@ -33,7 +37,7 @@ def ran(command: list[str | Path], folder: Path, *, timeout: float = 600, **vari
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The wheel and the sdist, from a copy of what belongs to the package."""
     copy = tmp_path_factory.mktemp("sources") / "cojax"
-    for name in PACKAGES:
+    for name in PLACES:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
@@ -44,13 +48,16 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def names(wheel: Path) -> set[str]:
-    return {name for name in zipfile.ZipFile(wheel).namelist() if name.partition("/")[0] in PACKAGES}
+    return {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
 
 
 def test_the_wheel_holds_every_file_of_the_packages(built: tuple[Path, Path]) -> None:
-    files = (path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file())
-    ours = {str(path.relative_to(ROOT)) for path in files if "__pycache__" not in path.parts}
+    files = ((name, path) for name in PLACES for path in (ROOT / name).rglob("*") if path.is_file())
+    ours = {
+        f"{PLACES[name]}/{path.relative_to(ROOT / name)}" for name, path in files if "__pycache__" not in path.parts
+    }
     assert names(built[0]) == ours
+    assert {name.partition("/")[0] for name in ours} == {place for place in PLACES.values() if "/" not in place}
     assert "cojax/py.typed" in ours
 
 
@@ -133,21 +140,22 @@ def test_pip_resolves_the_extras(
 
 
 def project_of(folder: Path) -> tuple[Path, dict[str, str]]:
-    return make_project(folder / "a project"), {"COJAX_CACHE": str(folder / "cache")}
+    project = make_project(folder / "a project", LAB, "environments", EXPERIMENTS, "cojax.environments")
+    return project, {"COJAX_CACHE": str(folder / "cache")}
 
 
 def assert_trains(bin: Path, folder: Path) -> None:
     """Two steps by the command and one more by a script, with the user's loss, in the user's world in workers."""
     project, cache = project_of(folder)
-    own = ["--config.environment=environments.shop", "--config.learner.loss=experiments.losses:careful"]
-    printed = ran([bin / "cojax", "run", "--config=experiments/small.py", *own], project, timeout=1200, **cache)
+    own = ["--config.environment=environments.shop", f"--config.learner.loss={LAB}.losses:careful"]
+    printed = ran([bin / "cojax", "run", f"--config={LAB}/small.py", *own], project, timeout=1200, **cache)
     assert "step 2/2" in printed
     where = json.loads((project / "runs/small/config.json").read_text())["code"]
     assert where["environment.name"]["path"] == "environments.shop:make"
     assert where["learner.loss"]["folder"] == str(project)
     (project / "script.py").write_text(
-        "import experiments, cojax\n"
-        "assert experiments.SEED == 7\n"
+        f"import {LAB}, cojax\n"
+        f"assert {LAB}.SEED == 7\n"
         "run = cojax.train(workdir='runs/small', steps=3)\n"
         "print(len(run.metrics()), run.summary()['steps'], cojax.__file__)\n"
     )
@@ -155,6 +163,22 @@ def assert_trains(bin: Path, folder: Path) -> None:
     assert (steps, summed) == ("3", "3")
     assert Path(file.strip()).is_relative_to(bin.parent)
     assert (project / "runs/small/report.html").stat().st_size > 100_000
+
+
+def test_an_object_of_a_world_has_one_name_and_a_users_package_is_his(installed: Path, tmp_path: Path) -> None:
+    project, cache = project_of(tmp_path)
+    (project / "script.py").write_text(
+        "import sys, cojax, environments\n"
+        "cojax.load_environment('desk', isolated=True).close()\n"
+        "assert cojax.load_environment('environments.shop').name == 'desk'\n"
+        "assert environments.OPENED and cojax.worlds.available()\n"
+        "print(type(cojax.load_environment('desk')).__module__)\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('environments')))\n"
+    )
+    printed = ran([installed / "python", "script.py"], project, **cache).splitlines()
+    assert printed == ["cojax.environments.desk", "environments environments.shop"]
+    told = ran([installed / "python", "-m", "cojax.environments.check", "--help"], project, **cache)
+    assert told.startswith("usage: python -m cojax.environments.check ")
 
 
 def test_the_command_works_in_a_foreign_project(installed: Path, tmp_path: Path) -> None:

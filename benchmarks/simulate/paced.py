@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
-import environments
 from benchmarks.simulate.servers import Rates, Server
+from cojax import worlds
 from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
 from cojax.rollout.busy_time import BusyTime
@@ -102,7 +102,7 @@ class PacedEngine:
 
 def paced(config: ConfigDict, model: ModelConfig) -> PacedEngine:
     """The engine of a configuration of the desk."""
-    environment = environments.load("desk")
+    environment = worlds.load("desk")
     tokenizer, _ = policies.tokenizer_and_shape(config, environment)
     chat = Chat(tokenizer, TOOL_DOCUMENTS[config.model.tools])
     solutions = [task.solution for task in environment.tasks("seed", _TASKS)]

@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from cojax import imports
+
 Config: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
-_GIVEN = Path(__file__).parents[2] / "experiments" / "given.py"
+_GIVEN = imports.FOLDERS["experiments"] / "given.py"
 
 
 def flags_of(settings: Mapping[str, Any]) -> list[str]:

@@ -14,11 +14,10 @@ from absl import logging as absl_logging
 
 from cojax.compile import shown, targets
 from cojax.compile.programs import examine
-from cojax.environment import EnvironmentFailure
+from cojax.environment import EnvironmentFailure, InstallError
 from cojax.report.console import CONSOLE
 from cojax.run.configuration import configuration
 from cojax.settings.flags import parse
-from environments.worker.venv import InstallError
 
 _TARGET = flags.DEFINE_string("target", None, f"What to compile for: {', '.join(targets.TARGETS)}.")
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")

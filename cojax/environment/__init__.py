@@ -17,6 +17,7 @@ from cojax.environment import replies
 from cojax.environment.errors import EngineError as EngineError
 from cojax.environment.errors import EnvironmentFailure as EnvironmentFailure
 from cojax.environment.errors import EpisodeFailure as EpisodeFailure
+from cojax.environment.errors import InstallError as InstallError
 from cojax.environment.errors import LimitExceeded as LimitExceeded
 from cojax.environment.errors import OutOfContext as OutOfContext
 from cojax.environment.errors import PolicyLoss as PolicyLoss

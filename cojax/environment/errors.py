@@ -31,6 +31,10 @@ class PolicyLoss(LimitExceeded):
     """
 
 
+class InstallError(RuntimeError):
+    """An environment's packages cannot be installed, or are not installed."""
+
+
 class EngineError(RuntimeError):
     """The engine could not produce a completion. It says nothing about the policy."""
 

@@ -17,8 +17,8 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 from absl import logging as absl_logging
 from ml_collections import ConfigDict
 
-import environments
-from cojax.environment import EngineError, Environment, EnvironmentFailure
+from cojax import worlds
+from cojax.environment import EngineError, Environment, EnvironmentFailure, InstallError
 from cojax.evaluation import measures, subjects
 from cojax.evaluation.subjects import Subject
 from cojax.host.owner import tell
@@ -39,7 +39,6 @@ from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import expect_no_link, is_number, write_json
 from cojax.storage.folder_lock import RunDirectoryError
 from cojax.types import Group, Task, Trajectory, content_hash
-from environments.worker.venv import InstallError
 
 _LOG = logging.getLogger("cojax")
 
@@ -157,7 +156,7 @@ def splits_of(config: ConfigDict, named: Sequence[str] | None) -> list[str]:
     if not named:
         return [held_out.split]
     if list(named) == ["all"]:
-        module = environments.module(config.environment.name)
+        module = worlds.module(config.environment.name)
         named = vars(module).get("EVALUATION", (held_out.split, held_out.dev_split, held_out.challenge_split))
     found = list(dict.fromkeys(name.strip() for name in named if name.strip()))
     if not found:

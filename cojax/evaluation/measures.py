@@ -8,16 +8,16 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from cojax import worlds
 from cojax.scoring import Estimate, average_at_k, estimate, kinds_by
 from cojax.types import Group, Task
-from environments.appworld.goal_completion import goal_completion, scenario
 
 Measure = Callable[[Sequence[Group]], dict[str, Any]]
 
 
 def _of_appworld(groups: Sequence[Group]) -> dict[str, Any]:
     """TGC and SGC, both with intervals over scenarios, as the tasks of one scenario are similar."""
-    found = goal_completion(groups)
+    found = worlds.part("appworld.goal_completion").goal_completion(groups)
     tgc = dataclasses.replace(estimate(found.tgc_by_scenario, found.runs), value=found.tgc, count=found.tasks)
     return {"TGC": _percent(tgc), "SGC": _percent(estimate(found.sgc_by_scenario, found.runs))}
 
@@ -33,7 +33,9 @@ def _percent(found: Estimate) -> dict[str, float]:
 
 # Environment → the benchmark's measures of a split, in per cent; and the kinds of task by which success is listed.
 MEASURES: dict[str, Measure] = {"appworld": _of_appworld, "bfcl": _of_bfcl}
-KINDS: dict[str, tuple[str, Callable[[Task], Iterable[str]]]] = {"appworld": ("scenario", lambda t: (scenario(t),))}
+KINDS: dict[str, tuple[str, Callable[[Task], Iterable[str]]]] = {
+    "appworld": ("scenario", lambda t: (worlds.part("appworld.goal_completion").scenario(t),))
+}
 
 
 def kinds(config: ConfigDict) -> tuple[str, Callable[[Task], Iterable[str]]]:

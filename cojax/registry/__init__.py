@@ -169,6 +169,7 @@ def _import(kind: str, name: str, module: str) -> types.ModuleType:
         if module == missing or module.startswith(f"{missing}."):
             raise RegistryError(
                 f"{kind} {name!r} not found: no module {missing!r} in {here} or among the installed packages"
+                f"{_hidden(module)}"
             ) from error
         raise RegistryError(f"{kind} {name!r} cannot be imported: it needs {missing!r}, which is not there") from error
     except (Exception, SystemExit) as error:  # whatever a module does when it is imported
@@ -177,11 +178,8 @@ def _import(kind: str, name: str, module: str) -> types.ModuleType:
 
 
 def _hidden(module: str) -> str:
-    """For an error about a module of ours: that the user has one of the same name."""
-    for file in imports.hidden():
-        if module == f"{Path(file).parent.name}.{Path(file).stem}":
-            return f"; {file} has the same name, and cojax's comes first: rename the file"
-    return ""
+    """For an error about a module: that the user has one of that name, which cannot be imported."""
+    return f"; {file} cannot be imported, {imports.FIX}" if (file := imports.hidden(module)) else ""
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -223,8 +221,9 @@ def _or_type_of(annotation: Any, default: Any) -> Any:
 
 def _version(module: types.ModuleType) -> str:
     """The version of the distribution, else the module's `__version__`, else ""."""
-    # A user's module in a package that is named as ours is not of our version.
-    names = () if imports.is_of_user(module.__name__) else _distributions().get(module.__name__.partition(".")[0], ())
+    package = module.__name__.partition(".")[0]
+    # What an editable install says of its packages are those of a wheel.
+    names = _distributions().get("cojax" if package in imports.SHARED else package, ())
     return importlib.metadata.version(names[0]) if names else str(vars(module).get("__version__", ""))
 
 

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-import environments
+from cojax import worlds
 from cojax.curriculum import RecentScores
 from cojax.environment import Charted, Environment, traits_of
 from cojax.evaluation.scores import dev_score, sampling
@@ -292,7 +292,7 @@ def reserved(config: ConfigDict, made: Parts) -> Sequence[Task]:
     tasks that the run evaluates.
     """
     loaded = (*made.evaluation, *made.development, *made.challenge)
-    splits: tuple[str, ...] = environments.reserved(config.environment.name)
+    splits: tuple[str, ...] = worlds.reserved(config.environment.name)
     if splits:
         held_out = config.evaluation
         splits = (*splits, held_out.split, held_out.dev_split, held_out.challenge_split)

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-import environments
-from cojax import curriculum
+from cojax import curriculum, worlds
 from cojax.learner import weightings
 from cojax.quality import EMBEDDINGS
 from cojax.run import engines, entries, evolution_checks, explorers, methods, placement, policies, processes
@@ -34,7 +33,7 @@ def check_run(config: ConfigDict) -> None:
     """Raises ValueError for a configuration that cannot be run. Looks up the devices, but builds nothing."""
     if not config.environment.name:
         raise ValueError(
-            f"environment.name is empty; name one of {', '.join(environments.available())}, or a module of your own: "
+            f"environment.name is empty; name one of {', '.join(worlds.available())}, or a module of your own: "
             "--config.environment.name=package.module"
         )
     check(config)

@@ -13,8 +13,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-import environments
-from cojax import registry
+from cojax import registry, worlds
 from cojax.curriculum import CURRICULA
 from cojax.learner.advantages import ADVANTAGES
 from cojax.learner.losses import LOSSES
@@ -58,7 +57,7 @@ CHOICES: dict[str, Choice] = {
     "learner.advantage": _of("advantage", ADVANTAGES, "learner.advantage_settings", ("trajectories",)),
     "learner.weighting": _of("weighting", WEIGHTINGS, "learner.weighting_settings", ("lengths",)),
     "curriculum": _of("curriculum", CURRICULA, "curriculum_settings", ("scores",)),
-    "environment.name": Choice("environment", environments.maker, environments.available, "environment", ()),
+    "environment.name": Choice("environment", worlds.maker, worlds.available, "environment", ()),
     "evolve": _of("evolve", EVOLUTIONS, "evolve_settings", ("inputs",)),
     "synthesis.admit": _of("admission", ADMISSIONS, "admission_settings", ()),
     "synthesis.select": _of("selection", SELECTIONS, takes=("signals", "budget", "seed", "confidence")),
@@ -120,8 +119,8 @@ def entry(config: ConfigDict, leaf: str) -> ChosenEntry:
         takes = (*choice.takes, *reads(function)) if leaf == "evolve" else choice.takes
         registry.check_call(choice.kind, name, function, takes, given)
     if leaf == "environment.name":
-        environments.examine(name, given)
-    full = environments.full_name(name) if leaf == "environment.name" else name
+        worlds.examine(name, given)
+    full = worlds.full_name(name) if leaf == "environment.name" else name
     return ChosenEntry(choice.kind, full, function, given)
 
 

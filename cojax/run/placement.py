@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
+from cojax import worlds
 from cojax.environment import Environment
 from cojax.run.entries import entry
-from environments import cluster
 
 
 def check(config: ConfigDict) -> None:
     """Raises ValueError for a cluster that is no address, or that needs Ray where Ray is not installed."""
     if config.environment.cluster:
-        cluster.check(config.environment.cluster)
+        worlds.part("cluster").check(config.environment.cluster)
 
 
 def environment(config: ConfigDict) -> Environment:
@@ -20,4 +20,4 @@ def environment(config: ConfigDict) -> Environment:
     chosen = entry(config, "environment.name")
     if not config.environment.cluster:
         return chosen.bound()()
-    return cluster.place(config.environment.cluster, chosen.name, chosen.given)
+    return worlds.part("cluster").place(config.environment.cluster, chosen.name, chosen.given)

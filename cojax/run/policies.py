@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from cojax import warm_start
 from cojax.environment import Demonstrated, Environment, EnvironmentFailure, ask
 from cojax.environment.replay import follow
+from cojax.environment.watch import HangingCall, watched
 from cojax.policy.config import ModelConfig
 from cojax.report.console import CONSOLE, bar
 from cojax.rollout.chat import Chat, names_only, whole_document
@@ -26,7 +27,6 @@ from cojax.settings.reading import choose, settings
 from cojax.storage.files import read_whole
 from cojax.types import Task
 from cojax.validation import Exclusions
-from environments.watch import HangingCall, watched
 
 # Tasks of the training split whose wording teaches the word-level tokenizer.
 _SAMPLE = 500

@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from cojax.coevolve import coevolve
 from cojax.coevolving import coevolving
 from cojax.distributed.start import DistributedError
-from cojax.environment import EngineError, EnvironmentFailure
+from cojax.environment import EngineError, EnvironmentFailure, InstallError
 from cojax.evaluation.scores import held_out_score
 from cojax.host.background import settle
 from cojax.host.owner import tell
@@ -53,7 +53,6 @@ from cojax.storage.files import write_json
 from cojax.storage.folder_lock import RunDirectoryError
 from cojax.storage.run_directory import RunDirectory
 from cojax.storage.verify import Verified
-from environments.worker.venv import InstallError
 
 _LOG = logging.getLogger("cojax")
 EXPECTED = (

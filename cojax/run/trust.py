@@ -21,8 +21,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-import environments
-from cojax import imports
+from cojax import imports, worlds
 from cojax.registry.annotations import RegistryError, shown
 from cojax.run.entries import CHOICES, SIGNAL, signal_name
 from cojax.settings.base import at
@@ -97,7 +96,7 @@ def _named(config: ConfigDict) -> Iterator[tuple[str, str, Callable[[str], Any]]
     for leaf, choice in CHOICES.items():
         name = at(config, leaf)
         if name and name not in choice.names():
-            whole = environments.full_name(name) if leaf == "environment.name" else name
+            whole = worlds.full_name(name) if leaf == "environment.name" else name
             if ":" in whole:
                 yield leaf, whole, choice.find
     for name in filter(None, map(str.strip, config.signals.split(","))):
@@ -106,17 +105,17 @@ def _named(config: ConfigDict) -> Iterator[tuple[str, str, Callable[[str], Any]]
     for setting in _FUNCTIONS if _is_own_world(config) else ():
         value = _value(config, setting)
         if isinstance(value, str) and ":" in value and value[0] not in "{[":  # JSON is a call of the server
-            yield setting, value, functools.partial(environments.function, setting)
+            yield setting, value, functools.partial(worlds.function, setting)
 
 
 def _is_own_world(config: ConfigDict) -> bool:
     """Whether the environment is one of cojax, which may run what its settings name; another one is trusted code."""
     name = config.environment.name
-    return name in environments.available() or _is_ours(name.partition(":")[0])
+    return name in worlds.available() or _is_ours(name.partition(":")[0])
 
 
 def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] in _OURS and not imports.is_of_user(module)
+    return module.partition(".")[0] in _OURS
 
 
 def _holds(folder: str, module: str, workdir: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
+import importlib
 import importlib.machinery
 import importlib.util
 import re
@@ -23,8 +24,7 @@ from cojax.settings import compatibility
 from cojax.settings.ranges import RANGES, check_kinds, is_open, is_section
 from cojax.storage.files import CheckpointError
 
-# The folder of our experiments: in the checkout, or where the package is installed.
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+EXPERIMENTS = imports.FOLDERS["experiments"]
 # What ml_collections says of a value that a setting cannot take.
 _OF_ANOTHER_TYPE = re.compile(
     r"Could not override field '(?P<field>\w+)' \(reference\)\. (?P<value>.*) "
@@ -134,11 +134,14 @@ def located(path: str) -> Path:
 
 
 def _module(path: str) -> ModuleType:
+    """The file as a module: ours by its name, so that it can import others of ours."""
+    imports.with_current_folder()
+    if Path(path).resolve().parent == EXPERIMENTS:
+        return importlib.import_module(f"{imports.within('experiments')}.{Path(path).stem}")
     loader = importlib.machinery.SourceFileLoader("config_config", path)
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec
     module = importlib.util.module_from_spec(spec)
-    imports.with_current_folder()
     sys.modules[loader.name] = module  # a dataclass of the file looks for its module there
     loader.exec_module(module)
     return module

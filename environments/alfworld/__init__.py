@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Literal
 
 from cojax.environment import Environment
-from environments.alfworld.data import games, root_of
-from environments.worker import Bounds, isolate
-from environments.worker.venv import Recipe, interpreter
+from ..worker import Bounds, isolate
+from ..worker.venv import Recipe, interpreter
+from .data import games, root_of
 
 RECIPE = Recipe(
     # What the engine imports, without the simulator in 3D and the agents that are trained with torch.
@@ -66,7 +66,7 @@ def make(
     python = interpreter("alfworld", RECIPE)
     root = root_of(data)
     return isolate(
-        "environments.alfworld.inside",
+        f"{__name__}.inside",
         python=python,
         # The engine copies its planner, a library of 34 MB, for each world; a verdict opens a second one.
         bounds=Bounds(deadline=deadline, scratch=256 * 2**20),

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from environments.worker.venv import InstallError, cache, home, locked
+from ..worker.venv import ROOT, InstallError, cache, home, locked
 
 # The first is the default of an installation.
 ROOTS = ("tiny", "official")
@@ -89,8 +89,8 @@ def _generate(python: str, root: Path, say: Callable[[str], None]) -> None:
     say(f"alfworld: alfworld-generate makes games in {root}")
     for left in ("problems", "making", _GAMES):
         shutil.rmtree(root / left, ignore_errors=True)
-    command = [python, "-m", "environments.alfworld.tiny", str(root / "problems"), str(root / "making")]
-    own = {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
+    command = [python, "-m", f"{__package__}.tiny", str(root / "problems"), str(root / "making")]
+    own = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
     # The package makes the folder of this name when it is imported.
     own["ALFWORLD_DATA"] = str(root / "making")
     try:
@@ -164,7 +164,7 @@ def _version() -> str:
 
 
 def _ways(name: str) -> str:
-    install = "python -m environments.install alfworld"
+    install = "cojax install alfworld"
     if name == "tiny":
         return f"Run: {install} --data=tiny"
     return (

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from cojax.types import Action, Check, Evaluation, Task
-from environments.alfworld import official
-from environments.alfworld.data import SPLITS, Listed, games, listed
-from environments.alfworld.prompts import instructions as system
-from environments.alfworld.world import LIMIT, UNASKED, World, offers
-from environments.tools import ToolEnvironment, commands
+from ..tools import ToolEnvironment, commands
+from . import official
+from .data import SPLITS, Listed, games, listed
+from .prompts import instructions as system
+from .world import LIMIT, UNASKED, World, offers
 
 NAME = "alfworld"
 # A world is a process with 150 MB of memory of its own.

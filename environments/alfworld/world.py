@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from cojax.types import canonical
-from environments.alfworld.official import Game
-from environments.tools import commands
+from ..tools import commands
+from .official import Game
 
 # The official limit of commands, max_nb_steps_per_episode of its base_config.yaml.
 LIMIT = 50

@@ -25,11 +25,11 @@ import dataclasses
 import os
 
 from cojax.environment import EnvironmentFailure
-from environments.appworld import data as roots
-from environments.appworld.data import RECIPE
-from environments.appworld.environment import AppWorld
-from environments.worker import Bounds, IsolatedEnvironment, isolate
-from environments.worker.venv import InstallError, interpreter
+from ..worker import Bounds, IsolatedEnvironment, isolate
+from ..worker.venv import InstallError, interpreter
+from . import data as roots
+from .data import RECIPE
+from .environment import AppWorld
 
 __all__ = ["RECIPE", "SPLITS", "check", "make"]
 
@@ -96,7 +96,7 @@ def _workers(python: str, shown: str, full: str, deadline: float) -> tuple[_Work
     with concurrent.futures.ThreadPoolExecutor() as both:
         playing = both.submit(
             isolate,
-            "environments.appworld.inside",
+            f"{__name__}.inside",
             python=python,
             bounds=bounds,
             runs_policy_code=True,
@@ -110,7 +110,7 @@ def _workers(python: str, shown: str, full: str, deadline: float) -> tuple[_Work
         )
         judging = both.submit(
             isolate,
-            "environments.appworld.judge",
+            f"{__name__}.judge",
             python=python,
             bounds=dataclasses.replace(bounds, deadline=_JUDGED),
             visible=(full,),
@@ -121,6 +121,6 @@ def _workers(python: str, shown: str, full: str, deadline: float) -> tuple[_Work
 
 def check(count: int, *, every: bool = False) -> int:
     """`python -m environments.check appworld`; see audit.py."""
-    from environments.appworld.audit import audit
+    from .audit import audit
 
     return audit(make, count, every=every)

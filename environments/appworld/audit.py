@@ -14,11 +14,11 @@ from typing import Any
 from cojax.environment import EnvironmentFailure, play
 from cojax.environment.replay import follow
 from cojax.types import Action, Call, Group, Task, Trajectory
-from environments.appworld import data as roots
-from environments.appworld.environment import NAME, AppWorld, AppWorldEpisode
-from environments.appworld.goal_completion import goal_completion
-from environments.solutions import GARBAGE, SplitReport
-from environments.worker.venv import InstallError
+from ..solutions import GARBAGE, SplitReport
+from ..worker.venv import InstallError
+from . import data as roots
+from .environment import NAME, AppWorld, AppWorldEpisode
+from .goal_completion import goal_completion
 
 _NOTHING = (Action("```python\napis.supervisor.complete_task()\n```"),)
 _HEAD = f"{'data':<9} {'split':<15} {'tasks':>5} {'solved':>6} {'no-op fails':>11} {'mutated':>7} {'fail':>5}"

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from environments.worker.venv import InstallError, Recipe, cache, home, locked
+from ..worker.venv import ROOT, InstallError, Recipe, cache, home, locked
 
 RECIPE = Recipe(
     requirements=("appworld==0.1.3.post1",),
@@ -201,7 +201,7 @@ def _current(name: str) -> bool:
 
 def _ways(name: str) -> str:
     """What a user can do to get that data."""
-    install = "python -m environments.install appworld"
+    install = "cojax install appworld"
     if name == "tiny":
         return f"Run: {install} --data=tiny"
     return (
@@ -212,7 +212,7 @@ def _ways(name: str) -> str:
 
 
 def _build(python: str, folder: Path) -> None:
-    _run([python, "-m", "environments.appworld.tiny", str(folder)], _BUILD, "cannot build the tiny data", folder)
+    _run([python, "-m", f"{__package__}.tiny", str(folder)], _BUILD, "cannot build the tiny data", folder)
 
 
 def _download(python: str, folder: Path) -> None:
@@ -233,7 +233,7 @@ def _run(command: list[str], deadline: float, complaint: str, folder: Path) -> s
     more = {
         "APPWORLD_ROOT": str(folder),
         "APPWORLD_CACHE": str(home("appworld") / "package"),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": str(ROOT),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     try:

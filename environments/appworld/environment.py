@@ -15,10 +15,10 @@ from typing import Any
 
 from cojax.environment import Episode, EpisodeFailure, LimitExceeded, counted_seconds
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, Triplet, content_hash
-from environments.appworld import data as roots
-from environments.appworld import grammar, prompt, report, skills, verdict
-from environments.appworld.world import MOST_CALLS
-from environments.worker import IsolatedEnvironment
+from ..worker import IsolatedEnvironment
+from . import data as roots
+from . import grammar, prompt, report, skills, verdict
+from .world import MOST_CALLS
 
 NAME = "appworld"
 # Split → the benchmark's. The scenarios of `seed` are those of train, without question or answer.

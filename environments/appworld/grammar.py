@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cojax.types import Call, Triplet
-from environments.appworld.skills import ENDING, SKILLS
+from .skills import ENDING, SKILLS
 
 _JOINER = ", then "
 _SLOT = re.compile(r"{(!?)(\w+)(?::([^|}]*)\|([^}]*))?}")

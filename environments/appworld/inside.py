@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet, content_hash
-from environments.appworld import world
-from environments.appworld.offers import Offers
-from environments.appworld.world import World
+from . import world
+from .offers import Offers
+from .world import World
 
 # The role of the message with the calls of a step, which only environment.py reads.
 CALLS = "calls"

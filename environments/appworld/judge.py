@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, Triplet
-from environments.appworld import world
-from environments.appworld.changes import changes
-from environments.appworld.verdict import achieved
-from environments.appworld.world import World
+from . import world
+from .changes import changes
+from .verdict import achieved
+from .world import World
 
 
 def make(data: str) -> JudgeEnvironment:

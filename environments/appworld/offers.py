@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from cojax.types import Action, Call
-from environments.appworld.skills import ENDING, SKILLS, ApiSkill
-from environments.appworld.world import World
+from .skills import ENDING, SKILLS, ApiSkill
+from .world import World
 
 # Kinds of values that an action may change; all others are looked up once.
 _CHANGING = ("liked", "playlist", "artist", "followed", "note", "todo", "project", "alarm")

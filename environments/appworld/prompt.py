@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cojax.types import Action
-from environments.appworld import skills
+from . import skills
 
 _OPENING = """\
 You are an assistant who does everyday digital tasks for {first_name} {last_name}, your supervisor. Email: {email}. \

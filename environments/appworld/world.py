@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from cojax.types import content_hash
-from environments.appworld.access import Access
+from .access import Access
 
 # The most calls of one episode, and bytes of their records; the package allows 1,000 calls in a block of code.
 MOST_CALLS = 3_000

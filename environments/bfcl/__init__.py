@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from cojax.environment import Environment
 from cojax.types import Call
-from environments.worker import Bounds, isolate
-from environments.worker.venv import Recipe, interpreter
+from ..worker import Bounds, isolate
+from ..worker.venv import Recipe, interpreter
 
 RECIPE = Recipe(
     requirements=("bfcl-eval==2026.3.23", "mpmath>=1.3", "filelock>=3.12"),
@@ -47,7 +47,7 @@ def make(*, category: str = "base", dev_fraction: float = 0.5, deadline: float =
     Raises InstallError where `python -m environments.install bfcl` was not run.
     """
     return isolate(
-        "environments.bfcl.inside",
+        f"{__name__}.inside",
         python=interpreter("bfcl", RECIPE),
         bounds=Bounds(deadline=deadline),
         # The official APIs compute with a policy's arguments and keep them, which may cause a later loss.

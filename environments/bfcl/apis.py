@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cojax.types import Call
-from environments.bfcl.calls import ERROR, examine, is_failure, render
+from .calls import ERROR, examine, is_failure, render
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from environments.bfcl.scene import (
+from .scene import (
     OMIT,
     Source,
     either,

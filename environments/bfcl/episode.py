@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, canonical
-from environments.bfcl.apis import Apis, Result, develop
-from environments.bfcl.calls import brief
-from environments.bfcl.offers import offers
-from environments.bfcl.official import Official
-from environments.bfcl.scene import Scene
-from environments.bfcl.state import portrait
+from .apis import Apis, Result, develop
+from .calls import brief
+from .offers import offers
+from .official import Official
+from .scene import Scene
+from .state import portrait
 
 # Stands between the turns of a query. An empty turn announces functions withheld so far.
 SEPARATOR = "\n\n[next turn]\n\n"

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cojax.types import Action, Call, Task, Triplet, normalise
-from environments.bfcl import calls, official, wordings
-from environments.bfcl.episode import SEPARATOR, Dialogue
-from environments.bfcl.official import CATEGORIES, Entry, Official
+from . import calls, official, wordings
+from .episode import SEPARATOR, Dialogue
+from .official import CATEGORIES, Entry, Official
 
 NAME = "bfcl"
 SPLITS = (*CATEGORIES, "eval", "dev", "held_out", "seed", "challenge")

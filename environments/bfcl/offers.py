@@ -8,9 +8,9 @@ import random
 from collections.abc import Iterator, Sequence
 
 from cojax.types import Call
-from environments.bfcl.apis import Apis
-from environments.bfcl.arguments import TRIED
-from environments.bfcl.scene import OMIT, Scene
+from .apis import Apis
+from .arguments import TRIED
+from .scene import OMIT, Scene
 
 # The most calls offered in all, offered of one tool, and tried of one tool.
 _OFFERED = 150

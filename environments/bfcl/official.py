@@ -89,7 +89,7 @@ def load() -> Official:
             checker = importlib.import_module(f"{_WHEEL}.multi_turn_checker")
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f"{error}: this runs inside the benchmark's virtual environment; python -m environments.install bfcl"
+                f"{error}: this runs inside the benchmark's virtual environment; cojax install bfcl"
             ) from error
         places = importlib.import_module("bfcl_eval.constants.executable_backend_config")
         prompts = importlib.import_module("bfcl_eval.constants.default_prompts")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from environments.bfcl.calls import brief
+from .calls import brief
 
 # Calls can put a folder inside itself, or in others many times over: no more values than this are converted.
 _DEPTH = 40

@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from environments.cluster import connection
-from environments.cluster.connection import check
-from environments.cluster.nodes import Nodes
-from environments.cluster.placed import PlacedEnvironment, environment_of
+from . import connection
+from .connection import check
+from .nodes import Nodes
+from .placed import PlacedEnvironment, environment_of
 
 __all__ = ["PlacedEnvironment", "check", "place"]
 

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import environments
-from cojax import types
+from cojax import worlds
 from cojax.environment import (
     PLAYING,
     EnvironmentFailure,
@@ -28,8 +27,9 @@ from cojax.environment import (
     runs_policy_code,
 )
 from cojax.types import Action, Task, from_json, to_json
-from environments.cluster import messages
-from environments.worker import child, wire
+from ..worker import child, wire
+from ..worker.venv import ROOT
+from . import messages
 
 _Operations = dict[str, Callable[..., Any]]
 # Calls in which a policy's code may have caused what an environment raises; as `cojax.environment.play` attributes it.
@@ -79,10 +79,10 @@ class Host:
             asked = wire.decode(order)
             if (ours := code_of(asked["name"])) != asked["code"]:
                 raise RuntimeError(
-                    f"its code ({ours[:12]}, in {_root()}) is not the trainer's ({asked['code'][:12]}); install the "
+                    f"its code ({ours[:12]}, in {ROOT}) is not the trainer's ({asked['code'][:12]}); install the "
                     "same commit there"
                 )
-            environment = environments.load_plain(asked["name"], asked["settings"])
+            environment = worlds.load_plain(asked["name"], asked["settings"])
             self._service = child.environment_operations(environment)
             self._episodes = functools.partial(_episode_operations, environment)
             self._failure = PolicyLoss if runs_policy_code(environment) else EpisodeFailure
@@ -149,23 +149,18 @@ def code_of(name: str) -> str:
     Nodes must have the trainer's: otherwise a verdict could depend on where an episode is played.
     """
     files = {
-        f"{package}/{path.relative_to(_root() / package)}": path
-        for package in ("cojax", "environments")
-        for path in (_root() / package).rglob("*.py")
+        f"{package}/{path.relative_to(ROOT / package)}": path
+        for package in {"cojax", __name__.partition(".")[0]}
+        for path in (ROOT / package).rglob("*.py")
     }
-    if name not in environments.available():
-        named = environments.full_name(name).partition(":")[0]
-        modules = [environments.module(name), sys.modules[named]]
+    if name not in worlds.available():
+        named = worlds.full_name(name).partition(":")[0]
+        modules = [worlds.module(name), sys.modules[named]]
         files |= {module.__name__: Path(str(module.__file__)) for module in modules}
     found = hashlib.sha256()
     for relative, path in sorted(files.items()):
         found.update(f"{relative}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return found.hexdigest()
-
-
-def _root() -> Path:
-    """The folder that holds our packages."""
-    return Path(types.__file__).parents[1]
 
 
 def _counted(progress: Progress) -> float:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, PolicyLoss
-from environments.worker import wire
-from environments.worker.records import Malformed, read
-from environments.worker.replies import Scan
+from ..worker import wire
+from ..worker.records import Malformed, read
+from ..worker.replies import Scan
 
 # The failures that cross as they are, the narrowest first.
 FAILURES: dict[str, type[EnvironmentFailure]] = {

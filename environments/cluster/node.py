@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from cojax.environment import PLAYING, Abandoned, EnvironmentFailure, excuse, running
-from environments.cluster import messages
-from environments.cluster.connection import Place, RayCluster
-from environments.worker.records import Malformed
+from ..worker.records import Malformed
+from . import messages
+from .connection import Place, RayCluster
 
 # A node that sends nothing for so many seconds is lost; after fewer it gets no new episode.
 SILENCE, DOUBT = 30.0, 5.0

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from cojax.environment import PLAYING, Abandoned, EnvironmentFailure, Traits, excuse, running
-from environments.cluster import messages
-from environments.cluster.connection import Place, RayCluster
-from environments.cluster.host import code_of
-from environments.cluster.node import DOUBT, Node
-from environments.worker import wire
-from environments.worker.records import Malformed, read
+from ..worker import wire
+from ..worker.records import Malformed, read
+from . import messages
+from .connection import Place, RayCluster
+from .host import code_of
+from .node import DOUBT, Node
 
 _T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)

@@ -8,11 +8,11 @@ from typing import Any
 
 from cojax.environment import PolicyLoss
 from cojax.types import Action, Evaluation, Message, Observation, Task, to_json
-from environments.cluster.node import Node
-from environments.cluster.nodes import Nodes
-from environments.worker import wire
-from environments.worker.records import Malformed, Opening, read
-from environments.worker.served import Served, ServedCharted, ServedDemonstrated
+from ..worker import wire
+from ..worker.records import Malformed, Opening, read
+from ..worker.served import Served, ServedCharted, ServedDemonstrated
+from .node import Node
+from .nodes import Nodes
 
 # Seconds for a call that concerns the whole environment.
 _SERVICE = 120.0

@@ -23,11 +23,11 @@ from typing import Any
 
 from cojax.environment import Environment
 from cojax.types import Action, Task, Triplet
-from environments.desk import demonstrator, generator, grammar, growth, tools
-from environments.desk.episode import DeskEpisode
-from environments.desk.generator import SPLITS, Split
-from environments.desk.suite import DESK, Suite, suite_of
-from environments.worker import isolate
+from ..worker import isolate
+from . import demonstrator, generator, grammar, growth, tools
+from .episode import DeskEpisode
+from .generator import SPLITS, Split
+from .suite import DESK, Suite, suite_of
 
 # The splits that an evaluation of all splits takes.
 EVALUATION = ("eval", "dev", "challenge")

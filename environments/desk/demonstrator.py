@@ -7,11 +7,11 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from cojax.types import Action, Call, Task
-from environments.desk import generator, office
-from environments.desk.office import Refused
-from environments.desk.skills import Skill, carry_out, follow
-from environments.desk.suite import DESK, Suite, suite_of
-from environments.desk.tools import FINISH, perform
+from . import generator, office
+from .office import Refused
+from .skills import Skill, carry_out, follow
+from .suite import DESK, Suite, suite_of
+from .tools import FINISH, perform
 
 
 def demonstrations(

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, canonical
-from environments.desk import office
-from environments.desk.office import Refused
-from environments.desk.suite import DESK, Suite
-from environments.desk.tools import FINISH, documentation, perform, words
+from . import office
+from .office import Refused
+from .suite import DESK, Suite
+from .tools import FINISH, documentation, perform, words
 
 _T = TypeVar("_T")
 

@@ -14,12 +14,12 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 
 from cojax.types import Action, Call, Task, normalise
-from environments.desk import office
-from environments.desk.office import Refused, State
-from environments.desk.office import new_office as new_office
-from environments.desk.skills import Skill, carry_out
-from environments.desk.suite import DESK, Suite
-from environments.desk.tools import FINISH, perform
+from . import office
+from .office import Refused, State
+from .office import new_office as new_office
+from .skills import Skill, carry_out
+from .suite import DESK, Suite
+from .tools import FINISH, perform
 
 NAME = "desk"
 JOINER = ", then "

@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from cojax.types import Call, Triplet
-from environments.desk.generator import JOINER, Plan
-from environments.desk.skills import Skill, Template
-from environments.desk.suite import DESK, Suite
-from environments.desk.tools import FINISH
+from .generator import JOINER, Plan
+from .skills import Skill, Template
+from .suite import DESK, Suite
+from .tools import FINISH
 
 Done = tuple[Call, str]  # a call and what was observed
 

@@ -13,11 +13,11 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from environments.desk.office import Change, Entity, Refused, State
-from environments.desk.skills import Skill
-from environments.desk.suite import Suite
-from environments.desk.tools import Tool
-from environments.desk.words import WORDS
+from .office import Change, Entity, Refused, State
+from .skills import Skill
+from .suite import Suite
+from .tools import Tool
+from .words import WORDS
 
 # Kinds of words that name records, one for each application of a suite; and those of attributes.
 RECORDS = ("file", "note", "event", "person", "folder")

@@ -20,7 +20,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from environments.desk.words import WORDS
+from .words import WORDS
 
 SHELVES: Mapping[str, frozenset[str]] = {
     "files": frozenset({"folder", "text", "copies"}),

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from cojax.types import Call
-from environments.desk.tools import FINISH, TOOLS, Tool
+from .tools import FINISH, TOOLS, Tool
 
 _CALL = re.compile(r"(\w+)\(([\w, ]*)\)(?: > (\w+))?")
 _SLOT = re.compile(r"{(\w+)}")

@@ -10,11 +10,11 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from environments.desk import office
-from environments.desk.office import State
-from environments.desk.skills import SKILLS, Skill
-from environments.desk.tools import TOOLS, Tool
-from environments.desk.words import WORDS, kind
+from . import office
+from .office import State
+from .skills import SKILLS, Skill
+from .tools import TOOLS, Tool
+from .words import WORDS, kind
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

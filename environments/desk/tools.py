@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from cojax.types import Call
-from environments.desk import office
-from environments.desk.office import Change, Refused, State
+from . import office
+from .office import Change, Refused, State
 
 _WORD = re.compile(r"[a-z0-9]{1,24}")
 

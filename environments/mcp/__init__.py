@@ -27,15 +27,15 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure, Traits, ask
 from cojax.types import Call
-from environments import function
-from environments.mcp import launch
-from environments.mcp.command import variables_of, words_of
-from environments.mcp.opening import Opener
-from environments.mcp.servers import RECIPE, SERVERS, Server
-from environments.mcp.world import NAME, Answers, Offer, calls_of, folder_alone, offer
-from environments.tools import ToolEnvironment
-from environments.tools.toolset import Refused
-from environments.worker import IsolatedEnvironment
+from cojax.worlds import function
+from ..tools import ToolEnvironment
+from ..tools.toolset import Refused
+from ..worker import IsolatedEnvironment
+from . import launch
+from .command import variables_of, words_of
+from .opening import Opener
+from .servers import RECIPE, SERVERS, Server
+from .world import NAME, Answers, Offer, calls_of, folder_alone, offer
 
 __all__ = ["COUNT", "RECIPE", "cases", "examine", "make"]
 

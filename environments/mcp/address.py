@@ -12,7 +12,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.mcpserver import MCPServer
 
-from environments.mcp.process import MESSAGE
+from .process import MESSAGE
 
 # Seconds in which a server must accept a connection. An answer has the deadline of its call.
 _CONNECT = 30.0

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from mcp import Client, MCPError
 from mcp_types import CONNECTION_CLOSED
 
-from environments.mcp import resources
+from . import resources
 
 # The most characters of what a server says of its use.
 _INSTRUCTIONS = 4_000

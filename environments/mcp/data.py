@@ -6,9 +6,9 @@ import shutil
 import subprocess
 from collections.abc import Callable
 
-from environments.mcp import starts
-from environments.mcp.servers import SERVERS, Server
-from environments.worker.venv import InstallError, install
+from ..worker.venv import InstallError, install
+from . import starts
+from .servers import SERVERS, Server
 
 ALL, NONE = "all", "none"
 # What --data can be: all servers, one of them, or none, for a server of one's own.

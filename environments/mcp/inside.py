@@ -13,10 +13,10 @@ from types import MappingProxyType
 from typing import Any
 
 from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet
-from environments.mcp.address import Address, prepare
-from environments.mcp.connection import Connection, ServerEnded
-from environments.mcp.process import Process
-from environments.mcp.snapshot import TooLarge, snapshot
+from .address import Address, prepare
+from .connection import Connection, ServerEnded
+from .process import Process
+from .snapshot import TooLarge, snapshot
 
 # The most characters of an answer.
 _ANSWER = 200_000

@@ -8,13 +8,13 @@ import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
 
-from environments.mcp.command import NAMED, files_of, variables_of, words_of
-from environments.mcp.servers import RECIPE
-from environments.mcp.world import NAME
-from environments.worker import Bounds, IsolatedEnvironment, isolate
-from environments.worker.venv import interpreter
+from ..worker import Bounds, IsolatedEnvironment, isolate
+from ..worker.venv import interpreter
+from .command import NAMED, files_of, variables_of, words_of
+from .servers import RECIPE
+from .world import NAME
 
-_MODULE = "environments.mcp.inside"
+_MODULE = f"{__package__}.inside"
 # Processes and threads of an episode: servers with thread pools have dozens. Values of a state, which has no more than
 # snapshot.MOST characters.
 _PROCESSES, _VALUES = 128, 1_100_000

@@ -11,10 +11,10 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure, PolicyLoss, waiting
 from cojax.types import Call, Task, canonical, to_json
-from environments.mcp.world import NAME, Offer, Reader, ServerWorld, Turn, difference, signature_of
-from environments.tools.toolset import Refused
-from environments.worker import IsolatedEnvironment
-from environments.worker.isolated import IsolatedEpisode
+from ..tools.toolset import Refused
+from ..worker import IsolatedEnvironment
+from ..worker.isolated import IsolatedEpisode
+from .world import NAME, Offer, Reader, ServerWorld, Turn, difference, signature_of
 
 _LOG = logging.getLogger(__name__)
 # Seconds that a world waits for the only server; the most characters of a state in a message.

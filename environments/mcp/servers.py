@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from environments.mcp import starts
-from environments.worker.venv import Recipe, cache, interpreter
+from ..worker.venv import Recipe, cache, interpreter
+from . import starts
 
 # The environment's own packages, in which the SDK's client runs. Servers of older versions understand it.
 RECIPE = Recipe(requirements=("mcp==2.3.0",), proof="from mcp import Client", pythons=((3, 11), (3, 12), (3, 13)))
@@ -67,7 +67,7 @@ SERVERS = {
             starts.database,
             # Its notes are no file, but a resource.
             state='{"name": "read_resource", "arguments": {"uri": "memo://insights"}}',
-            affordances="environments.mcp.sql:offers",
+            affordances=f"{__package__}.sql:offers",
         ),
         Server(
             "git",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cojax.types import canonical
-from environments.mcp.world import ServerWorld
+from .world import ServerWorld
 
 # Rows of a table that statements are made for.
 _ROWS = 3

@@ -9,10 +9,10 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure, LimitExceeded
 from cojax.types import Action, Call, Task, signature
-from environments.mcp import resources
-from environments.tools.toolset import Refused
-from environments.worker import IsolatedEnvironment
-from environments.worker.isolated import IsolatedEpisode
+from ..tools.toolset import Refused
+from ..worker import IsolatedEnvironment
+from ..worker.isolated import IsolatedEpisode
+from . import resources
 
 NAME = "mcp"
 

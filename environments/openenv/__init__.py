@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from cojax.environment import EnvironmentFailure, Traits
 from cojax.types import Evaluation, Task
-from environments import function
-from environments.tools import ToolEnvironment
-from environments.tools.ending import ended, free_name
-from environments.tools.in_worker import WorkerWorld, opener
-from environments.worker import Bounds, IsolatedEnvironment, isolate
-from environments.worker.venv import Recipe, interpreter
+from cojax.worlds import function
+from ..tools import ToolEnvironment
+from ..tools.ending import ended, free_name
+from ..tools.in_worker import WorkerWorld, opener
+from ..worker import Bounds, IsolatedEnvironment, isolate
+from ..worker.venv import Recipe, interpreter
 
 NAME = "openenv"
 RECIPE = Recipe(requirements=("openenv==0.10.0",), proof="import openenv.core.env_server.mcp_environment")
@@ -62,7 +62,7 @@ def make(
     examine(module=module, arguments=arguments, resets=resets, evaluation=evaluation, full=full)
     shown = [str(Path(one).expanduser().absolute()) for one in path.split(":") if one]
     worker = isolate(
-        "environments.openenv.inside",
+        f"{__name__}.inside",
         python=python or interpreter(NAME, RECIPE),
         bounds=Bounds(deadline=deadline, memory=int(memory * 2**30), processes=64),
         visible=(*shown, *(str(Path(one).expanduser().absolute()) for one in visible.split(":") if one)),

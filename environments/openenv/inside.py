@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cojax.types import Task, Triplet
-from environments.tools.in_worker import actions_of, function_of
+from ..tools.in_worker import actions_of, function_of
 
 NAME = "openenv"
 
@@ -33,7 +33,7 @@ class Sessions:
         solution: str,
     ):
         sys.path += path
-        from environments.openenv.session import Made, SessionEpisode
+        from .session import Made, SessionEpisode
 
         made = Made(function_of(made_by, path), arguments, function_of(action, path))
         made.examine()

@@ -20,7 +20,7 @@ from pydantic_core import to_jsonable_python
 
 from cojax.environment import EnvironmentFailure
 from cojax.types import Action, Call, Evaluation, Message, Observation
-from environments.tools.in_worker import Opening, finite, share_of
+from ..tools.in_worker import Opening, finite, share_of
 
 # The tool of an environment whose actions are no calls of tools.
 ACT = "act"

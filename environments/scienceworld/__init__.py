@@ -17,10 +17,10 @@ from __future__ import annotations
 from typing import Literal
 
 from cojax.environment import Environment
-from environments.scienceworld import java
-from environments.scienceworld.data import complete_folder
-from environments.worker import Bounds, isolate
-from environments.worker.venv import Recipe, interpreter
+from ..worker import Bounds, isolate
+from ..worker.venv import Recipe, interpreter
+from . import java
+from .data import complete_folder
 
 RECIPE = Recipe(
     # py4j, which the wheel imports, and packaging, which jpype imports, need nothing else.
@@ -55,7 +55,7 @@ def make(
     library, place = java.jvm(), str(complete_folder(data))
     python = interpreter("scienceworld", RECIPE)
     return isolate(
-        "environments.scienceworld.inside",
+        f"{__name__}.inside",
         python=python,
         # A JVM reserves address space beyond what it uses, and has some threads of its own.
         bounds=Bounds(deadline=deadline, memory=4 * 2**30, processes=64),

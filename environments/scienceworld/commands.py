@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from cojax.types import Triplet
-from environments.tools import commands
-from environments.tools.commands import verb
+from ..tools import commands
+from ..tools.commands import verb
 
 # Verbs of which a task cannot consist: those that only show something, let time pass, or concern the official task.
 UNASKED = frozenset(("look", "examine", "read", "inventory", "task", "wait", "wait1", "focus", "reset"))

@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from environments.scienceworld import java
-from environments.scienceworld.limits import TASKS
-from environments.worker.venv import InstallError, cache
+from ..worker.venv import ROOT, InstallError, cache
+from . import java
+from .limits import TASKS
 
 # The first is the default of an installation.
 ROOTS = ("three", "ten")
@@ -56,7 +56,7 @@ def complete_folder(name: str) -> Path:
     if missing := [task for task in TASKS if not _file(place, task).exists()]:
         raise InstallError(
             f"ScienceWorld's solutions of {missing[0]} are not in {place}, or were made by another version; "
-            f"run: python -m environments.install scienceworld --data={name}"
+            f"run: cojax install scienceworld --data={name}"
         )
     return place
 
@@ -84,7 +84,7 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
         raise InstallError(f"cannot write {place}: {error}; set COJAX_CACHE to a writable folder") from error
 
     def solve(task: str) -> None:
-        solving = [python, "-m", "environments.scienceworld.solving"]
+        solving = [python, "-m", f"{__package__}.solving"]
         _run([*solving, library, task, str(_COUNTS[name]), str(_file(place, task))])
         say(f"scienceworld: {task}")
 
@@ -115,7 +115,7 @@ def _read(told: Mapping[str, Any]) -> OfficialTask:
 
 
 def _run(command: list[str]) -> None:
-    more = {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1"}
+    more = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, env={**os.environ, **more})
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -136,7 +136,7 @@ def _interface(jvm: str, solving: bool = False) -> Any:
 def _package() -> Path:
     found = importlib.util.find_spec("scienceworld")
     if found is None or found.origin is None:
-        raise ModuleNotFoundError("scienceworld is not here; run: python -m environments.install scienceworld")
+        raise ModuleNotFoundError("scienceworld is not here; run: cojax install scienceworld")
     return Path(found.origin).parent
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from cojax.types import Action, Check, Evaluation, Task
-from environments.scienceworld import prompts
-from environments.scienceworld.commands import phrase
-from environments.scienceworld.data import OfficialTask, Solved, load
-from environments.scienceworld.engine import FULL
-from environments.scienceworld.record import goals
-from environments.scienceworld.solving import SIMPLIFICATIONS
-from environments.scienceworld.world import World, offers
-from environments.tools import ToolEnvironment, commands
+from ..tools import ToolEnvironment, commands
+from . import prompts
+from .commands import phrase
+from .data import OfficialTask, Solved, load
+from .engine import FULL
+from .record import goals
+from .solving import SIMPLIFICATIONS
+from .world import World, offers
 
 NAME = "scienceworld"
 # A world is a JVM, with 200 MB of memory.

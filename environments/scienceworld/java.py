@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from environments.worker.venv import InstallError
+from ..worker.venv import InstallError
 
 PACKAGE = "apt-get install default-jre-headless"
 _LIBRARY = "lib/server/libjvm.so"

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from environments.scienceworld.engine import FULL, Simulator, prepare_to_solve
-from environments.scienceworld.limits import limit_of
+from .engine import FULL, Simulator, prepare_to_solve
+from .limits import limit_of
 
 SIMPLIFICATIONS = "easy"
 # Variations of a split that are tried for each one wanted: where the solutions are long, few fit.

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from cojax.types import canonical
-from environments.scienceworld import record
-from environments.scienceworld.commands import worth_trying
-from environments.scienceworld.engine import Simulator
-from environments.scienceworld.limits import limit_of
-from environments.tools import commands
+from ..tools import commands
+from . import record
+from .commands import worth_trying
+from .engine import Simulator
+from .limits import limit_of
 
 _UNKNOWN = "No known action matches that input."
 

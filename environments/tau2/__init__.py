@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from cojax.environment import Environment
 from cojax.types import Call
-from environments.worker import Bounds, isolate
-from environments.worker.venv import Recipe, interpreter
+from ..worker import Bounds, isolate
+from ..worker.venv import Recipe, interpreter
 
 RECIPE = Recipe(
     requirements=(
@@ -84,7 +84,7 @@ def make(
     """
     examine(domain=domain, user=user, user_url=user_url, user_model=user_model, user_deadline=user_deadline)
     environment = isolate(
-        "environments.tau2.inside",
+        f"{__name__}.inside",
         python=interpreter("tau2", RECIPE),
         bounds=Bounds(deadline=deadline),
         # The official tools compute with a policy's arguments and keep them, which may cause a later loss.
@@ -96,8 +96,8 @@ def make(
     if user == "written":
         return environment
     # Only a conversation needs a client of endpoints, which a worker's interpreter has not.
-    from environments.tau2.customer import Customer
-    from environments.tau2.dialogue import conversing
+    from .customer import Customer
+    from .dialogue import conversing
 
     return conversing(environment, Customer(user_url, user_model, user_deadline))
 
@@ -124,6 +124,6 @@ def examine(
             "environment.user is model, but telecom is played in solo mode, without a user; leave it out, or set "
             "environment.domain to retail or airline"
         )
-    from environments.tau2.customer import address
+    from .customer import address
 
     address(user_url, user_model, user_deadline)

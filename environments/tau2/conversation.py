@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from cojax.types import Action, Evaluation, Message, Observation
-from environments.tau2.official_texts import Texts
-from environments.tools.toolset import Refused, Tool, perform
+from ..tools.toolset import Refused, Tool, perform
+from .official_texts import Texts
 
 # The most calls of an action that are carried out.
 _CALLS = 64

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from cojax.environment import Environment, EnvironmentFailure, Episode, LimitExceeded
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
 from cojax.types import Action, Message, Observation, Task, content_hash
-from environments.tau2.customer import spoken
-from environments.tau2.tasks import CUSTOMER
+from .customer import spoken
+from .tasks import CUSTOMER
 
 # What the customer is told, what was said until now, a seed → what the customer says.
 Answer = Callable[[str, Sequence[tuple[str, str]], int], str]

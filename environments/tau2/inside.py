@@ -10,14 +10,14 @@ from typing import Any
 from cojax.environment import Environment, Episode
 from cojax.environment.wrapping import Wrapped
 from cojax.types import Check, Evaluation, Task
-from environments.tau2 import official, official_texts, prompts, wordings
-from environments.tau2.conversation import Conversation
-from environments.tau2.offers import offers
-from environments.tau2.official import Domain
-from environments.tau2.tasks import ENDING, NAME, REPLY, conversation_of, scenarios, strangers, task_of
-from environments.tau2.world import World
-from environments.tools import ToolEnvironment
-from environments.tools.toolset import toolset
+from ..tools import ToolEnvironment
+from ..tools.toolset import toolset
+from . import official, official_texts, prompts, wordings
+from .conversation import Conversation
+from .offers import offers
+from .official import Domain
+from .tasks import ENDING, NAME, REPLY, conversation_of, scenarios, strangers, task_of
+from .world import World
 
 _DONE = {"name": ENDING, "description": "Call this function when you are done with the task.", "parameters": {}}
 _REPLY = {

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from environments.tau2.world import World
+from .world import World
 
 _REASONS = ("the phone was lost", "the line is not needed this month", "the customer is away for some weeks")
 _SUMMARIES = ("The customer asks for a person.", "The customer disputes a bill.", "The phone is damaged.")

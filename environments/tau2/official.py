@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cojax.types import Check, Evaluation
-from environments.tau2 import official_texts
-from environments.tau2.tables import Table
+from . import official_texts
+from .tables import Table
 
 DOMAINS = ("telecom", "retail", "airline")
 # The official orchestrator stops an episode, with reward 0, when so many calls have failed.
@@ -100,7 +100,7 @@ def load(name: str) -> Domain:
             importlib.import_module(f"tau2.evaluator.evaluator_{kind}")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{error}: this runs inside the benchmark's virtual environment; python -m environments.install tau2"
+            f"{error}: this runs inside the benchmark's virtual environment; cojax install tau2"
         ) from error
     solo = name == "telecom"
     construct = _constructor(name, home.get_environment)

@@ -79,5 +79,5 @@ def _file(module: str) -> Path:
     """The file of a module of the wheel, which is not imported."""
     found = importlib.util.find_spec(module)
     if found is None or found.origin is None:
-        raise ModuleNotFoundError(f"the wheel has no {module}; run: python -m environments.install tau2")
+        raise ModuleNotFoundError(f"the wheel has no {module}; run: cojax install tau2")
     return Path(found.origin)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from environments.tau2.official import Domain
-from environments.tau2.official_texts import Texts
+from .official import Domain
+from .official_texts import Texts
 
 KINDS = ("official", "workflow", "brief")
 _TICKET = "\n<ticket>\n{ticket}\n</ticket>"

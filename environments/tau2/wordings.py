@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from cojax.types import Call, Triplet
-from environments.tau2.tasks import ENDING
+from .tasks import ENDING
 
 JOINER = ", then "
 # A call that changes something, with slots for its arguments.

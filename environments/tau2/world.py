@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from environments.tau2 import official
-from environments.tau2.official import Domain
-from environments.tau2.tables import Table
-from environments.tau2.tasks import ENDING, REPLY
+from . import official
+from .official import Domain
+from .tables import Table
+from .tasks import ENDING, REPLY
 
 _TRANSFER = "transfer_to_human_agents"
 # The most characters of the arguments of a call.

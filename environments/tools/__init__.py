@@ -56,6 +56,6 @@ in_worker.py    worlds in a worker, which take whole actions
 
 from __future__ import annotations
 
-from environments.tools.environment import ToolEnvironment
+from .environment import ToolEnvironment
 
 __all__ = ["ToolEnvironment"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from cojax.types import Call, canonical
-from environments.tools.toolset import Tool
+from .toolset import Tool
 
 # Values tried of one parameter: named by the schema or seen, and, of free text, new.
 _KNOWN, _NEW = 12, 2

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from cojax.types import Action, Call, Task
-from environments.tools.toolset import Refused, Tool
+from .toolset import Refused, Tool
 
 # Where a tool of the world has the first name, the second is taken, and then that with a number.
 _NAME, _OTHER = "finish", "finish_episode"

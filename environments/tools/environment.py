@@ -11,11 +11,11 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure, PolicyLoss, Traits, ask
 from cojax.types import Action, Call, Evaluation, Message, Observation, Task, Triplet, content_hash
-from environments.tools import wording
-from environments.tools.answers import spoken_answer
-from environments.tools.ending import ending_tool
-from environments.tools.episode import End, Rules, ToolEpisode, plain_json
-from environments.tools.toolset import Tool, toolset
+from . import wording
+from .answers import spoken_answer
+from .ending import ending_tool
+from .episode import End, Rules, ToolEpisode, plain_json
+from .toolset import Tool, toolset
 
 _TRAITS = Traits(worded_alike=True)
 # The splits that an environment without tasks to evaluate on has too.

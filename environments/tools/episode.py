@@ -11,10 +11,10 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure
 from cojax.types import NO_CALL, Action, Call, Check, Evaluation, Message, Observation, Task, canonical
-from environments.tools.abilities import Closes, EndsItself, Introduces, Listens, Offers, Retires
-from environments.tools.answers import read, same_answer, spoken_answer
-from environments.tools.arguments import Seen, calls_of, seen_in
-from environments.tools.toolset import DONE, Refused, Tool, perform, toolset
+from .abilities import Closes, EndsItself, Introduces, Listens, Offers, Retires
+from .answers import read, same_answer, spoken_answer
+from .arguments import Seen, calls_of, seen_in
+from .toolset import DONE, Refused, Tool, perform, toolset
 
 # The most calls of an action that are carried out.
 _CALLS = 64

@@ -13,9 +13,9 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure, PolicyLoss
 from cojax.types import Action, Call, Evaluation, Task
-from environments.tools.toolset import Refused
-from environments.worker import IsolatedEnvironment
-from environments.worker.isolated import IsolatedEpisode
+from ..worker import IsolatedEnvironment
+from ..worker.isolated import IsolatedEpisode
+from .toolset import Refused
 
 # The most calls of an action that are sent, as environments/tools carries out; characters of a text, and of arguments.
 _CALLS, _TEXT, _ARGUMENTS = 64, 100_000, 100_000

@@ -14,11 +14,11 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure, Traits
 from cojax.types import Evaluation, Task
-from environments import function
-from environments.tools import ToolEnvironment
-from environments.tools.in_worker import WorkerWorld, opener
-from environments.worker import Bounds, IsolatedEnvironment, isolate
-from environments.worker.venv import Recipe, interpreter
+from cojax.worlds import function
+from ..tools import ToolEnvironment
+from ..tools.in_worker import WorkerWorld, opener
+from ..worker import Bounds, IsolatedEnvironment, isolate
+from ..worker.venv import Recipe, interpreter
 
 NAME = "verifiers"
 RECIPE = Recipe(requirements=("verifiers==0.4.0",), proof="import verifiers.v1")
@@ -57,7 +57,7 @@ def make(
     """
     examine(module=module, arguments=arguments, evaluation=evaluation, full=full)
     worker = isolate(
-        "environments.verifiers.inside",
+        f"{__name__}.inside",
         python=python or interpreter(NAME, RECIPE),
         bounds=Bounds(deadline=deadline, memory=int(memory * 2**30), processes=64),
         visible=tuple(str(Path(one).expanduser().absolute()) for one in (*path.split(":"), *visible.split(":")) if one),

@@ -23,8 +23,8 @@ from verifiers.v1.state import state_cls
 from verifiers.v1.utils.decorators import invoke
 
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation
-from environments.tools.in_worker import Opening, finite, share_of
-from environments.verifiers.taskset import Row, documented, query_of, served, system_of
+from ..tools.in_worker import Opening, finite, share_of
+from .taskset import Row, documented, query_of, served, system_of
 
 # The most characters of a tool's answer.
 _ANSWER = 200_000

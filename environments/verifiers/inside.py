@@ -10,7 +10,7 @@ from typing import Any
 
 from cojax.environment import Traits
 from cojax.types import Task, Triplet
-from environments.tools.in_worker import function_of
+from ..tools.in_worker import function_of
 
 
 class Rollouts:
@@ -32,8 +32,8 @@ class Rollouts:
         sys.path += path
         # The package keeps the folders of its runtimes below the user's folder.
         os.environ["HOME"] = tempfile.gettempdir()
-        from environments.verifiers.episode import RolloutEpisode
-        from environments.verifiers.taskset import Source, divided, documents
+        from .episode import RolloutEpisode
+        from .taskset import Source, divided, documents
 
         train = Source.of(taskset, path, arguments, most)
         held_out = Source.of(taskset, path, {**arguments, **evaluation}, most) if evaluation else None

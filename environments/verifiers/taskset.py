@@ -16,7 +16,7 @@ from verifiers.v1.utils.decorators import discover_decorated
 from verifiers.v1.utils.loaders import default_harness_id
 
 from cojax.types import Action, Task, content_hash
-from environments.tools.in_worker import actions_of, missing
+from ..tools.in_worker import actions_of, missing
 
 NAME = "verifiers"
 # The harness of a taskset that brings none. Here its part is played by the policy, with the taskset's tools alone.

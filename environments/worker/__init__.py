@@ -1,7 +1,7 @@
 """Isolation for any environment: its own interpreter and packages, a process for every episode, limits from outside.
 
     def make(**settings):
-        return isolate("environments.NAME.inside", python=interpreter("NAME", RECIPE), **settings)
+        return isolate(f"{__name__}.inside", python=interpreter("NAME", RECIPE), **settings)
 
 trainer ── client ──socket── supervisor ──socket── fork server ──fork── one child an episode
             (threads)         (deadlines,            (imports and         (confined, single-use)
@@ -32,9 +32,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from environments.worker.bounds import Bounds
-from environments.worker.client import Client, Launch
-from environments.worker.isolated import IsolatedEnvironment, environment_of
+from .bounds import Bounds
+from .client import Client, Launch
+from .isolated import IsolatedEnvironment, environment_of
 
 _BOUNDS = Bounds()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from cojax.environment import Charted, Demonstrated, Environment, traits_of
 from cojax.types import Action, Task, Triplet, from_json, to_json
-from environments.worker import wire
+from . import wire
 
 
 def serve(connection: socket.socket, operations: dict[str, Callable[..., Any]]) -> None:

@@ -18,11 +18,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 from cojax.environment import running
-from environments.worker import wire
-from environments.worker.bounds import Bounds
-from environments.worker.forkserver import PACKET
-from environments.worker.replies import OutOfMemory, Room, Scan, checked, failure, peek, receive
-from environments.worker.timer import Timer
+from . import wire
+from .bounds import Bounds
+from .forkserver import PACKET
+from .replies import OutOfMemory, Room, Scan, checked, failure, peek, receive
+from .timer import Timer
 
 # Seconds between two reports of progress to the client.
 BEAT = 0.5

@@ -18,10 +18,9 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from cojax import imports
 from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, excuse, running
-from environments.worker import wire
-from environments.worker.bounds import Bounds
+from . import wire
+from .bounds import Bounds
 
 _LOG = logging.getLogger(__name__)
 # Seconds that a supervisor gets to end by itself.
@@ -32,7 +31,8 @@ _SILENCE = 30.0
 _LOOK, _EXCUSED = 0.25, 3_600.0
 # A supervisor that ends is replaced, at most so many times within so many seconds.
 _REPLACED, _WITHIN = 3, 60.0
-_OURS = ("cojax", "environments")
+# Our top-level packages: in a wheel this one is within cojax.
+_OURS = tuple(dict.fromkeys(("cojax", __name__.partition(".")[0])))
 # Imports our packages, and nothing else, from their folders; all other imports are the interpreter's own.
 _BOOT = """
 import importlib.util, sys, types
@@ -46,7 +46,7 @@ for name, origin, places in {roots!r}:
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 import importlib
-importlib.import_module("environments.worker." + sys.argv[1]).main(int(sys.argv[2]))
+importlib.import_module("{package}." + sys.argv[1]).main(int(sys.argv[2]))
 """
 
 
@@ -117,7 +117,7 @@ class Connection:
         roots, top = [_root(name) for name in _OURS], _top(launch.module)
         # The supervisor never runs the module's code, and the fork server does when it is confined.
         own = [] if top in _OURS else [_root(top)]
-        boot = _BOOT.format(roots=roots)
+        boot = _BOOT.format(roots=roots, package=__package__)
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-s", "-P", "-c", boot, "supervisor", str(theirs.fileno())],
@@ -137,16 +137,13 @@ class Connection:
         self.close = weakref.finalize(self, _shut, ours, process, os.getpid())
         _SOCKETS.add(ours)
         shown = [path for _, origin, paths in (*roots, *own) for path in (paths or [os.path.dirname(origin or "")])]
-        # A module of the user's in a package that is named as ours.
-        users = imports.folders(_top(launch.module)) if imports.is_of_user(launch.module.partition(":")[0]) else []
         order = {
             "module": launch.module,
             "roots": own,
-            "users": users,
             "python": launch.python,
             "settings": dict(launch.settings),
             "bounds": dataclasses.asdict(launch.bounds),
-            "visible": [*shown, *users, *launch.visible],
+            "visible": [*shown, *launch.visible],
             "hidden": list(launch.hidden),
             "enclosed": launch.enclosed,
             "boot": boot,

@@ -25,10 +25,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cojax import imports
-from environments.worker import child, kernel, scratch, wire
-from environments.worker.bounds import Bounds, Layers
-from environments.worker.sandbox import confine, enclose, leave, needed_files, separate, sweep, trial
+from . import child, kernel, scratch, wire
+from .bounds import Bounds, Layers
+from .sandbox import confine, enclose, leave, needed_files, separate, sweep, trial
 
 # The longest message on the control socket, in bytes.
 PACKET = 64 * 2**10
@@ -51,8 +50,6 @@ def main(descriptor: int) -> None:
         for root in order["roots"]:
             _import_from(*root)
         module, _, function = order["module"].partition(":")
-        if order["users"]:
-            imports.admit({module.partition(".")[0]: order["users"]})
         environment = vars(importlib.import_module(module))[function or "make"](**order["settings"])
         ready = {
             **child.describe(environment),

@@ -7,11 +7,11 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, PolicyLoss
 from cojax.types import Action, Evaluation, Message, Observation, Task, to_json
-from environments.worker import wire
-from environments.worker.bounds import Bounds
-from environments.worker.client import Client, Connection
-from environments.worker.records import Malformed, Opening, read
-from environments.worker.served import Served, ServedCharted, ServedDemonstrated
+from . import wire
+from .bounds import Bounds
+from .client import Client, Connection
+from .records import Malformed, Opening, read
+from .served import Served, ServedCharted, ServedDemonstrated
 
 
 class IsolatedEnvironment(Served):

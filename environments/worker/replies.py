@@ -10,7 +10,7 @@ import contextlib
 import socket
 from collections.abc import Awaitable, Callable
 
-from environments.worker import wire
+from . import wire
 
 # Bytes read at a time; a reply of more bytes asks for room.
 _PART = 64 * 2**10

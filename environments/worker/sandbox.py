@@ -17,8 +17,8 @@ import sys
 import time
 from collections.abc import Iterable
 
-from environments.worker import kernel, scratch, seccomp, view
-from environments.worker.bounds import Bounds, Layers
+from . import kernel, scratch, seccomp, view
+from .bounds import Bounds, Layers
 
 # Seconds until the processes of a dead child must be gone.
 _SWEEP = 5.0

@@ -11,8 +11,8 @@ import tempfile
 import time
 from collections.abc import Iterable
 
-from environments.worker import kernel
-from environments.worker.bounds import Bounds
+from . import kernel
+from .bounds import Bounds
 
 _PREFIX = "cojax-worker-"
 # The least seconds between two counts, and the least multiple of the time that a count took.

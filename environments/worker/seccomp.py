@@ -13,7 +13,7 @@ import os
 import struct
 import sys
 
-from environments.worker import kernel
+from . import kernel
 
 _Numbers = tuple[int | None, int | None]
 

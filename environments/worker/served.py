@@ -9,7 +9,7 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure, Traits
 from cojax.types import Action, Task, Triplet, to_json
-from environments.worker.records import read
+from .records import read
 
 # Demonstrations fetched with one call.
 _PAGE = 256

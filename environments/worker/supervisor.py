@@ -16,11 +16,11 @@ import subprocess
 from typing import Any
 
 from cojax.environment import running
-from environments.worker import wire
-from environments.worker.bounds import Bounds
-from environments.worker.child_supervision import BEAT, Children
-from environments.worker.forkserver import PACKET
-from environments.worker.timer import Timer
+from . import wire
+from .bounds import Bounds
+from .child_supervision import BEAT, Children
+from .forkserver import PACKET
+from .timer import Timer
 
 # Seconds that the fork server gets to end by itself.
 _GRACE = 5.0
@@ -118,7 +118,7 @@ def _launch(order: dict[str, Any], control: socket.socket) -> subprocess.Popen[b
 async def _first_word(control: socket.socket, order: dict[str, Any]) -> dict[str, Any]:
     """Has the environment made and waits for it; returns the reply to the client."""
     loop = asyncio.get_running_loop()
-    names = ("module", "roots", "users", "settings", "visible", "hidden", "enclosed", "bounds")
+    names = ("module", "roots", "settings", "visible", "hidden", "enclosed", "bounds")
     packet = wire.encode({name: order[name] for name in names})
     if len(packet) > PACKET:
         return wire.failed(wire.START, f"the settings have {len(packet):,} bytes; at most {PACKET:,} can be passed on")

@@ -16,14 +16,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cojax
+from cojax.environment import InstallError
+
 # Seconds that a whole installation may take.
 _DEADLINE = 1_800
 _REPORT_EVERY = 15.0  # seconds between the lines of an installation that goes on
 _MARK = "installed.json"
-
-
-class InstallError(RuntimeError):
-    """An environment's packages cannot be installed, or are not installed."""
+# The folder that holds our packages, for another interpreter that runs a module of them.
+ROOT = Path(cojax.__file__).parents[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +59,7 @@ def interpreter(name: str, recipe: Recipe) -> str:
     if not _marked(home(name), recipe):
         raise InstallError(
             f"environment {name!r} is not installed in {home(name)}, or by another version of its recipe; "
-            f"run: python -m environments.install {name}"
+            f"run: cojax install {name}"
         )
     return str(home(name) / "bin" / "python")
 

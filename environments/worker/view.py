@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from environments.worker import kernel
-from environments.worker.bounds import Bounds
+from . import kernel
+from .bounds import Bounds
 
 # Folders in which the new root can be made: the first one that contains none of the visible files.
 _ROOTS = ("/mnt", "/media", "/srv", "/home", "/opt", "/sys")

@@ -25,18 +25,18 @@ from cojax.report.console import CONSOLE, duration
 from cojax.settings.command_line import CommandLineParser
 from cojax.storage.files import read_json, write_json, write_text
 from cojax.storage.folder_lock import RunDirectoryError, lock_folder
-from experiments.study import figures, schedule, stored, tables
-from experiments.study.cells import percent
-from experiments.study.command import check_deadline, check_settings, settings_of, stoppable
-from experiments.study.comparison import differing_parts, mismatch
-from experiments.study.launch import VARIABLES
-from experiments.study.machines import differing_facts, variables_of, with_stored_variables
-from experiments.study.markdown import render_page
-from experiments.study.record import Record, record_or_reason
-from experiments.study.runs import StudyRun
-from experiments.study.summary import Records, complete_seeds, summarise
-from experiments.study.table import DEFAULT_SEEDS, Table
-from experiments.study.tables import DEVELOPMENT_SEEDS, TABLES
+from . import figures, schedule, stored, tables
+from .cells import percent
+from .command import check_deadline, check_settings, settings_of, stoppable
+from .comparison import differing_parts, mismatch
+from .launch import VARIABLES
+from .machines import differing_facts, variables_of, with_stored_variables
+from .markdown import render_page
+from .record import Record, record_or_reason
+from .runs import StudyRun
+from .summary import Records, complete_seeds, summarise
+from .table import DEFAULT_SEEDS, Table
+from .tables import DEVELOPMENT_SEEDS, TABLES
 
 _ALL = "all"
 # Records that are part of the repository.

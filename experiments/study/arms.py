@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from experiments import desk, desk_smollm2
-from experiments.study import grounds
-from experiments.study.runs import Settings, changes
-from experiments.study.table import Arm
+from cojax import imports
+from .. import desk, desk_smollm2
+from . import grounds
+from .runs import Settings, changes
+from .table import Arm
 
 # Settings that all arms share beside experiments/desk.py: a run on one core, so one lane.
 COMMON: Settings = {
@@ -65,7 +66,7 @@ ARMS: Mapping[str, Arm] = {
     "feedback": Arm("feedback (CoEvolve)", {"evolve": "feedback"}),
     "feedback-before": Arm(
         "feedback, former rule of selection",
-        {"evolve": "feedback", "synthesis.select": "experiments.study.former:first_place"},
+        {"evolve": "feedback", "synthesis.select": imports.within("experiments.study.former:first_place")},
     ),
     "uniform": Arm("uniform exploration: all tools alike", {"evolve": "uniform"}),
     "without-forgetting": Arm("without forgetting", {"evolve": "feedback", "signals": "boundary,rare"}),

@@ -8,8 +8,8 @@ from typing import Any
 
 from cojax.environment import Charted, Environment
 from cojax.types import Task, content_hash
-from experiments.study.record import Record
-from experiments.study.tasks import environment_of, least_popular
+from .record import Record
+from .tasks import environment_of, least_popular
 
 # Solutions of this many actions or more are one kind.
 _OPEN_ROW = 6

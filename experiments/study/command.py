@@ -14,8 +14,8 @@ from cojax.settings import compatibility, presets
 from cojax.settings.reading import spelled_out
 from cojax.storage.files import StorageError
 from cojax.storage.folder_lock import RunDirectoryError
-from experiments.study.record import NotFinished
-from experiments.study.runs import StudyRun, configuration_of
+from .record import NotFinished
+from .runs import StudyRun, configuration_of
 
 _EXPECTED = (ValueError, KeyError, TypeError, OSError, NotFinished, RunDirectoryError, StorageError)
 

@@ -14,8 +14,8 @@ from cojax.run.entries import CHOICES, signal_name
 from cojax.settings.base import PAPER
 from cojax.settings.ranges import is_open
 from cojax.signals import SIGNALS
-from experiments.study import schedule
-from experiments.study.runs import dotted_leaves, plain_configuration
+from . import schedule
+from .runs import dotted_leaves, plain_configuration
 
 _DEADLINE = "limits.environment_deadline"
 _SIGNALS = "signal_settings"

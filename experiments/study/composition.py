@@ -17,15 +17,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cojax import worlds
 from cojax.report.console import CONSOLE
 from cojax.settings.command_line import CommandLineParser
 from cojax.types import Task, content_hash
-from environments.desk.grammar import read
-from environments.desk.suite import DESK
-from experiments.study import stored
-from experiments.study.breakdown import LONG, held_out_tasks
-from experiments.study.cells import markdown_table
-from experiments.study.record import Record
+from . import stored
+from .breakdown import LONG, held_out_tasks
+from .cells import markdown_table
+from .record import Record
 
 MASTERED = 0.75  # a skill is mastered if this share of the tasks that ask for it alone is solved
 
@@ -52,7 +51,8 @@ def composition(tasks: Sequence[Task], solved: Sequence[bool], actions: int) -> 
     A task with a skill that no task asks for alone is left out. Raises ValueError for a query outside the desk's
     language.
     """
-    skills = [tuple(skill.wording for skill, _ in read(task.query, DESK)) for task in tasks]
+    read, suite = worlds.part("desk.grammar").read, worlds.part("desk.suite").DESK
+    skills = [tuple(skill.wording for skill, _ in read(task.query, suite)) for task in tasks]
     alone: dict[str, list[bool]] = defaultdict(list)
     for names, success in zip(skills, solved, strict=True):
         if len(names) == 1:

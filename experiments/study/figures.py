@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 
 from cojax.signals import SIGNALS
 from cojax.storage.files import replace_file
-from experiments.study.panels import KINDS, START, band, colours, figure, palette, shares, titles
-from experiments.study.record import Record, cross_table
+from .panels import KINDS, START, band, colours, figure, palette, shares, titles
+from .record import Record, cross_table
 
 Arms = Mapping[str, Sequence[Record]]  # arm → its records, by seed
 _SMOOTH = 5  # steps that a noisy curve is averaged over

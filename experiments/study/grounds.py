@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from experiments.study.runs import Settings
-from experiments.study.table import DEFAULT_SEEDS, Arm, Table
+from .runs import Settings
+from .table import DEFAULT_SEEDS, Arm, Table
 
 SEEDS = tuple(range(201, 213))  # no run before the settings below are fixed
 

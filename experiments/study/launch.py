@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Mapping
 
-from environments.worker import kernel
+from cojax import worlds
 
 # So results are equal to the bit on x86-64 hosts with AVX2 and FMA, as far as tested (docs/bits.md): XLA's libraries do
 # not choose kernels by the processor, and XLA's own code has the same instructions. XLA's pool has two threads, on the
@@ -33,6 +33,7 @@ OTHERS = ("JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION", "ONEDNN_MAX_CPU_ISA"
 def main(arguments: list[str]) -> None:
     core, parent, *command = arguments
     if sys.platform == "linux":
+        kernel = worlds.part("worker.kernel")
         kernel.prctl(kernel.PDEATHSIG, signal.SIGTERM)
         if core != "-":
             os.sched_setaffinity(0, {int(core)})

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cojax.storage.files import read_json
-from experiments.study.launch import VARIABLES
-from experiments.study.runs import StudyRun, dotted_leaves
+from .launch import VARIABLES
+from .runs import StudyRun, dotted_leaves
 
 _RECORDED = ("XLA_FLAGS", "NPROC", "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL")  # variables that config.json holds
 # Facts that decide which bits a run computes, in the order of the lines.

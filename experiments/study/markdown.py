@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cojax.registry.commits import shortened
-from experiments.study.breakdown import LONG
-from experiments.study.cells import interval, markdown_table, points
-from experiments.study.failures import EXAMPLES_HEAD, FAILURES_HEAD, example_rows, failure_rows
-from experiments.study.origins import PREDICTED_HEAD, WORTH_HEAD, predicted_rows, worth_rows
+from .breakdown import LONG
+from .cells import interval, markdown_table, points
+from .failures import EXAMPLES_HEAD, FAILURES_HEAD, example_rows, failure_rows
+from .origins import PREDICTED_HEAD, WORTH_HEAD, predicted_rows, worth_rows
 
 # Budgets in the order of the table, with their titles.
 _BUDGETS: Mapping[str, str] = {

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.study.arms import ARMS
-from experiments.study.statistics import estimate
+from .arms import ARMS
+from .statistics import estimate
 
 # Okabe and Ito's palette, which colour-blind people can distinguish.
 _PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C", "#000000")

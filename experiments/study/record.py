@@ -17,11 +17,11 @@ from cojax.run import held_out
 from cojax.signals import SIGNALS
 from cojax.storage.files import Log, StorageError, read_json
 from cojax.types import INFRASTRUCTURE, Task, content_hash
-from experiments.study.comparison import mismatch
-from experiments.study.failures import failures_of
-from experiments.study.origins import worth_of
-from experiments.study.runs import StudyRun
-from experiments.study.tasks import SPANNING, describe_tasks, environment_of, least_popular
+from .comparison import mismatch
+from .failures import failures_of
+from .origins import worth_of
+from .runs import StudyRun
+from .tasks import SPANNING, describe_tasks, environment_of, least_popular
 
 Record = dict[str, Any]
 # Columns of metrics.jsonl that a record has, one value a step.

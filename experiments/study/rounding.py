@@ -19,12 +19,12 @@ from cojax.report.console import CONSOLE, duration
 from cojax.settings.command_line import CommandLineParser
 from cojax.storage.files import write_json
 from cojax.storage.folder_lock import lock_folder
-from experiments.study import schedule, tables
-from experiments.study.arms import ARMS
-from experiments.study.cells import percent
-from experiments.study.command import check_deadline, check_settings, settings_of, stoppable
-from experiments.study.record import record_or_reason
-from experiments.study.runs import StudyRun
+from . import schedule, tables
+from .arms import ARMS
+from .cells import percent
+from .command import check_deadline, check_settings, settings_of, stoppable
+from .record import record_or_reason
+from .runs import StudyRun
 
 _COPIES = 1000
 

@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 
 from cojax.registry.annotations import RegistryError, convert_setting, shown
 from cojax.settings.ranges import RANGES, is_open, is_section, unknown
-from experiments import desk
-from experiments.study.launch import VARIABLES
+from .. import desk
+from .launch import VARIABLES
 
 # Sections of the configuration that decide the warm start, beside the seed.
 _WARM_START = ("warm_start", "model", "environment")

@@ -14,9 +14,9 @@ from cojax.durable import own_file
 from cojax.host.processes import descendants, end
 from cojax.storage.files import last_lines
 from cojax.storage.folder_lock import RunDirectoryError, lock_folder
-from experiments.study.launch import OTHERS, VARIABLES
-from experiments.study.machines import begun_otherwise
-from experiments.study.runs import StudyRun
+from .launch import OTHERS, VARIABLES
+from .machines import begun_otherwise
+from .runs import StudyRun
 
 ROOT = Path(__file__).parents[2]
 _POLL = 0.5  # seconds
@@ -133,7 +133,7 @@ def run(
     log = workdir.with_name(f"{workdir.name}.log")
     wait_until_free(workdir, stop)  # where it is held still, the run says so
     where = "-" if core is None else str(core)
-    launch = [sys.executable, "-m", "experiments.study.launch", where, str(os.getpid()), *command(job, workdir)]
+    launch = [sys.executable, "-m", f"{__package__}.launch", where, str(os.getpid()), *command(job, workdir)]
     if why := begun_otherwise(job, workdir):
         return why
     inherited = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, *OTHERS)}

@@ -8,9 +8,9 @@ from typing import Any
 
 from cojax.registry.annotations import shown
 from cojax.signals import SIGNALS
-from experiments.study.origins import ORIGIN_COUNTS, ORIGIN_MEASURES
-from experiments.study.record import CURVES, EVOLUTION, Record
-from experiments.study.tasks import COLUMNS
+from .origins import ORIGIN_COUNTS, ORIGIN_MEASURES
+from .record import CURVES, EVOLUTION, Record
+from .tasks import COLUMNS
 
 # Key of a record → its type.
 _KEYS: Mapping[str, Any] = {

@@ -16,10 +16,10 @@ from pathlib import Path
 from cojax.durable import own_file
 from cojax.storage.episodes import expanded
 from cojax.storage.files import encode_record, explaining, parse_record, replace_file
-from experiments.study.comparison import mismatch
-from experiments.study.record import Record
-from experiments.study.runs import StudyRun
-from experiments.study.shape import check_record
+from .comparison import mismatch
+from .record import Record
+from .runs import StudyRun
+from .shape import check_record
 
 _ENDING = ".jsonl.gz"
 _LOCK = ".lock"

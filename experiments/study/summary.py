@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from experiments.study.arms import ARMS
-from experiments.study.breakdown import (
+from .arms import ARMS
+from .breakdown import (
     breakdowns,
     long_tasks,
     prior_mastery,
@@ -16,11 +16,11 @@ from experiments.study.breakdown import (
     weakest_tenth,
     worst_tenth,
 )
-from experiments.study.failures import mean_failures
-from experiments.study.origins import mean_predicted, mean_worth
-from experiments.study.record import Record, cross_table
-from experiments.study.statistics import SeedEstimate, estimate, paired_difference
-from experiments.study.table import Table
+from .failures import mean_failures
+from .origins import mean_predicted, mean_worth
+from .record import Record, cross_table
+from .statistics import SeedEstimate, estimate, paired_difference
+from .table import Table
 
 Records = Mapping[tuple[str, int], Record]  # (arm, seed) → record
 # The paper's task-set metrics of the pool at the end; None for what needs evaluation tasks, where there are none.

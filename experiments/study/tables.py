@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from experiments.study import grounds
-from experiments.study.arms import ARMS, COMMON, ON_DEVELOPMENT_TASKS
-from experiments.study.runs import Settings, StudyRun
-from experiments.study.table import Table
+from . import grounds
+from .arms import ARMS, COMMON, ON_DEVELOPMENT_TASKS
+from .runs import Settings, StudyRun
+from .table import Table
 
 # The training environment steps of each run, those of both agents together.
 _PREFERENCES: Settings = {"environment_steps": 35_000}

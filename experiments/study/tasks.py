@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-import environments
+from cojax import worlds
 from cojax.environment import Charted, Environment
 from cojax.quality import HashedNgrams, greatest_similarity
 from cojax.types import Task
@@ -25,7 +25,7 @@ def environment_of(config: Mapping[str, Any]) -> Environment:
     given = {
         name: value for name, value in config["environment"].items() if name not in ("name", "isolated", "cluster")
     }
-    return environments.load(config["environment"]["name"], **given)
+    return worlds.load(config["environment"]["name"], **given)
 
 
 def least_popular(environment: Environment, ending: str) -> Callable[[Task], str]:

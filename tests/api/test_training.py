@@ -18,7 +18,7 @@ from patience import patience
 import cojax
 
 ROOT = Path(__file__).parents[2]
-SMALL = "experiments/small.py"
+SMALL = "lab/small.py"
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def trained(project: Path) -> Path:
             SMALL,
             workdir="runs/by a thread",
             callbacks=lambda record: seen.append(record["step"]),
-            learner={"loss": "experiments.losses:careful", "loss_settings": {"caution": 0.25}},
+            learner={"loss": "lab.losses:careful", "loss_settings": {"caution": 0.25}},
         )
         seen.append(run.summary()["steps"])
 
@@ -91,7 +91,7 @@ def steps_of(workdir: Path | str) -> list[int]:
 def test_a_thread_trains_by_the_users_own_code(trained: Path) -> None:
     code = json.loads((trained / "config.json").read_text())
     assert code["config"]["seed"] == 7
-    assert code["code"]["learner.loss"]["path"] == "experiments.losses:careful"
+    assert code["code"]["learner.loss"]["path"] == "lab.losses:careful"
     assert code["code"]["learner.loss"]["settings"] == {"caution": 0.25}
     assert steps_of(trained) == [1, 2]
 

@@ -28,9 +28,8 @@ from typing import Any, NoReturn
 from campaign import episodes, faults, leaks
 from campaign.cases import COUNTS, EPISODES, FAULTS, Canary
 from campaign.episodes import Half
-from cojax.environment import EnvironmentFailure
+from cojax.environment import EnvironmentFailure, InstallError
 from cojax.settings.command_line import CommandLineParser
-from environments.worker.venv import InstallError
 
 # The most violations that the JSON object names; all are printed.
 _NAMED = 50

@@ -6,9 +6,9 @@ import functools
 import random
 from collections.abc import Sequence
 
-import environments
 from campaign import code, texts
 from campaign.cases import Canary, Case, draw
+from cojax import worlds
 from cojax.types import Action, Task
 from environments.appworld import SPLITS
 from environments.appworld.environment import AppWorld
@@ -21,7 +21,7 @@ class AppWorldCases:
     """Cases of the tasks of every split, with the solutions of the data."""
 
     def __init__(self, canary: Canary) -> None:
-        environment = environments.load("appworld", data="tiny", deadline=_DEADLINE, solutions=True)
+        environment = worlds.load("appworld", data="tiny", deadline=_DEADLINE, solutions=True)
         assert isinstance(environment, AppWorld)
         self.environment, self.canary = environment, canary
         self.tasks = [task for split in SPLITS for task in environment.tasks(split, 100) if task.solution]

@@ -7,9 +7,9 @@ import random
 from collections import Counter
 from typing import Any
 
-import environments
 from campaign import texts
 from campaign.cases import Canary, Case, draw
+from cojax import worlds
 from cojax.environment import play
 from cojax.environment.replay import follow
 from cojax.rollout.chat import Chat
@@ -26,7 +26,7 @@ class BfclCases:
     """Cases of the official tasks of all categories."""
 
     def __init__(self, canary: Canary) -> None:
-        environment = environments.load("bfcl", deadline=_DEADLINE)
+        environment = worlds.load("bfcl", deadline=_DEADLINE)
         assert isinstance(environment, IsolatedEnvironment)
         self.environment, self.canary = environment, canary
         self.tasks = [task for split in SPLITS for task in environment.tasks(split, 200)]

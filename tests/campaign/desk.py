@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import random
 
-import environments
 from campaign import texts
 from campaign.cases import Canary, Case, draw
+from cojax import worlds
 from cojax.environment import Environment
 from cojax.environment.replay import replay
 from cojax.rollout.chat import Chat
@@ -24,7 +24,7 @@ class DeskCases:
 
     def __init__(self, canary: Canary, environment: Environment | None = None) -> None:
         """With an `environment` other than the desk in workers, only a few tasks are played."""
-        self.environment, self.canary = environment or environments.load("desk", isolated=True), canary
+        self.environment, self.canary = environment or worlds.load("desk", isolated=True), canary
         self.here = Desk()
         splits = _TASKS if environment is None else (("seed", 12),)
         self.tasks = [task for split, count in splits for task in self.here.tasks(split, count)]

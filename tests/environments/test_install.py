@@ -40,7 +40,7 @@ def test_an_installation_goes_on_where_it_stopped_and_is_made_once(offline):
     said: list[str] = []
     with pytest.raises(InstallError, match="put the wheels into a folder"):
         install("proof", RECIPE, None, said.append)
-    with pytest.raises(InstallError, match=r"run: python -m environments\.install proof"):
+    with pytest.raises(InstallError, match=r"run: cojax install proof"):
         interpreter("proof", RECIPE)
     wheel(offline, "raise RuntimeError('no such luck')")
     with pytest.raises(InstallError, match="no such luck"):

@@ -12,8 +12,8 @@ def main(root: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # The package reads this once, when it is first imported.
     os.environ["APPWORLD_ROOT"] = str(folder)
-    from environments.appworld.tiny.build import build
-    from environments.appworld.tiny.prove import prove
+    from .build import build
+    from .prove import prove
 
     tasks = build(folder)
     if complaints := prove(folder, tasks):

@@ -18,10 +18,10 @@ from appworld.common.utils import freeze_time
 from appworld.evaluator import TestTracker
 from munch import munchify
 
-from environments.appworld.tiny.people import ACCOUNTS, SUPERVISORS, Person
-from environments.appworld.tiny.rows import NOW, fill
-from environments.appworld.tiny.scenario import Drawn, Scenario
-from environments.appworld.tiny.scenarios import SCENARIOS
+from .people import ACCOUNTS, SUPERVISORS, Person
+from .rows import NOW, fill
+from .scenario import Drawn, Scenario
+from .scenarios import SCENARIOS
 
 SPLITS = ("train", "dev", "test_normal", "test_challenge")
 TASKS_PER_SCENARIO = 3

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from environments.appworld.tiny.people import ACCOUNTS, Person
+from .people import ACCOUNTS, Person
 
 # Every page of a list; the API shows at most 20 rows at a time.
 PAGES = """

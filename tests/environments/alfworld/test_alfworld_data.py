@@ -40,7 +40,7 @@ def provide(name: str) -> list[str]:
 
 
 def test_games_that_are_not_there_are_named_with_the_ways_to_have_them(tmp_path: Path) -> None:
-    with pytest.raises(InstallError, match=r"tiny games are not in .* Run: python -m environments.install alf"):
+    with pytest.raises(InstallError, match=r"tiny games are not in .* Run: cojax install alf"):
         data.root_of("tiny")
     with pytest.raises(InstallError, match=r"(?s)official games are not in .*--data=tiny   generates games here"):
         data.root_of("official")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from environments.appworld.tiny.scenario import Scenario
-from environments.appworld.tiny.scenarios import (
+from ..scenario import Scenario
+from . import (
     answer_requests,
     greet_older,
     like_genre,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from environments.appworld.tiny.people import Person
-from environments.appworld.tiny.rows import GENRES
-from environments.appworld.tiny.scenario import Drawn, login
+from ..people import Person
+from ..rows import GENRES
+from ..scenario import Drawn, login
 
 SPLIT, DIFFICULTY = "train", 1
 INSTRUCTION = "Which {genre} song in the Spotify playlists I made has been played most often? Answer with its title."

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from environments.appworld.tiny.people import Person
-from environments.appworld.tiny.rows import note
-from environments.appworld.tiny.scenario import Drawn, login
+from ..people import Person
+from ..rows import note
+from ..scenario import Drawn, login
 
 SPLIT, DIFFICULTY = "train", 2
 INSTRUCTION = (

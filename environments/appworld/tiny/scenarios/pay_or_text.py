@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from environments.appworld.tiny.people import Person, contacts
-from environments.appworld.tiny.scenario import Drawn, login
+from ..people import Person, contacts
+from ..scenario import Drawn, login
 
 SPLIT, DIFFICULTY = "dev", 2
 INSTRUCTION = (

@@ -6,8 +6,8 @@ import datetime
 import random
 from typing import Any
 
-from environments.appworld.tiny.people import Person
-from environments.appworld.tiny.scenario import Drawn, login
+from ..people import Person
+from ..scenario import Drawn, login
 
 SPLIT, DIFFICULTY = "train", 1
 INSTRUCTION = "Set every alarm on my phone that is switched on {minutes} minutes {direction}. Leave the others alone."

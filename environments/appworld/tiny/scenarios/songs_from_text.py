@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from environments.appworld.tiny.people import Person, contacts
-from environments.appworld.tiny.rows import text
-from environments.appworld.tiny.scenario import Drawn, login
+from ..people import Person, contacts
+from ..rows import text
+from ..scenario import Drawn, login
 
 SPLIT, DIFFICULTY = "test_normal", 3
 INSTRUCTION = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from environments.appworld.tiny.people import Person
-from environments.appworld.tiny.scenario import Drawn, login
+from ..people import Person
+from ..scenario import Drawn, login
 
 SPLIT, DIFFICULTY = "test_challenge", 3
 INSTRUCTION = (
