@@ -32,7 +32,7 @@ REFUSED = (
     (("learner.loss=hope",), "loss 'hope' not found; available: grpo"),
     (("model.path=/nowhere",), "model.path '/nowhere' is no folder"),
     (("policy=huge",), "policy 'huge' not found; available: qwen3-4b, qwen2.5-7b, qwen3-30b-a3b, smollm2, tiny"),
-    (("model.tokenizer=runes",), "model.tokenizer 'runes' not found; available: words, bytes"),
+    (("model.tokenizer=runes",), "model.tokenizer is 'runes'; expected one of 'words', 'bytes'"),
     (("warm_start.split=seed", "evaluation.split=seed"), "what was learned by heart cannot be evaluated"),
     (("group_size=1",), "group_size is 1; expected a whole number at least 2"),
     (("quorum=0.25",), "quorum is 0.25 of a group of 4; expected a share, at most 1, of at least 2 episodes"),

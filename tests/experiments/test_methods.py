@@ -119,7 +119,7 @@ def test_every_method_runs_in_every_experiment(method, world):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"method": "coevolvin"}, "method 'coevolvin' not found; available: coevolve, coevolving, eto, rft, sft"),
+        ({"method": "coevolvin"}, "method is 'coevolvin'; expected one of 'coevolve', 'coevolving', 'eto'"),
         (
             {"preference__beta": 0.5},
             "preference.beta is 0.5, but method is 'coevolve', which does not learn in rounds; set --config.method",
