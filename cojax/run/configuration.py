@@ -22,7 +22,7 @@ def configuration() -> ConfigDict:
     """
     flag = flags.FLAGS["config"]
     typed = (*config_flags.get_override_values(flag), *OF_ENTRIES)
-    config = compatibility.without_old_names(CONFIG.value, typed)
+    config = CONFIG.value
     trust.make_importable(TRUSTED.value)
     workdir = _continued_run()
     if workdir:

@@ -25,7 +25,6 @@ from cojax.run.engines import ENGINES
 from cojax.run.explorers import EXPLORERS
 from cojax.settings import base
 from cojax.settings.base import PAPER, at, put
-from cojax.settings.compatibility import without_old_names
 from cojax.settings.ranges import is_free_form, leaves
 from cojax.settings.tree import LEAVES
 from cojax.signals import SIGNALS, SignalKind, check
@@ -237,7 +236,7 @@ def overridden(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:
 
 def defaults(config: ConfigDict) -> dict[str, Any]:
     """Today's default of every setting, and of the settings of entries that the configuration overrides."""
-    whole = without_old_names(base.get_config())
+    whole = base.get_config()
     with whole.unlocked(), whole.ignore_type():
         for name, _ in leaves(config.to_dict()):
             if is_free_form(name) and name not in CHOICES and name not in LEAVES:

@@ -17,8 +17,6 @@ from cojax.settings.tree import LEAVES, OPEN, Leaf
 
 # Setting → entry → the paper's settings of that entry; other entries start from their own defaults.
 PAPER: Mapping[str, Mapping[str, Mapping[str, Any]]] = {"learner.loss": {"grpo": {"kl_coefficient": 1e-3}}}
-# Old name of a setting → its current name. The old one is still read, with a warning.
-RENAMED: dict[str, str] = {}
 
 
 def get_config() -> ConfigDict:
@@ -28,9 +26,6 @@ def get_config() -> ConfigDict:
         put(config, name, ConfigDict())
     for name, leaf in LEAVES.items():
         put(config, name, placeholder(_type(leaf)) if leaf.default is None else leaf.default)
-    for old, new in RENAMED.items():
-        default = LEAVES[new].default
-        put(config, old, placeholder(int if default is None else type(default)))
     return config
 
 

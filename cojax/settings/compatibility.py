@@ -1,35 +1,24 @@
-"""Settings of other releases: a renamed one is read under its old name, one that an older run lacks is its default."""
+"""The settings of a run directory, also of one that another release made: a setting that it lacks is its default."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from cojax.registry.annotations import convert_setting
-from cojax.settings.base import RENAMED, at, get_config, put
+from cojax.settings.base import get_config
 from cojax.settings.tree import LEAVES
 from cojax.storage.files import CheckpointError, read_json
 
-_LOG = logging.getLogger("cojax")
 _RESTORE = "Restore it from a copy"
 
 
 def in_todays_keys(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in a config.json, under today's names; those that it lacks from `defaults`, as JSON holds them."""
+    """The settings in a config.json, and from `defaults` those that it lacks, as JSON holds them."""
     settings = json.loads(json.dumps(stored))
-    for old, new in RENAMED.items():
-        section, _, last = old.rpartition(".")
-        above = _section(settings, section)
-        if last in above:
-            value, place = above.pop(last), _section(settings, new.rpartition(".")[0])
-            place.setdefault(new.rpartition(".")[2], value)
     if isinstance(path := (model := _section(settings, "model")).get("path"), str) and path:
         # A relative path of other releases was read from the folder in which the command was started.
         model["path"] = os.path.abspath(path)
@@ -39,18 +28,13 @@ def in_todays_keys(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> di
     return _filled(settings, json.loads(json.dumps(defaults)))
 
 
-def todays_defaults() -> dict[str, Any]:
-    """The default of every setting, in sections."""
-    return without_old_names(get_config()).to_dict()
-
-
 def settings_of(workdir: Path) -> dict[str, Any]:
     """The settings of a run, with today's keys. Raises CheckpointError if the folder holds no run."""
     path = workdir / "config.json"
     try:
         if not isinstance(stored := read_json(path).get("config"), dict):
             raise ValueError("it has no section `config`")
-        settings = in_todays_keys(stored, todays_defaults())
+        settings = in_todays_keys(stored, get_config().to_dict())
         learner = settings["learner"]
         if not all(isinstance(one, dict) for one in (settings["model"], learner, learner and learner["lora"])):
             raise ValueError("model, learner and learner.lora must be sections")
@@ -73,38 +57,6 @@ def as_tuples(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: as_tuples(inner) for name, inner in value.items()}
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value
-
-
-def flag_in_todays_name(argument: str) -> str:
-    """A flag with its setting's name of today; warns of an old name."""
-    for old, new in RENAMED.items():
-        if found := re.match(rf"--?(?:no)?config\.({re.escape(old)})(?==|$)", argument):
-            _warn(old, new)
-            return f"{argument[: found.start(1)]}{new}{argument[found.end(1) :]}"
-    return argument
-
-
-def without_old_names(config: ConfigDict, flags: Collection[str] = (), *, warn: bool = True) -> ConfigDict:
-    """The configuration with old names replaced by today's; a value under an old name yields to one of `flags`."""
-    if not RENAMED:
-        return config
-    config = config.copy_and_resolve_references()
-    with config.unlocked():
-        for old, new in RENAMED.items():
-            section, _, last = old.rpartition(".")
-            above = at(config, section) if section else config
-            value = above[last]
-            del above[last]
-            if value is not None:
-                if warn:
-                    _warn(old, new)
-                if new not in flags:
-                    put(config, new, value)
-    return config
-
-
-def _warn(old: str, new: str) -> None:
-    _LOG.warning("%s is now called %s; the old name still works", old, new)
 
 
 def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:

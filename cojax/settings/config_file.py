@@ -20,7 +20,6 @@ from ml_collections import ConfigDict
 from cojax import imports
 from cojax.registry.annotations import description, shown
 from cojax.registry.commits import commit
-from cojax.settings import compatibility
 from cojax.settings.ranges import RANGES, check_kinds, is_open, is_section
 from cojax.storage.files import CheckpointError
 
@@ -74,7 +73,7 @@ def load(given: str) -> ConfigDict:
     except (Exception, SystemExit) as error:  # whatever a file does when it is run
         raise FlagError(_reason(error, path)) from error
     try:
-        check_kinds(compatibility.without_old_names(config, warn=False))
+        check_kinds(config)
     except (ValueError, RecursionError) as error:
         raise FlagError(f"{path}: {error}") from error
     return config

@@ -13,7 +13,6 @@ from ml_collections import config_flags
 
 from cojax.command import worded
 from cojax.registry.annotations import RegistryError, convert_setting, description, from_text
-from cojax.settings import compatibility
 from cojax.settings.config_file import EXPERIMENTS, ConfigFileParser, FlagError, check_file
 from cojax.settings.ranges import RANGES, check_ranges, is_free_form, is_open, is_section, unknown
 from cojax.settings.reading import spelled_out
@@ -40,7 +39,6 @@ def parse(argv: list[str]) -> list[str]:
     try:
         # In place: the configuration's flags are read from this very list.
         argv[1:] = map(spelled_out, flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False))
-        argv[1:] = map(compatibility.flag_in_todays_name, argv[1:])
         if "workdir" in flags.FLAGS:
             argv[1:] = _with_config(argv[1:])
         if (config := _value("config", argv[1:])) is not None:
@@ -63,7 +61,7 @@ def parse(argv: list[str]) -> list[str]:
 
 def _check_values() -> None:
     """Raises RegistryError for a setting out of its range, before what takes seconds to load can use it."""
-    check_ranges(compatibility.without_old_names(CONFIG.value, warn=False))
+    check_ranges(CONFIG.value)
     for name, text in OF_ENTRIES.items():
         if name in LEAVES:
             convert_setting(name, LEAVES[name].range, from_text(LEAVES[name].range, text))

@@ -10,7 +10,6 @@ from ml_collections import ConfigDict
 
 from cojax.command import worded
 from cojax.registry.annotations import RegistryError, convert_setting, description, shown
-from cojax.settings.base import RENAMED
 from cojax.settings.tree import LEAVES, OPEN
 
 # Characters of an unknown name that an error shows.
@@ -44,7 +43,7 @@ def check_ranges(config: ConfigDict) -> None:
     for name, value in given.items():
         if name in RANGES:
             convert_setting(name, RANGES[name], value)
-        elif not is_open(name) and not (name in RENAMED and value is None):
+        elif not is_open(name):
             raise RegistryError(unknown(name))
     _expect_all(given)
 

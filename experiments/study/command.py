@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cojax.run.checks import check
-from cojax.settings import compatibility, presets
+from cojax.settings import presets
 from cojax.settings.reading import spelled_out
 from cojax.storage.files import StorageError
 from cojax.storage.folder_lock import RunDirectoryError
@@ -46,7 +46,7 @@ def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
     """--config.KEY=VALUE → settings. Raises ValueError for another argument."""
     found = {}
     for argument in arguments:
-        name, is_one, value = compatibility.flag_in_todays_name(spelled_out(argument)).partition("=")
+        name, is_one, value = spelled_out(argument).partition("=")
         setting = name.removeprefix("--config.")
         if not (name.startswith("--config.") and is_one):
             raise ValueError(f"unexpected argument {argument!r}; settings of all arms are given as --config.KEY=VALUE")

@@ -25,7 +25,6 @@ from doc_pages import PAGES, ROOT, Block, blocks, spans
 from doc_pages import commands as commands_of
 
 from cojax.command import COMMANDS
-from cojax.settings.compatibility import flag_in_todays_name
 from cojax.settings.ranges import RANGES, is_open, is_section
 from cojax.settings.reading import spelled_out
 
@@ -108,7 +107,7 @@ def objection(command: list[str]) -> str:
 
 def known(name: str, word: str = "--config.") -> bool:
     if word.startswith("--config.") and name.startswith("config."):
-        given = flag_in_todays_name(spelled_out(f"--{name}=x")).removeprefix("--config.").removesuffix("=x")
+        given = spelled_out(f"--{name}=x").removeprefix("--config.").removesuffix("=x")
         return is_setting(given)
     return not word.startswith("--config.") or name in absl_flags.FLAGS
 

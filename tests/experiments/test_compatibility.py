@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 
 import pytest
 
-from cojax.run import entries, trained
+from cojax.run import entries
 from cojax.run.checks import check
-from cojax.settings import base, compatibility
-from cojax.settings.compatibility import flag_in_todays_name, in_todays_keys, without_old_names
-from cojax.settings.tree import LEAVES
+from cojax.settings import base
+from cojax.settings.compatibility import in_todays_keys
 from cojax.storage.checkpoint import CheckpointError
 from experiments import continued, desk
-
-
-@pytest.fixture
-def renamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if optimizer.clip_norm had been called learner.clip, and steps train_steps."""
-    monkeypatch.setitem(base.RENAMED, "learner.clip", "optimizer.clip_norm")
-    monkeypatch.setitem(base.RENAMED, "train_steps", "steps")
-    monkeypatch.setitem(base.RENAMED, "explorer.parallel", "explorer.width")
 
 
 def test_an_absent_key_is_its_default_of_today() -> None:
@@ -70,35 +60,6 @@ def test_a_run_goes_on_with_its_own_settings(tmp_path: Path) -> None:
     config.workdir = str(tmp_path)
     assert again.to_dict() == config.to_dict()
     check(again)
-
-
-def test_an_old_name_in_a_stored_configuration(renamed: None, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"config": {"learner": {"clip": 3.0}, "train_steps": 2}}))
-    found = trained.settings_of(tmp_path)
-    assert (found["optimizer"]["clip_norm"], found["steps"]) == (3.0, 2)
-    assert "clip" not in found["learner"]
-    assert "train_steps" not in found
-
-
-def test_an_old_name_in_a_file_and_in_a_flag(renamed: None, caplog: pytest.LogCaptureFixture) -> None:
-    config = desk.get_config()
-    config.learner.clip = 3.0
-    config.explorer.parallel = 4
-    with caplog.at_level(logging.WARNING):
-        moved = without_old_names(config)
-        assert (moved.optimizer.clip_norm, moved.explorer.width) == (3.0, 4)
-        assert without_old_names(config, ["optimizer.clip_norm"]).optimizer.clip_norm == 1.0  # the flag wins
-        check(moved)
-        assert flag_in_todays_name("--config.train_steps=3") == "--config.steps=3"
-        assert flag_in_todays_name("--config.train_steps") == "--config.steps"
-        assert flag_in_todays_name("--config.steps=3") == "--config.steps=3"
-    assert "learner.clip is now called optimizer.clip_norm; the old name still works" in caplog.text
-    assert "train_steps is now called steps" in caplog.text
-
-
-def test_today_no_old_name_is_a_setting() -> None:
-    assert not compatibility.RENAMED.keys() & LEAVES.keys()
-    assert set(compatibility.RENAMED.values()) <= LEAVES.keys()
 
 
 def damaged(folder: Path, text: str) -> str:

@@ -113,7 +113,8 @@ def test_what_an_explorer_lacks_is_named_before_anything_is_built(
         ({"explorer.name": "llm", "validation.attempter": "policy", "validation.attempts": 0},
          "validation.attempter is 'policy', but validation.attempts is 0: none is made"),
         ({"validation.judge": "maybe"}, "validation.judge is 'maybe'; expected one of 'off', 'note', 'veto'"),
-        ({"explorer.name": "llm", "validation.attempter": "nobody"}, "validation.attempter is 'nobody'; expected one of"),
+        ({"explorer.name": "llm", "validation.attempter": "nobody"},
+         "validation.attempter is 'nobody'; expected one of"),
         # Before the policy has any weights.
         ({"explorer.name": "llm", "validation.attempter": "policy", "warm_start.split": "initial"},
          "the policy that it is to teach would have to attempt those tasks before"),
