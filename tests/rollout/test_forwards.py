@@ -94,7 +94,7 @@ def test_draws_where_numpy_does(count: int) -> None:
     np.testing.assert_allclose(logprobs, np.log(chosen), atol=1e-5)
 
 
-@pytest.mark.parametrize("layers", [2, 5])
+@pytest.mark.parametrize("layers", [2, pytest.param(5, marks=pytest.mark.nightly)])
 def test_programs_of_prefill_grow_with_the_logarithm_of_the_length_and_not_with_depth(layers: int) -> None:
     """Spans of 128, 256, 512 and 1024 positions; the last layer, whose output nobody reads, is a program of its own."""
     config = ModelConfig(101, 16, 16, layers, 2, 1, 8, max_position_embeddings=1200)
