@@ -66,7 +66,7 @@ test-newest:
 	  else echo "neither Python 3.13 nor 3.12 is found; nothing was tested on a newer one than $$($(PYTHON) -V)"; fi
 
 .compiles: $(VENV)/.test
-	$(BIN)/python -m pytest -m compiles $(PARALLEL) $$(grep -rl mark.compiles tests)
+	$(BIN)/python -m pytest -m compiles $(PARALLEL) $$(grep -rl --include=*.py mark.compiles tests)
 	$(BIN)/python -m experiments.run --config=experiments/desk.py --check --workdir=build/check
 
 # The tests with the oldest packages that setup.py allows, as uv chooses them.
