@@ -18,9 +18,10 @@ from benchmarks import machine
 from benchmarks.models import Model, choose_model
 from benchmarks.results import Row, Spread, compile_seconds, timed
 from cojax.compile.arithmetic import parameter_bytes, parameter_count, update_flops
-from cojax.learner.batch import TrainBatch, pack_sequences
+from cojax.learner.batch import TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
+from cojax.learner.packing import pack_sequences
 from cojax.learner.rehearsal import AUTO, fastest_that_fits
 from cojax.learner.train_state import TrainState
 from cojax.policy.config import ModelConfig

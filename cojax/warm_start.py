@@ -27,8 +27,8 @@ from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, p
 from cojax.learner import batch, losses, objective, optimizer, packing, parts, reading, update
 from cojax.learner import learner as step
 from cojax.learner import placement as placing
-from cojax.learner.batch import pack_sequences
 from cojax.learner.learner import Learner
+from cojax.learner.packing import pack_sequences
 from cojax.learner.train_state import TrainState
 from cojax.policy import adapters, attention, layers, logprobs, moe, rope, transformer
 from cojax.policy.config import ModelConfig

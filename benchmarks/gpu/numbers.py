@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.results import Row
-from cojax.learner.batch import TrainBatch, pack_sequences
+from cojax.learner.batch import TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
+from cojax.learner.packing import pack_sequences
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_logprobs
 from cojax.policy.parameters import Params, to_hf

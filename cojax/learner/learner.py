@@ -17,11 +17,12 @@ import optax
 from jax.sharding import Mesh
 from jax.stages import Lowered, Wrapped
 
-from cojax.learner.batch import TrainBatch, describe, live_rows, skipped_metrics
+from cojax.learner.batch import TrainBatch
 from cojax.learner.conflicts import check_settings
 from cojax.learner.hard_negatives import HardNegatives
 from cojax.learner.hosts import ONE_PROCESS, Hosts, advance, fetch, together
 from cojax.learner.objective import Objective, objective
+from cojax.learner.packing import describe, live_rows, skipped_metrics
 from cojax.learner.placement import Placement, Shardings
 from cojax.learner.rounding import compensate_rounding
 from cojax.learner.routing import required_route_shape

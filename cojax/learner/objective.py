@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cojax.learner.advantages import ADVANTAGES
-from cojax.learner.batch import TrainBatch, pack, round_up, staleness
+from cojax.learner.batch import TrainBatch
 from cojax.learner.losses import LOSSES
-from cojax.learner.packing import capacity
+from cojax.learner.packing import capacity, pack, round_up, staleness
 from cojax.learner.pairs import pack_pairs
 from cojax.learner.reading import BoundLoss, bind
 from cojax.learner.weightings import WEIGHTINGS

@@ -1,12 +1,22 @@
-"""Packs sequences into rows: several share a row, with a segment id each, so that little of it is padding."""
+"""Packs groups of trajectories into a `TrainBatch`: rows of tokens with the loss's normalisation as weights.
+
+All arrays made here are NumPy's, on the host.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from cojax.learner.advantages import token_advantages
+from cojax.learner.batch import DTYPES, IDS, TrainBatch
+from cojax.learner.routing import decode_routes
+from cojax.learner.weightings import check_weights, group_token_mean
+from cojax.policy.routes import RouteShape
+from cojax.types import Group, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,3 +93,204 @@ def capacity(units: int, size: int, micro_rows: int) -> int:
     Each unit must fit into one micro-batch.
     """
     return -(-units // max(1, micro_rows // size)) * micro_rows
+
+
+def pack(
+    groups: Sequence[Group],
+    advantage: Callable[[Sequence[Trajectory]], Any],
+    row_length: int,
+    rows_multiple: int = 1,
+    *,
+    weighting: Callable[[Sequence[np.ndarray]], Any] = group_token_mean,
+    skip_flat: bool = True,
+    together: bool = False,
+    rows: int | None = None,
+    routes: RouteShape | None = None,
+) -> tuple[TrainBatch, dict[str, float]]:
+    """Packs the batch of one step, and counts what went into it.
+
+    Only valid trajectories count, and only groups with two or more of them. `weighting` gives their tokens weights, as
+    its module says. Groups whose advantages are all 0 get weights like the others; with `skip_flat` they are left out
+    of the arrays, which is right only for a loss that is 0 at advantage 0. With `together` the trajectories of a group
+    share a micro-batch.
+
+    B is `rows`, or without it the number of trajectories given, rounded up to `rows_multiple`. It does not depend on
+    what was sampled, so that one compiled update serves every step. Live rows come first. `routes` is the shape of the
+    routes that the batch holds; None for a batch without routes.
+
+    Raises ValueError for a trajectory longer than a row, for one whose log-probs and tokens differ in number, and for
+    an advantage or a weighting that returns values of a wrong shape or values that are not finite.
+    """
+    capacity = sum(len(group.trajectories) for group in groups)
+    usable = _usable(groups)
+    credits = [_token_credits(group.valid, advantage) for group in usable]
+    lengths = [np.array([int(learned.sum()) for _, learned in group], np.int64) for group in credits]
+    weights = check_weights(weighting(lengths), lengths)
+    tasks = {id: number for number, id in enumerate(dict.fromkeys(group.task.id for group in usable))}
+    segments: list[Segment] = []
+    for number, group in enumerate(usable):
+        if skip_flat and not any(credit[learned].any() for credit, learned in credits[number]):
+            continue
+        for trajectory, (credit, learned), weight in zip(group.valid, credits[number], weights[number], strict=True):
+            if learned.any():
+                ids = {"tasks": tasks[group.task.id], "groups": number, "group_sizes": len(group.valid)}
+                segment = segment_of(trajectory, learned, weight, credit, len(segments), routes, **ids)
+                segments.append(dataclasses.replace(segment, unit=number) if together else segment)
+    count = round_up(capacity if rows is None else rows, rows_multiple)
+    batch = pack_segments(segments, row_length, rows_multiple, count, routes)
+    return batch, {**count_groups(groups), **describe(batch)}
+
+
+def count_groups(groups: Sequence[Group]) -> dict[str, float]:
+    """Counts groups with two valid trajectories, those of them whose rewards differ (live), and what does not count."""
+    usable = _usable(groups)
+    facts = {
+        "groups": len(usable),
+        "groups_live": sum(group.live for group in usable),
+        "groups_dropped": len(groups) - len(usable),
+        "trajectories_invalid": sum(len(group.trajectories) - len(group.valid) for group in groups),
+    }
+    return {name: float(count) for name, count in facts.items()}
+
+
+def skipped_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """The metrics of a step that learns nothing from its groups."""
+    names = ("tokens_trained", "tokens_processed", "rows", "fill", "updates")
+    return {**count_groups(groups), **dict.fromkeys(names, 0.0), "skipped": 1.0}
+
+
+def pack_sequences(
+    sequences: Sequence[tuple[Sequence[int], Sequence[bool]]], row_length: int, rows_multiple: int = 1
+) -> TrainBatch:
+    """Packs demonstrations, each (tokens, mask); every learned token weighs 1 / number of learned tokens in all.
+
+    B is the number of sequences rounded up to `rows_multiple`. Raises ValueError for a sequence longer than a row.
+    """
+    total = sum(sum(map(bool, mask[1:])) for _, mask in sequences)
+    if not total:
+        raise ValueError(
+            f"none of {len(sequences)} sequences has a token to learn; give at least one mask with a true entry"
+        )
+    rows = []
+    for index, (tokens, mask) in enumerate(sequences):
+        learned = _predictable(np.asarray(mask, bool))
+        fields = {
+            "sequences": index, "tasks": index, "groups": index, "turns": 0, "lengths": int(learned.sum()),
+            "group_sizes": 1,
+        }  # fmt: skip
+        rows.append(Segment(f"sequence {index}", tokens, np.multiply(learned, 1.0 / total), fields, index))
+    return pack_segments(rows, row_length, rows_multiple, round_up(len(rows), rows_multiple))
+
+
+def live_rows(batch: TrainBatch) -> int:
+    """The number of rows up to the last one that holds tokens."""
+    return int(np.max(np.flatnonzero(batch.segment_ids[:, 0] > 0), initial=-1)) + 1
+
+
+def describe(batch: TrainBatch) -> dict[str, float]:
+    """Counts tokens learned from, tokens processed, live rows, and the share of these that tokens fill."""
+    processed, space = int((batch.segment_ids > 0).sum()), live_rows(batch) * batch.tokens.shape[1]
+    return {
+        "tokens_trained": float((batch.weights > 0).sum()),
+        "tokens_processed": float(processed),
+        "rows": float(live_rows(batch)),
+        "fill": processed / space if space else 0.0,
+    }
+
+
+def staleness(batch: TrainBatch, version: int) -> dict[str, float]:
+    """How many versions the sampling weights are behind `version`: mean and maximum over the learned tokens of a batch
+    of `pack`; empty where no token is learned."""
+    behind = (version - batch.versions)[batch.weights > 0]
+    return {"staleness": float(behind.mean()), "staleness_max": float(behind.max())} if behind.size else {}
+
+
+def sampled_mask(trajectory: Trajectory) -> np.ndarray:
+    """bool[n]: true for the tokens that the policy sampled, but for the first of the sequence: nothing predicts it."""
+    sides = [side for turn in trajectory.turns for side in ((turn.prompt_tokens, False), (turn.action_tokens, True))]
+    return _predictable(np.array([acted for tokens, acted in sides for _ in tokens], bool))
+
+
+def segment_of(
+    trajectory: Trajectory,
+    learned: np.ndarray,
+    weight: np.ndarray,
+    credit: np.ndarray,
+    unit: int,
+    routes: RouteShape | None = None,
+    **ids: float,
+) -> Segment:
+    """The trajectory's tokens exactly as they were shown and sampled, in order, as one segment.
+
+    `weight` is one number for all learned tokens, or one for each; `ids` are further columns. Raises ValueError where
+    tokens, log-probs and versions differ in number.
+    """
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    versions: list[int] = []
+    turns: list[int] = []
+    for number, turn in enumerate(trajectory.turns):
+        if len(turn.action_tokens) != len(turn.action_logprobs):
+            raise ValueError(
+                f"episode {trajectory.episode!r}, turn {number}: {len(turn.action_tokens)} action tokens but "
+                f"{len(turn.action_logprobs)} log-probs; the engine must return one for each sampled token"
+            )
+        tokens += [*turn.prompt_tokens, *turn.action_tokens]
+        logprobs += [*[0.0] * len(turn.prompt_tokens), *turn.action_logprobs]
+        spans = turn.spans or ((turn.weights_version, len(turn.action_tokens)),)
+        versions += [*[-1] * len(turn.prompt_tokens), *(version for version, count in spans for _ in range(count))]
+        turns += [number] * (len(turn.prompt_tokens) + len(turn.action_tokens))
+    if len(versions) != len(tokens):
+        raise ValueError(
+            f"episode {trajectory.episode!r}: its turns' spans cover {len(versions)} of {len(tokens)} tokens; "
+            "the engine must say of each sampled token which weights it came from"
+        )
+    weights = np.zeros(len(tokens))
+    weights[learned] = weight
+    fields = {
+        "advantages": credit, "sampler_logprobs": logprobs, "versions": versions, "turns": turns, "sequences": unit,
+        "lengths": int(learned.sum()), "rewards": trajectory.reward, **ids,
+    }  # fmt: skip
+    if routes is not None:
+        fields["routes"] = decode_routes(trajectory, routes)
+    return Segment(f"episode {trajectory.episode!r}", tokens, weights, fields, unit)
+
+
+def pack_segments(
+    segments: Sequence[Segment], row_length: int, micro_rows: int, rows: int, routes: RouteShape | None = None
+) -> TrainBatch:
+    """Packs the segments into `rows` rows. Raises what `assign_rows` raises."""
+    columns = {name: np.full((rows, row_length), -1 if name in IDS else 0, dtype) for name, dtype in DTYPES.items()}
+    if routes is not None:
+        columns["routes"] = routes.unknown(rows, row_length)
+    for row, indices in enumerate(assign_rows(segments, row_length, micro_rows)):
+        start = 0
+        for number, segment in enumerate((segments[index] for index in indices), 1):
+            size = len(segment.tokens)
+            own: dict[str, Any] = {"tokens": segment.tokens, "segment_ids": number, "positions": np.arange(size)}
+            for name, value in {**own, "weights": segment.weights, **segment.fields}.items():
+                columns[name][row, start : start + size] = value
+            start += size
+    return TrainBatch(**columns)
+
+
+def round_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+def _usable(groups: Sequence[Group]) -> list[Group]:
+    """The groups with at least two valid trajectories: an advantage compares them."""
+    return [group for group in groups if len(group.valid) >= 2]
+
+
+def _token_credits(
+    trajectories: Sequence[Trajectory], advantage: Callable[[Sequence[Trajectory]], Any]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each trajectory its tokens' advantages, float64[n], and which of them are learned from, bool[n]."""
+    credits = token_advantages(advantage(trajectories), trajectories)
+    return [(credit, kept & sampled_mask(t)) for (credit, kept), t in zip(credits, trajectories, strict=True)]
+
+
+def _predictable(mask: np.ndarray) -> np.ndarray:
+    """The mask without the sequence's first token, which nothing predicts."""
+    return mask & (np.arange(len(mask)) > 0)

@@ -6,16 +6,18 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from cojax.learner.batch import DTYPES, TrainBatch
-from cojax.policy.logprobs import TokenScores
 from cojax.registry import check_settings, find
 from cojax.registry import settings as settings_of
+
+if TYPE_CHECKING:
+    from cojax.policy.logprobs import TokenScores
 
 Facts = dict[str, jax.Array]
 Loss = Callable[..., tuple[jax.Array, Facts]]

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from cojax.learner.batch import TrainBatch, describe, live_rows, pack_segments, sampled_mask, segment_of
+from cojax.learner.batch import TrainBatch
 from cojax.learner.hosts import advance, fetch
 from cojax.learner.learner import Learner
-from cojax.learner.packing import Segment, capacity
+from cojax.learner.packing import Segment, capacity, describe, live_rows, pack_segments, sampled_mask, segment_of
 from cojax.learner.pairs import Pair, pack_drawn
 from cojax.learner.train_state import TrainState
 from cojax.learner.update import Metrics, NonFiniteUpdate, combine_updates, mean_metrics

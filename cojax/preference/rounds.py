@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.learner.batch import count_groups
+from cojax.learner.packing import count_groups
 from cojax.learner.rounds import Example, learn_round, mean_log_ratio
 from cojax.learner.train_state import TrainState
 from cojax.learner.update import Metrics

@@ -23,9 +23,9 @@ from tiny_learner import (
     shared_learner,
 )  # fmt: skip
 
-from cojax.learner.batch import pack_sequences
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
+from cojax.learner.packing import pack_sequences
 from cojax.policy.transformer import initialize
 from cojax.storage.checkpoint import Checkpointer
 from cojax.types import Group

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from tiny_learner import GROUPS, PARAMS, bits, make_learner
 
-from cojax.learner.batch import pack_sequences
 from cojax.learner.optimizer import adamw
+from cojax.learner.packing import pack_sequences
 from cojax.policy.adapters import Lora
 from cojax.storage.checkpoint import Checkpointer
 

@@ -10,9 +10,10 @@ import plain_losses
 import pytest
 
 from cojax.learner.advantages import group_relative
-from cojax.learner.batch import TrainBatch, pack
+from cojax.learner.batch import TrainBatch
 from cojax.learner.losses import LOSSES
 from cojax.learner.objective import objective
+from cojax.learner.packing import pack
 from cojax.learner.pairs import draw_pairs
 from cojax.learner.reading import bind
 from cojax.learner.weightings import WEIGHTINGS

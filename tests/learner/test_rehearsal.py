@@ -11,8 +11,8 @@ from tiny_learner import CONFIG, GROUPS, PARAMS, bits, make_learner
 from cojax.learner import device_memory as memory
 from cojax.learner import rehearsal
 from cojax.learner.advantages import group_relative
-from cojax.learner.batch import pack
 from cojax.learner.device_memory import GIB, DeviceMemoryError, available_bytes
+from cojax.learner.packing import pack
 from cojax.learner.rehearsal import fastest_that_fits, least_bytes, rehearse
 from cojax.policy.adapters import Lora
 

@@ -7,7 +7,7 @@ import plain_losses
 import pytest
 
 from cojax.learner.advantages import mean_centred
-from cojax.learner.batch import pack
+from cojax.learner.packing import pack
 from cojax.learner.weightings import WEIGHTINGS, check_weights, constant_length
 from cojax.types import Action, Group, Task, Trajectory, Turn
 

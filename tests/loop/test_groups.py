@@ -10,8 +10,8 @@ import pytest
 from counter_environment import CounterEnvironment
 from ml_collections import ConfigDict
 
-from cojax.learner.batch import live_rows
 from cojax.learner.objective import objective
+from cojax.learner.packing import live_rows
 from cojax.loop import Loop, State
 from cojax.loop.groups import PlayedCount, learnable, sample_ahead, sample_groups
 from cojax.metrics import Stopwatch
