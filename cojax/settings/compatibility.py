@@ -38,8 +38,8 @@ def settings_of(workdir: Path) -> dict[str, Any]:
         learner = settings["learner"]
         if not all(isinstance(one, dict) for one in (settings["model"], learner, learner and learner["lora"])):
             raise ValueError("model, learner and learner.lora must be sections")
-        for name in (name for name in LEAVES if name.startswith("learner.lora.")):
-            convert_setting(name, LEAVES[name].range, as_tuples(learner["lora"][name.rpartition(".")[2]]))
+        for name, value in learner["lora"].items():
+            convert_setting(f"learner.lora.{name}", LEAVES[f"learner.lora.{name}"].range, as_tuples(value))
         return settings
     except OSError as error:
         raise CheckpointError(

@@ -71,8 +71,7 @@ def test_what_listens_there_and_is_no_cluster_is_given_up_and_the_command_ends(s
 def test_a_command_says_it_in_one_line(command, tmp_path):
     policy = ["--config.workdir=w"] if command == "run" else ["--endpoint=http://localhost:1", "--endpoint_model=m"]
     given = [f"--config={ROOT}/experiments/desk.py", "--config.environment.cluster=ray://h:1", *policy]
-    code = f"{WITHOUT_RAY}from absl import app; from experiments import {command}; "
-    code += f"app.run({command}.main, flags_parser={command}.parse)"
+    code = f"{WITHOUT_RAY}from experiments import {command}; {command}.start()"
     done = subprocess.run(
         [sys.executable, "-c", code, *given],
         cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin", "HOME": str(tmp_path / "home")},
@@ -88,7 +87,7 @@ def test_a_command_says_it_in_one_line(command, tmp_path):
 
 def test_without_the_setting_ray_is_not_imported():
     code = (
-        "import sys, environments, environments.cluster, experiments.run, experiments.evaluate, environments.check; "
+        "import sys, environments.cluster, environments.check, cojax.run.train, cojax.evaluation.evaluate; "
         "environments.load('desk'); sys.exit('ray' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=patience(300))
