@@ -1,1 +1,1 @@
-"""Commands and configurations; the only place that reads a ConfigDict."""
+"""Experiments, one a file; the study; and a file of a few lines that starts each command."""

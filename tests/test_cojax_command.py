@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from commands import Commands
 
 from cojax import __version__
 from cojax.command import COMMANDS, main, usage, worded
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_every_name_stands_for_a_module_that_can_be_run() -> None:
@@ -77,3 +83,13 @@ def test_an_unknown_setting_names_what_lists_them(commands: Commands) -> None:
     assert (none.returncode, none.stderr) == (
         2, "error: no setting has 'nonsense' in its name; without a word, all are printed\n",
     )  # fmt: skip
+
+
+def test_benchmarks_and_the_campaign_say_that_they_need_a_checkout(tmp_path: Path) -> None:
+    (tmp_path / "cojax").mkdir()
+    for name in ("__init__", "command", "imports"):
+        shutil.copy(ROOT / "cojax" / f"{name}.py", tmp_path / "cojax")
+    program = "from cojax.command import in_checkout; in_checkout('bench')"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: bench needs a checkout of cojax, ")

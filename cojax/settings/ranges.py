@@ -16,7 +16,7 @@ from cojax.settings.tree import LEAVES, OPEN
 _SHOWN = 100
 # The settings that our own entries declare, those of environments left out: suggestions for a mistyped name. Asking the
 # entries would load JAX.
-OF_ENTRIES: tuple[str, ...] = (
+ENTRY_SETTINGS: tuple[str, ...] = (
     "learner.loss_settings.clip_low", "learner.loss_settings.clip_high", "learner.loss_settings.ratio",
     "learner.loss_settings.importance_cap", "learner.loss_settings.token_low", "learner.loss_settings.token_high",
     "learner.loss_settings.sequence_low", "learner.loss_settings.sequence_high",
@@ -114,7 +114,7 @@ def is_free_form(name: str) -> bool:
 
 def unknown(name: str) -> str:
     """The error for an unknown setting: it suggests settings with the same last name first, then similar ones."""
-    known = [*RANGES, *OPEN, *OF_ENTRIES]
+    known = [*RANGES, *OPEN, *ENTRY_SETTINGS]
     low, last = name.lower(), name.lower().rpartition(".")[2]
     near = [one for one in known if one.lower() == low]
     near += [one for one in known if one.rpartition(".")[2] == last]

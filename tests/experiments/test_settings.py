@@ -1,18 +1,22 @@
 """Ranges of settings, what is refused before anything is written, and the reference of all settings."""
 
 import re
+import subprocess
+import sys
 import typing
 from pathlib import Path
 
 import pytest
 
 from cojax.registry.annotations import Range
-from cojax.run import reference
+from cojax.run import entries, reference
 from cojax.run.checks import check
 from cojax.settings import base
-from cojax.settings.ranges import RANGES, leaves
+from cojax.settings.ranges import ENTRY_SETTINGS, RANGES, leaves
 from cojax.settings.tree import LEAVES, OPEN
 from experiments import alfworld, appworld, bfcl, desk, scienceworld, tau2
+
+ROOT = Path(__file__).parents[2]
 
 
 def low(kind):
@@ -102,3 +106,33 @@ def test_the_reference_lists_every_setting_and_is_current():
     assert {name for name, _, _, _ in listed} == RANGES.keys()
     assert all(bounds and meaning for _, _, bounds, meaning in listed)
     assert ("learner.lora.alpha", "16.0") in {(name, default) for name, default, _, _ in listed}
+
+
+def test_the_settings_of_entries_that_are_suggested_are_those_that_entries_declare():
+    assert list(ENTRY_SETTINGS) == entries.declared()
+
+
+def test_a_configuration_loads_few_modules_and_no_jax():
+    program = (
+        "import sys; from experiments import desk; desk.get_config(); "
+        "ours = [name for name in sys.modules if name.split('.')[0] in ('cojax', 'environments', 'experiments')]; "
+        "print(len(ours), 'jax' in sys.modules, 'numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    count, *loaded = done.stdout.split()
+    assert int(count) <= 12
+    assert loaded == ["False", "False"]
+
+
+@pytest.mark.parametrize("command", ["run", "evaluate", "serve"])
+@pytest.mark.parametrize("flag", ["stesp=3", "learner.micro_rows=0", "engine.slots=0"])
+def test_a_wrong_flag_is_told_before_jax_is_loaded(command, flag):
+    program = (
+        "import runpy, sys\n"
+        "try: runpy.run_module('experiments." + command + "', run_name='__main__', alter_sys=True)\n"
+        "except SystemExit as ended: sys.exit(3 if 'jax' in sys.modules else ended.code)"
+    )
+    given = ["--config=experiments/desk.py", f"--config.{flag}"]
+    done = subprocess.run([sys.executable, "-c", program, *given], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith(f"error: {flag.partition('=')[0]} is ")
