@@ -1,5 +1,6 @@
 """Ranges of settings, what is refused before anything is written, and the reference of all settings."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -8,12 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from cojax import preference
+from cojax.policy.adapters import Lora
+from cojax.policy.sharding import make_mesh
+from cojax.quality import EMBEDDINGS
 from cojax.registry.annotations import Range
-from cojax.run import entries, reference
+from cojax.rollout.chat import TOOL_DOCUMENTS
+from cojax.run import entries, explorers, reference
 from cojax.run.checks import check
 from cojax.settings import base
 from cojax.settings.ranges import ENTRY_SETTINGS, RANGES, leaves
-from cojax.settings.tree import LEAVES, OPEN
+from cojax.settings.reading import JUDGES
+from cojax.settings.tree import LEAVES, OPEN, SECTIONS, leaves_of
 from experiments import alfworld, appworld, bfcl, desk, scienceworld, tau2
 
 ROOT = Path(__file__).parents[2]
@@ -136,3 +143,26 @@ def test_a_wrong_flag_is_told_before_jax_is_loaded(command, flag):
     done = subprocess.run([sys.executable, "-c", program, *given], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert done.stdout.startswith(f"error: {flag.partition('=')[0]} is ")
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("method", ("coevolve", *preference.METHODS, "best_of_n")),
+        ("preference.agent", preference.AGENTS),
+        ("preference.experts", preference.EXPERTS),
+        ("model.tools", TOOL_DOCUMENTS),
+        ("validation.judge", JUDGES),
+        ("validation.attempter", explorers.ATTEMPTERS),
+        ("quality.embedding", EMBEDDINGS),
+    ],
+)
+def test_a_setting_allows_the_names_of_its_table(name, table):
+    assert typing.get_args(LEAVES[name].range) == tuple(table)
+
+
+def test_what_imports_nothing_has_the_same_defaults():
+    for function, section in ((Lora, "learner.lora"), (Lora, "warm_start.lora"), (make_mesh, "mesh")):
+        own = {one.name: one.default for one in inspect.signature(function).parameters.values()}
+        for name, leaf in leaves_of(SECTIONS[section]).items():
+            assert own.get(name, leaf.default) in (leaf.default, inspect.Parameter.empty), (section, name)
