@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, canonical
 from . import office
 from .office import Refused
-from .suite import DESK, Suite
-from .tools import FINISH, documentation, perform, words
+from .skills import DESK, Suite
+from .tools import FINISH, documentation, effect, perform, words
 
 _T = TypeVar("_T")
 
@@ -117,8 +117,7 @@ class DeskEpisode:
                 (self._answer,) = words(call.arguments, ("answer",))
             self._finished = True
             return "ok"
-        observation, changes = perform(self._office, call, self._suite.tools)
-        office.apply(self._office, changes)
+        observation = perform(self._office, call, self._suite.tools)
         if gives := self._suite.tools[call.name].gives:
             # A value moves to the end when it is seen again, so that the oldest are dropped first.
             self._seen[gives] = [word for word in self._seen[gives] if word != observation] + [observation]
@@ -129,7 +128,7 @@ class DeskEpisode:
 
     def _works(self, call: Call) -> bool:
         try:
-            perform(self._office, call, self._suite.tools)
+            effect(self._office, call, self._suite.tools)
         except Refused:
             return False
         return True
