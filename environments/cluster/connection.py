@@ -130,10 +130,9 @@ class RayCluster:
 
         return self._hosts.options(scheduling_strategy=NodeAffinitySchedulingStrategy(place.id, soft=False)).remote()
 
-    def send(self, actor: Any, method: str, *arguments: Any) -> concurrent.futures.Future[Any]:
+    def send(self, method: Any, *arguments: Any) -> concurrent.futures.Future[Any]:
         """Calls a method of an actor."""
-        methods = {"make": actor.make, "call": actor.call, "beat": actor.beat, "end": actor.end}
-        return methods[method].remote(*arguments).future()
+        return method.remote(*arguments).future()
 
     def end(self, actor: Any) -> None:
         """Ends an actor with its processes. Never raises."""

@@ -163,9 +163,11 @@ def _free(state: State, shelf: str, name: str) -> None:
 def _valued(
     state: State, attributes: Sequence[str], words: Sequence[str], require: Requirement | None
 ) -> dict[str, str]:
-    for attribute, word in zip(attributes, words, strict=True) if require else ():
-        require(state, attribute, word)
-    return dict(zip(attributes, words, strict=True))
+    valued = dict(zip(attributes, words, strict=True))
+    if require is not None:
+        for attribute, word in valued.items():
+            require(state, attribute, word)
+    return valued
 
 
 def _slots(written: str) -> dict[str, str]:
@@ -175,56 +177,57 @@ def _slots(written: str) -> dict[str, str]:
 
 
 # Name, parameters, rule, description; a look-up's last column is the kind of word that it returns.
+_TABLE: tuple[tuple[Any, ...], ...] = (
+    ("files_find", "file", read("files", "folder"), "Tell the folder a file is in.", "folder"),
+    ("files_read", "file", read("files", "text"), "Tell the text of a file.", "text"),
+    ("files_write", "file text", put("files", "text"), "Replace the text of a file."),
+    ("files_move", "file folder", put("files", "folder", require=is_folder), "Move a file to a folder."),
+    ("files_copy", "file folder", extend("files", "copies", is_folder), "Put a copy of a file in a folder."),
+    ("files_rename", "file name:new_file", rename("files"), "Give a file another name."),
+    ("files_delete", "file", remove("files"), "Delete a file."),
+    ("folders_create", "folder:new_folder", add("folders", shared=[]), "Make an empty folder."),
+    (
+        "folders_share",
+        "folder address",
+        extend("folders", "shared", is_known),
+        "Share a folder with a contact's address.",
+    ),
+    ("notes_read", "note", read("notes", "text"), "Tell the text of a note.", "text"),
+    ("notes_add", "note:new_note text", add("notes", "text"), "Add a new note."),
+    ("notes_write", "note text", put("notes", "text"), "Replace the text of a note."),
+    ("notes_delete", "note", remove("notes"), "Delete a note."),
+    ("contacts_find", "person", read("contacts", "address"), "Tell a contact's address.", "address"),
+    ("contacts_add", "person:new_person address:new_address", add("contacts", "address"), "Add a contact."),
+    ("contacts_delete", "person", remove("contacts"), "Delete a contact."),
+    ("calendar_day", "event", read("calendar", "day"), "Tell the day of an event.", "day"),
+    (
+        "calendar_add",
+        "event:new_event day",
+        add("calendar", "day", require=is_word, guests=[]),
+        "Schedule a new event on a day.",
+    ),
+    ("calendar_move", "event day", put("calendar", "day", require=is_word), "Move an event to another day."),
+    ("calendar_cancel", "event", remove("calendar"), "Cancel an event."),
+    (
+        "calendar_invite",
+        "event address",
+        extend("calendar", "guests", is_known),
+        "Invite a contact's address to an event.",
+    ),
+    ("mail_send", "address text", mail_send, "Send a text to a contact's address."),
+    ("mail_read", "person:sender", read("mail", "text"), "Tell the text of a person's mail.", "text"),
+    ("mail_flag", "person:sender", turn_on("mail", "flagged"), "Flag the mail from a person."),
+    (
+        "mail_forward",
+        "person:sender address",
+        extend("mail", "forwarded", is_known),
+        "Forward a person's mail to an address.",
+    ),
+    ("mail_delete", "person:sender", remove("mail"), "Delete the mail from a person."),
+)
 TOOLS: Mapping[str, Tool] = {
     name: Tool(name, description, _slots(parameters), rule, *gives)
-    for name, parameters, rule, description, *gives in (
-        ("files_find", "file", read("files", "folder"), "Tell the folder a file is in.", "folder"),
-        ("files_read", "file", read("files", "text"), "Tell the text of a file.", "text"),
-        ("files_write", "file text", put("files", "text"), "Replace the text of a file."),
-        ("files_move", "file folder", put("files", "folder", require=is_folder), "Move a file to a folder."),
-        ("files_copy", "file folder", extend("files", "copies", is_folder), "Put a copy of a file in a folder."),
-        ("files_rename", "file name:new_file", rename("files"), "Give a file another name."),
-        ("files_delete", "file", remove("files"), "Delete a file."),
-        ("folders_create", "folder:new_folder", add("folders", shared=[]), "Make an empty folder."),
-        (
-            "folders_share",
-            "folder address",
-            extend("folders", "shared", is_known),
-            "Share a folder with a contact's address.",
-        ),
-        ("notes_read", "note", read("notes", "text"), "Tell the text of a note.", "text"),
-        ("notes_add", "note:new_note text", add("notes", "text"), "Add a new note."),
-        ("notes_write", "note text", put("notes", "text"), "Replace the text of a note."),
-        ("notes_delete", "note", remove("notes"), "Delete a note."),
-        ("contacts_find", "person", read("contacts", "address"), "Tell a contact's address.", "address"),
-        ("contacts_add", "person:new_person address:new_address", add("contacts", "address"), "Add a contact."),
-        ("contacts_delete", "person", remove("contacts"), "Delete a contact."),
-        ("calendar_day", "event", read("calendar", "day"), "Tell the day of an event.", "day"),
-        (
-            "calendar_add",
-            "event:new_event day",
-            add("calendar", "day", require=is_word, guests=[]),
-            "Schedule a new event on a day.",
-        ),
-        ("calendar_move", "event day", put("calendar", "day", require=is_word), "Move an event to another day."),
-        ("calendar_cancel", "event", remove("calendar"), "Cancel an event."),
-        (
-            "calendar_invite",
-            "event address",
-            extend("calendar", "guests", is_known),
-            "Invite a contact's address to an event.",
-        ),
-        ("mail_send", "address text", mail_send, "Send a text to a contact's address."),
-        ("mail_read", "person:sender", read("mail", "text"), "Tell the text of a person's mail.", "text"),
-        ("mail_flag", "person:sender", turn_on("mail", "flagged"), "Flag the mail from a person."),
-        (
-            "mail_forward",
-            "person:sender address",
-            extend("mail", "forwarded", is_known),
-            "Forward a person's mail to an address.",
-        ),
-        ("mail_delete", "person:sender", remove("mail"), "Delete the mail from a person."),
-    )
+    for name, parameters, rule, description, *gives in _TABLE
 }
 
 FINISH = "finish"

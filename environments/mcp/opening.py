@@ -13,7 +13,7 @@ from cojax.environment import EnvironmentFailure, PolicyLoss, waiting
 from cojax.types import Call, Task, canonical, to_json
 from ..tools.toolset import Refused
 from ..worker import IsolatedEnvironment
-from ..worker.isolated import IsolatedEpisode
+from ..worker.served import ServedEpisode
 from .world import NAME, Offer, Reader, ServerWorld, Turn, difference, signature_of
 
 _LOG = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _PATIENCE, _SHOWN = 600.0, 300
 class Server:
     """A running server, the folder that it started in, and the state to which its reset must lead back."""
 
-    episode: IsolatedEpisode
+    episode: ServedEpisode
     folder: str
     start: str
 
@@ -160,16 +160,16 @@ class Opener:
         if self._turns:
             self._turns.end(turn)
 
-    def _after_reset(self, episode: IsolatedEpisode) -> str:
+    def _after_reset(self, episode: ServedEpisode) -> str:
         """The state after the reset. Raises Refused where the server refuses it."""
         assert self._reset is not None
         self._world(episode).call(self._reset.name, self._reset.arguments)
         return self._state(episode)
 
-    def _state(self, episode: IsolatedEpisode) -> str:
+    def _state(self, episode: ServedEpisode) -> str:
         return canonical(to_json(self._world(episode).state()))
 
-    def _world(self, episode: IsolatedEpisode) -> ServerWorld:
+    def _world(self, episode: ServedEpisode) -> ServerWorld:
         return ServerWorld(episode, self._read, Turn(), lambda works: None)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure, LimitExceeded
 from cojax.types import Action, Call, Task, signature
+from ..tools.ending import read
 from ..tools.toolset import Refused
 from ..worker import IsolatedEnvironment
-from ..worker.isolated import IsolatedEpisode
+from ..worker.served import ServedEpisode
 from . import resources
 
 NAME = "mcp"
@@ -39,7 +40,7 @@ class Answers:
         answers = {}
         for one in self.calls:
             try:
-                answers[signature_of(one)] = _read(call(one.name, one.arguments))
+                answers[signature_of(one)] = read(call(one.name, one.arguments))
             except Refused as refusal:
                 answers[signature_of(one)] = {"refused": str(refusal)}
         return {**folder, "answers": answers} if folder or len(answers) > 1 else next(iter(answers.values()))
@@ -65,7 +66,7 @@ class ServerWorld:
 
     def __init__(
         self,
-        episode: IsolatedEpisode,
+        episode: ServedEpisode,
         read: Reader,
         turn: Turn,
         leave: Callable[[bool], None],
@@ -175,11 +176,3 @@ def calls_of(setting: str, given: str | Sequence[Any], known: Sequence[str]) -> 
             raise ValueError(f"{setting} calls {call['name']!r} with {arguments!r:.200}; expected an object")
         made.append(Call(call["name"], arguments))
     return tuple(made)
-
-
-def _read(text: str) -> Any:
-    """The JSON that a text is, else the text itself."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text

@@ -12,8 +12,7 @@ from typing import Any
 from cojax.environment import EnvironmentFailure, PolicyLoss, Traits, ask
 from cojax.types import Action, Call, Evaluation, Message, Observation, Task, Triplet, content_hash
 from . import wording
-from .answers import spoken_answer
-from .ending import ending_tool
+from .ending import ending_tool, spoken_answer
 from .episode import End, Rules, ToolEpisode, plain_json
 from .toolset import Tool, toolset
 

@@ -14,7 +14,7 @@ from typing import Any
 from cojax.environment import EnvironmentFailure, PolicyLoss
 from cojax.types import Action, Call, Evaluation, Task
 from ..worker import IsolatedEnvironment
-from ..worker.isolated import IsolatedEpisode
+from ..worker.served import ServedEpisode
 from .toolset import Refused
 
 # The most calls of an action that are sent, as environments/tools carries out; characters of a text, and of arguments.
@@ -36,7 +36,7 @@ class Opening:
 class WorkerWorld:
     """The world of an episode that was started. The episode answers each call of an action with one message."""
 
-    def __init__(self, episode: IsolatedEpisode) -> None:
+    def __init__(self, episode: ServedEpisode) -> None:
         (message,) = episode.reset()
         self._episode, self.opening = episode, Opening(**json.loads(message.content))
         self._over = False
