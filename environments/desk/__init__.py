@@ -25,6 +25,7 @@ from ..worker import isolate
 from . import demonstrator, generator, grammar, growth, tools
 from .episode import DeskEpisode
 from .generator import SPLITS, Split
+from .office import WORDS
 from .skills import DESK, Suite, suite_of
 
 # The splits that an evaluation of all splits takes.
@@ -147,9 +148,7 @@ class Desk:
 
     def lexicon(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """(words used as arguments or observations, texts that contain every other word of queries and replies)."""
-        values = tuple(
-            dict.fromkeys(word for suite in self._suites for words in suite.words.values() for word in words)
-        )
+        values = tuple(dict.fromkeys(itertools.chain.from_iterable(WORDS.values())))
         skills = [skill for suite in self._suites for skill in suite.skills]
         wordings = tuple(" ".join(re.sub(r"{\w+}", " ", skill.wording).split()) for skill in skills)
         return values, (*wordings, generator.JOINER, "ok", *self._errors(), *self._examples())

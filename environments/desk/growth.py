@@ -83,15 +83,8 @@ def _suite(applications: Sequence[Application], rng: random.Random) -> Suite:
     tools = {tool.name: tool for app in applications for tool in _tools(app)}
     skills = [skill for app in applications for skill in _skills(app, applications, tools, rng)]
     rng.shuffle(skills)
-    records = {app.name: app.record for app in applications}
-
-    def kind(slot: str) -> str:
-        noun = slot.rstrip("0123456789").removeprefix("new_")
-        return records.get(noun, noun)
-
     return Suite(
-        words=WORDS,
-        kind=kind,
+        kinds={app.name: app.record for app in applications},
         shelves={app.name: frozenset({*app.attributes, "marked", "locked", "links"}) for app in applications},
         shelf_of={app.name: app.name for app in applications},
         choices={"text": 3, "day": 3, "address": 3},

@@ -82,12 +82,6 @@ class Refused(Exception):
     """The call cannot be carried out; the text says why and nothing has changed."""
 
 
-def kind(slot: str) -> str:
-    """The kind of word a slot takes: `new_note` and `note2` take notes, a `sender` is a person."""
-    name = slot.rstrip("0123456789").removeprefix("new_")
-    return "person" if name == "sender" else name
-
-
 def copy(office: Mapping[str, Mapping[str, Entity]], shelves: Mapping[str, frozenset[str]] = SHELVES) -> State:
     """An independent state. Raises ValueError where a shelf or an attribute is missing or unknown."""
     if set(office) != set(shelves):

@@ -176,13 +176,13 @@ SKILLS: tuple[Skill, ...] = (
 class Suite:
     """One kind of office. Its skills are in order of popularity, the most popular first.
 
-    `words` holds the words by kind, `kind` maps a slot to its kind, `shelves` maps a shelf to the attributes of its
-    entities, and `shelf_of` a slot without number and prefix to the shelf that holds its words. `choices` says how many
-    words of a kind without a shelf an explorer is offered freely. `reasons` are all that a tool may be refused for.
+    A slot without number and prefix is a noun: `new_note` and `note2` are notes. `kinds` maps nouns to the kind of their
+    words, where that is not the noun itself; `shelf_of` maps them to the shelf that holds their words. `shelves` maps a
+    shelf to the attributes of its entities. `choices` says how many words of a kind without a shelf an explorer is
+    offered freely. `reasons` are all that a tool may be refused for.
     """
 
-    words: Mapping[str, Sequence[str]]
-    kind: Callable[[str], str]
+    kinds: Mapping[str, str]
     shelves: Mapping[str, frozenset[str]]
     shelf_of: Mapping[str, str]
     choices: Mapping[str, int]
@@ -193,16 +193,20 @@ class Suite:
 
     def vocabulary(self, slot: str) -> Sequence[str]:
         """All words that a slot may take."""
-        return self.words[self.kind(slot)]
+        noun = _noun(slot)
+        return office.WORDS[self.kinds.get(noun, noun)]
 
     def shelf(self, slot: str) -> str | None:
         """The shelf that holds the slot's words; None for texts, days and addresses, which are on none."""
-        return self.shelf_of.get(slot.rstrip("0123456789").removeprefix("new_"))
+        return self.shelf_of.get(_noun(slot))
+
+
+def _noun(slot: str) -> str:
+    return slot.rstrip("0123456789").removeprefix("new_")
 
 
 DESK = Suite(
-    words=office.WORDS,
-    kind=office.kind,
+    kinds={"sender": "person"},
     shelves=office.SHELVES,
     shelf_of=office.SHELF,
     choices={"text": 3, "day": 3},

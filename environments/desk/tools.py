@@ -67,12 +67,28 @@ def expects(parameters: tuple[str, ...]) -> str:
     return f"expects {' '.join(parameters)}"
 
 
+def is_fit(state: State, attribute: str, word: str) -> None:
+    """Raises `Refused` for a folder that there is not, an address that no contact has, and a day that is none."""
+    if attribute in ("folder", "copies"):
+        found(state, "folders", word)
+    elif attribute == "day":
+        is_word(state, attribute, word)
+    elif attribute in ("shared", "guests", "forwarded") and not _is_known(state, word):
+        raise Refused("no such address")
+
+
+def is_word(state: State, attribute: str, word: str) -> None:
+    """Raises `Refused` for a word that is none of the attribute's kind."""
+    if word not in WORDS[attribute]:
+        raise Refused(f"no such {attribute}")
+
+
 def read(shelf: str, attribute: str) -> Rule:
     """Tells an attribute."""
     return lambda state, name: str(found(state, shelf, name)[attribute])
 
 
-def add(shelf: str, *attributes: str, require: Requirement | None = None, **bare: Any) -> Rule:
+def add(shelf: str, *attributes: str, require: Requirement = is_fit, **bare: Any) -> Rule:
     """Adds an entity with these attributes; those in `bare` are what they are in every new one."""
 
     def rule(state: State, name: str, *words: str) -> tuple[Change, ...]:
@@ -82,7 +98,7 @@ def add(shelf: str, *attributes: str, require: Requirement | None = None, **bare
     return rule
 
 
-def put(shelf: str, *attributes: str, require: Requirement | None = None) -> Rule:
+def put(shelf: str, *attributes: str, require: Requirement = is_fit) -> Rule:
     """Replaces these attributes."""
 
     def rule(state: State, name: str, *words: str) -> tuple[Change, ...]:
@@ -91,12 +107,12 @@ def put(shelf: str, *attributes: str, require: Requirement | None = None) -> Rul
     return rule
 
 
-def extend(shelf: str, attribute: str, require: Requirement) -> Rule:
+def extend(shelf: str, attribute: str) -> Rule:
     """Adds a word to an attribute that is a list; `Refused` if it is there already."""
 
     def rule(state: State, name: str, word: str) -> tuple[Change, ...]:
         entity = found(state, shelf, name)
-        require(state, attribute, word)
+        is_fit(state, attribute, word)
         if word in entity[attribute]:
             raise Refused("unchanged")
         return ((shelf, name, {**entity, attribute: sorted([*entity[attribute], word])}),)
@@ -126,26 +142,14 @@ def remove(shelf: str) -> Rule:
 
 
 def mail_send(state: State, address: str, text: str) -> tuple[Change, ...]:
-    is_known(state, "address", address)
+    if not _is_known(state, address):
+        raise Refused("no such address")
     texts = state["sent"].get(address, {"texts": []})["texts"]
     return (("sent", address, {"texts": sorted([*texts, text])}),)
 
 
-def is_folder(state: State, attribute: str, word: str) -> None:
-    """Raises `Refused` for a folder that there is not."""
-    found(state, "folders", word)
-
-
-def is_known(state: State, attribute: str, word: str) -> None:
-    """Raises `Refused` for an address that no contact has."""
-    if all(contact["address"] != word for contact in state["contacts"].values()):
-        raise Refused("no such address")
-
-
-def is_word(state: State, attribute: str, word: str) -> None:
-    """Raises `Refused` for a word that is none of the attribute's kind."""
-    if word not in WORDS[attribute]:
-        raise Refused(f"no such {attribute}")
+def _is_known(state: State, address: str) -> bool:
+    return any(contact["address"] == address for contact in state["contacts"].values())
 
 
 def found(state: State, shelf: str, name: str) -> Entity:
@@ -160,13 +164,10 @@ def _free(state: State, shelf: str, name: str) -> None:
         raise Refused(f"{SINGULAR.get(shelf, 'record')} exists")
 
 
-def _valued(
-    state: State, attributes: Sequence[str], words: Sequence[str], require: Requirement | None
-) -> dict[str, str]:
+def _valued(state: State, attributes: Sequence[str], words: Sequence[str], require: Requirement) -> dict[str, str]:
     valued = dict(zip(attributes, words, strict=True))
-    if require is not None:
-        for attribute, word in valued.items():
-            require(state, attribute, word)
+    for attribute, word in valued.items():
+        require(state, attribute, word)
     return valued
 
 
@@ -181,17 +182,12 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     ("files_find", "file", read("files", "folder"), "Tell the folder a file is in.", "folder"),
     ("files_read", "file", read("files", "text"), "Tell the text of a file.", "text"),
     ("files_write", "file text", put("files", "text"), "Replace the text of a file."),
-    ("files_move", "file folder", put("files", "folder", require=is_folder), "Move a file to a folder."),
-    ("files_copy", "file folder", extend("files", "copies", is_folder), "Put a copy of a file in a folder."),
+    ("files_move", "file folder", put("files", "folder"), "Move a file to a folder."),
+    ("files_copy", "file folder", extend("files", "copies"), "Put a copy of a file in a folder."),
     ("files_rename", "file name:new_file", rename("files"), "Give a file another name."),
     ("files_delete", "file", remove("files"), "Delete a file."),
     ("folders_create", "folder:new_folder", add("folders", shared=[]), "Make an empty folder."),
-    (
-        "folders_share",
-        "folder address",
-        extend("folders", "shared", is_known),
-        "Share a folder with a contact's address.",
-    ),
+    ("folders_share", "folder address", extend("folders", "shared"), "Share a folder with a contact's address."),
     ("notes_read", "note", read("notes", "text"), "Tell the text of a note.", "text"),
     ("notes_add", "note:new_note text", add("notes", "text"), "Add a new note."),
     ("notes_write", "note text", put("notes", "text"), "Replace the text of a note."),
@@ -200,29 +196,14 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     ("contacts_add", "person:new_person address:new_address", add("contacts", "address"), "Add a contact."),
     ("contacts_delete", "person", remove("contacts"), "Delete a contact."),
     ("calendar_day", "event", read("calendar", "day"), "Tell the day of an event.", "day"),
-    (
-        "calendar_add",
-        "event:new_event day",
-        add("calendar", "day", require=is_word, guests=[]),
-        "Schedule a new event on a day.",
-    ),
-    ("calendar_move", "event day", put("calendar", "day", require=is_word), "Move an event to another day."),
+    ("calendar_add", "event:new_event day", add("calendar", "day", guests=[]), "Schedule a new event on a day."),
+    ("calendar_move", "event day", put("calendar", "day"), "Move an event to another day."),
     ("calendar_cancel", "event", remove("calendar"), "Cancel an event."),
-    (
-        "calendar_invite",
-        "event address",
-        extend("calendar", "guests", is_known),
-        "Invite a contact's address to an event.",
-    ),
+    ("calendar_invite", "event address", extend("calendar", "guests"), "Invite a contact's address to an event."),
     ("mail_send", "address text", mail_send, "Send a text to a contact's address."),
     ("mail_read", "person:sender", read("mail", "text"), "Tell the text of a person's mail.", "text"),
     ("mail_flag", "person:sender", turn_on("mail", "flagged"), "Flag the mail from a person."),
-    (
-        "mail_forward",
-        "person:sender address",
-        extend("mail", "forwarded", is_known),
-        "Forward a person's mail to an address.",
-    ),
+    ("mail_forward", "person:sender address", extend("mail", "forwarded"), "Forward a person's mail to an address."),
     ("mail_delete", "person:sender", remove("mail"), "Delete the mail from a person."),
 )
 TOOLS: Mapping[str, Tool] = {

@@ -1,17 +1,13 @@
 """Any MCP server as an environment; see docs/mcp.md.
 
 launch.py       settings → the worker: of a command, confined, or of an address
-command.py      a command as text → its words, and the files that it reads
 inside.py       in a worker: one server, or one session, an episode
 connection.py   in a worker: a session with a server, by the official SDK
-process.py      in a worker: a server as a process, over stdio
-address.py      in a worker: a server over streamable HTTP
+transports.py   in a worker: the ways to a server, over stdio and over streamable HTTP
 snapshot.py     in a worker: a folder → JSON
 resources.py    a server's resources as two tools
-world.py        an episode's server, as environments/tools acts on it
-opening.py      setup → a world; servers that serve several episodes
-servers.py      ONE table of public servers that this is proved with
-starts.py       the folders in which their episodes start
+world.py        setup → a world: an episode's server, as environments/tools acts on it; servers of several episodes
+servers.py      ONE table of public servers that this is proved with, and the folders in which their episodes start
 sql.py          statements worth trying on the tables of a database
 data.py         installs the public servers
 """
@@ -32,10 +28,8 @@ from ..tools import ToolEnvironment
 from ..tools.toolset import Refused
 from ..worker import IsolatedEnvironment
 from . import launch
-from .command import variables_of, words_of
-from .opening import Opener
 from .servers import RECIPE, SERVERS, Server
-from .world import NAME, Answers, Offer, calls_of, folder_alone, offer
+from .world import NAME, Answers, Offer, Opener, calls_of, folder_alone, offer
 
 __all__ = ["COUNT", "RECIPE", "cases", "examine", "make"]
 
@@ -163,8 +157,8 @@ def examine(
         launch.address_of(url)
         launch.headers_of(headers)
     elif command:
-        words_of(command)
-        variables_of(variables)
+        launch.words_of(command)
+        launch.variables_of(variables)
 
 
 def _public(server: str) -> Server:

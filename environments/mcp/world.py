@@ -1,14 +1,21 @@
-"""An episode's server as environments/tools acts on it: calls and a state. The verdict is made here, away from it."""
+"""Worlds: each an episode's server as environments/tools acts on it. The verdict is made here, away from it.
+
+A world has a server of its own, or, where a call resets it, one that served another episode.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import json
+import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, LimitExceeded
-from cojax.types import Action, Call, Task, signature
+from cojax.environment import EnvironmentFailure, LimitExceeded, PolicyLoss, waiting
+from cojax.types import Action, Call, Task, canonical, signature, to_json
 from ..tools.ending import read
 from ..tools.toolset import Refused
 from ..worker import IsolatedEnvironment
@@ -16,6 +23,9 @@ from ..worker.served import ServedEpisode
 from . import resources
 
 NAME = "mcp"
+_LOG = logging.getLogger(__name__)
+# Seconds that a world waits for the only server; the most characters of a state in a message.
+_PATIENCE, _SHOWN = 600.0, 300
 
 Documents = tuple[Mapping[str, Any], ...]
 Caller = Callable[[str, Mapping[str, Any]], str]
@@ -138,13 +148,10 @@ class Offer:
 
 def offer(worker: IsolatedEnvironment, setup: Mapping[str, Any]) -> Offer:
     """The offer of the server of an episode in that setup. Raises EnvironmentFailure where it does not start."""
-    episode = worker.start(Task(NAME, "", setup))
-    try:
+    with contextlib.closing(worker.start(Task(NAME, "", setup))) as episode:
         (message,) = episode.reset()
         told = json.loads(message.content)
         return Offer(episode.tools(), tuple(told["reads"]), told["resources"], told["instructions"])
-    finally:
-        episode.close()
 
 
 def difference(expected: Documents, offered: Documents) -> str:
@@ -176,3 +183,183 @@ def calls_of(setting: str, given: str | Sequence[Any], known: Sequence[str]) -> 
             raise ValueError(f"{setting} calls {call['name']!r} with {arguments!r:.200}; expected an object")
         made.append(Call(call["name"], arguments))
     return tuple(made)
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """A running server, the folder that it started in, and the state to which its reset must lead back."""
+
+    episode: ServedEpisode
+    folder: str
+    start: str
+
+
+class Opener:
+    """setup → a world. With a `reset`, at most `kept` servers that still work are kept for other episodes, of which the
+    last one kept is taken first.
+
+    A server of a command that its reset does not lead back to its start is replaced by one that starts anew, and none
+    is kept from then on. One at an address (`lasting`) begins with a reset, which must lead to the same state each
+    time. With `alone`, one world is open at a time, and others wait.
+
+    Raises EnvironmentFailure where a server does not start, offers other tools than `offer`, or is not as at its start.
+    """
+
+    def __init__(
+        self,
+        worker: IsolatedEnvironment,
+        offer: Offer,
+        read: Reader,
+        *,
+        reset: Call | None = None,
+        kept: int = 8,
+        lasting: bool = False,
+        alone: bool = False,
+    ) -> None:
+        self.worker, self._offer, self._read = worker, offer, read
+        self._reset, self._kept, self._lasting = reset, kept if reset else 0, lasting
+        self._idle: list[Server] = []
+        self._first = ""
+        self._lock = threading.Lock()
+        self._turns = Turns() if alone else None
+
+    @property
+    def reset_by(self) -> str:
+        """The tool of the reset, "" where there is none."""
+        return self._reset.name if self._reset else ""
+
+    def __call__(self, setup: Mapping[str, Any]) -> ServerWorld:
+        try:
+            return self._opened(setup)
+        except PolicyLoss as loss:  # before a policy has done anything
+            raise EnvironmentFailure(str(loss)) from loss
+
+    def _opened(self, setup: Mapping[str, Any]) -> ServerWorld:
+        turn = self._turns.take() if self._turns else Turn()
+        try:
+            folder = setup.get("folder") or ""
+            server = self._reused(folder) or self._started(folder)
+        except BaseException:
+            self._end(turn)
+            raise
+        leave = functools.partial(self._leave, server, turn)
+        world = ServerWorld(server.episode, self._read, turn, leave, lasting=self._lasting)
+        try:
+            for call in setup.get("calls", ()):
+                world.call(call["name"], call.get("arguments", {}))
+        except BaseException as error:
+            world.close()
+            if isinstance(error, Refused):
+                raise EnvironmentFailure(f"the call of {call['name']!r} in the setup failed: {error}") from error
+            raise
+        return world
+
+    def _started(self, folder: str) -> Server:
+        episode = self.worker.start(Task(NAME, "", {"folder": folder} if folder else {}))
+        try:
+            episode.reset()
+            if episode.tools() != self._offer.documents:
+                raise EnvironmentFailure(difference(self._offer.documents, episode.tools()))
+            if self._reset is None:
+                return Server(episode, folder, "")
+            start = self._after_reset(episode) if self._lasting else self._state(episode)
+            with self._lock:
+                self._first = self._first or start
+            if self._lasting and start != self._first:
+                raise EnvironmentFailure(
+                    f"after {signature_of(self._reset)} the state is {start:.{_SHOWN}}, and after the first one it was "
+                    f"{self._first:.{_SHOWN}}; expected the same state after each reset"
+                )
+            return Server(episode, folder, start)
+        except BaseException as error:
+            episode.close()
+            if isinstance(error, Refused):
+                raise EnvironmentFailure(f"the reset failed: {error}") from error
+            raise
+
+    def _reused(self, folder: str) -> Server | None:
+        """A server that served another episode, after its reset; None where there is none that is as at its start."""
+        while (server := self._taken(folder)) is not None:
+            try:
+                if server.episode.evaluate().reward == 1.0:
+                    if (found := self._after_reset(server.episode)) == server.start:
+                        return server
+                    self._keep_none(f"its state is {found:.{_SHOWN}}, and was {server.start:.{_SHOWN}}")
+            except Refused as refusal:
+                self._keep_none(str(refusal))
+            except EnvironmentFailure:
+                pass  # it was lost since its last episode
+            server.episode.close()
+        return None
+
+    def _keep_none(self, why: str) -> None:
+        """Keeps no server of a command from now on, as the reset does not lead one back to its start."""
+        if self._lasting:
+            return
+        with self._lock:
+            kept, self._kept, ended, self._idle = self._kept, 0, self._idle, []
+        for server in ended:
+            server.episode.close()
+        if kept:
+            _LOG.warning("the reset does not lead a server back to its start, so each episode starts one: %s", why)
+
+    def _taken(self, folder: str) -> Server | None:
+        with self._lock:
+            found = next((server for server in reversed(self._idle) if server.folder == folder), None)
+            if found is not None:
+                self._idle.remove(found)
+            return found
+
+    def _leave(self, server: Server, turn: Turn, works: bool) -> None:
+        """Keeps the server of a world that is closed, or ends it."""
+        with self._lock:
+            keeps = works and self._kept > 0
+            ended = ([self._idle.pop(0)] if len(self._idle) >= self._kept else []) if keeps else [server]
+            self._idle += [server] if keeps else []
+        for one in ended:
+            one.episode.close()
+        self._end(turn)
+
+    def _end(self, turn: Turn) -> None:
+        if self._turns:
+            self._turns.end(turn)
+
+    def _after_reset(self, episode: ServedEpisode) -> str:
+        """The state after the reset. Raises Refused where the server refuses it."""
+        assert self._reset is not None
+        self._world(episode).call(self._reset.name, self._reset.arguments)
+        return self._state(episode)
+
+    def _state(self, episode: ServedEpisode) -> str:
+        return canonical(to_json(self._world(episode).state()))
+
+    def _world(self, episode: ServedEpisode) -> ServerWorld:
+        return ServerWorld(episode, self._read, Turn(), lambda works: None)
+
+
+class Turns:
+    """One turn at a time. A thread that takes one while it has one passes that one on: its first world is over."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Condition()
+        self._holder: tuple[int, Turn] | None = None
+
+    def take(self) -> Turn:
+        """Waits for a turn. Raises EnvironmentFailure where that takes longer than ten minutes."""
+        me, turn = threading.get_ident(), Turn()
+        with waiting(), self._ended:
+            if not self._ended.wait_for(lambda: self._holder is None or self._holder[0] == me, _PATIENCE):
+                raise EnvironmentFailure(
+                    f"another episode has had the server for {_PATIENCE:g} s; expected episodes that end"
+                )
+            if self._holder is not None:
+                self._holder[1].passed_on = True
+            self._holder = me, turn
+        return turn
+
+    def end(self, turn: Turn) -> None:
+        """Ends a turn that was not passed on."""
+        with self._ended:
+            if self._holder is not None and self._holder[1] is turn:
+                self._holder = None
+                self._ended.notify_all()

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from cojax.environment import InstallError
 
 # Seconds that a whole installation may take.
 _DEADLINE = 1_800
-_REPORT_EVERY = 15.0  # seconds between the lines of an installation that goes on
+_REPORT_EVERY = 15  # seconds between the lines of an installation that goes on
 _MARK = "installed.json"
 # The folder that holds our packages, for another interpreter that runs a module of them.
 ROOT = Path(cojax.__file__).parents[1]
@@ -157,16 +156,12 @@ def _run(
 
 def _ended(process: subprocess.Popen[bytes], waits: Callable[[int], None]) -> int:
     """The exit status. Raises TimeoutExpired, after it killed the process, at the deadline."""
-    began = time.monotonic()
     try:
-        while True:
-            left = began + _DEADLINE - time.monotonic()
-            try:
-                return process.wait(min(left, _REPORT_EVERY))
-            except subprocess.TimeoutExpired:
-                if time.monotonic() - began >= _DEADLINE:
-                    raise subprocess.TimeoutExpired(process.args, _DEADLINE) from None
-                waits(round(time.monotonic() - began))
+        for waited in range(_REPORT_EVERY, _DEADLINE, _REPORT_EVERY):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(_REPORT_EVERY)
+            waits(waited)
+        raise subprocess.TimeoutExpired(process.args, _DEADLINE)
     finally:
         process.kill()
 
