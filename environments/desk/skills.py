@@ -176,10 +176,10 @@ SKILLS: tuple[Skill, ...] = (
 class Suite:
     """One kind of office. Its skills are in order of popularity, the most popular first.
 
-    A slot without number and prefix is a noun: `new_note` and `note2` are notes. `kinds` maps nouns to the kind of their
-    words, where that is not the noun itself; `shelf_of` maps them to the shelf that holds their words. `shelves` maps a
-    shelf to the attributes of its entities. `choices` says how many words of a kind without a shelf an explorer is
-    offered freely. `reasons` are all that a tool may be refused for.
+    A slot without number and prefix is a noun: `new_note` and `note2` are notes. `kinds` maps nouns to the kind of
+    their words, where that is not the noun itself; `shelf_of` maps them to the shelf that holds their words. `shelves`
+    maps a shelf to the attributes of its entities. `choices` says how many words of a kind without a shelf an explorer
+    is offered freely. `reasons` are all that a tool may be refused for.
     """
 
     kinds: Mapping[str, str]

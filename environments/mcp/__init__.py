@@ -100,10 +100,11 @@ def make(
     with _closed_on_failure(worker):
         offered = offer(worker, begun[0])
         opener = _opener(worker, offered, begun, url, reset, state, most)
+        resets = opener.reset.name if opener.reset else ""
         environment = ToolEnvironment(
             NAME,
             # A policy that resets the server would undo what it has done.
-            tools=[tool for tool in offered.all_documents() if tool["function"]["name"] != opener.reset_by],
+            tools=[tool for tool in offered.all_documents() if tool["function"]["name"] != resets],
             open=opener,
             setups=begun,
             affordances=source,

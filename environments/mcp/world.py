@@ -68,27 +68,24 @@ class Turn:
     passed_on: bool = False
 
 
+@dataclasses.dataclass(eq=False)
 class ServerWorld:
     """A world behind a server, which may be `lasting`, at an address.
 
     `leave` is called once, when it is closed, with whether the server may serve another episode.
     """
 
-    def __init__(
-        self,
-        episode: ServedEpisode,
-        read: Reader,
-        turn: Turn,
-        leave: Callable[[bool], None],
-        *,
-        lasting: bool = False,
-    ) -> None:
-        self._episode, self._read, self._turn, self._leave = episode, read, turn, leave
-        self._works, self._closed, self._lasting = True, False, lasting
+    episode: ServedEpisode
+    read: Reader
+    turn: Turn
+    leave: Callable[[bool], None]
+    lasting: bool = False
+    _works: bool = dataclasses.field(default=True, init=False)
+    _closed: bool = dataclasses.field(default=False, init=False)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What the server answers. Raises Refused for an error, and LimitExceeded where the server has ended."""
-        seen = self._asked(self._episode.step, Action(calls=(Call(name, arguments),)))
+        seen = self._asked(self.episode.step, Action(calls=(Call(name, arguments),)))
         if seen.done:
             self._works = False
             raise LimitExceeded(seen.text)
@@ -97,20 +94,20 @@ class ServerWorld:
         return seen.text
 
     def state(self) -> Any:
-        return self._read(self._asked(self._episode.state), self.call)
+        return self.read(self._asked(self.episode.state), self.call)
 
     def retire(self) -> None:
         """Has the server serve no other episode, unless it is at an address."""
-        self._works = self._works and self._lasting
+        self._works = self._works and self.lasting
 
     def close(self) -> None:
         """Gives the server back, or ends it with every process of its episode."""
         if not self._closed:
             self._closed = True
-            self._leave(self._works)
+            self.leave(self._works)
 
     def _asked(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        if self._turn.passed_on:
+        if self.turn.passed_on:
             raise EnvironmentFailure("the world has passed its server on to another; expected one world at a time")
         try:
             return question(*arguments)
@@ -194,6 +191,7 @@ class Server:
     start: str
 
 
+@dataclasses.dataclass(eq=False)
 class Opener:
     """setup → a world. With a `reset`, at most `kept` servers that still work are kept for other episodes, of which the
     last one kept is taken first.
@@ -205,28 +203,18 @@ class Opener:
     Raises EnvironmentFailure where a server does not start, offers other tools than `offer`, or is not as at its start.
     """
 
-    def __init__(
-        self,
-        worker: IsolatedEnvironment,
-        offer: Offer,
-        read: Reader,
-        *,
-        reset: Call | None = None,
-        kept: int = 8,
-        lasting: bool = False,
-        alone: bool = False,
-    ) -> None:
-        self.worker, self._offer, self._read = worker, offer, read
-        self._reset, self._kept, self._lasting = reset, kept if reset else 0, lasting
-        self._idle: list[Server] = []
-        self._first = ""
-        self._lock = threading.Lock()
-        self._turns = Turns() if alone else None
+    worker: IsolatedEnvironment
+    offer: Offer
+    read: Reader
+    reset: Call | None
+    kept: int
+    lasting: bool
+    alone: bool
 
-    @property
-    def reset_by(self) -> str:
-        """The tool of the reset, "" where there is none."""
-        return self._reset.name if self._reset else ""
+    def __post_init__(self) -> None:
+        self._idle: list[Server] = []
+        self._first, self._lock = "", threading.Lock()
+        self._kept, self._turns = self.kept if self.reset else 0, Turns() if self.alone else None
 
     def __call__(self, setup: Mapping[str, Any]) -> ServerWorld:
         try:
@@ -243,7 +231,7 @@ class Opener:
             self._end(turn)
             raise
         leave = functools.partial(self._leave, server, turn)
-        world = ServerWorld(server.episode, self._read, turn, leave, lasting=self._lasting)
+        world = ServerWorld(server.episode, self.read, turn, leave, lasting=self.lasting)
         try:
             for call in setup.get("calls", ()):
                 world.call(call["name"], call.get("arguments", {}))
@@ -258,16 +246,16 @@ class Opener:
         episode = self.worker.start(Task(NAME, "", {"folder": folder} if folder else {}))
         try:
             episode.reset()
-            if episode.tools() != self._offer.documents:
-                raise EnvironmentFailure(difference(self._offer.documents, episode.tools()))
-            if self._reset is None:
+            if episode.tools() != self.offer.documents:
+                raise EnvironmentFailure(difference(self.offer.documents, episode.tools()))
+            if self.reset is None:
                 return Server(episode, folder, "")
-            start = self._after_reset(episode) if self._lasting else self._state(episode)
+            start = self._after_reset(episode) if self.lasting else self._state(episode)
             with self._lock:
                 self._first = self._first or start
-            if self._lasting and start != self._first:
+            if self.lasting and start != self._first:
                 raise EnvironmentFailure(
-                    f"after {signature_of(self._reset)} the state is {start:.{_SHOWN}}, and after the first one it was "
+                    f"after {signature_of(self.reset)} the state is {start:.{_SHOWN}}, and after the first one it was "
                     f"{self._first:.{_SHOWN}}; expected the same state after each reset"
                 )
             return Server(episode, folder, start)
@@ -294,7 +282,7 @@ class Opener:
 
     def _keep_none(self, why: str) -> None:
         """Keeps no server of a command from now on, as the reset does not lead one back to its start."""
-        if self._lasting:
+        if self.lasting:
             return
         with self._lock:
             kept, self._kept, ended, self._idle = self._kept, 0, self._idle, []
@@ -326,15 +314,15 @@ class Opener:
 
     def _after_reset(self, episode: ServedEpisode) -> str:
         """The state after the reset. Raises Refused where the server refuses it."""
-        assert self._reset is not None
-        self._world(episode).call(self._reset.name, self._reset.arguments)
+        assert self.reset is not None
+        self._world(episode).call(self.reset.name, self.reset.arguments)
         return self._state(episode)
 
     def _state(self, episode: ServedEpisode) -> str:
         return canonical(to_json(self._world(episode).state()))
 
     def _world(self, episode: ServedEpisode) -> ServerWorld:
-        return ServerWorld(episode, self._read, Turn(), lambda works: None)
+        return ServerWorld(episode, self.read, Turn(), lambda works: None)
 
 
 class Turns:
