@@ -20,7 +20,7 @@ from cojax.environment import InstallError
 
 # Seconds that a whole installation may take.
 _DEADLINE = 1_800
-_REPORT_EVERY = 15  # seconds between the lines of an installation that goes on
+_REPORT_EVERY = 15.0  # seconds between the lines of an installation that goes on
 _MARK = "installed.json"
 # The folder that holds our packages, for another interpreter that runs a module of them.
 ROOT = Path(cojax.__file__).parents[1]
@@ -156,11 +156,13 @@ def _run(
 
 def _ended(process: subprocess.Popen[bytes], waits: Callable[[int], None]) -> int:
     """The exit status. Raises TimeoutExpired, after it killed the process, at the deadline."""
+    waited = 0.0
     try:
-        for waited in range(_REPORT_EVERY, _DEADLINE, _REPORT_EVERY):
+        while waited < _DEADLINE:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return process.wait(_REPORT_EVERY)
-            waits(waited)
+            waited += _REPORT_EVERY
+            waits(round(waited))
         raise subprocess.TimeoutExpired(process.args, _DEADLINE)
     finally:
         process.kill()
