@@ -36,13 +36,6 @@ _NO_TCP, _NO_SIGNALS = 0b11, 0b11
 _UIDS_FROM = 1_000_000_000
 
 
-def map_user(uid: int, gid: int) -> None:
-    """Maps this user and group to themselves in a new user namespace; no other exists in it."""
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
-
-
 def drop_capabilities(*, but_read: bool = False) -> None:
     """Gives up every capability, for good; `but_read` keeps the one to read files whatever their mode says."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
@@ -130,7 +123,13 @@ def possible(action: Callable[[], object]) -> bool:
 
 
 def unshare(flags: int) -> None:
+    """Makes new namespaces. In one of users, this user and group stay what they are; no other exists in it."""
+    uid, gid = os.geteuid(), os.getegid()
     _checked(_LIBC.unshare(flags), "unshare")
+    if flags & NEWUSER:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:

@@ -36,7 +36,7 @@ def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = (), bounds: B
         return Layers(user=os.geteuid() != 0, scratch=view.make_scratch())
     shown = [os.path.abspath(path) for path in visible or () if os.path.exists(path)]
     root = os.geteuid() == 0
-    owned = root or kernel.succeeds(_into_user_namespace)
+    owned = root or kernel.succeeds(lambda: kernel.unshare(kernel.NEWUSER))
     closed = owned and visible is not None
     network = closed and kernel.succeeds(lambda: kernel.unshare(kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS))
     place = ""
@@ -87,14 +87,11 @@ def _reading(layers: Layers, shown: list[str]) -> Layers:
 def separate(layers: Layers) -> None:
     """Gives the next fork of this process a process namespace and, for its scratch files, a mount namespace."""
     flags = kernel.NEWNS if layers.files else 0
-    uid, gid = os.geteuid(), os.getegid()
     if layers.processes:
-        flags |= kernel.NEWPID | kernel.NEWIPC | (kernel.NEWUSER if uid else 0)
+        # Processes are counted by user and namespace: in a namespace of its own the limit is the child's own.
+        flags |= kernel.NEWPID | kernel.NEWIPC | (kernel.NEWUSER if os.geteuid() else 0)
     if flags:
         kernel.unshare(flags)
-    if flags & kernel.NEWUSER:
-        # Processes are counted by user and namespace: in a namespace of its own the limit is the child's own.
-        kernel.map_user(uid, gid)
 
 
 def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
@@ -221,9 +218,3 @@ def _rule(readable: Iterable[str], own: str) -> None:
     kernel.prctl(kernel.NO_NEW_PRIVS, 1)
     devices = (f"/dev/{name}" for name in view.DEVICES if os.path.exists(f"/dev/{name}"))
     kernel.landlock(readable, [own, *devices])
-
-
-def _into_user_namespace() -> None:
-    uid, gid = os.geteuid(), os.getegid()
-    kernel.unshare(kernel.NEWUSER)
-    kernel.map_user(uid, gid)

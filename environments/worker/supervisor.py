@@ -175,27 +175,26 @@ class _Child:
             self.socket.close()
 
 
+@dataclasses.dataclass(eq=False)
 class Children:
     """The children of one environment by episode, and the free slots. Setting `over` ends the service."""
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        control: socket.socket,
-        bounds: Bounds,
-        over: asyncio.Event,
-    ) -> None:
-        self.reader, self.writer, self.control, self.bounds, self.over = reader, writer, control, bounds, over
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    control: socket.socket
+    bounds: Bounds
+    over: asyncio.Event
+
+    def __post_init__(self) -> None:
         self.children: dict[int, _Child] = {}
         self.known: dict[int, _Child] = {}  # by number, until the fork server has cleaned up after them
-        self.free: list[int] = list(range(bounds.children))
+        self.free: list[int] = list(range(self.bounds.children))
         self.tasks: set[asyncio.Task[None]] = set()
         self.timers: dict[int, Timer] = {}  # by request
         self.numbers = itertools.count(1)
         self.birth = asyncio.Lock()
         # As many large replies at the same time as memory has room for, at least one; the others wait.
-        self.room = asyncio.Semaphore(max(1, _ROOM // (_COPIES * bounds.output)))
+        self.room = asyncio.Semaphore(max(1, _ROOM // (_COPIES * self.bounds.output)))
 
     async def serve(self) -> None:
         """Serves until the client or the fork server is gone, or `over` is set."""
