@@ -112,7 +112,8 @@ def actions_of(solution: Iterable[Any]) -> tuple[Action, ...]:
     made = []
     for one in solution:
         try:
-            made.append(Action(one if isinstance(one, str) else "", () if isinstance(one, str) else (_call(one),)))
+            called = () if isinstance(one, str) else (Call(one["name"], dict(one.get("arguments", {}))),)
+            made.append(Action(one if isinstance(one, str) else "", called))
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise ValueError(f'a solution holds {one!r:.200}; expected text or {{"name", "arguments"}}') from error
     return tuple(made)
@@ -164,10 +165,6 @@ def finite(reward: Any, what: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{what} is {reward!r:.100}; expected a finite number")
     return number
-
-
-def _call(one: Mapping[str, Any]) -> Call:
-    return Call(one["name"], dict(one.get("arguments", {})))
 
 
 def _sendable(calls: tuple[Call, ...]) -> Iterator[Call]:
