@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 from collections.abc import Iterator, Mapping
@@ -51,14 +52,7 @@ class DeskEpisode:
         return Observation(messages, done=self._finished)
 
     def state(self) -> Mapping[str, Any]:
-        shelves = {
-            shelf: {
-                name: {key: list(value) if isinstance(value, list) else value for key, value in entity.items()}
-                for name, entity in entities.items()
-            }
-            for shelf, entities in self._office.items()
-        }
-        return {**shelves, "answer": self._answer, "finished": self._finished}
+        return {**copy.deepcopy(self._office), "answer": self._answer, "finished": self._finished}
 
     def affordances(self) -> tuple[Action, ...]:
         """Every tool with words that exist, were seen or are new; free choices are drawn by a hash of the state."""
