@@ -20,7 +20,6 @@ The world is plain JSON, or an object with
     listen(action), listened()            optional: is told what the actor wrote, before and after its calls are made
     on_offer() → documents                optional: those of the tools, of which it may offer some
     close()                               optional: frees what the world holds
-    retire()                              optional: what serves the world shall serve no other episode
 
 Text, or JSON, that a tool returns is its observation. None becomes "ok". An exception is a refusal: its message is the
 observation, and the world must be as before. `cojax.environment.EnvironmentFailure` says that the world is broken.

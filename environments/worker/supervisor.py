@@ -38,7 +38,7 @@ _MMAP_THRESHOLD, _RETURNED = -3, 2**17
 # The environment variables of a process that may run a model's code: no keys, no tokens.
 _VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ")
 # Seconds between two reports of progress to the client.
-BEAT = 0.5
+_BEAT = 0.5
 # The bounds of a reply about the whole environment, in bytes and values: it may hold thousands of tasks.
 _SERVICE_OUTPUT, _SERVICE_VALUES = 512 * 2**20, 64_000_000
 # The episode that stands for the environment itself.
@@ -96,7 +96,7 @@ async def _serve(connection: socket.socket, trainer: int | None) -> None:
         timer.follow(server.pid)
         while not starting.done() and not over.is_set() and not reader.at_eof():
             await asyncio.wait({starting}, timeout=0.1)
-            if running() - heard > BEAT:
+            if running() - heard > _BEAT:
                 heard = running()
                 writer.write(wire.encode({"counted": {}}))
             if not starting.done() and timer.counted() > timer.deadline:
@@ -238,9 +238,9 @@ class Children:
             heapq.heappush(self.free, message["slot"])
 
     async def _report_progress(self) -> None:
-        """Tells the client every `BEAT` seconds how much time each of its calls has counted."""
+        """Tells the client every `_BEAT` seconds how much time each of its calls has counted."""
         while True:
-            await asyncio.sleep(BEAT)
+            await asyncio.sleep(_BEAT)
             # A stopped client reads nothing.
             if self.timers and self.writer.transport.get_write_buffer_size() < PACKET:
                 self.writer.write(wire.encode({"counted": {str(n): t.counted() for n, t in self.timers.items()}}))
