@@ -14,10 +14,9 @@ data.py         installs the public servers
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +96,7 @@ def make(
         worker = launch.unconfined(url, headers, errors, limits)
     else:
         worker = launch.confined(command, starts, variables, visible, errors, ignore, limits)
-    with _closed_on_failure(worker):
+    try:
         offered = offer(worker, begun[0])
         opener = _opener(worker, offered, begun, url, reset, state, most)
         resets = opener.reset.name if opener.reset else ""
@@ -114,6 +113,9 @@ def make(
         )
         if url:
             _prove(environment, most)
+    except (ValueError, EnvironmentFailure):
+        worker.close()
+        raise
     return environment
 
 
@@ -166,15 +168,6 @@ def _public(server: str) -> Server:
     if server not in SERVERS:
         raise ValueError(f"server {server!r} not found; available: {', '.join(SERVERS)}; or give a `command`")
     return SERVERS[server]
-
-
-@contextlib.contextmanager
-def _closed_on_failure(worker: IsolatedEnvironment) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, EnvironmentFailure):
-        worker.close()
-        raise
 
 
 def _opener(
