@@ -14,6 +14,7 @@ data.py         installs the public servers
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -181,8 +182,8 @@ def _opener(
 ) -> Opener:
     """The source of worlds.
 
-    Raises ValueError for calls that the server does not offer, and for a server at a url whose episodes cannot be
-    compared.
+    Raises ValueError for calls that the server does not offer, for calls to read the state that it refuses at the start
+    of an episode, and for a server at a url whose episodes cannot be compared.
     """
     for setup in setups:
         calls_of("setups", setup.get("calls", ()), offered.names)
@@ -202,20 +203,13 @@ def _opener(
     reset_by = resets[0] if resets else None
     opener = Opener(worker, offered, read, reset=reset_by, kept=concurrency, lasting=bool(url), alone=alone)
     if calls:
-        _try(opener, setups[0], calls)
+        with contextlib.closing(opener(setups[0])) as world:
+            for call in calls:
+                try:
+                    world.call(call.name, call.arguments)
+                except Refused as refusal:
+                    raise ValueError(f"state names {call.name!r}, which the server refuses: {refusal}") from refusal
     return opener
-
-
-def _try(opener: Opener, setup: Mapping[str, Any], calls: Sequence[Call]) -> None:
-    """Raises ValueError for a call to read the state that the server refuses at the start of an episode."""
-    world = opener(setup)
-    try:
-        for call in calls:
-            world.call(call.name, call.arguments)
-    except Refused as refusal:
-        raise ValueError(f"state names {call.name!r}, which the server refuses: {refusal}") from refusal
-    finally:
-        world.close()
 
 
 def _prove(environment: ToolEnvironment, concurrency: int) -> None:
@@ -225,8 +219,7 @@ def _prove(environment: ToolEnvironment, concurrency: int) -> None:
     ValueError, and EnvironmentFailure where the server fails.
     """
     (setup,) = environment.tasks("seed", 1)
-    first, second = environment.start(setup), environment.start(setup)
-    try:
+    with contextlib.closing(environment.start(setup)) as first, contextlib.closing(environment.start(setup)) as second:
         ask(first.reset)
         before = ask(first.state)
         if concurrency == 1:
@@ -244,9 +237,6 @@ def _prove(environment: ToolEnvironment, concurrency: int) -> None:
                         "has one state for all of them; expected concurrency=1"
                     )
                 return
-    finally:
-        first.close()
-        second.close()
 
 
 def _setups(given: str, starts: Path | None) -> list[Mapping[str, Any]]:
