@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from cojax.environment import EnvironmentFailure, Traits, ask
-from cojax.types import Call
 from cojax.worlds import function
 from ..tools import ToolEnvironment
 from ..tools.toolset import Refused
