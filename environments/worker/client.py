@@ -318,9 +318,8 @@ def _boot(roots: list[Any]) -> str:
 
     Nothing else is imported from there: all other imports are the interpreter's own.
     """
-    own = inspect.getsource(import_from)
     run = f"importlib.import_module({__package__!r} + '.' + sys.argv[1]).main(int(sys.argv[2]))"
-    return f"import importlib.util, sys, types\n{own}\nfor root in {roots!r}:\n    import_from(*root)\n{run}"
+    return f"import importlib.util, sys, types\n{_IMPORT_FROM}\nfor root in {roots!r}:\n    import_from(*root)\n{run}"
 
 
 def import_from(name: str, origin: str | None, places: list[str] | None) -> None:
@@ -334,6 +333,10 @@ def import_from(name: str, origin: str | None, places: list[str] | None) -> None
         raise ImportError(f"{origin} cannot be imported; expected a Python module")
     sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[name])
+
+
+# Read now: the file may be another one when a supervisor is replaced.
+_IMPORT_FROM = inspect.getsource(import_from)
 
 
 def _top(module: str) -> str:
