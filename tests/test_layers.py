@@ -17,7 +17,6 @@ LEVELS = [
     {
         "cojax",
         "cojax.types",
-        "cojax.plain_json",
         "cojax.durable",
         "cojax.unicode_forms",
         "cojax.imports",
@@ -45,6 +44,7 @@ LEVELS = [
     },
     {
         "cojax.pool",
+        "cojax.quality",
         "cojax.curriculum",
         "cojax.environment.replay",
         "cojax.policy",

@@ -211,7 +211,7 @@ def tools_in(run: Run, task: Record) -> set[str]:
     ending = run.config.get("config", {}).get("explorer", {}).get("ending", "")
     called = ((action.get("text", ""), action.get("calls", ())) for action in task.get("solution", ()))
     actions = [Action(text=text, calls=tuple(Call(call["name"], {}) for call in calls)) for text, calls in called]
-    return {tool for action in actions for tool in tools_of(action)} - {ending}
+    return {tool for action in actions for tool in tools_of(action, task.get("environment", ""))} - {ending}
 
 
 def _first_kept(run: Run) -> int:
