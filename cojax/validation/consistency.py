@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 import json
 import re
 from collections import Counter
@@ -102,11 +101,9 @@ def compare_query(
     seen = [opening.replace(query, " "), *(shown_text(step, query) for step in steps)]
     named, open_ = 0, list[str]()
     for place, call in calls:
-        sources = _Sources(
-            asked, Mentions("\n".join(seen[:place])), json.dumps(documents.get(call.name, {}), default=str)
-        )
+        shown, documented = Mentions("\n".join(seen[:place])), json.dumps(documents.get(call.name, {}), default=str)
         for name, value in _arguments(call):
-            if sources.account_for(value):
+            if asked.names(value) or _is_shown(value, asked, shown, documented):
                 named += 1
             elif codified(value):
                 open_.append(f"{value!r:.{_SHORT}}")
@@ -126,37 +123,16 @@ def shown_text(step: Triplet, query: str) -> str:
     return "\n".join(text for text in texts if not (text.strip() and text.strip() in query))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Sources:
-    """Where the value of an argument may come from: the query, what earlier actions showed, the documentation."""
-
-    query: Mentions
-    seen: Mentions
-    documented: str
-
-    def account_for(self, value: Any) -> bool:
-        """Whether the value is named in one of the sources or computed from numbers in them."""
-        if self.query.names(value):
-            return True
-        if not isinstance(value, str):
-            return value in self.seen.numbers or self._documents(json.dumps(value)) or computed(value, self._numbers)
-        folded = fold(value)
-        return (
-            self.seen.holds(folded)
-            or self._documents(value)
-            or all(word in self._words or number_of(word) in self._numbers for word in words(value))
-        )
-
-    @functools.cached_property
-    def _words(self) -> frozenset[str]:
-        return self.query.words | self.seen.words
-
-    @functools.cached_property
-    def _numbers(self) -> frozenset[float]:
-        return self.query.numbers | self.seen.numbers
-
-    def _documents(self, value: str) -> bool:
-        return bool(value) and bool(re.search(rf"(?<![\w.]){re.escape(value)}(?![\w.]*\w)", self.documented, re.I))
+def _is_shown(value: Any, asked: Mentions, shown: Mentions, documented: str) -> bool:
+    """Whether the value stands in what was shown or documented, or is made of words or numbers of the query and it."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    if text and re.search(rf"(?<![\w.]){re.escape(text)}(?![\w.]*\w)", documented, re.IGNORECASE):
+        return True
+    if not isinstance(value, str):
+        return value in shown.numbers or computed(value, asked.numbers | shown.numbers)
+    return shown.holds(fold(value)) or all(
+        any(word in one.words or number_of(word) in one.numbers for one in (asked, shown)) for word in words(value)
+    )
 
 
 def _unrelated(

@@ -29,16 +29,12 @@ Attempters = Callable[[Any, Task, int], AbstractContextManager[Sequence[Actor]]]
 class Attempts:
     """Plays a task `count` times at once, each time with an actor that sees only what the episode shows.
 
-    Attempts lost to infrastructure failures do not count. Raises ValueError for a count below 1.
+    Attempts lost to infrastructure failures do not count.
     """
 
     attempters: Attempters
     count: int = 2
     max_turns: int = 30
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ValueError(f"{self.count} attempts; expected at least 1")
 
     def __call__(self, environment: Environment, task: Task, explorer: Metered, play: Play) -> Verdict:
         """Accepted where an attempt earns full reward, retained where one earns some. The difficulty is the share of

@@ -142,4 +142,4 @@ def test_attempts_that_share_a_slot_take_turns(engine: LocalEngine) -> None:
     result = on_thread(
         "attempts", lambda: Attempts(attempters, 3, 2)(CounterEnvironment(), task, explorer, environment.play)
     ).result(timeout=patience(120))
-    assert "of 3 attempts on the query alone" in result.line
+    assert "of 3 attempts on the query alone" in result.evidence[0]
