@@ -36,8 +36,7 @@ from cojax.scoring import describe
 from cojax.settings.ranges import check_ranges
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
-from cojax.storage.files import expect_no_link, is_number, write_json
-from cojax.storage.folder_lock import RunDirectoryError
+from cojax.storage.files import RunDirectoryError, expect_no_link, is_number, write_json
 from cojax.types import Group, Task, Trajectory, content_hash
 
 _LOG = logging.getLogger("cojax")

@@ -37,8 +37,7 @@ from cojax.run.loading import begun
 from cojax.run.parts import Parts
 from cojax.run.processes import ALONE, Together
 from cojax.run.states import rehearse_agents
-from cojax.storage.files import read_json, write_json
-from cojax.storage.folders import missing_folders, remove_empty
+from cojax.storage.files import missing_folders, read_json, remove_empty, write_json
 from cojax.types import Group, Message, Task
 
 _VERSIONS_ON_DISK = 3  # versions of the weights on disk while a server takes a new one

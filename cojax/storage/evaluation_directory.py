@@ -17,8 +17,15 @@ from typing import Any
 from cojax.durable import sweep
 from cojax.storage.checksums import CHECKSUM, has_valid_checksum, with_checksum
 from cojax.storage.differences import differences
-from cojax.storage.files import Log, StorageError, expect_no_links, read_json, write_json
-from cojax.storage.folder_lock import RunDirectoryError, lock_folder
+from cojax.storage.files import (
+    Log,
+    RunDirectoryError,
+    StorageError,
+    expect_no_links,
+    lock_folder,
+    read_json,
+    write_json,
+)
 from cojax.types import Trajectory, from_json, to_json
 
 _LOG = logging.getLogger("cojax")

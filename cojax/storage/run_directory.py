@@ -18,14 +18,12 @@ from cojax.durable import sweep
 from cojax.pool import TaskPool, task_record
 from cojax.settings.tree import Settings
 from cojax.signals import Memory, apply
-from cojax.storage.array_files import ArrayStore
+from cojax.storage.checkpoint import ArrayStore
 from cojax.storage.checksums import CheckedLog, fingerprint, has_valid_checksum, with_checksum
 from cojax.storage.differences import FREE_SETTINGS, changed_code, check_facts, differences, history
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, PastTrajectories, read_trajectories, record_of
-from cojax.storage.files import explain_reading, read_json, write_json
-from cojax.storage.folder_lock import RunDirectoryError, lock_folder
-from cojax.storage.run_files import FOLDERS, REMADE, RunFiles
-from cojax.storage.verify import Verified, verify
+from cojax.storage.files import RunDirectoryError, explain_reading, lock_folder, read_json, write_json
+from cojax.storage.run_files import FOLDERS, REMADE, RunFiles, Verified, verify
 from cojax.synthesis import Synthesis
 from cojax.types import Group, Signal, Task, to_json
 

@@ -22,8 +22,7 @@ from cojax.run.trained import of_run
 from cojax.settings.presets import resolve
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
-from cojax.storage.files import write_json
-from cojax.storage.folder_lock import RunDirectoryError
+from cojax.storage.files import RunDirectoryError, write_json
 from environments import load
 from environments.desk import Desk
 
