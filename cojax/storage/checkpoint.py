@@ -155,7 +155,18 @@ class Checkpointer:
 
     def arrays(self, step: int, like: Any) -> Any:
         """The arrays of a sound step. Raises CheckpointError where they do not fit `like`."""
-        return self._arrays(self.folder.absolute() / str(step), like)
+        folder = self.folder.absolute() / str(step)
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        found, wanted = _shapes(outlines(folder / "arrays")), _shapes(abstract)
+        if different := sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)):
+            name = different[0]
+            raise CheckpointError(
+                f"checkpoint {folder} does not fit the model: {len(different)} arrays differ, first {name}: "
+                f"found {found.get(name, 'none')}, expected {wanted.get(name, 'none')}. "
+                "Use the configuration it was saved with, or start in a new workdir."
+            )
+        with explained(folder / "arrays"):
+            return self.array_files.restore(folder / "arrays", abstract)
 
     def part(
         self, name: str, step: int | None = None, check: Callable[[Any], None] = lambda found: None
@@ -205,34 +216,13 @@ class Checkpointer:
         names = [path.name for path in self.folder.iterdir() if is_number(path.name)]
         return sorted(int(name) for name in names if str(int(name)) == name)
 
-    @functools.cached_property
-    def _orbax(self) -> ocp.Checkpointer:
-        return ocp.Checkpointer(ocp.StandardCheckpointHandler())
-
-    def _arrays(self, folder: Path, like: Any) -> Any:
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        found, wanted = _shapes(outlines(self._orbax, folder / "arrays")), _shapes(abstract)
-        if different := sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)):
-            name = different[0]
-            raise CheckpointError(
-                f"checkpoint {folder} does not fit the model: {len(different)} arrays differ, first {name}: "
-                f"found {found.get(name, 'none')}, expected {wanted.get(name, 'none')}. "
-                "Use the configuration it was saved with, or start in a new workdir."
-            )
-        with explained(folder / "arrays"):
-            return self.array_files.restore(folder / "arrays", abstract)
-
     def _branch(self, folder: Path, name: str, check: Callable[[Any], None]) -> Any:
-        saved = outlines(self._orbax, folder / "arrays")
+        saved = outlines(folder / "arrays")
         if not isinstance(saved, Mapping) or name not in saved:
             raise CheckpointError(f"checkpoint {folder} holds no {name}; expected one of a run of this project")
         check(saved[name])
         wanted = {name: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), saved[name])}
-        plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
-        reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-        arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=plain, partial_restore=True)
-        with explained(folder / "arrays"):
-            return reader.restore(folder / "arrays", args=arguments)[name]
+        return _read(folder / "arrays", wanted)[name]
 
     def _sweep(self) -> None:
         """Removes what a killed save left behind."""
@@ -299,10 +289,13 @@ def _crc32(path: Path) -> int:
 
 def _shapes(tree: Any) -> dict[str, str]:
     """Path of each array → its dtype and shape as text."""
-    return {
-        "/".join(re.findall(r"\w+", jax.tree_util.keystr(path))): f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
+    return {"/".join(path): f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}" for path, leaf in _named(tree)}
+
+
+def _named(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(path, leaf) of each leaf."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        yield tuple(re.findall(r"\w+", jax.tree_util.keystr(path))), leaf
 
 
 def disk_error(error: Exception) -> OSError | None:
@@ -328,16 +321,30 @@ def save_params(params: Any, folder: str, dtype: str) -> None:
     writer.save(Path(folder).absolute(), args=ocp.args.PyTreeSave(params, save_args=cast))
 
 
-def outlines(reader: ocp.Checkpointer, folder: Path) -> Any:
+def outlines(folder: Path) -> Any:
     """The pytree of what is saved in a folder, without its numbers. Raises ValueError or OSError."""
     with explained(folder):
-        saved = reader.metadata(folder).item_metadata.tree
+        saved = _reader().metadata(folder).item_metadata.tree
         for leaf in jax.tree.leaves(saved):
             chunk = leaf.storage.chunk_shape if leaf.storage else None
             # It would take memory by this claim alone.
             if any(one > max(1, axis) for one, axis in zip(chunk or (), leaf.shape, strict=True)):
                 raise ValueError(f"{leaf.name} of shape {leaf.shape} in pieces of {chunk}")
     return saved
+
+
+def _read(folder: Path, wanted: Any) -> Any:
+    """The arrays of a folder at the places of `wanted`, which has their outlines, as NumPy arrays."""
+    plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
+    with explained(folder):
+        return _reader().restore(
+            folder, args=ocp.args.PyTreeRestore(item=wanted, restore_args=plain, partial_restore=True)
+        )
+
+
+@functools.cache
+def _reader() -> ocp.Checkpointer:
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
 
 
 @contextlib.contextmanager
@@ -360,16 +367,11 @@ class SavedParams:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()
-        self._reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
 
     @functools.cached_property
     def outlines(self) -> dict[tuple[str, ...], tuple[tuple[int, ...], str]]:
         """Path of each array → its shape and dtype."""
-        saved = outlines(self._reader, self._folder)
-        return {
-            tuple(re.findall(r"\w+", jax.tree_util.keystr(path))): (tuple(leaf.shape), np.dtype(leaf.dtype).name)
-            for path, leaf in jax.tree_util.tree_leaves_with_path(saved)
-        }
+        return {path: (tuple(leaf.shape), np.dtype(leaf.dtype).name) for path, leaf in _named(outlines(self._folder))}
 
     def read(self, path: Sequence[str]) -> np.ndarray:
         """The array at this path."""
@@ -377,10 +379,7 @@ class SavedParams:
         wanted: Any = jax.ShapeDtypeStruct(shape, np.dtype(dtype))
         for key in reversed(path):
             wanted = {key: wanted}
-        plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
-        arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=plain, partial_restore=True)
-        with explained(self._folder):
-            found = self._reader.restore(self._folder, args=arguments)
+        found = _read(self._folder, wanted)
         for key in path:
             assert isinstance(found, Mapping)
             found = found[key]
