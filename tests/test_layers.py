@@ -84,7 +84,6 @@ LEVELS = [
         "cojax.compile",
         "cojax.convert",
         "cojax.report.command",
-        "cojax.report.comparison",
     },
     {"experiments"},
     {"benchmarks", "campaign"},

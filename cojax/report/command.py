@@ -28,6 +28,7 @@ from cojax.report import (
     TaskHistory,
     TaskVisit,
     about,
+    comparison,
     lineage,
     read_run,
     serve,
@@ -35,7 +36,7 @@ from cojax.report import (
     write_evaluation_report,
 )
 from cojax.report import write_report as write_run_report
-from cojax.report.compare import check_folders
+from cojax.report.comparison import check_folders
 from cojax.report.console import CONSOLE
 from cojax.report.lineage import action_text, id_of
 from cojax.report.run import Json, expedition_of
@@ -72,6 +73,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {not_written(chosen.workdirs, error)}", file=sys.stderr)
         return 2
     return 0
+
+
+def compare(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 2 where a folder holds no run that has ended, is named twice, or the page cannot be made."""
+    parser = CommandLineParser(
+        prog="python -m experiments.compare",
+        description=comparison.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("first", metavar="WORKDIR", type=Path, help="the run that the others are compared with")
+    parser.add_argument("others", metavar="WORKDIR", type=Path, nargs="+", help="another run")
+    parser.add_argument("--tasks", action="store_true", help="also list the evaluation tasks on which they differ")
+    parser.add_argument("--out", default="compare.html", help="where the page goes")
+    chosen = parser.parse_args(arguments)
+    folders = (chosen.first, *chosen.others)
+    try:
+        check_folders(folders)
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        results = [comparison.result(folder) for folder in folders]
+    except OSError as error:
+        print(f"error: {plain(str(error))}", file=sys.stderr)
+        return 2
+    CONSOLE.print(comparison.table(results))
+    CONSOLE.print(comparison.differences(results))
+    if chosen.tasks:
+        CONSOLE.print(comparison.by_task(results))
+    return main([*map(str, folders), f"--out={chosen.out}"])
 
 
 def not_written(folders: Iterable[str | Path], error: Exception) -> str:
