@@ -180,7 +180,7 @@ def test_the_page_holds_each_text_once_and_as_it_was(run: Path) -> None:
 def test_the_page_has_a_bound_and_holds_what_fits_evenly(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stories = contents(read_run(run))["tasks"]
     assert len(stories) == 1
-    monkeypatch.setattr(page_exchanges, "CHARACTERS", 0)
+    monkeypatch.setattr(exchanges, "CHARACTERS", 0)
     data = contents(read_run(run))["exchanges"]
     assert data == {"texts": [], "expeditions": {}, "tasks": {}}
     order = exchanges._spread(list(range(8)))  # type: ignore[arg-type]
