@@ -12,7 +12,7 @@ import pytest
 
 from cojax.compile import program_text, targets
 from cojax.compile.program_text import Collective
-from cojax.compile.programs import examine, outlined, shape
+from cojax.compile.programs import examine, outlined, shape, suggestion
 from cojax.compile.report import (
     device_bytes,
     families,
@@ -22,7 +22,6 @@ from cojax.compile.report import (
     step_flops,
     vocabulary_moves,
 )  # fmt: skip
-from cojax.compile.suggestions import suggestion
 from cojax.compile.targets import Chip
 from cojax.learner.hard_negatives import HardNegatives
 from cojax.learner.learner import Learner
@@ -274,13 +273,13 @@ def test_what_cannot_be_compiled_is_said_without_a_traceback(given, said, tmp_pa
 
 FAILING = """
 import jax
-from cojax.compile import command
+from cojax.compile import command, programs
 
 def fails(config, target):
     raise jax.errors.JaxRuntimeError("INTERNAL: Check failed\\nstack trace")
 
-command.examine = fails
-command.run()
+programs.examine = fails
+command.start()
 """
 
 
