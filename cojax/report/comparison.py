@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
-from scipy import stats
 
 from cojax.registry.commits import shortened
 from cojax.report.console import TABLE, duration
@@ -162,6 +161,8 @@ def result(folder: Path) -> ComparedRun:
 
 def sign_test(better: int, worse: int) -> float:
     """p of the exact sign test, two-sided: equal tasks do not count."""
+    from scipy import stats  # here: it takes a second to load, and pages do without
+
     return float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
 
 

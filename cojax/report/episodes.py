@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -35,16 +34,6 @@ _NO_TASK = Task("", "", {})
 Words = Callable[[Sequence[int]], list[str]]  # token ids → the text of each
 
 
-@dataclasses.dataclass(frozen=True)
-class Selection:
-    """The episodes in the page, oldest first; source episodes of lineages, in the page and in all; all stored."""
-
-    episodes: tuple[Json, ...]
-    sources: int
-    sources_total: int
-    total: int
-
-
 class Shelf:
     """Shows the episodes of a run as the page does: whole steps as pieces, and some of them in the page itself."""
 
@@ -64,8 +53,12 @@ class Shelf:
         return shown
 
 
-def select(run: Run, sources: Collection[str], played: EpisodeIndex, pieces: Pieces | None = None) -> Selection:
-    """Reads every stored episode once, adds it to `played`, and selects those for the page.
+def select(
+    run: Run, sources: Collection[str], played: EpisodeIndex, pieces: Pieces | None = None
+) -> tuple[list[Json], list[int]]:
+    """Reads every stored episode once, adds it to `played`, and selects those for the page, oldest first.
+
+    Returns them, and the number of source episodes of lineages among them and in all.
 
     They are all, where these take at most INLINE bytes. Else they are the source episodes of lineages, and up to six
     episodes of evenly spaced steps, as unlike each other as the step allows; each step goes to `pieces`.
@@ -108,16 +101,15 @@ def select(run: Run, sources: Collection[str], played: EpisodeIndex, pieces: Pie
     else:
         kept = pick_within(origins, BYTES)
         chosen = sorted([*kept, *pick_within(samples, BYTES)], key=lambda episode: (episode["step"], episode["id"]))
-    return Selection(tuple(chosen), len(kept), len(origins), played.total)
+    return chosen, [len(kept), len(origins)]
 
 
-def follow(run: Run, played: EpisodeIndex) -> Selection:
+def follow(run: Run, played: EpisodeIndex) -> None:
     """Reads the steps that `played` does not have yet."""
     advantages = advantages_of(run)
     for step in run.episodes.steps():
         if step not in played.steps:
             played.add(step, run.episodes.read(step), advantages)
-    return Selection((), 0, 0, played.total)
 
 
 def pairs(run: Run) -> list[Json]:

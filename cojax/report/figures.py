@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections import Counter
@@ -95,11 +96,14 @@ def evolution_step(row: Json) -> int:
 
 def pool(run: Run) -> Json:
     """Tasks of each origin in the pool at each step, from the pool's log."""
-    joined = [(joined_at(task), task["origin"]) for task in run.tasks.values()]
+    joined: dict[str, list[int]] = {}
+    for task in sorted(run.tasks.values(), key=joined_at):
+        joined.setdefault(task["origin"], []).append(joined_at(task))
     steps = [0, *(row["step"] for row in evenly(run.metrics, POINTS))]
-    origins = list(dict.fromkeys(origin for _, origin in sorted(joined, key=lambda item: item[0])))
-    added = {origin: Counter(step for step, source in joined if source == origin) for origin in origins}
-    return {"step": steps, "origins": {origin: _cumulative(added[origin], steps) for origin in origins}}
+    return {
+        "step": steps,
+        "origins": {origin: [bisect.bisect_right(found, step) for step in steps] for origin, found in joined.items()},
+    }
 
 
 def totals(run: Run) -> Json:
@@ -155,18 +159,6 @@ def evenly(items: Sequence[Any], count: int) -> list[Any]:
     if len(items) <= count:
         return list(items)
     return [items[round(place * (len(items) - 1) / (count - 1))] for place in range(count)]
-
-
-def _cumulative(added: Mapping[int, int], steps: Sequence[int]) -> list[int]:
-    """The number of tasks added up to each of these steps; `added` counts them by step."""
-    joined = sorted(added)
-    total, place, counts = 0, 0, []
-    for step in steps:
-        while place < len(joined) and joined[place] <= step:
-            total += added[joined[place]]
-            place += 1
-        counts.append(total)
-    return counts
 
 
 def _number(value: Any) -> float | None:
@@ -248,7 +240,16 @@ def conversion(run: Run) -> Json:
             }
         )
     steps = sorted({draft["step"] for draft in after} | {step for step, _ in expeditions})
-    return {"funnel": funnel, "step": steps, **_rates(steps, after, expeditions, brought)}
+    examined = Counter(draft["step"] for draft in after)
+    accepted = Counter(draft["step"] for draft in after if draft.get("task"))
+    made_at = Counter(step for step, _ in expeditions)
+    fruitful = Counter(key[0] for key in expeditions if key in brought)
+    return {
+        "funnel": funnel,
+        "step": steps,
+        "pass_rate": [accepted[step] / examined[step] if examined[step] else None for step in steps],
+        "fruitful": [fruitful[step] / made_at[step] if made_at[step] else None for step in steps],
+    }
 
 
 def feedback(run: Run) -> Json:
@@ -262,19 +263,6 @@ def feedback(run: Run) -> Json:
         shares.append(spent / total if total > 0 else None)
     pairs = evenly(list(zip((row["step"] for row in run.metrics), shares, strict=True)), POINTS)
     return {"step": [step for step, _ in pairs], "share": [share for _, share in pairs]}
-
-
-def _rates(
-    steps: list[int], drafts: list[Json], expeditions: dict[tuple[int, int], Json], brought: set[tuple[int, int] | None]
-) -> Json:
-    examined = Counter(draft["step"] for draft in drafts)
-    accepted = Counter(draft["step"] for draft in drafts if draft.get("task"))
-    made = Counter(step for step, _ in expeditions)
-    fruitful = Counter(key[0] for key in expeditions if key in brought)
-    return {
-        "pass_rate": [accepted[step] / examined[step] if examined[step] else None for step in steps],
-        "fruitful": [fruitful[step] / made[step] if made[step] else None for step in steps],
-    }
 
 
 def _at(record: Json, path: tuple[str, ...]) -> float | list[int] | None:

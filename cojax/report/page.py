@@ -119,11 +119,12 @@ def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None
 
     With `played`, the page holds no texts of episodes, and only steps that are new since the last call are read.
     """
-    sources = {task["lineage"]["episode"] for task in run.synthesized}
+    episodes, sources = list[Json](), [0, 0]
     if played is None:
-        selection = select(run, sources, played := EpisodeIndex(), pieces)
+        wanted = {task["lineage"]["episode"] for task in run.synthesized}
+        episodes, sources = select(run, wanted, played := EpisodeIndex(), pieces)
     else:
-        selection = follow(run, played)
+        follow(run, played)
     shown, histories = _histories(run, played)
     tasks = [_task(task, run) for task in shown]
     kept = pick_within(tasks, HISTORIES)
@@ -137,14 +138,14 @@ def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None
         "tasks": _rows(tasks, chosen),
         "exchanges": journal_texts([task for task in shown if task.id in chosen], journal),
         "pairs": pairs(run),
-        "episodes": selection.episodes,
+        "episodes": episodes,
         "index": played.index(),
         "pieces": pieces.about() if pieces is not None and pieces.names else None,
         "counts": {
             "tasks": len(tasks),
             "histories": len(kept),
-            "episodes": selection.total,
-            "sources": [selection.sources, selection.sources_total],
+            "episodes": played.total,
+            "sources": sources,
             "drafts": _rejected_counts(run),
         },
     }
