@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from cojax import imports
 from cojax.api.process import Child, RunFailed
 from cojax.api.runs import OpenRun, open_run
+from cojax.storage.differences import flat
 from cojax.storage.files import lines_of, open_file, parse_record, read_json
 
 Config: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
@@ -202,7 +203,9 @@ def _start(
 
 def flags_of(settings: Mapping[str, Any]) -> list[str]:
     """--config.NAME=VALUE of each setting. A mapping is a section: {"learner": {"loss": "ppo"}} sets learner.loss."""
-    return [f"--config.{name}={_text(value)}" for name, value in _leaves(settings)]
+    return [
+        f"--config.{name}={_text(value)}" for name, value in flat(settings).items() if not isinstance(value, Mapping)
+    ]
 
 
 @contextlib.contextmanager
@@ -221,7 +224,9 @@ def config_flag(config: Config | None) -> Iterator[list[str]]:
             f"config is of type {type(config).__name__}; expected a file, a ConfigDict or a dict of settings"
         )
     nested: dict[str, Any] = {}
-    for name, value in _leaves(plain):
+    for name, value in flat(plain).items():
+        if isinstance(value, Mapping):
+            continue
         *sections, leaf = name.split(".")
         place = nested
         for section in sections:
@@ -235,14 +240,6 @@ def config_flag(config: Config | None) -> Iterator[list[str]]:
         file = Path(folder, "config.json")
         file.write_text(text, encoding="utf-8")
         yield [f"--config={_GIVEN}:{file}"]
-
-
-def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _text(value: Any) -> str:

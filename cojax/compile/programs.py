@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def suggestion(config: ConfigDict, found: Mapping[str, Any], chip: Chip, made: M
     """
     before = made(config)
     single = list(changes(config, before[0], chip))
-    together = list(itertools.accumulate(single, lambda before, further: {**before, **further}))[1:]
+    together = list(itertools.accumulate(single, operator.or_))[1:]
     for chosen in (*single, *together):
         share = float(chosen.get(_SHARE, 0.0))
         limit = int(chip.memory * share) if share else chip.limit

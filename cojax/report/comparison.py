@@ -27,6 +27,7 @@ from cojax.report.lineage import task_id_of
 from cojax.report.page import render
 from cojax.report.pieces import replace_text
 from cojax.report.run import Json, Run, read_run, task_scores
+from cojax.storage.differences import flat
 from cojax.storage.files import StorageError, read_json
 
 SCRIPTS = ("elements.js", "charts.js", "table.js", "compare.js")
@@ -96,18 +97,8 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _settings(run: Run) -> dict[str, str]:
     """The leaves of the configuration by dotted name, as text."""
-    found: dict[str, str] = {}
-
-    def walk(value: Any, name: str) -> None:
-        if isinstance(value, dict) and value:
-            for key, item in value.items():
-                walk(item, f"{name}.{key}" if name else str(key))
-        else:
-            text = str(value)
-            found[name] = text if len(text) <= QUERY else f"{text[:QUERY]} …"
-
-    walk(run.config.get("config", {}), "")
-    return {name: value for name, value in found.items() if name != "workdir"}
+    found = {name: str(value) for name, value in flat(run.config.get("config", {})).items() if name != "workdir"}
+    return {name: text if len(text) <= QUERY else f"{text[:QUERY]} …" for name, text in found.items()}
 
 
 def _differing(runs: Sequence[Run]) -> list[str]:

@@ -20,7 +20,7 @@ from cojax.settings.tree import Settings
 from cojax.signals import Memory, apply
 from cojax.storage.checkpoint import ArrayStore
 from cojax.storage.checksums import fingerprint, has_valid_checksum, with_checksum
-from cojax.storage.differences import FREE_SETTINGS, changed_code, check_facts, differences, history
+from cojax.storage.differences import FREE_SETTINGS, changed_code, check_facts, differences, history, stored_config
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, PastTrajectories, read_trajectories, record_of
 from cojax.storage.files import RunDirectoryError, explain_reading, lock_folder, read_json, write_json
 from cojax.storage.run_files import FOLDERS, LOGS, REMADE, RunFiles, Verified, verify
@@ -117,10 +117,7 @@ class RunDirectory:
                 "--config.workdir."
             )
         try:
-            record = read_json(path)
-            if not isinstance(record["config"], dict):
-                raise ValueError("it holds no settings")
-            has_valid_checksum(record)
+            record = stored_config(path)
             check_facts(record)
             record["config"] = self.in_todays_keys(record["config"])
         except (OSError, ValueError, KeyError, RecursionError) as error:
