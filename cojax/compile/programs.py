@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import itertools
 import operator
@@ -83,10 +84,8 @@ def outlined(config: ConfigDict, model: ModelConfig, mesh: Mesh) -> tuple[Learne
 def _about(learner: Learner, target: Target, mesh: Mesh) -> dict[str, Any]:
     versions = {}
     for name in _COMPILERS:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return {
         "target": target.name,
         "chip": target.chip.name,
