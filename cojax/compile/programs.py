@@ -54,8 +54,12 @@ def examine(config: ConfigDict, target: Target) -> dict[str, Any]:
     learner, outline = outlined(config, model, mesh)
     found = report(learner, outline, methods.update_sizes(config), target.chip, agents=methods.agents(config))
     if not found["fits"]:
+        devices = list(mesh.devices.flat)
         found["suggestion"] = suggestion(
-            config, found, target.chip, lambda changed: outlined(changed, shape(changed), mesh_like(changed, mesh))
+            config,
+            found,
+            target.chip,
+            lambda own: outlined(own, shape(own), make_mesh(**settings(own.mesh), devices=devices)),
         )
     return {**_about(learner, target, mesh), **found}
 
@@ -67,11 +71,6 @@ def shape(config: ConfigDict) -> ModelConfig:
         return policies.stored_shape(config, Path(config.model.path))
     environment = entry(config, "environment.name").bound()()
     return policies.tokenizer_and_shape(config, environment)[1]
-
-
-def mesh_like(config: ConfigDict, mesh: Mesh) -> Mesh:
-    """The mesh of a configuration on the devices of another mesh."""
-    return make_mesh(**settings(config.mesh), devices=list(mesh.devices.flat))
 
 
 def outlined(config: ConfigDict, model: ModelConfig, mesh: Mesh) -> tuple[Learner, TrainState]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -50,12 +50,6 @@ def convert(path: Path, folder: Path) -> ModelConfig:
     return config
 
 
-@contextlib.contextmanager
-def _file(source: str) -> Iterator[Path]:
-    with PACKAGED[source]() if source in PACKAGED else contextlib.nullcontext(Path(source)) as path:
-        yield path
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, or 1 when nothing could be converted."""
     parser = CommandLineParser(
@@ -68,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         refuse_full(chosen.out)
-        with _file(chosen.source) as path:
+        with PACKAGED.get(chosen.source, lambda: contextlib.nullcontext(Path(chosen.source)))() as path:
             config = convert(path, chosen.out)
     except (OSError, ValueError) as error:
         CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)

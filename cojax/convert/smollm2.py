@@ -37,7 +37,9 @@ def package() -> Path:
     wheel = cache() / "packages" / WHEEL
     if not wheel.exists():
         _download(wheel)
-    if (found := _sha256(wheel)) != SHA256:
+    with open(wheel, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != SHA256:
         raise OSError(f"{wheel} has SHA-256 {found}, expected {SHA256}; delete it, and the same command gets it again")
     return wheel
 
@@ -71,8 +73,3 @@ def _download(wheel: Path) -> None:
                 f"Check the network and the package index, or put {WHEEL} into {wheel.parent}"
             )
         os.replace(Path(part) / WHEEL, wheel)
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -229,17 +229,15 @@ def _exchanges(run: Run, expedition: tuple[int, int] | None, task: str) -> Itera
         "validation": exchanges.of_task(task),
     }
     for part, found in parts.items():
-        yield Text.assemble(("\n" + "═" * 100 + "\n", "dim"), (f"{part}: {_calls(len(found))}", "bold"))
+        calls = f"{part}: {len(found)} call{'' if len(found) == 1 else 's'} to a model"
+        yield Text.assemble(("\n" + "═" * 100 + "\n", "dim"), (calls, "bold"))
         for exchange in found:
             yield from _exchange(exchange)
 
 
-def _calls(count: int) -> str:
-    return f"{count} call{'' if count == 1 else 's'} to a model"
-
-
 def _exchange(exchange: Exchange) -> Iterator[Text]:
-    yield _heading(exchange.place, about(exchange))
+    title, text = plain(exchange.place), plain(about(exchange))
+    yield Text.assemble(("\n" + "─" * 100 + "\n", "dim"), (title, "bold"), (f"\n{text}", "dim"))
     rest = {name: value for name, value in exchange.settings.items() if not isinstance(value, (str, int, float))}
     if rest:
         yield Text.assemble(("sent, beside the messages: ", "dim"), plain(json.dumps(rest, ensure_ascii=False)))
@@ -248,10 +246,6 @@ def _exchange(exchange: Exchange) -> Iterator[Text]:
     for role, content in exchange.messages[exchange.shared :]:
         yield Text.assemble((f"sent, {plain(role)}:\n", "dim"), _indented(content, 2))
     yield Text.assemble(("received:\n", "dim"), "nothing" if exchange.text is None else _indented(exchange.text, 2))
-
-
-def _heading(title: str, text: str) -> Text:
-    return Text.assemble(("\n" + "─" * 100 + "\n", "dim"), (plain(title), "bold"), (f"\n{plain(text)}", "dim"))
 
 
 def _indented(text: str, depth: int) -> str:

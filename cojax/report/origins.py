@@ -180,7 +180,8 @@ def worth(run: Run, histories: Sequence[TaskHistory]) -> Json:
     groups, explored = groups_by_origin(run.metrics), explored_by_origin(run.expeditions.values())
     probed, attempted = probed_by_origin(run.metrics), attempted_by_origin(run.drafts)
     norms, tasks = gradient_norms(run.metrics), Counter(task.origin for task in histories)
-    kept = _first_kept(run)
+    # The first step whose episodes are stored; that after the last one if none are.
+    kept = min(run.episodes.steps(), default=max((row["step"] for row in run.metrics), default=0) + 1)
     solved = None if kept > 1 else first_solved((t.origin, tools_in(run, run.tasks[t.id]), t.visits) for t in histories)
     pairs = {name: predictions(run.drafts, name, _realised(histories, kept)) for name in PREDICTORS}
     names = sorted({*groups, *explored, *(probed or ()), *attempted, *tasks})
@@ -213,11 +214,6 @@ def tools_in(run: Run, task: Record) -> set[str]:
     called = ((action.get("text", ""), action.get("calls", ())) for action in task.get("solution", ()))
     actions = [Action(text=text, calls=tuple(Call(call["name"], {}) for call in calls)) for text, calls in called]
     return {tool for action in actions for tool in tools_of(action)} - {ending}
-
-
-def _first_kept(run: Run) -> int:
-    """The first step whose episodes are stored; that after the last one if none are."""
-    return min(run.episodes.steps(), default=max((row["step"] for row in run.metrics), default=0) + 1)
 
 
 def _realised(histories: Iterable[TaskHistory], first_kept: int) -> Callable[[str], float | None]:
@@ -262,11 +258,15 @@ def gains(run: Run) -> Json:
     development split at its first and last evaluation. `added` and `tasks` are None there. `of` says which it is; there
     are no rows where a run has none of it, or only one evaluation so far.
     """
-    first, last = (_by_tool(result) for result in (run.zero_shot, run.final))
+    first, last = (result.get("by_tool") or {} for result in (run.zero_shot, run.final))
     if first and last:
         added = Counter(tool for task in run.synthesized for tool in tools_in(run, task))
         rows = [
-            {**_row(tool, first[tool][0], last[tool][0]), "tasks": last[tool][1], "added": added[tool]}
+            {
+                **_row(tool, first[tool]["success"], last[tool]["success"]),
+                "tasks": last[tool]["tasks"],
+                "added": added[tool],
+            }
             for tool in sorted(first.keys() & last.keys())
         ]
         return {"of": "tool", "rows": rows}
@@ -278,11 +278,6 @@ def gains(run: Run) -> Json:
     if len(dev) < 2:
         return {"of": by, "rows": []}
     return {"of": f"{by}, development split", "rows": _rows(_by_kind(dev[0]), _by_kind(dev[-1]))}
-
-
-def _by_tool(result: Json) -> dict[str, tuple[float, int]]:
-    found = result.get("by_tool") or {}
-    return {tool: (one["success"], one["tasks"]) for tool, one in found.items()}
 
 
 def _by_kind(dev: Mapping[str, Any]) -> dict[str, float]:

@@ -125,7 +125,9 @@ def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None
         episodes, sources = select(run, wanted, played := EpisodeIndex(), pieces)
     else:
         follow(run, played)
-    shown, histories = _histories(run, played)
+    lineages, synthesized = Lineages(run, played.visits), {task["id"] for task in run.synthesized}
+    histories = [lineages.history(task) for task in run.tasks]
+    shown = [task for task in histories if task.id in synthesized]
     tasks = [_task(task, run) for task in shown]
     kept = pick_within(tasks, HISTORIES)
     if len(kept) < len(tasks) and pieces is not None:
@@ -149,14 +151,6 @@ def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None
             "drafts": _rejected_counts(run),
         },
     }
-
-
-def _histories(run: Run, played: EpisodeIndex) -> tuple[list[TaskHistory], list[TaskHistory]]:
-    """The histories of the synthesized tasks, in the order of the pool, and those of all tasks."""
-    lineages = Lineages(run, played.visits)
-    histories = [lineages.history(task) for task in run.tasks]
-    synthesized = {task["id"] for task in run.synthesized}
-    return [task for task in histories if task.id in synthesized], histories
 
 
 def _figures(run: Run, histories: Sequence[TaskHistory]) -> Json:
