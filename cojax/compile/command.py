@@ -52,7 +52,6 @@ def main(argv: Sequence[str]) -> None:
         target = targets.find(_TARGET.value)
     except ValueError as error:
         _fail(str(error))
-    prepare_environment()
     import jax  # now, so that a wrong flag need not wait for it
 
     from cojax.compile import programs, report
@@ -84,5 +83,6 @@ def _fail(reason: str) -> NoReturn:
 def start() -> None:
     """Runs the command with the arguments of this process."""
     sys.modules["__main__"].__doc__ = __doc__  # which --help shows
+    prepare_environment()
     flags.mark_flag_as_required("config")
     app.run(main, flags_parser=parse)

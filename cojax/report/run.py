@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, Episodes, read_episodes
-from cojax.storage.files import Log, StorageError, expect_file, read_json
+from cojax.storage.files import Log, StorageError, read_json
 from cojax.types import Status
 
 Json = dict[str, Any]
@@ -166,7 +166,6 @@ def _read_log(path: Path, *names: str) -> tuple[Json, ...]:
 def _read_json(path: Path) -> Json:
     if not path.exists():
         return {}
-    expect_file(path)
     try:
         return read_json(path)
     except ValueError as error:
