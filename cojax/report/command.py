@@ -21,25 +21,15 @@ from pathlib import Path
 
 from rich.text import Text
 
-from cojax.report import (
-    Exchange,
-    Exchanges,
-    Run,
-    TaskHistory,
-    TaskVisit,
-    about,
-    comparison,
-    lineage,
-    read_run,
-    serve,
-    write_comparison,
-    write_evaluation_report,
-)
-from cojax.report import write_report as write_run_report
-from cojax.report.comparison import check_folders
+from cojax.report import comparison
+from cojax.report.comparison import check_folders, write_comparison
 from cojax.report.console import CONSOLE
-from cojax.report.lineage import action_text, id_of
-from cojax.report.run import Json, expedition_of
+from cojax.report.exchanges import Exchange, Exchanges, about
+from cojax.report.lineage import TaskHistory, TaskVisit, action_text, id_of, lineage
+from cojax.report.live import serve
+from cojax.report.page import write_evaluation_report
+from cojax.report.page import write_report as write_run_report
+from cojax.report.run import Json, Run, expedition_of, read_run
 from cojax.settings.command_line import CommandLineParser
 from cojax.storage.files import StorageError
 from cojax.unicode_forms import plain

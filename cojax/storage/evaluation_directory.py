@@ -17,14 +17,7 @@ from typing import Any
 from cojax.durable import sweep
 from cojax.storage.checksums import CHECKSUM, has_valid_checksum, with_checksum
 from cojax.storage.differences import differences, stored_config
-from cojax.storage.files import (
-    Log,
-    RunDirectoryError,
-    StorageError,
-    expect_no_links,
-    lock_folder,
-    write_json,
-)
+from cojax.storage.files import Log, RunDirectoryError, StorageError, expect_no_links, lock_folder, write_json
 from cojax.types import Trajectory, from_json, to_json
 
 _LOG = logging.getLogger("cojax")
