@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cojax.durable import sweep
-from cojax.pool import TaskPool, task_record
+from cojax.pool import task_record
 from cojax.settings.tree import Settings
 from cojax.signals import Memory, apply
 from cojax.storage.checkpoint import ArrayStore
@@ -30,19 +30,6 @@ from cojax.types import Group, Signal, Task, to_json
 _LOG = logging.getLogger(__name__)
 # The objects of summary.json that the closing table shows.
 _SUMMARY_OBJECTS = ("signals", "verdicts", "added", "outcomes", "seconds", "tokens")
-
-
-@dataclasses.dataclass(frozen=True)
-class Resumed:
-    """The state of a run, read back from a checkpoint: the arrays and the host state."""
-
-    step: int
-    arrays: Any
-    pool: TaskPool
-    memory: Memory
-    pending: tuple[Signal, ...]
-    waiting: tuple[Group, ...]
-    host: Mapping[str, Any]
 
 
 class RunDirectory:
@@ -170,7 +157,7 @@ class RunDirectory:
         self.files.waiting.truncate(-1)
         self.files.note(REMADE)
 
-    def resume(self, like: Any, memory: Memory) -> Resumed | None:
+    def resume(self, like: Any, memory: Memory) -> Verified | None:
         """The state of the newest sound checkpoint, or None if none was ever saved; truncates the logs to it.
 
         All files are verified before any is truncated. `like` are arrays, or their shapes, to restore into. `memory` is
@@ -188,7 +175,7 @@ class RunDirectory:
         )
         for changes in found.changes:
             apply(memory, changes)
-        return Resumed(found.step, arrays, found.pool, memory, found.pending, found.waiting, found.host)
+        return dataclasses.replace(found, arrays=arrays, memory=memory)
 
     def add_tasks(self, tasks: Sequence[Task]) -> None:
         self.tasks.append(task_record(task) for task in tasks)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cojax.pool import TaskPool, task_from_record
+from cojax.signals import Memory
 from cojax.storage.checkpoint import ArrayFiles, ArrayStore, Checkpointer, CheckpointError, SoundCheckpoint
 from cojax.storage.checksums import CheckedLog, Checksums, Extent, fingerprint, with_checksum
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, Episodes, record_of, write_episodes
@@ -98,10 +99,11 @@ class RunFiles:
 
 @dataclasses.dataclass(frozen=True)
 class Verified:
-    """A checkpoint without its arrays, after every file of the run was verified.
+    """A checkpoint, after every file of the run was verified.
 
     `changes` are those of the detectors' memory, oldest first. `pending` are the signals that no evolution has used
-    yet. `checked` is False for a checkpoint of an older version, which has no checksums.
+    yet. `checked` is False for a checkpoint of an older version, which has no checksums. `RunDirectory.resume` adds
+    the `arrays`, and the `memory` with the changes.
     """
 
     step: int
@@ -112,6 +114,8 @@ class Verified:
     waiting: tuple[Group, ...]
     checked: bool
     warnings: tuple[str, ...]
+    arrays: Any = None
+    memory: Memory = dataclasses.field(default_factory=dict)
 
 
 def verify(files: RunFiles | Path) -> Verified | None:
