@@ -157,7 +157,7 @@ class Checkpointer:
         """The arrays of a sound step. Raises CheckpointError where they do not fit `like`."""
         folder = self.folder.absolute() / str(step)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        found, wanted = _shapes(outlines(folder / "arrays")), _shapes(abstract)
+        found, wanted = _shapes(outlines(_reader(), folder / "arrays")), _shapes(abstract)
         if different := sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)):
             name = different[0]
             raise CheckpointError(
@@ -217,12 +217,13 @@ class Checkpointer:
         return sorted(int(name) for name in names if str(int(name)) == name)
 
     def _branch(self, folder: Path, name: str, check: Callable[[Any], None]) -> Any:
-        saved = outlines(folder / "arrays")
+        reader = _reader()
+        saved = outlines(reader, folder / "arrays")
         if not isinstance(saved, Mapping) or name not in saved:
             raise CheckpointError(f"checkpoint {folder} holds no {name}; expected one of a run of this project")
         check(saved[name])
         wanted = {name: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), saved[name])}
-        return _read(folder / "arrays", wanted)[name]
+        return _read(reader, folder / "arrays", wanted)[name]
 
     def _sweep(self) -> None:
         """Removes what a killed save left behind."""
@@ -321,10 +322,14 @@ def save_params(params: Any, folder: str, dtype: str) -> None:
     writer.save(Path(folder).absolute(), args=ocp.args.PyTreeSave(params, save_args=cast))
 
 
-def outlines(folder: Path) -> Any:
+def _reader() -> ocp.Checkpointer:
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+
+
+def outlines(reader: ocp.Checkpointer, folder: Path) -> Any:
     """The pytree of what is saved in a folder, without its numbers. Raises ValueError or OSError."""
     with explained(folder):
-        saved = _reader().metadata(folder).item_metadata.tree
+        saved = reader.metadata(folder).item_metadata.tree
         for leaf in jax.tree.leaves(saved):
             chunk = leaf.storage.chunk_shape if leaf.storage else None
             # It would take memory by this claim alone.
@@ -333,18 +338,13 @@ def outlines(folder: Path) -> Any:
     return saved
 
 
-def _read(folder: Path, wanted: Any) -> Any:
+def _read(reader: ocp.Checkpointer, folder: Path, wanted: Any) -> Any:
     """The arrays of a folder at the places of `wanted`, which has their outlines, as NumPy arrays."""
     plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
     with explained(folder):
-        return _reader().restore(
+        return reader.restore(
             folder, args=ocp.args.PyTreeRestore(item=wanted, restore_args=plain, partial_restore=True)
         )
-
-
-@functools.cache
-def _reader() -> ocp.Checkpointer:
-    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
 
 
 @contextlib.contextmanager
@@ -366,12 +366,15 @@ class SavedParams:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder.absolute()
+        self._folder, self._reader = folder.absolute(), _reader()
 
     @functools.cached_property
     def outlines(self) -> dict[tuple[str, ...], tuple[tuple[int, ...], str]]:
         """Path of each array → its shape and dtype."""
-        return {path: (tuple(leaf.shape), np.dtype(leaf.dtype).name) for path, leaf in _named(outlines(self._folder))}
+        return {
+            path: (tuple(leaf.shape), np.dtype(leaf.dtype).name)
+            for path, leaf in _named(outlines(self._reader, self._folder))
+        }
 
     def read(self, path: Sequence[str]) -> np.ndarray:
         """The array at this path."""
@@ -379,7 +382,7 @@ class SavedParams:
         wanted: Any = jax.ShapeDtypeStruct(shape, np.dtype(dtype))
         for key in reversed(path):
             wanted = {key: wanted}
-        found = _read(self._folder, wanted)
+        found = _read(self._reader, self._folder, wanted)
         for key in path:
             assert isinstance(found, Mapping)
             found = found[key]
