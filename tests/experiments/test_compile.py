@@ -271,6 +271,24 @@ def test_what_cannot_be_compiled_is_said_without_a_traceback(given, said, tmp_pa
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [([], "error: no target; name one: --target="), (["--target=v9"], "error: target 'v9' not found;")],
+)
+def test_a_wrong_target_is_told_before_jax_is_loaded(target, said):
+    program = (
+        "import runpy, sys\n"
+        "try: runpy.run_module('experiments.compile', run_name='__main__', alter_sys=True)\n"
+        "except SystemExit as ended: sys.exit(3 if 'jax' in sys.modules else ended.code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--config=experiments/desk.py", *target],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith(said)
+
+
 FAILING = """
 import jax
 from cojax.compile import command, programs
