@@ -9,14 +9,6 @@ from typing import Any
 from cojax.storage.checksums import has_valid_checksum
 from cojax.storage.files import read_json
 
-# Settings of the learner that may change during a run, to get past a step that fails.
-LEARNING_SETTINGS = frozenset(
-    {
-        "learner.skip_steps", "learner.loss_settings.importance_cap", "learner.loss_settings.clip_low",
-        "learner.loss_settings.clip_high", "optimizer.learning_rate", "optimizer.clip_norm",
-        "preference.learning_rate",
-    }
-)  # fmt: skip
 # Settings that may differ between two starts of one run; a larger `steps` extends a finished run. config.json notes
 # every change under `history`.
 FREE_SETTINGS = frozenset(
@@ -29,8 +21,11 @@ FREE_SETTINGS = frozenset(
         "llm.max_tokens_per_evolution", "llm.max_requests_per_evolution", "llm.price_in", "llm.price_out",
         "llm.send_schema", "llm.send_seed",
         "quality.base_url",
+        # To get past a step that fails.
+        "learner.skip_steps", "learner.loss_settings.importance_cap", "learner.loss_settings.clip_low",
+        "learner.loss_settings.clip_high", "optimizer.learning_rate", "optimizer.clip_norm",
+        "preference.learning_rate",
     }
-    | LEARNING_SETTINGS
 )  # fmt: skip
 
 

@@ -11,16 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.files import (  # fmt: skip
-    Record,
-    StorageError,
-    encode_record,
-    explaining,
-    is_number,
-    open_file,
-    parse_record,
-    replace_file,
-)
+from cojax.storage.files import (
+    Record, StorageError, encode_record, explaining, is_number, open_file, parse_record, replace_file,
+)  # fmt: skip
 from cojax.types import Trajectory, from_json, to_json
 
 # Episodes of some evaluation tasks, before training and after it.
