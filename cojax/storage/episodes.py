@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from cojax.storage.files import (
-    Record, StorageError, encode_record, explaining, is_number, open_file, parse_record, replace_file,
+    Record,
+    StorageError,
+    encode_record,
+    explaining,
+    is_number,
+    open_file,
+    parse_record,
+    replace_file,
 )  # fmt: skip
 from cojax.types import Trajectory, from_json, to_json
 
