@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cojax.compile.report import name_and_value
 from cojax.compile.shapes import SHAPES
-from cojax.compile.shown import name_and_value
+from cojax.compile.targets import GIB
 from cojax.settings.command_line import CommandLineParser
 from cojax.storage.files import read_json, write_json, write_text
 
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGE = ROOT / "results/compile", ROOT / "docs/pods.md"
 MARKS = "<!-- table: begin -->", "<!-- table: end -->"
-GIB = 2**30
 MODELS = {"Qwen3-4B": "4b", "Qwen2.5-7B": "7b", "Qwen3-30B-A3B": "30b-a3b"}
 METHODS = {"full": {}, "lora": {"learner.lora.rank": 16}}
 ROWS = (16_384, 32_768)
@@ -86,15 +87,8 @@ class Cell:
 
 def cells() -> list[Cell]:
     """All lines of the table."""
-    return [Cell(*one) for one in _ordered()]
-
-
-def _ordered() -> Iterator[tuple[str, str, str, int]]:
-    for length in ROWS:
-        for target in MESHES:
-            for model in MODELS:
-                for method in METHODS:
-                    yield target, model, method, length
+    every = itertools.product(ROWS, MESHES, MODELS, METHODS)
+    return [Cell(target, model, method, length) for length, target, model, method in every]
 
 
 def compile_cell(cell: Cell, seconds: float) -> bool:

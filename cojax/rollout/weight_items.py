@@ -20,8 +20,7 @@ from cojax.policy.model_folder import CONFIG
 from cojax.policy.parameters import parameters
 from cojax.policy.tensor_files import DamagedFile
 from cojax.rollout.export import replaced, write_weights
-from cojax.storage.array_files import SavedParams
-from cojax.storage.checkpoint import disk_error
+from cojax.storage.checkpoint import SavedParams, disk_error
 from cojax.storage.files import read_json, write_json
 
 _PARAMS, _FILES = "params", "files.json"

@@ -30,8 +30,7 @@ from cojax.rollout.sglang.weights import newest_version
 from cojax.rollout.weight_items import is_item, item_bytes, other_model, restore_item
 from cojax.run import trained
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
-from cojax.storage.files import is_number
-from cojax.storage.folder_lock import lock_folder
+from cojax.storage.files import is_number, lock_folder
 
 _LOG = logging.getLogger("cojax.serve")
 _MEMORY, _NAME, _LOCK = Path("/dev/shm"), "cojax-weights-", ".lock"

@@ -18,7 +18,7 @@ from cojax.policy.parameters import to_hf
 from cojax.rollout.export import load_params, read_label, write_weights
 from cojax.rollout.sglang.weights import newest_version
 from cojax.rollout.weight_items import check_item, is_item, other_model, restore_item, write_item
-from cojax.storage.array_files import save_params
+from cojax.storage.checkpoint import save_params
 
 CONFIGS = {
     "dense": ModelConfig(96, 32, 40, 2, 4, 2, 16, tie_word_embeddings=False),
