@@ -1,4 +1,4 @@
-"""Compiles the cells of the table in docs/pods.md: python -m cojax.compile.table [--minutes=100] [--only=h100x8]
+"""Compiles the cells of the table in docs/pods.md: python -m benchmarks.compile_table [--minutes=100] [--only=h100x8]
 
 One cell after another, each in a process of its own, and each stored in results/compile as it ends. The command run
 again goes on with the cells that are missing. A cell that does not fit is followed by one with the suggested settings,
@@ -26,7 +26,7 @@ from cojax.compile.targets import GIB
 from cojax.settings.command_line import CommandLineParser
 from cojax.storage.files import read_json, write_json, write_text
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "results/compile", ROOT / "docs/pods.md"
 MARKS = "<!-- table: begin -->", "<!-- table: end -->"
 MODELS = {"Qwen3-4B": "4b", "Qwen2.5-7B": "7b", "Qwen3-30B-A3B": "30b-a3b"}
@@ -184,7 +184,7 @@ def write_page() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0; 1 where a cell ended with an error: the others are compiled all the same."""
     parser = CommandLineParser(
-        prog="python -m cojax.compile.table", description=__doc__,
+        prog="python -m benchmarks.compile_table", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--minutes", type=float, default=100, help="when to stop; 0 only writes the table (100)")
