@@ -15,7 +15,7 @@ from cojax.compile.report import report
 from cojax.compile.suggestions import suggestion
 from cojax.compile.targets import Target
 from cojax.learner.learner import Learner
-from cojax.learner.train_state import TrainState
+from cojax.learner.update import TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import check_divides, make_mesh
 from cojax.policy.transformer import initialize

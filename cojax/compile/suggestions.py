@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from cojax.compile.report import device_bytes
 from cojax.compile.targets import Chip
 from cojax.learner.learner import Learner
-from cojax.learner.train_state import TrainState
+from cojax.learner.update import TrainState
 from cojax.run import methods
 from cojax.settings.base import put
 

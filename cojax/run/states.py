@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -11,10 +11,10 @@ from ml_collections import ConfigDict
 
 from cojax import signals
 from cojax.environment import traits_of
-from cojax.learner.hosts import copied
 from cojax.learner.learner import Learner
+from cojax.learner.placement import copied
 from cojax.learner.rehearsal import rehearse
-from cojax.learner.train_state import TrainState
+from cojax.learner.update import TrainState
 from cojax.loop import Loop, State
 from cojax.loop.evolution import evolution_record
 from cojax.loop.records import save
@@ -42,7 +42,8 @@ def begin(
         directory.files.note(name for name in ("initial.json", held_out.FILE) if (directory.folder / name).exists())
     second = None
     if methods.has_second_agent(config):
-        second = loop.learner.hosts.run("copy", copied, learned)
+        with loop.learner.hosts.operation("copy", learned) as finish:
+            second = finish(copied(learned))
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(second)) / 2**20
         CONSOLE.print(f"second agent: begins as the policy, {size:,.0f} MiB of parameters and moments", soft_wrap=True)
     state = State(0, learned, TaskPool.of(initial.tasks), signals.init(loop.detectors), second=second)
@@ -61,29 +62,29 @@ def _origin(loop: Loop) -> str:
 def rehearsed(config: ConfigDict, loop: Loop, learned: TrainState, second: TrainState | None = None) -> TrainState:
     """The same state, after a rehearsal: a step's largest batch fits into memory, together with the loaded engine.
 
-    `second` is as in `rehearse_agents`.
+    `second` is as in `second_agent_in_memory`.
     """
     with loop.clock("sync"):
         step = int(learned.step)
         loop.engine.load(loop.learner.weights(learned, version(step) if methods.rounds_of(config) else step))
         if not loop.staleness:
             loop.engine.rest()
-    with loop.clock("update"):
-        return rehearse_agents(config, loop.learner, learned, second)
+    with loop.clock("update"), second_agent_in_memory(config, loop.learner, learned, second):
+        return rehearse(loop.learner, learned, methods.update_sizes(config))
 
 
-def rehearse_agents(
+@contextlib.contextmanager
+def second_agent_in_memory(
     config: ConfigDict, learner: Learner, learned: TrainState, second: TrainState | None = None
-) -> TrainState:
-    """`rehearse` for the updates of the configuration; a second agent, where there is one, lies in memory meanwhile.
+) -> Iterator[None]:
+    """A second agent, where the configuration has one, lies in memory within the block.
 
     That is `second`, which a run that goes on has restored; where none is given, a copy of the policy.
     """
     if second is None and methods.has_second_agent(config):
-        second = learner.hosts.run("copy", copied, learned)
-    learned = rehearse(learner, learned, methods.update_sizes(config))
-    del second
-    return learned
+        with learner.hosts.operation("copy", learned) as finish:
+            second = finish(copied(learned))
+    yield
 
 
 def resume(config: ConfigDict, loop: Loop, learned: TrainState, directory: RunDirectory) -> State | None:
@@ -100,7 +101,7 @@ def resume(config: ConfigDict, loop: Loop, learned: TrainState, directory: RunDi
     if with_second:
         second = arrays.pop("second")
         arrays = TrainState(**arrays)
-    state = State(
+    return State(
         found.step,
         arrays,
         found.pool,
@@ -111,4 +112,3 @@ def resume(config: ConfigDict, loop: Loop, learned: TrainState, directory: RunDi
         host.get("record"),
         second,
     )
-    return dataclasses.replace(state, learner=rehearsed(config, loop, state.learner, second))
