@@ -64,11 +64,7 @@ class TaskPool:
         return tuple(self._tasks[self._length - self._fresh : self._length])
 
     def sample(
-        self,
-        count: int,
-        seed: tuple,
-        fresh_fraction: float = 0.0,
-        weight: Callable[[str], float] | None = None,
+        self, count: int, seed: tuple, fresh_fraction: float = 0.0, weight: Callable[[str], float] | None = None
     ) -> tuple[Task, ...]:
         """`count` different tasks, the same for the same seed; a smaller pool is returned whole, in random order.
 

@@ -194,10 +194,7 @@ def _random(seed: int, *place: int | str) -> random.Random:
 
 
 def cached(
-    key: Mapping[str, Any],
-    make: Callable[[], Trained],
-    config: ModelConfig,
-    tokenizer: PreTrainedTokenizerBase,
+    key: Mapping[str, Any], make: Callable[[], Trained], config: ModelConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Path, bool]:
     """The model folder of this key, and whether it was made now. A folder that is made appears whole or not at all.
 

@@ -25,7 +25,7 @@ from jax.experimental import multihost_utils
 
 from cojax.distributed.wire import Wire, WireError
 from cojax.learner.batch import TrainBatch
-from cojax.learner.update import TrainState
+from cojax.learner.update import divided, united
 from cojax.storage.array_files import ArrayFiles
 
 _T = TypeVar("_T")
@@ -38,7 +38,6 @@ Operations = MutableMapping[str, Callable[..., Any]]
 _SMALL, _LARGE = 2**16, 2**24
 # What a command says of an array: the name of its dtype, and its shape.
 Described = tuple[str, Sequence[int]]
-_SECOND = "second"
 
 
 class Lead:
@@ -239,15 +238,3 @@ class LeadArrayFiles:
     def restore(self, folder: Path, like: Any) -> Any:
         with self.lead.operation("restore", str(folder), divided(like)[1] is not None) as finish:
             return united(*finish(divided(ArrayFiles().restore(folder, like))))
-
-
-def united(target: TrainState, second: TrainState | None) -> Any:
-    """What a checkpoint holds of these states."""
-    return target if second is None else {**vars(target), _SECOND: second}
-
-
-def divided(arrays: Any) -> tuple[TrainState, TrainState | None]:
-    """The states of what a checkpoint holds."""
-    if not isinstance(arrays, Mapping):
-        return arrays, None
-    return TrainState(**{name: value for name, value in arrays.items() if name != _SECOND}), arrays[_SECOND]

@@ -166,7 +166,7 @@ class Learner:
             return finish(self.placement.state(params, rows, self.compensated_optimizer))
 
     def update(
-        self, state: TrainState, learned: Sequence[Group] | StepBatches, sizes: Sequence[int] = ()
+        self, state: TrainState, groups: Sequence[Group] | StepBatches, sizes: Sequence[int] = ()
     ) -> tuple[TrainState, Metrics]:
         """One step of learning from groups, or from what was packed. `state` is donated.
 
@@ -174,7 +174,7 @@ class Learner:
         the shape for `sizes`, so that a step with fewer groups is not compiled anew. Where no row is live, the
         parameters and the optimiser's state stay. Raises NonFiniteUpdate, and what `pack` raises.
         """
-        packed = learned if isinstance(learned, StepBatches) else self.pack(learned, int(state.step), sizes)
+        packed = groups if isinstance(groups, StepBatches) else self.pack(groups, int(state.step), sizes)
         pairs = None
         if packed.pairs is not None:
             pairs = self.prepare_pairs(state, packed.pairs, self.live(packed.pairs))

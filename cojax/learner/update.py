@@ -35,6 +35,18 @@ class TrainState:
     opt_state: Any
 
 
+def united(target: TrainState, second: TrainState | None) -> Any:
+    """What a checkpoint holds: the state, and that of a second agent under its own name."""
+    return target if second is None else {**vars(target), "second": second}
+
+
+def divided(arrays: Any) -> tuple[TrainState, TrainState | None]:
+    """The states of what a checkpoint holds."""
+    if not isinstance(arrays, Mapping):
+        return arrays, None
+    return TrainState(**{name: value for name, value in arrays.items() if name != "second"}), arrays["second"]
+
+
 # Facts that are reported by their largest value too, not only by their mean.
 PEAKS = ("logprob_mismatch", "ratio")
 

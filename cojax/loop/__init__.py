@@ -9,7 +9,7 @@ from typing import Any
 from cojax.environment import Environment
 from cojax.explorer import Explorer
 from cojax.learner.learner import Learner
-from cojax.learner.update import TrainState
+from cojax.learner.update import TrainState, united
 from cojax.metrics import Stopwatch
 from cojax.pool import Curriculum, TaskPool
 from cojax.rollout.chat import Chat
@@ -46,8 +46,8 @@ class State:
 
     @property
     def arrays(self) -> Any:
-        """What a checkpoint holds: the learner's state, and the second agent's under its own name."""
-        return self.learner if self.second is None else {**vars(self.learner), "second": self.second}
+        """What a checkpoint holds."""
+        return united(self.learner, self.second)
 
 
 @dataclasses.dataclass(frozen=True)

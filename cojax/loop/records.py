@@ -18,10 +18,7 @@ from cojax.types import Group, Signal
 
 
 def end_step(
-    evolutions: Evolutions,
-    state: State,
-    record: Mapping[str, Any],
-    observe: Callable[[dict[str, Any]], None],
+    evolutions: Evolutions, state: State, record: Mapping[str, Any], observe: Callable[[dict[str, Any]], None]
 ) -> State:
     """Ends a step and returns the new state: makes the evolution that is due, writes the record and the checkpoint.
 

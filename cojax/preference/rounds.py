@@ -93,7 +93,7 @@ class Rounds:
         examples = self.target_examples(solutions, played, step)
         with self.loop.clock("update"):
             every = [example for some in examples.values() for example in some]
-            learned, metrics = learn_round(
+            target, metrics = learn_round(
                 self.loop.learner,
                 state.learner,
                 every,
@@ -101,7 +101,7 @@ class Rounds:
                 self.settings.batch_size,
                 self._seed(step),
             )
-        return learned, {**metrics, **count_groups(played.target)}, {kind: len(some) for kind, some in examples.items()}
+        return target, {**metrics, **count_groups(played.target)}, {kind: len(some) for kind, some in examples.items()}
 
     def target_examples(
         self, solutions: Mapping[str, Trajectory], played: Played, step: int
@@ -154,9 +154,9 @@ class Rounds:
         hard = self.settings.hard
         agents = {"target": measures_of(played.target, hard)} if self.method.plays else {}
         if state.second is not None:
-            learned = {name: value for name, value in second.items() if name in _LEARNED}
+            learning = {name: value for name, value in second.items() if name in _LEARNED}
             distance = {} if played.distance is None else {"distance": played.distance}
-            agents["second"] = {**measures_of(played.second, hard), **distance, **learned}
+            agents["second"] = {**measures_of(played.second, hard), **distance, **learning}
         return {
             **record,
             "tokens_sampled": sum(len(turn.action_tokens) for t in trajectories for turn in t.turns),

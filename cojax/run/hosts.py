@@ -23,13 +23,13 @@ import jax
 from ml_collections import ConfigDict
 
 from cojax.distributed.admission import admit, ask_admission
-from cojax.distributed.operations import Follower, Lead, LeadArrayFiles, divided, united
+from cojax.distributed.operations import Follower, Lead, LeadArrayFiles
 from cojax.distributed.start import Connected, Start, find_devices, start
 from cojax.distributed.wire import Message, Wire
 from cojax.host.processes import end_all
 from cojax.learner.learner import Learner
 from cojax.learner.placement import advanced, copied, finite, piece, replicated
-from cojax.learner.update import TrainState
+from cojax.learner.update import TrainState, divided, united
 from cojax.policy.config import ModelConfig
 from cojax.policy.fingerprint import fingerprint
 from cojax.policy.transformer import Params

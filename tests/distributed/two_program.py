@@ -17,11 +17,11 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from cojax.distributed.admission import admit, ask_admission
-from cojax.distributed.operations import Follower, Lead, LeadArrayFiles, divided
+from cojax.distributed.operations import Follower, Lead, LeadArrayFiles
 from cojax.distributed.start import Start, find_devices, start
 from cojax.distributed.wire import Wire
 from cojax.learner.placement import finite, on_host, piece, replicated, weights_of
-from cojax.learner.update import TrainState
+from cojax.learner.update import TrainState, divided
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
 from cojax.policy.sharding import make_mesh, place, shard
