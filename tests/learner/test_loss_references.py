@@ -97,7 +97,8 @@ def _compiled(name: str, settings: tuple) -> object:
         at = micro.tokens
         old, reference = (jnp.asarray(_tables()[table], jnp.float32)[at] for table in ("old", "reference"))
         micro = dataclasses.replace(micro, old_logprobs=old, reference_logprobs=reference)
-        return jnp.sum(micro.weights * loss(TokenScores(logprobs[at], entropy[at]), micro)[0])
+        inputs = loss.inputs(TokenScores(logprobs[at], entropy[at]), micro)
+        return jnp.sum(micro.weights * loss.function(*inputs, **loss.settings)[0])
 
     return jax.jit(jax.value_and_grad(total, (0, 1)))
 
