@@ -15,8 +15,7 @@ from cojax.compile.shapes import forward_flops, model_config, parameter_count
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
 from cojax.learner.rehearsal import AUTO, fastest_that_fits
-from cojax.learner.train_state import TrainState
-from cojax.learner.update import Metrics
+from cojax.learner.update import Metrics, TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import initialize
 from cojax.rollout.engine import Completion, Sampling

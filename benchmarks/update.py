@@ -23,7 +23,7 @@ from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
 from cojax.learner.packing import pack_sequences
 from cojax.learner.rehearsal import AUTO, fastest_that_fits
-from cojax.learner.train_state import TrainState
+from cojax.learner.update import TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
 

@@ -8,10 +8,9 @@ from typing import Any
 
 from cojax import signals
 from cojax.loop import Loop, State
-from cojax.loop.ending import end_step
-from cojax.loop.evolution import Evolution
+from cojax.loop.evolution import Evolutions
 from cojax.loop.groups import learnable, sample_ahead, sample_groups
-from cojax.loop.records import step_record
+from cojax.loop.records import end_step, step_record
 from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import Interrupted
 
@@ -27,12 +26,12 @@ def coevolve(
 
     The last state is checkpointed. `observe` is called with every record of metrics.jsonl before it is written.
     """
-    evolution = Evolution(loop, directory, stop)
+    evolutions = Evolutions(loop, directory, stop)
     with loop.clock("sync"):
         loop.engine.load(loop.learner.weights(state.learner, state.step))
     if state.record is not None:
         # The run was stopped during the evolution that ends this step. The evolution starts anew, the step does not.
-        state = end_step(evolution, state, state.record, observe)
+        state = end_step(evolutions, state, state.record, observe)
     while state.step < loop.steps and not stop():
         # Stage 1: train on D_t. An evolution and the next rollouts may run in parallel with the update.
         groups = state.waiting or sample_groups(loop, state, state.step + 1)
@@ -41,17 +40,17 @@ def coevolve(
                 loop.engine.rest()
         try:
             with (
-                evolution.evolving(state) as evolutions,
-                sample_ahead(loop, state, state.step + 2) as waiting,
+                evolutions.beside(state) as syntheses,
+                sample_ahead(loop, state, state.step + 2) as next_groups,
                 loop.clock("update"),
             ):
-                learned, metrics = loop.learner.update(state.learner, *learnable(loop, groups))
+                train_state, metrics = loop.learner.update(state.learner, *learnable(loop, groups))
         except Interrupted:
             # The previous step is already checkpointed.
             return state
         step = state.step + 1
         with loop.clock("sync"):
-            loop.engine.load(loop.learner.weights(learned, step))
+            loop.engine.load(loop.learner.weights(train_state, step))
 
         # Signals: where is the policy weak?
         with loop.clock("feedback"):
@@ -62,10 +61,10 @@ def coevolve(
             directory.add_episodes(step, groups, new_signals)
 
         # Stages 2 and 3: reflect, re-explore, keep validated tasks. Then record and checkpoint.
-        for synthesis in evolutions:
-            state = evolution.with_evolution(state, synthesis)
+        for synthesis in syntheses:
+            state = evolutions.add(state, synthesis)
         pending = (*state.pending, *new_signals)
-        state = dataclasses.replace(state, step=step, learner=learned, pending=pending, waiting=tuple(waiting))
-        record = step_record(loop, state, groups, new_signals, metrics, evolutions)
-        state = end_step(evolution, state, record, observe)
+        state = dataclasses.replace(state, step=step, learner=train_state, pending=pending, waiting=tuple(next_groups))
+        record = step_record(loop, state, groups, new_signals, metrics, syntheses)
+        state = end_step(evolutions, state, record, observe)
     return state

@@ -8,9 +8,9 @@ from typing import Any
 
 from cojax import signals
 from cojax.loop import Loop, State
-from cojax.loop.ending import end_step
-from cojax.loop.evolution import Evolution
+from cojax.loop.evolution import Evolutions
 from cojax.loop.groups import draw_tasks
+from cojax.loop.records import end_step
 from cojax.preference.rounds import Rounds
 from cojax.storage.run_directory import RunDirectory
 
@@ -28,11 +28,11 @@ def coevolving(
     The last state is checkpointed, and the engine holds the target. `observe` is called with every record of
     metrics.jsonl before it is written.
     """
-    evolution = Evolution(loop, directory, stop)
+    evolutions = Evolutions(loop, directory, stop)
     rounds.load(state.learner, state.step)
     if state.record is not None:
         # The run was stopped during the evolution that ends this step. The evolution starts anew, the step does not.
-        state = end_step(evolution, state, state.record, observe)
+        state = end_step(evolutions, state, state.record, observe)
     while state.step < loop.steps and not stop():
         step = state.step + 1
         tasks = draw_tasks(loop, state, step)
@@ -41,9 +41,9 @@ def coevolving(
         played = rounds.play(state, tasks, step)
 
         # The target learns from experts and failures, the failure agent from failures alone.
-        learned, metrics, examples = rounds.learn_target(state, solutions, played, step)
+        target, metrics, examples = rounds.learn_target(state, solutions, played, step)
         second, second_metrics = rounds.learn_second(state, solutions, played, step)
-        rounds.load(learned, step)
+        rounds.load(target, step)
 
         # Signals: where is the target weak?
         with loop.clock("feedback"):
@@ -56,7 +56,7 @@ def coevolving(
 
         # Keep validated tasks, if the task set grows. Then record and checkpoint.
         pending = (*state.pending, *new_signals)
-        state = dataclasses.replace(state, step=step, learner=learned, second=second, pending=pending)
+        state = dataclasses.replace(state, step=step, learner=target, second=second, pending=pending)
         record = rounds.record(state, played, new_signals, metrics, examples, second_metrics)
-        state = end_step(evolution, state, record, observe)
+        state = end_step(evolutions, state, record, observe)
     return state

@@ -1,4 +1,4 @@
-"""The command `cojax NAME …`: each name stands for a module, and `python -m MODULE …` does the same.
+"""The command `cojax NAME …`: each name stands for a module, whose `main` it calls; `python -m MODULE …` does the same.
 
 It works in any folder. Modules of the current folder can be imported, after all others (cojax/imports.py). The modules
 are named as in a checkout; in a wheel they are within `cojax`.
@@ -7,9 +7,9 @@ are named as in a checkout; in a wheel they are within `cojax`.
 from __future__ import annotations
 
 import difflib
+import importlib
 import os
 import re
-import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,10 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     _started = True
     _current_folder_last(warn=name in _IMPORTING)
-    module = imports.within(COMMANDS[name][0])
     sys.argv = [f"cojax {name}", *rest[:-1]]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-    return 0
+    module = imports.within(COMMANDS[name][0])
+    found = importlib.import_module(module)
+    if hasattr(found, "__path__"):
+        found = importlib.import_module(f"{module}.__main__")
+    return int(found.main() or 0)
 
 
 def usage() -> str:

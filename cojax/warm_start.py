@@ -24,12 +24,12 @@ from transformers import PreTrainedTokenizerBase
 
 from cojax.durable import sync_folder
 from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, play
-from cojax.learner import batch, losses, objective, optimizer, packing, parts, reading, update
+from cojax.learner import batch, bound_loss, losses, objective, optimizer, packing, parts, update
 from cojax.learner import learner as step
 from cojax.learner import placement as placing
 from cojax.learner.learner import Learner
 from cojax.learner.packing import pack_sequences
-from cojax.learner.train_state import TrainState
+from cojax.learner.update import TrainState
 from cojax.policy import adapters, attention, layers, logprobs, moe, rope, transformer
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params
@@ -44,8 +44,8 @@ from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 
 # Modules whose code decides which policy the same settings give.
 _DECIDING = (
-    adapters, attention, batch, control_tokens, layers, logprobs, losses, moe, objective, optimizer, packing, parts,
-    placing, reading, rendering, rope, step, templates, tool_calls, transformer, update, vocabulary,
+    adapters, attention, batch, bound_loss, control_tokens, layers, logprobs, losses, moe, objective, optimizer,
+    packing, parts, placing, rendering, rope, step, templates, tool_calls, transformer, update, vocabulary,
 )  # fmt: skip
 _LOG = logging.getLogger(__name__)
 Demonstration = tuple[Sequence[int], Sequence[bool]]  # tokens, and which of them are learned
@@ -194,10 +194,7 @@ def _random(seed: int, *place: int | str) -> random.Random:
 
 
 def cached(
-    key: Mapping[str, Any],
-    make: Callable[[], Trained],
-    config: ModelConfig,
-    tokenizer: PreTrainedTokenizerBase,
+    key: Mapping[str, Any], make: Callable[[], Trained], config: ModelConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Path, bool]:
     """The model folder of this key, and whether it was made now. A folder that is made appears whole or not at all.
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from cojax.report.command import compare
+from cojax.report.command import compare as main
 
 if __name__ == "__main__":
-    sys.exit(compare())
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """Success of a checkpoint, a model folder or an endpoint."""
 
-from cojax.evaluation.command import start
+from cojax.evaluation.command import start as main
 
 if __name__ == "__main__":
-    start()
+    main()

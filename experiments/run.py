@@ -1,6 +1,11 @@
 """Trains by a configuration, or goes on with a run; --check only tries everything."""
 
-from cojax.run.command import start
+import sys
+
+from cojax.run import command
+from cojax.run.command import main
+
+sys.modules["__main__"].__doc__ = command.__doc__  # which --help shows
 
 if __name__ == "__main__":
-    start()
+    main()

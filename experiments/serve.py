@@ -1,6 +1,6 @@
 """Keeps SGLang servers running on a rollout host."""
 
-from cojax.serving.command import start
+from cojax.serving.command import start as main
 
 if __name__ == "__main__":
-    start()
+    main()

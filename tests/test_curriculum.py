@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 from records import group, task, trajectory
 
-from cojax.curriculum import RecentScores, learnability, task_weight, uniform, unmastered
-from cojax.pool import TaskPool
+from cojax.pool import RecentScores, TaskPool, learnability, task_weight, uniform, unmastered
 from cojax.types import Group
 
 

@@ -28,8 +28,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "cojax.environment.wrapping": ("Wrapped", "WrappedEpisode"),
     "cojax.registry": ("Range", "RegistryError"),
     "cojax.registry.annotations": ("Range", "RegistryError"),
-    "cojax.learner.losses": ("LOSSES", "policy_gradient"),
-    "cojax.learner.reading": ("learns_from",),
+    "cojax.learner.losses": ("LOSSES", "learns_from", "policy_gradient"),
     "cojax.learner.parts": (
         "LARGEST_LOG_RATIO", "bounded_exp", "kl_estimate", "sequence_mean", "summed_by", "two_sided_mask",
         "where_learned",

@@ -12,7 +12,7 @@ import optax
 from ml_collections import ConfigDict
 
 from cojax.learner.learner import Learner
-from cojax.learner.train_state import TrainState
+from cojax.learner.update import TrainState
 from cojax.policy.adapters import Lora, initialize_adapters
 from cojax.policy.parameters import parameters, with_leaf
 from cojax.run import policies, trained

@@ -9,8 +9,7 @@ from typing import Any
 
 from patience import patience
 
-from cojax.distributed.greeting import accept
-from cojax.distributed.wire import Wire, connect
+from cojax.distributed.wire import Wire, accept, connect
 from cojax.host.background import on_thread
 
 TOKEN = "a" * 32

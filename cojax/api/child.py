@@ -1,6 +1,6 @@
 """The program of a child process: child.py OWNER TOLD FOLDERS NAME … runs `cojax NAME …`.
 
-OWNER and TOLD are the numbers of two pipes (cojax/host/owner.py). FOLDERS is a JSON list: folders of the parent's
+OWNER and TOLD are the numbers of two pipes (cojax/host/processes.py). FOLDERS is a JSON list: folders of the parent's
 import path, in which modules are found after all others. It is run by its path, so that it finds the same cojax as the
 parent, whatever is installed, and with -P, so that no folder of the user comes first.
 """
@@ -15,7 +15,7 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 def main() -> int:
     sys.path.insert(0, _ROOT)
     from cojax.command import main as command
-    from cojax.host.owner import end_with_owner
+    from cojax.host.processes import end_with_owner
 
     sys.path.remove(_ROOT)
     owner, told, folders, *arguments = sys.argv[1:]

@@ -71,7 +71,7 @@ class Child:
         self.stop = weakref.finalize(self, _stop, self.process, self.stopped, self._ours, os.getpid())
 
     def told(self) -> Iterator[Mapping[str, Any]]:
-        """What the command has told since the last call (cojax/host/owner.py)."""
+        """What the command has told since the last call (cojax/host/processes.py)."""
         with contextlib.suppress(ValueError):  # it was stopped
             while piece := self._told.read(65_536):
                 self._heard += piece

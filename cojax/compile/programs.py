@@ -18,7 +18,7 @@ from cojax.compile import targets
 from cojax.compile.report import device_bytes, report
 from cojax.compile.targets import Chip, Target
 from cojax.learner.learner import Learner
-from cojax.learner.train_state import TrainState
+from cojax.learner.update import TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import check_divides, make_mesh
 from cojax.policy.transformer import initialize

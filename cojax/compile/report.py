@@ -18,7 +18,7 @@ from cojax.compile.targets import GIB, Chip, lowered_for
 from cojax.learner.batch import TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.rehearsal import full_batches
-from cojax.learner.train_state import TrainState
+from cojax.learner.update import TrainState
 from cojax.policy.wanted_tokens import chunk_size
 
 # What names of kernels begin with → what they are.
@@ -50,7 +50,7 @@ def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip
     count = len(learner.placement.devices)
     programs = {}
     with lowered_for(learner.placement.devices[0]):
-        lowerings = learner.lowered(state, full, pairs)
+        lowerings = {name: lower() for name, lower in learner.programs(state, full, pairs).items()}
     for name, lowered in lowerings.items():
         own = device_bytes(taken[name])
         programs[name] = {**_compiled(lowered, learner, full, count, own + batch), "bytes_beside": held - own}
@@ -94,7 +94,7 @@ def step_flops(learner: Learner, full: TrainBatch, pairs: TrainBatch | None = No
 
     learned, prepared = 3 * learner.updates_per_batch, learner.reads_reference + (not learner.on_policy)
     beside = 0 if pairs is None else forward(pairs) * (learned + 1)
-    return forward(full) * (learned + prepared * learner.objective.parts) + beside
+    return forward(full) * (learned + prepared * learner.objective.splits) + beside
 
 
 def device_bytes(tree: Any) -> int:
@@ -217,7 +217,7 @@ def _moved(programs: Mapping[str, Mapping[str, Any]], learner: Learner) -> dict[
     """The collectives of a step: of each update, and of the programs of `prepare` once for each batch."""
     total: dict[str, dict[str, int]] = {}
     for name, program in programs.items():
-        times = learner.updates_per_batch if name == "update" else learner.objective.parts
+        times = learner.updates_per_batch if name == "update" else learner.objective.splits
         for kind, figures in program["collectives"].items():
             sums = total.setdefault(kind, {"count": 0, "bytes": 0})
             for key, value in figures.items():

@@ -18,8 +18,7 @@ import jax
 # JAX keeps the client of its coordination service, which every process can reach before any device is in use, private.
 from jax._src.distributed import global_state
 
-from cojax.distributed.greeting import accept
-from cojax.distributed.wire import WireError, connect
+from cojax.distributed.wire import WireError, accept, connect
 from cojax.settings.tree import DistributedSettings
 
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from cojax.environment import replies
-from cojax.host.clock import running as running  # environments take it from here
+from cojax.host.background import running as running  # environments take it from here
 from cojax.types import Action, Evaluation, Message, Observation, Outcome, Task, Trajectory, Triplet, Turn
 
 _T = TypeVar("_T")

@@ -9,8 +9,7 @@ from typing import Any, TypeVar, cast
 
 from cojax.environment import Environment, Episode
 from cojax.environment.wrapping import Wrapped
-from cojax.host.background import on_thread
-from cojax.host.clock import running
+from cojax.host.background import on_thread, running
 from cojax.types import Action, Task
 
 _T = TypeVar("_T")

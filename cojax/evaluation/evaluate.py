@@ -22,8 +22,7 @@ from cojax import worlds
 from cojax.environment import EngineError, Environment, EnvironmentFailure, InstallError
 from cojax.evaluation import subjects
 from cojax.evaluation.subjects import Subject
-from cojax.host.owner import tell
-from cojax.host.processes import end_all, end_descendants_at_exit
+from cojax.host.processes import end_all, end_descendants_at_exit, tell
 from cojax.report import write_evaluation_report
 from cojax.report.console import CONSOLE, bar, show_evaluation
 from cojax.rollout.collect import EpisodeCollector, RolloutError

@@ -1,8 +1,12 @@
-"""Work on threads of its own: its result comes as a Future, and a block may run beside it."""
+"""Work on threads of its own: its result comes as a Future, and a block may run beside it.
+
+The clock for deadlines counts the seconds in which this process could run, not those in which it was stopped.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 import weakref
@@ -12,6 +16,9 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 _BEGUN: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # the threads of `in_background`
+# Seconds between two readings of the clock, and how many seconds the time between two readings counts at most. A longer
+# gap means that the process was stopped.
+_EVERY, _MOST = 0.1, 0.5
 
 
 def on_thread(name: str, work: Callable[[], _T]) -> Future[_T]:
@@ -58,3 +65,50 @@ def settle(seconds: float) -> bool:
     for thread in list(_BEGUN):
         thread.join(max(0.0, deadline - time.monotonic()))
     return not any(thread.is_alive() for thread in _BEGUN)
+
+
+class Clock:
+    """`time.monotonic()` without the time in which the process was stopped; from `start` on a thread reads it often."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen, self._lost = time.monotonic(), 0.0
+        self._started = False
+
+    def now(self) -> float:
+        with self._lock:
+            seen = time.monotonic()
+            self._lost += max(0.0, seen - self._seen - _MOST)
+            self._seen = seen
+            return seen - self._lost
+
+    def start(self) -> None:
+        """Starts the thread that reads the clock. The time before counts as time in which this process could run."""
+        with self._lock:
+            if self._started:
+                return
+            self._started, self._seen = True, time.monotonic()
+        threading.Thread(target=self._keep_reading, name="clock", daemon=True).start()
+
+    def _keep_reading(self) -> None:
+        while True:
+            time.sleep(_EVERY)
+            self.now()
+
+
+_CLOCK = Clock()
+
+
+def running() -> float:
+    """Seconds on a clock that stands still while this process is stopped, or so starved that no thread of it runs."""
+    _CLOCK.start()
+    return _CLOCK.now()
+
+
+def _renew() -> None:
+    """Makes a new clock in a forked process: its reading thread is gone, and its lock may be held for ever."""
+    global _CLOCK
+    _CLOCK = Clock()
+
+
+os.register_at_fork(after_in_child=_renew)

@@ -1,22 +1,29 @@
-"""Ends the processes that descend from ours: tells them to end, waits for a bounded time, and kills the rest. Linux."""
+"""Ends the processes that descend from ours: tells them to end, waits for a bounded time, and kills the rest. Linux.
+
+A command that cojax/api started has an owner: it tells it facts, and ends with it. For all others `tell` does nothing.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 _SUBREAPER = 36
 _POLL = 0.02  # seconds
 # Seconds in which processes that are told to end may do so by themselves, and in which the kernel ends killed ones.
 GRACE, KILLED = 5.0, 10.0
+_TOLD: list[int] = []  # the pipe to the owner
 
 
 def adopt_orphans(adopt: bool = True) -> None:
@@ -120,3 +127,30 @@ def _processes() -> Iterator[tuple[int, int, int, bool]]:
                 fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
                 # The first thread of a process may have ended while others still run.
                 yield int(entry), int(fields[1]), int(fields[3]), fields[0] not in "ZX" or int(fields[17]) > 1
+
+
+def end_with_owner(owner: int, told: int) -> None:
+    """Sends this process SIGTERM once the other end of the pipe `owner` is closed; `tell` writes to the pipe `told`."""
+    for pipe in (owner, told):
+        os.set_inheritable(pipe, False)
+    _TOLD[:] = [told]
+    threading.Thread(target=_end_with, args=(owner,), name="owner", daemon=True).start()
+
+
+def tell(**facts: Any) -> None:
+    """Tells the owner facts about this command, as one line of JSON. An owner that is gone hears nothing."""
+    for pipe in _TOLD:
+        with contextlib.suppress(OSError):
+            os.write(pipe, (json.dumps(facts) + "\n").encode())
+
+
+def _end_with(owner: int) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(owner, 1):
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def usable_cores() -> int:
+    """How many there are; less than the machine has where a container or `taskset` confines the process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

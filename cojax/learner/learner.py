@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,17 +19,22 @@ from jax.sharding import Mesh
 from jax.stages import Lowered, Wrapped
 
 from cojax.learner.batch import TrainBatch
-from cojax.learner.conflicts import check_settings
-from cojax.learner.hard_negatives import HardNegatives
-from cojax.learner.hosts import ONE_PROCESS, Hosts, advance, fetch, together
-from cojax.learner.objective import Objective, objective
-from cojax.learner.packing import describe, live_rows, skipped_metrics
-from cojax.learner.placement import Placement, Shardings
-from cojax.learner.rounding import compensate_rounding
-from cojax.learner.routing import required_route_shape
-from cojax.learner.saved_policy import weights_of
-from cojax.learner.train_state import Params, TrainState
-from cojax.learner.update import Metrics, NonFiniteUpdate, batch_logprobs, combine_updates, mean_metrics, train_step
+from cojax.learner.bound_loss import bind
+from cojax.learner.losses import LOSSES
+from cojax.learner.objective import HardNegatives, Objective, objective
+from cojax.learner.optimizer import compensate_rounding
+from cojax.learner.packing import Example, capacity, describe, live_rows, pack_examples, skipped_metrics
+from cojax.learner.placement import ONE_PROCESS, Hosts, Placement, advanced, fetch, weights_of
+from cojax.learner.update import (
+    Metrics,
+    NonFiniteUpdate,
+    Params,
+    TrainState,
+    batch_logprobs,
+    combine_updates,
+    mean_metrics,
+    train_step,
+)
 from cojax.policy.adapters import Lora, adapted_rows, add_adapters, factors, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
 from cojax.policy.fingerprint import fingerprint
@@ -37,12 +43,31 @@ from cojax.policy.parameters import parameters
 from cojax.policy.precision import cast_for_compute
 from cojax.policy.routes import RouteShape
 from cojax.policy.sharding import evaluate
+from cojax.policy.transformer import REMAT
 from cojax.rollout.engine import Weights
 from cojax.settings.tree import LearnerSettings
-from cojax.types import Group
+from cojax.types import Group, Trajectory
 
+# Experts that an update of a sparse model uses. "own": the router's; "compared": the same, and the sampler's are
+# compared with them; "replayed": the sampler's.
+ROUTES = ("own", "compared", "replayed")
+# Setting → the values it may have. With each_update="whole" each update of a step learns from all groups of the step,
+# with "part" from a part of its own.
+_ALLOWED: Mapping[str, Collection[str]] = {
+    "remat": REMAT, "each_update": ("whole", "part"), "routes": ROUTES, "round_reference": ("", "initial", "round"),
+}  # fmt: skip
 # A prepared batch of pairs, and the number of its live micro-batches.
 PreparedPairs = tuple[TrainBatch, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepBatches:
+    """What a step learns from: packed batches, the batch of each update by its number, hard negatives, and counts."""
+
+    batches: Sequence[TrainBatch]
+    order: Sequence[int]
+    pairs: TrainBatch | None = None
+    facts: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,8 +115,9 @@ class Learner:
     route_shape: RouteShape | None = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        check_settings(self)
-        shape = required_route_shape(self.routes, self.config, self.loss, self.objective.loss.routes)
+        loss = self.objective.loss
+        _check_settings(self)
+        shape = required_route_shape(self.routes, self.config, self.loss, loss.routes)
         object.__setattr__(self, "route_shape", shape)
         if self.reference is not None:
             reference = cast_for_compute(self.config, self.reference)
@@ -101,8 +127,8 @@ class Learner:
     def objective(self) -> Objective:
         """Loss, advantage and weighting. Raises ValueError for an unknown name or setting, and where they conflict."""
         return objective(
-            self.loss, self.loss_settings, self.advantage, self.advantage_settings, self.weighting,
-            self.weighting_settings, parts=self.updates_per_batch if self.each_update == "part" else 1,
+            bind(self.loss, LOSSES, self.loss_settings), self.advantage, self.advantage_settings, self.weighting,
+            self.weighting_settings, splits=self.updates_per_batch if self.each_update == "part" else 1,
         )  # fmt: skip
 
     @functools.cached_property
@@ -124,150 +150,151 @@ class Learner:
         """Whether every update starts from the policy that π_old is."""
         return self.updates_per_batch == 1 and not self.round_reference
 
-    @together
     def init(self, params: Params, seed: int = 0) -> TrainState:
         """The state before the first update. It holds copies, so that the caller's arrays outlive the donated ones.
 
         With `lora` the state holds fresh adapters, drawn by `seed`; `params` is not read, and the policy begins as the
         reference. On a mesh, `params` may be outlines (ShapeDtypeStruct); the state then consists of outlines too.
         """
-        if self.lora is None:
-            params, rows = evaluate(lambda tree: jax.tree.map(jnp.copy, tree), params), parameters(self.config)
-        else:
-            lora = self.lora
-            params = evaluate(lambda _: initialize_adapters(self.config, lora, seed), params)
-            rows = tuple(factor for row in adapted_rows(self.config, lora) for factor in factors(row))
-        return self.placement.state(params, rows, self.compensated_optimizer)
+        with self.hosts.operation("init", params, seed) as finish:
+            if self.lora is None:
+                params, rows = evaluate(lambda tree: jax.tree.map(jnp.copy, tree), params), parameters(self.config)
+            else:
+                lora = self.lora
+                params = evaluate(lambda _: initialize_adapters(self.config, lora, seed), params)
+                rows = tuple(factor for row in adapted_rows(self.config, lora) for factor in factors(row))
+            return finish(self.placement.state(params, rows, self.compensated_optimizer))
 
     def update(
-        self, state: TrainState, groups: Sequence[Group], sizes: Sequence[int] = ()
+        self, state: TrainState, groups: Sequence[Group] | StepBatches, sizes: Sequence[int] = ()
     ) -> tuple[TrainState, Metrics]:
-        """One step of learning from groups. Raises what `pack` and `train` raise.
+        """One step of learning from groups, or from what was packed. `state` is donated.
 
         `sizes` are trajectories of each group that a step may have; () means those of the given groups. The batch has
-        the shape for `sizes`, so that a step with fewer groups is not compiled anew.
+        the shape for `sizes`, so that a step with fewer groups is not compiled anew. Where no row is live, the
+        parameters and the optimiser's state stay. Raises NonFiniteUpdate, and what `pack` raises.
         """
-        step = int(state.step)
-        if step + 1 in self.skip_steps:  # no batch is made: making it may be what fails
-            return advance(self.hosts, state), skipped_metrics(groups)
-        batches, facts = self.objective.batches(
-            groups, (self.seed, step), self.row_length, self.micro_rows, sizes, self.route_shape
-        )
-        pairs, found = None, dict[str, float]()
-        if self.hard is not None:
-            packed, found = self.hard.pack(
-                groups, (self.seed, step), self.row_length, self.micro_rows, sizes, self.route_shape
-            )
-            pairs = self.prepare_pairs(state, packed, np.int32(-(-live_rows(packed) // self.micro_rows)))
-        state, metrics = self._learn(state, batches, pairs)
-        return state, {**facts, **found, **metrics}
-
-    def train(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
-        """One step of learning from a packed batch, whose rows are a multiple of `micro_rows`. `state` is donated.
-
-        Where no row is live, the parameters and the optimiser's state stay. Raises NonFiniteUpdate.
-        """
-        state, metrics = self._learn(state, [batch])
-        return state, {**describe(batch), **metrics}
-
-    def _learn(
-        self, state: TrainState, batches: Sequence[TrainBatch], pairs: PreparedPairs | None = None
-    ) -> tuple[TrainState, Metrics]:
-        """The updates of a step: one from each batch in turn, or all of them from the only batch."""
-        counts = [np.int32(-(-live_rows(batch) // self.micro_rows)) for batch in batches]
+        packed = groups if isinstance(groups, StepBatches) else self.pack(groups, int(state.step), sizes)
+        pairs = None
+        if packed.pairs is not None:
+            pairs = self.prepare_pairs(state, packed.pairs, self.live(packed.pairs))
+        counts = [self.live(batch) for batch in packed.batches]
         # All batches are prepared before the first update: their old log-probs are those of the policy before it.
         placed = [
-            self.prepare(state, batch, count) if count else None for batch, count in zip(batches, counts, strict=True)
+            self.prepare(state, batch, count) if count else None
+            for batch, count in zip(packed.batches, counts, strict=True)
         ]
         updates: list[Metrics] = []
-        for number in range(self.updates_per_batch):
-            index = number % len(batches)
-            batch = placed[index]
+        for index in packed.order:
+            batch, count = placed[index], counts[index]
             if batch is None:
                 continue
-            state, raw = self.apply(state, batch, counts[index], pairs)
-            updates.append(mean_metrics(jax.device_get(raw), batches[index]))
+            with self.hosts.operation("apply", state, batch, count, pairs) as finish:
+                shardings = self.placement.shardings(state)
+                state, raw = finish(self._step(state, self._frozen, batch, count, pairs, shardings=shardings))
+            updates.append(mean_metrics(jax.device_get(raw), packed.batches[index]))
             if not np.isfinite([updates[-1]["loss"], updates[-1]["grad_norm"]]).all():
                 flat = jax.tree.map(lambda array: np.reshape(array, (-1, *array.shape[2:])), fetch(self.hosts, batch))
                 raise NonFiniteUpdate(state, flat, updates[-1], len(updates) - 1)
-        return advance(self.hosts, state), combine_updates(updates)
+        with self.hosts.operation("advance", state) as finish:
+            state = finish(advanced(state))
+        return state, {**packed.facts, **combine_updates(updates)}
 
-    @together
+    def train(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
+        """`update` from one packed batch, whose rows are a multiple of `micro_rows`."""
+        return self.update(state, StepBatches([batch], [0] * self.updates_per_batch, facts=describe(batch)))
+
+    def pack(self, groups: Sequence[Group], step: int, sizes: Sequence[int] = ()) -> StepBatches:
+        """The batches of the step after `step`, as `update` learns from them. Raises what `packing.pack` raises."""
+        if step + 1 in self.skip_steps:  # no batch is made: making it may be what fails
+            return StepBatches((), (), facts=skipped_metrics(groups))
+        settings = (self.seed, step), self.row_length, self.micro_rows, sizes, self.route_shape
+        batches, facts = self.objective.batches(groups, *settings)
+        pairs, counts = (None, {}) if self.hard is None else self.hard.pack(groups, *settings)
+        order = [number % len(batches) for number in range(self.updates_per_batch)]
+        return StepBatches(batches, order, pairs, {**facts, **counts})
+
+    def pack_examples(self, examples: Sequence[Example], most: int) -> TrainBatch:
+        """Pairs or trajectories as a batch, whose shape holds `most` of what the loss learns from."""
+        rows = capacity(most, 2 if self.objective.loss.pairs else 1, self.micro_rows)
+        return pack_examples(examples, self.row_length, self.micro_rows, rows=rows, routes=self.route_shape)
+
+    def live(self, batch: TrainBatch) -> np.int32:
+        """The number of micro-batches that hold tokens; they come first."""
+        return np.int32(-(-live_rows(batch) // self.micro_rows))
+
     def prepare(self, state: TrainState, batch: TrainBatch, count: np.int32) -> TrainBatch:
         """[B, T] on the host → [M, b, T] on the devices, with reference and old log-probs where they are needed."""
-        placed = self.placement.micro_batches(batch, self.micro_rows)
-        if not self.on_policy:
-            old = self._forward(self._frozen, state.params, placed, count)
-            placed = dataclasses.replace(placed, old_logprobs=old)
-        if self.reads_reference:
-            reference = self._forward(self.reference, None, placed, count)
-            placed = dataclasses.replace(placed, reference_logprobs=reference)
-        elif self.round_reference == "round":
-            placed = dataclasses.replace(placed, reference_logprobs=placed.old_logprobs)
-        return placed
+        with self.hosts.operation("prepare", state, batch, count) as finish:
+            placed = self.placement.micro_batches(batch, self.micro_rows)
+            if not self.on_policy:
+                old = self._forward(self._frozen, state.params, placed, count)
+                placed = dataclasses.replace(placed, old_logprobs=old)
+            if self.reads_reference:
+                reference = self._forward(self.reference, None, placed, count)
+                placed = dataclasses.replace(placed, reference_logprobs=reference)
+            elif self.round_reference == "round":
+                placed = dataclasses.replace(placed, reference_logprobs=placed.old_logprobs)
+            return finish(placed)
 
-    @together
     def prepare_pairs(self, state: TrainState, batch: TrainBatch, count: np.int32) -> PreparedPairs:
         """As `prepare`, of hard negatives: their reference is the policy in `state`."""
-        placed = self.placement.micro_batches(batch, self.micro_rows)
-        reference = self._forward(self._frozen, state.params, placed, count)
-        return dataclasses.replace(placed, reference_logprobs=reference), count
+        with self.hosts.operation("prepare_pairs", state, batch, count) as finish:
+            placed = self.placement.micro_batches(batch, self.micro_rows)
+            reference = self._forward(self._frozen, state.params, placed, count)
+            return finish((dataclasses.replace(placed, reference_logprobs=reference), count))
 
-    @together
     def apply(
         self, state: TrainState, batch: TrainBatch, count: np.int32, pairs: PreparedPairs | None = None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        """`train_step` on the first `count` micro-batches of a prepared batch, and on pairs. `state` is donated."""
-        return self._step(state, self._frozen, batch, count, pairs, shardings=self.placement.shardings(state))
+        """One update of `update`, from the first `count` micro-batches of a prepared batch, and pairs."""
+        with self.hosts.operation("apply", state, batch, count, pairs) as finish:
+            shardings = self.placement.shardings(state)
+            return finish(self._step(state, self._frozen, batch, count, pairs, shardings=shardings))
 
-    def lowered(self, state: TrainState, batch: TrainBatch, pairs: TrainBatch | None = None) -> dict[str, Lowered]:
-        """Programs of `apply` (update), `prepare` (reference, old) and `prepare_pairs` (pairs), for these shapes."""
+    def programs(
+        self, state: TrainState, batch: TrainBatch, pairs: TrainBatch | None = None
+    ) -> Mapping[str, Callable[[], Lowered]]:
+        """What lowers the programs of `apply` (update), `prepare` (reference, old) and `prepare_pairs` (pairs)."""
         batch, count = self.placement.abstract(batch, self.micro_rows), np.int32(1)
         extra = None if pairs is None else (self.placement.abstract(pairs, self.micro_rows), count)
-        shardings = self.placement.shardings(state)
-        lowered = {"update": self._step.lower(state, self._frozen, batch, count, extra, shardings=shardings)}
+        lower, shardings = functools.partial, self.placement.shardings(state)
+        programs = {"update": lower(self._step.lower, state, self._frozen, batch, count, extra, shardings=shardings)}
         if self.reads_reference:
-            lowered["reference"] = self._forward.lower(self.reference, None, batch, count)
+            programs["reference"] = lower(self._forward.lower, self.reference, None, batch, count)
         if not self.on_policy:
-            lowered["old"] = self._forward.lower(self._frozen, state.params, batch, count)
+            programs["old"] = lower(self._forward.lower, self._frozen, state.params, batch, count)
         if extra is not None:
-            lowered["pairs"] = self._forward.lower(self._frozen, state.params, *extra)
-        return lowered
+            programs["pairs"] = lower(self._forward.lower, self._frozen, state.params, *extra)
+        return programs
 
-    @together
     def policy(self, state: TrainState) -> Params:
         """The policy without adapters: they are summed into their matrices, which have `config.dtype`."""
-        if self.lora is None:
-            return cast_for_compute(self.config, state.params)
-        assert self.reference is not None
-        return merge(self.config, self.lora, self.reference, state.params)
+        with self.hosts.operation("policy", state) as finish:
+            if self.lora is None:
+                return finish(cast_for_compute(self.config, state.params))
+            assert self.reference is not None
+            return finish(merge(self.config, self.lora, self.reference, state.params))
 
     def weights(self, state: TrainState, version: int) -> Weights:
         """The policy for an engine, under Hugging Face names. Read it before the next update, which takes `state`."""
         policy, name = functools.partial(self.policy, state), functools.partial(self.fingerprint, state)
         return weights_of(self.config, policy, self.hosts, version, name)
 
-    @together
     def fingerprint(self, state: TrainState) -> str:
         """Equal for equal policies."""
-        return fingerprint((state.params, None if self.lora is None else self.reference))
+        with self.hosts.operation("policy_fingerprint", state) as finish:
+            return finish(fingerprint((state.params, None if self.lora is None else self.reference)))
 
     @functools.cached_property
     def _step(self) -> Wrapped:
-        """(state, frozen, batch [M, b, T], count, pairs, shardings) → (state, metrics); the state is donated."""
-
-        def step(
-            state: TrainState, frozen: Params | None, batch: TrainBatch, count: jax.Array, pairs: PreparedPairs | None,
-            *, shardings: Shardings,
-        ) -> tuple[TrainState, dict[str, jax.Array]]:  # fmt: skip
-            return train_step(
-                state, batch, count,
-                score=functools.partial(self._scores, frozen, entropy=self.objective.loss.entropy),
-                loss=self.objective.loss, optimizer=self.compensated_optimizer,
-                on_policy=self.on_policy, shardings=shardings,
-                extra=None if pairs is None or self.hard is None else (*pairs, self.hard.loss),
-            )  # fmt: skip
-
+        """`train_step`, jitted: (state, frozen, batch [M, b, T], count, pairs, shardings) → (state, metrics)."""
+        loss = self.objective.loss
+        step = functools.partial(
+            train_step, score=functools.partial(self._scores, entropy=loss.entropy), loss=loss,
+            optimizer=self.compensated_optimizer, on_policy=self.on_policy,
+            pair_loss=None if self.hard is None else self.hard.loss,
+        )  # fmt: skip
         return jax.jit(step, donate_argnums=0, static_argnames="shardings")
 
     @functools.cached_property
@@ -299,3 +326,91 @@ class Learner:
     def _frozen(self) -> Params | None:
         """The parameters that an update reads and does not change: the base of adapters."""
         return None if self.lora is None else self.reference
+
+
+def _check_settings(learner: Learner) -> None:
+    """Raises ValueError, with what to set instead."""
+    for kind, known in _ALLOWED.items():
+        if (name := vars(learner)[kind]) not in known:
+            raise ValueError(f"{kind} {name!r} not found; available: {', '.join(sorted(known))}")
+    if learner.config.dtype == "float16":
+        raise ValueError(
+            "dtype is float16, in which gradients of single tokens vanish; set model.dtype=bfloat16 or float32"
+        )
+    if learner.updates_per_batch < 1:
+        raise ValueError(f"updates_per_batch is {learner.updates_per_batch}; expected 1 or more")
+    if learner.reads_reference and learner.reference is None:
+        raise ValueError(
+            f"loss {learner.loss!r} reads reference_logprobs under its settings, but there is no reference; pass "
+            "reference=params, or set the coefficient of that term, such as kl_coefficient, to 0"
+        )
+    if learner.lora is not None and learner.reference is None:
+        raise ValueError("lora needs a reference, which the adapters are added to; pass reference=params")
+    if learner.micro_rows % (shards := learner.placement.row_shards):
+        raise ValueError(
+            f"micro_rows is {learner.micro_rows}, the mesh splits rows {shards} ways; make it a multiple of {shards}"
+        )
+
+
+def required_route_shape(routes: str, config: ModelConfig, loss: str, reads: bool) -> RouteShape | None:
+    """The shape of the routes that batches hold; None where they hold none. `reads`: whether the loss reads routes.
+
+    Raises ValueError for routes of a dense model, and for a loss that reads routes while `routes` is "own".
+    """
+    if routes != "own":
+        return RouteShape.of(config)
+    if reads:
+        raise ValueError(
+            f"loss {loss!r} reads routes_differing, but the sampler is not asked for its routes; set "
+            "--config.learner.routes=compared or replayed"
+        )
+    return None
+
+
+def learn_round(
+    learner: Learner,
+    state: TrainState,
+    examples: Sequence[Example],
+    epochs: int,
+    batch_size: int,
+    seed: tuple[int | str, ...],
+) -> tuple[TrainState, Metrics]:
+    """One round of learning; `state` is donated. All examples are pairs, or all are trajectories.
+
+    Examples are dealt by `seed` to batches of `batch_size`, and each of the `epochs` takes the batches in an order of
+    its own. All reference and old log-probs are computed before the first update. Metrics are means over updates;
+    `tokens_trained` and `tokens_processed` are sums over them. Without examples the policy stays as it is. Raises
+    NonFiniteUpdate, and what `assign_rows` raises.
+    """
+    if int(state.step) + 1 in learner.skip_steps:
+        examples = ()
+    dealt = random.Random(repr(("round", seed))).sample(list(examples), len(examples))
+    batches = [
+        learner.pack_examples(dealt[start : start + batch_size], batch_size)
+        for start in range(0, len(dealt), batch_size)
+    ]
+    order = [
+        index
+        for epoch in range(epochs)
+        for index in random.Random(repr(("epoch", epoch, seed))).sample(range(len(batches)), len(batches))
+    ]
+    state, metrics = learner.update(state, StepBatches(batches, order))
+    counts = [describe(batches[index]) for index in order]
+    sums = {name: sum(one[name] for one in counts) for name in ("tokens_trained", "tokens_processed")}
+    return state, {**combine_updates(counts), **metrics, **sums}
+
+
+def mean_log_ratio(learner: Learner, state: TrainState, trajectories: Sequence[Trajectory], batch_size: int) -> float:
+    """Mean over sampled tokens of log π_sampler − log π of the policy in `state`, in nats; 0 without a token.
+
+    It estimates KL(π_sampler ‖ π) for each token. The learner must be one of rounds.
+    """
+    total, tokens = 0.0, 0
+    for start in range(0, len(trajectories), batch_size):
+        batch = learner.pack_examples(trajectories[start : start + batch_size], batch_size)
+        placed = fetch(learner.hosts, learner.prepare(state, batch, learner.live(batch)))
+        own = placed.old_logprobs.reshape(batch.tokens.shape)
+        learned = batch.weights > 0
+        total += float((batch.sampler_logprobs - own)[learned].sum(dtype=np.float64))
+        tokens += int(learned.sum())
+    return total / tokens if tokens else 0.0

@@ -1,6 +1,6 @@
 """Losses: functions from log-probs and columns of the batch, arrays [b, T], to a loss for each token, float32[b, T].
 
-The positional parameters of a loss name its inputs, which reading.py lists; the keyword-only ones are its settings. A
+The positional parameters of a loss name its inputs, listed in bound_loss.py; the keyword-only ones are its settings. A
 loss returns the per-token loss and *facts*: per-token figures that are reported as means over the learned tokens.
 Where the weight is 0, loss and facts are ignored, but they and the gradient must be finite.
 """
@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from cojax.learner import parts
+from cojax.learner.bound_loss import Facts, Loss, learns_from
 from cojax.learner.parts import bounded_exp, where_learned
-from cojax.learner.reading import Facts, Loss, learns_from
 from cojax.registry import Range
 
 _Clip = Annotated[float, Range(0.0)]

@@ -10,10 +10,9 @@ from typing import Any
 
 from cojax.learner.advantages import ADVANTAGES
 from cojax.learner.batch import TrainBatch
+from cojax.learner.bound_loss import BoundLoss, bind
 from cojax.learner.losses import LOSSES
-from cojax.learner.packing import capacity, pack, round_up, staleness
-from cojax.learner.pairs import pack_pairs
-from cojax.learner.reading import BoundLoss, bind
+from cojax.learner.packing import Pair, capacity, draw_pairs, pack, pack_examples, pack_pairs, round_up, staleness
 from cojax.learner.weightings import WEIGHTINGS
 from cojax.policy.routes import RouteShape
 from cojax.registry import check_settings, find
@@ -24,12 +23,12 @@ ADVANTAGE, WEIGHTING = "group_relative", "group_token_mean"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Objective:
-    """Loss, advantage and weighting; the groups of a step are split over `parts` batches."""
+    """Loss, advantage and weighting; the groups of a step are split over `splits` batches."""
 
     loss: BoundLoss
     advantage: Callable[..., Any]
     weighting: Callable[..., Any]
-    parts: int = 1
+    splits: int = 1
 
     def batches(
         self,
@@ -67,49 +66,47 @@ class Objective:
 
     def rows(self, sizes: Sequence[int], micro_rows: int) -> int:
         """Rows of each batch of a step whose groups have `sizes` trajectories."""
-        each = -(-len(sizes) // self.parts)
+        each = -(-len(sizes) // self.splits)
         if self.loss.together:
             return capacity(each, max(sizes, default=1), micro_rows)
         most = sum(sorted(sizes, reverse=True)[:each])
         return capacity(most, 2, micro_rows) if self.loss.pairs else round_up(most, micro_rows)
 
     def _deal(self, groups: Sequence[Group], seed: tuple[int, int]) -> list[list[Group]]:
-        """Splits the groups over the parts: whole groups, drawn by the seed where there is more than one part."""
-        if self.parts == 1:
+        """Splits the groups over the splits: whole groups, drawn by the seed where there is more than one."""
+        if self.splits == 1:
             return [list(groups)]
         order = list(range(len(groups)))
         random.Random(repr((*seed, "parts"))).shuffle(order)
-        return [[groups[index] for index in sorted(order[part :: self.parts])] for part in range(self.parts)]
+        return [[groups[index] for index in sorted(order[part :: self.splits])] for part in range(self.splits)]
 
 
 def objective(
-    loss: str,
-    loss_settings: Mapping[str, Any],
+    loss: BoundLoss,
     advantage: str,
     advantage_settings: Mapping[str, Any],
     weighting: str,
     weighting_settings: Mapping[str, Any],
-    parts: int,
+    splits: int,
 ) -> Objective:
-    """The objective of these names and settings.
+    """The objective of a loss, and of an advantage and a weighting by name.
 
     Raises ValueError for an unknown name or setting, and for an advantage or a weighting beside a loss of pairs.
     """
-    bound = bind(loss, LOSSES, loss_settings)
-    if bound.pairs and (advantage != ADVANTAGE or advantage_settings):
+    if loss.pairs and (advantage != ADVANTAGE or advantage_settings):
         raise ValueError(
-            f"loss {loss!r} learns from pairs, whose advantages are 1 and -1; remove advantage={advantage!r} and its "
-            "settings"
+            f"loss {loss.name!r} learns from pairs, whose advantages are 1 and -1; remove advantage={advantage!r} and "
+            "its settings"
         )
-    if bound.pairs and (weighting != WEIGHTING or weighting_settings):
+    if loss.pairs and (weighting != WEIGHTING or weighting_settings):
         raise ValueError(
-            f"loss {loss!r} gives every pair the same weight; remove weighting={weighting!r} and its settings"
+            f"loss {loss.name!r} gives every pair the same weight; remove weighting={weighting!r} and its settings"
         )
     return Objective(
-        bound,
+        loss,
         _bind_settings("advantage", advantage, ADVANTAGES, advantage_settings),
         _bind_settings("weighting", weighting, WEIGHTINGS, weighting_settings),
-        parts,
+        splits,
     )
 
 
@@ -132,3 +129,48 @@ def _sum_facts(facts: Sequence[Mapping[str, float]], row_length: int) -> dict[st
         total["staleness"] = sum(one["staleness"] * one["tokens_trained"] for one in behind) / tokens
         total["staleness_max"] = max(one["staleness_max"] for one in behind)
     return total
+
+
+@dataclasses.dataclass(frozen=True)
+class HardNegatives:
+    """Adds `weight` · DPO of pairs of a success and a hard negative of the same group to a step's loss.
+
+    A hard negative is a failure whose partial reward is at least `least`. The reference of DPO, whose β is `beta`, is
+    the policy before the step.
+    """
+
+    weight: float
+    beta: float = 0.1
+    least: float = 0.6
+
+    @functools.cached_property
+    def loss(self) -> BoundLoss:
+        return bind("dpo", LOSSES, {"beta": self.beta})
+
+    def rows(self, sizes: Sequence[int], micro_rows: int) -> int:
+        """Rows of the batch of a step whose groups have `sizes` trajectories."""
+        return capacity(sum(sizes), 2, micro_rows)
+
+    def pack(
+        self,
+        groups: Sequence[Group],
+        seed: tuple[int, int],
+        row_length: int,
+        micro_rows: int,
+        sizes: Sequence[int],
+        routes: RouteShape | None,
+    ) -> tuple[TrainBatch, dict[str, float]]:
+        """The pairs of a step as a batch, with the numbers of failures, of hard negatives, and of pairs of these.
+
+        `sizes` and `routes` are as in `Objective.batches`.
+        """
+        drawn = [pair for group in groups for pair in draw_pairs(group, seed, self.least)]
+        pairs = [Pair(better, worse, self.weight) for better, worse in drawn]
+        failures = [t for group in groups for t in group.valid if t.reward < 1.0]
+        rows = self.rows(sizes or [len(group.trajectories) for group in groups], micro_rows)
+        facts = {
+            "failures": float(len(failures)),
+            "hard_negatives": float(sum(trajectory.partial >= self.least for trajectory in failures)),
+            "hard_pairs": float(len(pairs)),
+        }
+        return pack_examples(pairs, row_length, micro_rows, rows=rows, routes=routes), facts

@@ -1,4 +1,4 @@
-"""Packs groups of trajectories into a `TrainBatch`: rows of tokens with the loss's normalisation as weights.
+"""Packs groups, pairs or single trajectories into a `TrainBatch`: rows of tokens, the loss's normalisation as weights.
 
 All arrays made here are NumPy's, on the host.
 """
@@ -6,6 +6,7 @@ All arrays made here are NumPy's, on the host.
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,7 @@ import numpy as np
 
 from cojax.learner.advantages import token_advantages
 from cojax.learner.batch import DTYPES, IDS, TrainBatch
-from cojax.learner.routing import decode_routes
-from cojax.learner.weightings import check_weights, group_token_mean
+from cojax.learner.weightings import batch_token_mean, check_weights, group_token_mean
 from cojax.policy.routes import RouteShape
 from cojax.types import Group, Trajectory
 
@@ -32,6 +32,18 @@ class Segment:
     weights: np.ndarray
     fields: Mapping[str, Any]
     unit: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Two trajectories of one task, the first of which is preferred; `weight` multiplies the loss of the pair."""
+
+    better: Trajectory
+    worse: Trajectory
+    weight: float = 1.0
+
+
+Example = Pair | Trajectory
 
 
 def assign_rows(segments: Sequence[Segment], row_length: int, micro_rows: int) -> list[list[int]]:
@@ -294,3 +306,82 @@ def _token_credits(
 def _predictable(mask: np.ndarray) -> np.ndarray:
     """The mask without the sequence's first token, which nothing predicts."""
     return mask & (np.arange(len(mask)) > 0)
+
+
+def draw_pairs(group: Group, seed: tuple[int, int], least: float = 0.0) -> list[tuple[Trajectory, Trajectory]]:
+    """(success, failure) for each failure of a group that has a success, of at least `least` partial reward.
+
+    A success has reward 1. Which success is drawn depends on the seed, the task and the number of the failure in its
+    group. Invalid trajectories and those without a sampled token are in no pair.
+    """
+    usable = [(number, t) for number, t in enumerate(group.trajectories) if t.valid and sampled_mask(t).any()]
+    successes = [trajectory for _, trajectory in usable if trajectory.reward >= 1.0]
+    return [
+        (random.Random(repr((*seed, group.task.id, number))).choice(successes), trajectory)
+        for number, trajectory in usable
+        if trajectory.reward < 1.0 and trajectory.partial >= least and successes
+    ]
+
+
+def pack_pairs(
+    groups: Sequence[Group],
+    seed: tuple[int, int],
+    row_length: int,
+    micro_rows: int,
+    *,
+    rows: int,
+    routes: RouteShape | None = None,
+) -> tuple[TrainBatch, dict[str, float]]:
+    """Packs the pairs of a step's groups as `pack_examples` does, and counts what went into the batch."""
+    drawn = [draw_pairs(group, seed) for group in groups]
+    pairs = [Pair(better, worse) for found in drawn for better, worse in found]
+    batch = pack_examples(pairs, row_length, micro_rows, rows=rows, routes=routes)
+    facts = {**count_groups(groups), "groups_live": float(sum(map(bool, drawn))), "pairs": float(len(pairs))}
+    return batch, {**facts, **describe(batch)}
+
+
+def pack_examples(
+    examples: Sequence[Example], row_length: int, micro_rows: int, *, rows: int, routes: RouteShape | None = None
+) -> TrainBatch:
+    """Packs pairs, each of which has a sampled token on both sides; or trajectories to be imitated.
+
+    Each pair is a group of its own, with advantage 1 for the better and -1 for the worse, and shares a micro-batch. A
+    token of a pair weighs the pair's weight / (pairs · tokens of the pair). Every token of trajectories to be imitated
+    weighs the same, and the weights add up to 1. B is `rows`, at least as many as `capacity` says; `routes` is as in
+    `pack`. Raises what `assign_rows` raises.
+    """
+    units = [(one.better, one.worse) if isinstance(one, Pair) else (one,) for one in examples]
+    tasks = {id: number for number, id in enumerate(dict.fromkeys(unit[0].task.id for unit in units))}
+    lengths = [np.array([int(sampled_mask(t).sum()) for t in unit], np.int64) for unit in units]
+    weights = (group_token_mean if any(len(unit) == 2 for unit in units) else batch_token_mean)(lengths)
+    segments: list[Segment] = []
+    for number, (example, unit) in enumerate(zip(examples, units, strict=True)):
+        for side, trajectory in enumerate(unit):
+            learned = sampled_mask(trajectory)
+            credit = np.full(len(learned), (1.0, -1.0)[side])
+            ids = {"sequences": len(segments), "tasks": tasks[trajectory.task.id], "groups": number}
+            weight = weights[number][side] * (example.weight if isinstance(example, Pair) else 1.0)
+            segments.append(
+                segment_of(trajectory, learned, weight, credit, number, routes, group_sizes=len(unit), **ids)
+            )
+    return pack_segments(segments, row_length, micro_rows, rows, routes)
+
+
+def decode_routes(trajectory: Trajectory, shape: RouteShape) -> np.ndarray:
+    """Decodes the routes of a trajectory's n tokens, [n, L, k]; -1 for tokens whose routes are not known.
+
+    A turn reports routes of the tokens before its last one, which was not fed to the model. If a later turn reports a
+    token again, the earlier routes stay: the tokens that followed were sampled under them. Raises ValueError for routes
+    of another shape, and for routes of more tokens than were fed to the model.
+    """
+    ends = np.cumsum([len(turn.prompt_tokens) + len(turn.action_tokens) for turn in trajectory.turns])
+    found = shape.unknown(int(ends[-1]))
+    for number in reversed(range(len(ends))):
+        try:
+            routes = shape.decode(trajectory.turns[number].routes)
+            if len(routes) >= max(1, ends[number]):
+                raise ValueError(f"routes of {len(routes)} tokens, but only {ends[number] - 1} were fed to the model")
+        except ValueError as error:
+            raise ValueError(f"episode {trajectory.episode!r}, turn {number}: {error}") from error
+        found[ends[number] - 1 - len(routes) : ends[number] - 1] = routes
+    return found

@@ -1,21 +1,34 @@
-"""`Placement`: puts a learner's arrays on one device, or spreads them over a mesh."""
+"""Where a learner's arrays are: on one device, over a mesh, or over several hosts, which compute together.
+
+A program over the devices of several hosts runs only if every process starts it. So whatever a learner computes on its
+devices is announced by `Hosts.operation`. One process announces nothing; with several, `cojax.distributed` tells the
+others to run the operation of that name.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from cojax.learner.batch import TrainBatch
-from cojax.learner.train_state import Params, TrainState
+from cojax.learner.update import Params, TrainState
 from cojax.policy.config import ModelConfig
-from cojax.policy.parameters import Parameter
+from cojax.policy.parameters import Parameter, leaf_of, parameters, to_hf
 from cojax.policy.sharding import ROWS, devices_along, evaluate, place, shard
+from cojax.rollout.engine import Weights
+from cojax.storage.checkpoint import save_params
 
+_T = TypeVar("_T")
 Shardings = tuple[jax.sharding.Sharding, ...] | None
 
 
@@ -95,3 +108,140 @@ class Placement:
         while spec and spec[-1] is None:
             spec.pop()
         return place(leaf, NamedSharding(self.mesh, PartitionSpec(*spec)))
+
+
+class Hosts(Protocol):
+    """All processes that compute together."""
+
+    def operation(self, name: str, *arguments: Any) -> contextlib.AbstractContextManager[Callable[[_T], _T]]:
+        """While this process computes in the block, every other one runs the operation of that name.
+
+        The block hands its result to what is yielded, which returns it. Arguments are plain values, batches on the
+        host, and results of earlier operations.
+        """
+
+
+class OneProcess:
+    """This process computes alone."""
+
+    def operation(self, name: str, *arguments: Any) -> contextlib.AbstractContextManager[Callable[[_T], _T]]:
+        return contextlib.nullcontext(lambda result: result)
+
+
+ONE_PROCESS = OneProcess()
+
+
+def copied(tree: Any) -> Any:
+    """The same arrays in memory of their own."""
+    return jax.tree.map(jnp.copy, tree)
+
+
+def advanced(state: TrainState) -> TrainState:
+    """The same state, one step of learning later."""
+    return dataclasses.replace(state, step=state.step + 1)
+
+
+def fetch(hosts: Hosts, placed: Any) -> Any:
+    """The same arrays on this host, as NumPy's; all processes gather them."""
+    with hosts.operation("replicate", placed) as finish:
+        return on_host(finish(replicated(placed)))
+
+
+def replicated(tree: Any) -> Any:
+    """The same arrays, each whole on every host."""
+    return jax.tree.map(lambda leaf: leaf if _is_whole(leaf) else _gather(_everywhere(leaf))(leaf), tree)
+
+
+def on_host(tree: Any) -> Any:
+    """NumPy arrays from arrays that are whole on this host."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf if leaf.is_fully_addressable else leaf.addressable_data(0)), tree)
+
+
+def _is_whole(leaf: jax.Array) -> bool:
+    return leaf.is_fully_addressable or leaf.is_fully_replicated
+
+
+def _everywhere(leaf: jax.Array) -> Sharding:
+    """A layout in which every host has the whole array: on all devices of its mesh.
+
+    An array without a mesh stays on its device; every host has one of its own, drawn by the same seed. Raises TypeError
+    for one that is spread over hosts in another way.
+    """
+    if isinstance(leaf.sharding, NamedSharding):
+        return NamedSharding(leaf.sharding.mesh, PartitionSpec())
+    if not leaf.is_fully_addressable:
+        raise TypeError(f"an array of {leaf.shape} is spread over hosts by {leaf.sharding}; spread it over a mesh")
+    return SingleDeviceSharding(min(leaf.devices(), key=lambda device: device.id))
+
+
+@functools.cache
+def _gather(place: Sharding) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda leaf: leaf, out_shardings=place)
+
+
+@functools.cache
+def _gather_layer(place: Sharding) -> Callable[[jax.Array, int], jax.Array]:
+    return jax.jit(lambda leaf, layer: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False), out_shardings=place)
+
+
+def hf_arrays(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts) -> Iterator[tuple[str, np.ndarray]]:
+    """`to_hf` of a policy. Where it is spread over hosts, all of them gather one layer of one matrix at a time."""
+    params = policy()
+    if hosts is ONE_PROCESS:
+        yield from to_hf(config, params)
+        return
+    for number, row in enumerate(parameters(config)):
+        layers = range(config.num_hidden_layers) if "layers" in row.stacked else (None,)
+        named = row.pieces(config)
+        for layer in layers:
+            with hosts.operation("piece", params, number, layer) as finish:
+                part = on_host(finish(piece(config, params, number, layer)))
+            count = 1 if layer is None else int(np.prod(row.shape(config)[1 : len(row.stacked)]))
+            for index, name in itertools.islice(named, count):
+                yield name, row.to_hf(part[index[1:]], config)
+
+
+def piece(config: ModelConfig, params: Params, number: int, layer: int | None) -> jax.Array:
+    """One layer of the parameters' leaf of that number, or all of it, whole on every host."""
+    leaf = leaf_of(params, parameters(config)[number])
+    return replicated(leaf) if layer is None else _gather_layer(_everywhere(leaf))(leaf, layer)
+
+
+def weights_of(
+    config: ModelConfig, policy: Callable[[], Params], hosts: Hosts, version: int, fingerprint: Callable[[], str]
+) -> Weights:
+    """The policy for an engine. With several processes, one that computes alone gets no `save`: Orbax waits for all."""
+    alone = hosts is ONE_PROCESS and jax.process_count() > 1
+    save = None if alone else functools.partial(_save, config, policy, hosts)
+    return Weights(version, functools.partial(hf_arrays, config, policy, hosts), None, fingerprint, save)
+
+
+def _save(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts, folder: str, dtype: str) -> None:
+    params = policy()
+    with hosts.operation("finite", params, dtype) as finish:
+        found = on_host(finish(finite(config, params, dtype)))
+    if not found.all():
+        name = parameters(config)[int(np.argmin(found))].name
+        raise ValueError(f"{name} is not finite in {dtype}; training has diverged, nothing was written")
+    with hosts.operation("save_params", params, folder, dtype):
+        save_params(params, folder, dtype)
+
+
+def finite(config: ModelConfig, params: Params, dtype: str) -> jax.Array:
+    """bool[rows], whole on every host: whether all numbers of each parameter are finite once cast to `dtype`."""
+    rows = parameters(config)
+    return replicated(_within([leaf_of(params, row) for row in rows], _bound(dtype)))  # type: ignore[no-any-return]
+
+
+def _bound(dtype: str) -> np.float32:
+    """The smallest number that rounds to infinity."""
+    largest = np.asarray(jnp.finfo(dtype).max)
+    below = np.nextafter(largest, np.zeros_like(largest))
+    with np.errstate(over="ignore"):
+        return np.float32(np.float64(largest) + (np.float64(largest) - np.float64(below)) / 2)
+
+
+@jax.jit
+def _within(leaves: list[jax.Array], bound: jax.Array) -> jax.Array:
+    # Not by isfinite of the cast number: a compiler may leave out the cast.
+    return jnp.stack([(jnp.abs(leaf.astype(jnp.float32)) < bound).all() for leaf in leaves])

@@ -1,29 +1,37 @@
 """Memory rehearsal: runs the real update on a full batch before the first step, and discards the result.
 
 So a run that does not fit into memory ends in its first minute, with advice, and not hours later. `fastest_that_fits`
-chooses in the same way what the backward pass keeps.
+chooses in the same way what the backward pass keeps. Below stands what measures free memory, and what a compiled update
+takes of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.stages import Compiled
 
-from cojax.learner.batch import TrainBatch
-from cojax.learner.device_memory import DeviceMemoryError, check_fits, free_bytes, needed_bytes
+from cojax.learner.batch import DTYPES, TrainBatch
 from cojax.learner.learner import Learner
-from cojax.learner.train_state import TrainState
+from cojax.learner.update import TrainState
 from cojax.policy.attention import block_scores_bytes
 from cojax.policy.routes import RouteShape
 from cojax.policy.transformer import REMAT
 
 AUTO = "auto"  # in place of a name of REMAT: `fastest_that_fits` decides
 _FASTEST_FIRST = tuple(REMAT)
+GIB = 2**30
+_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+class DeviceMemoryError(RuntimeError):
+    """The update does not fit into memory; the message says how much it needs and which settings to lower."""
 
 
 def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> TrainState:
@@ -40,7 +48,10 @@ def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> Train
         if all(device.platform == "cpu" for device in devices):
             here = sum(device.process_index == jax.process_index() for device in devices)
             check_fits(least_bytes(learner) * here // len(devices), advice)
-            check_fits(needed_bytes(_programs(learner, state, full, pairs), here, _batch_bytes(full, pairs)), advice)
+            programs = []
+            for lower in learner.programs(state, full, pairs).values():
+                programs.append(lower().compile())  # which later calls of `prepare` and `apply` find compiled
+            check_fits(needed_bytes(programs, here, _batch_bytes(full, pairs)), advice)
         batch = learner.prepare(state, full, count)
         extra = None if pairs is None else learner.prepare_pairs(state, pairs, count)
         # An update keeps the old state if loss or gradient is not finite. Here neither is, so the state is unchanged.
@@ -64,10 +75,10 @@ def fastest_that_fits(learner: Learner, state: TrainState, sizes: Sequence[int],
         full, pairs = full_batches(learner, sizes)
         for remat in _FASTEST_FIRST[:-1]:
             candidate = dataclasses.replace(learner, remat=remat)
-            needed = needed_bytes(
-                _programs(candidate, state, full, pairs), len(devices), _batch_bytes(full, pairs) + beside
-            )
-            if needed <= available:
+            programs = []
+            for lower in candidate.programs(state, full, pairs).values():
+                programs.append(lower().compile())
+            if needed_bytes(programs, len(devices), _batch_bytes(full, pairs) + beside) <= available:
                 return candidate
     return dataclasses.replace(learner, remat=_FASTEST_FIRST[-1])
 
@@ -79,11 +90,6 @@ def full_batches(learner: Learner, sizes: Sequence[int]) -> tuple[TrainBatch, Tr
         counts.append(learner.hard.rows(sizes, learner.micro_rows))
     full = [full_batch(rows, learner.row_length, learner.route_shape) for rows in counts]
     return full[0], full[1] if learner.hard is not None else None
-
-
-def _programs(learner: Learner, state: TrainState, full: TrainBatch, pairs: TrainBatch | None) -> list[Compiled]:
-    """The programs of a step, compiled. Later calls of `prepare` and `apply` find them compiled."""
-    return [program.compile() for program in learner.lowered(state, full, pairs).values()]
 
 
 def least_bytes(learner: Learner) -> int:
@@ -110,30 +116,18 @@ def full_batch(rows: int, length: int, routes: RouteShape | None) -> TrainBatch:
     Its arrays are views of one row, which take no memory.
     """
     positions = np.arange(length, dtype=np.int32)
-
-    def repeated(row: np.ndarray | np.generic) -> np.ndarray:
-        return np.broadcast_to(row, (rows, length))
-
-    one, zero = repeated(np.float32(1)), repeated(np.float32(0))
-    return TrainBatch(
-        tokens=repeated(np.int32(0)),
-        segment_ids=repeated(np.int32(1)),
-        positions=repeated(positions),
-        advantages=one,
-        sampler_logprobs=zero,
-        versions=repeated(np.int32(0)),
-        reference_logprobs=zero,
-        old_logprobs=zero,
-        weights=repeated(np.where(positions > 0, np.float32(np.inf), np.float32(0))),
-        sequences=repeated(np.int32(0)),
-        tasks=repeated(np.int32(0)),
-        groups=repeated(np.int32(0)),
-        turns=repeated(np.int32(0)),
-        lengths=repeated(np.int32(length - 1)),
-        group_sizes=repeated(np.int32(1)),
-        rewards=zero,
-        routes=None if routes is None else np.broadcast_to(routes.unknown(), (rows, length, *routes.unknown().shape)),
-    )
+    one_row: dict[str, Any] = {name: dtype.type(0) for name, dtype in DTYPES.items()} | {
+        "positions": positions,
+        "segment_ids": np.int32(1),
+        "group_sizes": np.int32(1),
+        "lengths": np.int32(length - 1),
+        "advantages": np.float32(1),
+        "weights": np.where(positions > 0, np.float32(np.inf), np.float32(0)),
+    }
+    columns: dict[str, Any] = {name: np.broadcast_to(row, (rows, length)) for name, row in one_row.items()}
+    if routes is not None:
+        columns["routes"] = np.broadcast_to(routes.unknown(), (rows, length, *routes.unknown().shape))
+    return TrainBatch(**columns)
 
 
 def _advice(learner: Learner) -> str:
@@ -143,3 +137,107 @@ def _advice(learner: Learner) -> str:
     ways += ["set model.dtype=bfloat16"] if learner.config.dtype == "float32" else []
     ways += ["set optimizer.moments_dtype=bfloat16 or learner.lora.rank=16"] if learner.lora is None else []
     return ", ".join([*ways, "or spread it over more devices by mesh"])
+
+
+def check_fits(need: int, advice: str) -> None:
+    """Raises DeviceMemoryError if an update needs more of this host's memory than is available.
+
+    For CPU devices only: there the system grants memory that it does not have, and later kills the process without a
+    message. Does nothing if the system does not report the available memory.
+    """
+    there = available_bytes()
+    if there is not None and need > there:
+        raise DeviceMemoryError(
+            f"the update needs {need / GIB:.1f} GiB beside what is loaded, and {there / GIB:.1f} GiB are available; "
+            f"{advice}"
+        )
+
+
+def needed_bytes(programs: Sequence[jax.stages.Compiled], devices: int, arrays: int = 0) -> int:
+    """Bytes that the largest of the programs takes on `devices` devices that share a memory, and `arrays` more.
+
+    `arrays` are the bytes of arrays that are yet to be allocated.
+    """
+    return arrays + devices * max(extra_bytes(program) for program in programs)
+
+
+def extra_bytes(program: jax.stages.Compiled) -> int:
+    """Bytes on each device beside the program's arguments: temporaries, and results that reuse no argument's memory."""
+    sizes = program.memory_analysis()
+    if sizes is None:
+        return 0
+    return sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+
+
+def free_bytes(devices: Sequence[jax.Device]) -> int | None:
+    """Bytes that are free on `devices` together.
+
+    Every device is taken to have as little as the fullest one; CPU devices share this host's memory. None if free
+    memory is not reported, and with several processes, which would have to agree on it.
+    """
+    if jax.process_count() > 1:
+        return None
+    if all(device.platform == "cpu" for device in devices):
+        return available_bytes()
+    left = []
+    for device in devices:
+        sizes = device.memory_stats()
+        if sizes and "bytes_limit" in sizes and "bytes_in_use" in sizes:
+            left.append(sizes["bytes_limit"] - sizes["bytes_in_use"])
+    return len(devices) * min(left) if left else None
+
+
+def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
+    """Bytes that this process can still take: the machine's, or those that its control groups leave if they are fewer.
+
+    Cached files count as available. None where the system does not report it (it is not Linux).
+    """
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", (proc / "meminfo").read_text())
+    except OSError:
+        return None
+    limits = [int(found[1]) * 1024] if found else []
+    for folder in _groups(proc, cgroups):
+        limit = _number(folder, "memory.max", "memory.limit_in_bytes")
+        used = _number(folder, "memory.current", "memory.usage_in_bytes")
+        if limit is not None and used is not None:
+            limits.append(max(0, limit - used + _cached(folder)))
+    return min(limits, default=None)
+
+
+def _groups(proc: Path, cgroups: Path) -> Iterator[Path]:
+    """The folders of this process's control groups and of those that contain them, of version 1 or 2."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = cgroups / "memory" if controllers else cgroups
+        # In a container the path may be that of the host; the container's own limit is then at the root.
+        inner = root / path.strip("/")
+        yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(root) and folder.is_dir())
+
+
+def _number(folder: Path, *names: str) -> int | None:
+    """The number in the first of these files that holds one."""
+    for name in names:
+        try:
+            return int((folder / name).read_text())
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _cached(folder: Path) -> int:
+    """Bytes of cached file pages, which the kernel frees first."""
+    try:
+        text = (folder / "memory.stat").read_text()
+    except OSError:
+        return 0
+    counts = {name: int(count) for name, count in re.findall(r"^(\w+) (\d+)$", text, re.MULTILINE)}
+    # In version 1 these names count a group's own pages, and total_… those of all groups within it.
+    prefix = "total_" if "total_inactive_file" in counts else ""
+    return counts.get(f"{prefix}inactive_file", 0) + counts.get(f"{prefix}active_file", 0)

@@ -1,8 +1,9 @@
-"""The arithmetic of one optimiser update: `train_step`, a pure function to be jitted."""
+"""The arithmetic of an optimiser update: `train_step`, a pure function from one `TrainState` to the next."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,38 @@ import numpy as np
 import optax
 
 from cojax.learner.batch import TrainBatch
-from cojax.learner.reading import Facts
-from cojax.learner.train_state import Params, TrainState
+from cojax.learner.bound_loss import BoundLoss
 from cojax.policy.logprobs import TokenScores
 
+Params = Any  # a nested dict of jax.Array
 Metrics = dict[str, float]
-Score = Callable[[Params, TrainBatch], TokenScores]
-BatchLoss = Callable[[TokenScores, TrainBatch], tuple[jax.Array, Facts]]
+Sums = tuple[tuple[jax.Array, dict[str, jax.Array]], Params]  # (loss, facts), gradient
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """What one update takes and the next one starts from.
+
+    step: int32[], steps of learning taken so far; params: nested dict of arrays; opt_state: optax's.
+    """
+
+    step: Any
+    params: Params
+    opt_state: Any
+
+
+def united(target: TrainState, second: TrainState | None) -> Any:
+    """What a checkpoint holds: the state, and that of a second agent under its own name."""
+    return target if second is None else {**vars(target), "second": second}
+
+
+def divided(arrays: Any) -> tuple[TrainState, TrainState | None]:
+    """The states of what a checkpoint holds."""
+    if not isinstance(arrays, Mapping):
+        return arrays, None
+    return TrainState(**{name: value for name, value in arrays.items() if name != "second"}), arrays["second"]
+
 
 # Facts that are reported by their largest value too, not only by their mean.
 PEAKS = ("logprob_mismatch", "ratio")
@@ -53,31 +79,42 @@ class NonFiniteUpdate(RuntimeError):
 
 def train_step(
     state: TrainState,
+    frozen: Params | None,
     batch: TrainBatch,
     count: jax.Array,
+    pairs: tuple[TrainBatch, jax.Array] | None = None,
     *,
-    score: Score,
-    loss: BatchLoss,
+    score: Callable[[Params | None, Params, TrainBatch], TokenScores],
+    loss: BoundLoss,
     optimizer: optax.GradientTransformation,
     on_policy: bool,
+    pair_loss: BoundLoss | None = None,
     shardings: tuple[jax.sharding.Sharding, ...] | None = None,
-    extra: tuple[TrainBatch, jax.Array, BatchLoss] | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One optimiser update from the summed gradients of the first `count` of M micro-batches.
 
     batch: arrays [M, b, T]; count: int32[], at most M, so that one compiled program serves any number of live rows.
-    `score` gives the policy's log-probs and entropies. With `on_policy` the old log-probs are the current ones without
-    gradient; without it they are read from the batch. `extra` is another batch, the number of its live micro-batches,
-    and its loss, which is added; its value is the metric `hard_loss`. `shardings` holds one sharding for each leaf of
-    the state, and the new state keeps them.
+    `score` gives the log-probs and entropies of the policy, `state.params` upon `frozen`. With `on_policy` the old
+    log-probs are the current ones without gradient; without it they are read from the batch. `pairs` is another batch
+    and the number of its live micro-batches; their `pair_loss` is added, and is the metric `hard_loss`. `shardings`
+    holds one sharding for each leaf of the state, and the new state keeps them.
 
     Returns the new state, or the old one where loss or gradient is not finite; and float32[] metrics: `loss`,
-    `grad_norm` before clipping, the sum of each fact of `loss_and_facts` over the learned tokens, and its largest value
-    as `…_max` for the facts in PEAKS.
+    `grad_norm` before clipping, the sum of each fact of `micro_loss` over the learned tokens, and its largest value as
+    `…_max` for the facts in PEAKS.
     """
-    total, facts, gradients = _accumulate(state.params, batch, count, score, loss, on_policy)
-    if extra is not None:
-        value, _, further = _accumulate(state.params, *extra[:2], score, extra[2], on_policy=True)
+    terms = [(batch, count, loss, on_policy)]
+    if pairs is not None and pair_loss is not None:
+        terms.append((*pairs, pair_loss, True))
+    sums: list[Sums] = []
+    for rows, live, term, current in terms:
+        own = functools.partial(micro_loss, score=functools.partial(score, frozen), loss=term, on_policy=current)
+        gradient = jax.value_and_grad(own, has_aux=True)
+        shapes = jax.eval_shape(gradient, state.params, micro_batch(rows, 0))
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        sums.append(jax.lax.fori_loop(0, live, functools.partial(_add, gradient, state.params, rows), zeros))
+    (total, facts), gradients = sums[0]
+    for (value, _), further in sums[1:]:
         total, facts = total + value, {**facts, "hard_loss": value}
         gradients = jax.tree.map(jnp.add, gradients, further)
 
@@ -93,31 +130,26 @@ def train_step(
     return new, {"loss": total, "grad_norm": norm, **facts}
 
 
-def _accumulate(
-    params: Params, batch: TrainBatch, count: jax.Array, score: Score, loss: BatchLoss, on_policy: bool
-) -> tuple[jax.Array, dict[str, jax.Array], Params]:
-    """Sums of the loss, the facts and the gradient over the first `count` micro-batches of a batch [M, b, T]."""
-
-    def micro_loss(params: Params, micro: TrainBatch) -> tuple[jax.Array, dict[str, jax.Array]]:
-        return loss_and_facts(params, micro, score=score, loss=loss, on_policy=on_policy)
-
-    gradient = jax.value_and_grad(micro_loss, has_aux=True)
-
-    def add(index: jax.Array, total: Any) -> Any:
-        (value, facts), gradients = gradient(params, micro_batch(batch, index))
-        facts = {
-            name: jnp.maximum(total[1][name], fact) if name.endswith("_max") else total[1][name] + fact
-            for name, fact in facts.items()
-        }
-        return total[0] + value, facts, jax.tree.map(jnp.add, total[2], gradients)
-
-    (value, facts), gradients = jax.eval_shape(gradient, params, micro_batch(batch, 0))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (value, facts, gradients))
-    return jax.lax.fori_loop(0, count, add, zeros)
+def _add(
+    gradient: Callable[[Params, TrainBatch], Sums], params: Params, batch: TrainBatch, index: jax.Array, sums: Sums
+) -> Sums:
+    """The sums of loss, facts and gradient with those of micro-batch `index`."""
+    (total, before), gradients = sums
+    (value, facts), further = gradient(params, micro_batch(batch, index))
+    facts = {
+        name: jnp.maximum(before[name], fact) if name.endswith("_max") else before[name] + fact
+        for name, fact in facts.items()
+    }
+    return (total + value, facts), jax.tree.map(jnp.add, gradients, further)
 
 
-def loss_and_facts(
-    params: Params, micro: TrainBatch, *, score: Score, loss: BatchLoss, on_policy: bool
+def micro_loss(
+    params: Params,
+    micro: TrainBatch,
+    *,
+    score: Callable[[Params, TrainBatch], TokenScores],
+    loss: BoundLoss,
+    on_policy: bool,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The loss of one micro-batch [b, T], and the sums and maxima of its facts over the learned tokens.
 
@@ -128,7 +160,7 @@ def loss_and_facts(
     current = score(params, micro)
     if on_policy:
         micro = dataclasses.replace(micro, old_logprobs=jax.lax.stop_gradient(current.logprobs))
-    per_token, facts = loss(current, micro)
+    per_token, facts = loss.function(*loss.inputs(current, micro), **loss.settings)
     learned = micro.weights > 0
     mismatch = jnp.where(micro.versions >= 0, jnp.abs(micro.old_logprobs - micro.sampler_logprobs), 0.0)
     facts = {"entropy": current.entropy, "logprob_mismatch": mismatch, **facts}

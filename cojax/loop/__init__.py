@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cojax.curriculum import Curriculum
 from cojax.environment import Environment
 from cojax.explorer import Explorer
 from cojax.learner.learner import Learner
-from cojax.learner.train_state import TrainState
+from cojax.learner.update import TrainState, united
 from cojax.metrics import Stopwatch
-from cojax.pool import TaskPool
+from cojax.pool import Curriculum, TaskPool
 from cojax.rollout.chat import Chat
 from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Engine, Sampling
@@ -47,8 +46,8 @@ class State:
 
     @property
     def arrays(self) -> Any:
-        """What a checkpoint holds: the learner's state, and the second agent's under its own name."""
-        return self.learner if self.second is None else {**vars(self.learner), "second": self.second}
+        """What a checkpoint holds."""
+        return united(self.learner, self.second)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Loop:
     record.
 
     Tasks: the share `fresh_fraction` of a batch is drawn from the newest tasks (0 in the paper). `curriculum`, an entry
-    of `curriculum.CURRICULA`, weights the other tasks by the scores that the detector `visits` remembers; None weights
+    of `pool.CURRICULA`, weights the other tasks by the scores that the detector `visits` remembers; None weights
     all alike (the paper). With `dynamic_sampling` above 0, tasks are sampled until `batch_size` groups are live or
     `dynamic_sampling` groups were sampled. The update then learns from the live groups only.
 

@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Evolution:
+class Evolutions:
     """The evolutions of one run. Each reflects on the signals since the last one and finds new tasks.
 
     An evolution is due every `evolve_every` steps, and runs at the end of the step at which it is due. With
@@ -44,38 +44,38 @@ class Evolution:
         return self.loop.evolve_beside and state.step < self.loop.steps and self.due(state)
 
     @contextlib.contextmanager
-    def evolving(self, state: State) -> Iterator[list[Synthesis]]:
-        """Runs the evolution that is due on a thread while the block runs.
+    def beside(self, state: State) -> Iterator[list[Synthesis]]:
+        """Makes the evolution that is due on a thread while the block runs, and yields the list of its result.
 
         The list is filled when the block ends. It stays empty if no evolution is due beside the next step.
         """
-        evolutions: list[Synthesis] = []
+        syntheses: list[Synthesis] = []
         if not self.due_beside(state):
-            yield evolutions
+            yield syntheses
             return
         with self.loop.clock("feedback"):
-            evolve = self.prepare_evolution(state)
+            evolve = self.prepare(state)
         with in_background("evolution", lambda unwanted: evolve(lambda: self.stop() or unwanted())) as synthesis:
-            yield evolutions
+            yield syntheses
             with self.loop.clock("feedback"):
-                evolutions.append(synthesis.result())
+                syntheses.append(synthesis.result())
 
-    def end_step(self, state: State, record: Mapping[str, Any]) -> tuple[State, Mapping[str, Any]]:
+    def at_end(self, state: State, record: Mapping[str, Any]) -> tuple[State, Mapping[str, Any]]:
         """Makes the evolution at the end of the step, if one is due there. Returns the new state and the record."""
         if not self.due(state) or self.due_beside(state):
             return state, record
         with self.loop.clock("feedback"):
-            synthesis = self.prepare_evolution(state)(self.stop)
-        state = self.with_evolution(state, synthesis)
+            synthesis = self.prepare(state)(self.stop)
+        state = self.add(state, synthesis)
         return state, {**record, "tasks": len(state.pool), **evolution_record(synthesis, state.evolved)}
 
-    def with_evolution(self, state: State, synthesis: Synthesis) -> State:
+    def add(self, state: State, synthesis: Synthesis) -> State:
         """Stores the result of the evolution after the state's step. Returns the state with the new tasks."""
         with self.loop.clock("feedback"):
             self.directory.add_evolution(synthesis)
         return dataclasses.replace(state, pool=state.pool.add(synthesis.tasks), pending=(), evolved=state.step)
 
-    def prepare_evolution(self, state: State) -> Callable[[Callable[[], bool]], Synthesis]:
+    def prepare(self, state: State) -> Callable[[Callable[[], bool]], Synthesis]:
         """Gathers all that the evolution after the state's step reads, and returns a function that makes the evolution.
 
         The function may run on any thread. It raises Interrupted once its argument, `stop`, returns true.

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cojax.curriculum import task_weight
 from cojax.host.background import in_background
 from cojax.loop import Loop, State
+from cojax.pool import task_weight
 from cojax.prefix_replay import prefix
 from cojax.rollout.chat import PolicyActors
 from cojax.rollout.collect import EpisodeCollector
+from cojax.signals.kinds import task_of
 from cojax.types import Group, Signal, Task
 
 # Tells the random numbers of probes from those of training, whose seeds have one number less.
@@ -20,7 +21,7 @@ _PROBE = 1
 
 
 class PlayedCount:
-    """A detector that raises no signals: it counts the training episodes so far, and their environment steps."""
+    """A statistic: the numbers of training episodes so far, and of their environment steps."""
 
     def init(self) -> dict[str, Any]:
         return {"episodes": 0, "environment_steps": 0}
@@ -170,9 +171,11 @@ def _play(
 
 def _actors(loop: Loop, tasks: Sequence[Task], lengths: Mapping[str, int] | None) -> PolicyActors:
     """Actors of the policy whose episodes begin with the prefixes of their tasks; with `lengths` None without any."""
-    # An episode's session is STEP-TASK-SAMPLE.
     prefixes = {} if lengths is None else {task.id: prefix(task, lengths) for task in tasks}
-    return PolicyActors(loop.engine, loop.chat, loop.sampling, lambda session: prefixes.get(session.split("-")[1], ()))
+    # A session is an episode's id and the number of its attempt.
+    return PolicyActors(
+        loop.engine, loop.chat, loop.sampling, lambda session: prefixes.get(task_of(session.rpartition("-")[0]), ())
+    )
 
 
 def _prefix_lengths(loop: Loop, state: State) -> Mapping[str, int] | None:

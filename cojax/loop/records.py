@@ -1,18 +1,43 @@
-"""Writes what a step leaves on disk: its record in metrics.jsonl, and its checkpoint."""
+"""The end of a step: the evolution that is due, the step's record in metrics.jsonl, and its checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cojax import signals
 from cojax.loop import Loop, State
-from cojax.loop.evolution import evolution_record
+from cojax.loop.evolution import Evolutions, evolution_record
+from cojax.metrics import plain
 from cojax.prefix_replay import replayed
 from cojax.rollout.collect import count_outcomes
 from cojax.storage.run_directory import RunDirectory
-from cojax.synthesis import Synthesis
+from cojax.synthesis import Interrupted, Synthesis
 from cojax.types import Group, Signal
+
+
+def end_step(
+    evolutions: Evolutions, state: State, record: Mapping[str, Any], observe: Callable[[dict[str, Any]], None]
+) -> State:
+    """Ends a step and returns the new state: makes the evolution that is due, writes the record and the checkpoint.
+
+    If the evolution is stopped, the checkpoint keeps the record so far, with the seconds that the step took. The
+    evolution then starts again when the run is resumed.
+    """
+    loop, directory = evolutions.loop, evolutions.directory
+    try:
+        state, record = evolutions.at_end(state, record)
+    except Interrupted:
+        state = dataclasses.replace(state, record=plain({**record, "seconds": loop.clock.lap()}))
+        save(loop, state, directory)
+        return state
+    observe(with_scores(loop, state, record))
+    state = dataclasses.replace(state, record=None)
+    last = state.step == loop.steps
+    if state.step % loop.checkpoint_every == 0 or last or evolutions.due_beside(state) or evolutions.stop():
+        save(loop, state, directory)
+    return state
 
 
 def step_record(
@@ -21,12 +46,12 @@ def step_record(
     groups: Sequence[Group],
     found: Sequence[Signal],
     figures: Mapping[str, float],
-    evolutions: Sequence[Synthesis],
+    syntheses: Sequence[Synthesis],
 ) -> dict[str, Any]:
     """The record of the state's step.
 
-    It is made of the step's `groups`, the signals `found` in them, the learner's `figures`, and the `evolutions` that
-    ran in parallel with the step. All of it depends on the seed only; it holds no times.
+    It is made of the step's `groups`, the signals `found` in them, the learner's `figures`, and the `syntheses` of
+    evolutions that ran in parallel with the step. All of it depends on the seed only; it holds no times.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     record: dict[str, Any] = {
@@ -41,8 +66,8 @@ def step_record(
         "signals": {kind: sum(s.kind == kind for s in found) for kind in signals.kind_names(loop.kinds)},
         **figures,
     }
-    for evolution in evolutions:
-        record |= evolution_record(evolution, state.evolved)
+    for synthesis in syntheses:
+        record |= evolution_record(synthesis, state.evolved)
     return record
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from cojax.learner.rounds import Passes
 from cojax.settings.tree import PreferenceSettings
 
 # Kinds of pairs of the target: an expert over its own failure, an expert over the second agent's failure, and a failure
@@ -59,10 +58,6 @@ class Preference:
     def kinds(self) -> dict[str, float]:
         """Kind of pair → its weight."""
         return {"own": self.own, "other": self.other, "failures": self.failures}
-
-    @property
-    def passes(self) -> Passes:
-        return Passes(self.epochs, self.batch_size)
 
     def others(self, group_size: int) -> int:
         """How many of a group's episodes the second agent plays: at least one, and not all."""

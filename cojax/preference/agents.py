@@ -6,11 +6,9 @@ import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 
-from cojax.learner.learner import Learner
-from cojax.learner.pairs import Pair
-from cojax.learner.rounds import learn_round
-from cojax.learner.train_state import TrainState
-from cojax.learner.update import Metrics
+from cojax.learner.learner import Learner, learn_round
+from cojax.learner.packing import Pair
+from cojax.learner.update import Metrics, TrainState
 from cojax.preference import Preference
 from cojax.preference.experts import distinct_successes
 from cojax.preference.failures import Failure, failure_pairs, failures_of, unsampled
@@ -38,7 +36,7 @@ def learn_failures(
         (*seed, "second"),
         played_by_other=lambda trajectory: trajectory.episode in theirs,
     )
-    state, metrics = learn_round(learner, state, pairs, settings.passes, (*seed, "second"))
+    state, metrics = learn_round(learner, state, pairs, settings.epochs, settings.batch_size, (*seed, "second"))
     return state, {**metrics, "pairs": float(len(pairs))}
 
 

@@ -10,6 +10,7 @@ from cojax.environment import Actor, Environment, Episode, OutOfContext, ask
 from cojax.learner.packing import sampled_mask
 from cojax.rollout.chat import Chat
 from cojax.rollout.collect import EpisodeCollector, Limits
+from cojax.signals.kinds import task_of
 from cojax.types import Action, Group, Message, Task, Trajectory, Turn
 
 
@@ -51,8 +52,8 @@ class SolutionActors:
     solutions: Mapping[str, Sequence[Action]]
 
     def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
-        """The actor of a session LABEL-TASK-SAMPLE-ATTEMPT."""
-        actions = self.solutions[session.rsplit("-", 3)[1]]
+        """The actor of a session, which is an episode's id and the number of its attempt."""
+        actions = self.solutions[task_of(session.rpartition("-")[0])]
         turns = itertools.count()
 
         def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:

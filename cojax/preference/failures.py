@@ -6,8 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterable, Sequence
 
-from cojax.learner.packing import sampled_mask
-from cojax.learner.pairs import Pair
+from cojax.learner.packing import Pair, sampled_mask
 from cojax.types import Group, Trajectory
 
 

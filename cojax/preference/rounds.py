@@ -6,23 +6,25 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.learner.packing import count_groups
-from cojax.learner.rounds import Example, learn_round, mean_log_ratio
-from cojax.learner.train_state import TrainState
-from cojax.learner.update import Metrics
+from cojax.learner.learner import learn_round, mean_log_ratio
+from cojax.learner.packing import Example, count_groups
+from cojax.learner.update import Metrics, TrainState
 from cojax.loop import Loop, State
 from cojax.loop.groups import play_tasks
 from cojax.loop.records import step_record
-from cojax.preference import Method, Preference, measures
+from cojax.preference import Method, Preference
 from cojax.preference.agents import agent_pairs, experts_by_task, learn_failures
 from cojax.preference.experts import distinct_successes, expert_trajectories
 from cojax.preference.failures import failures_of
+from cojax.quality import HashedNgrams, neighbour_similarity
 from cojax.rollout.collect import count_outcomes
 from cojax.signals import Memory, apply, detect
-from cojax.types import Group, Signal, Task, Trajectory
+from cojax.types import Group, Signal, Task, Trajectory, signature
 
 # Metrics of the second agent's learning that are recorded.
 _LEARNED = ("loss", "grad_norm", "updates", "pairs")
+# Nearest neighbours in SR@k, and the most failures that it compares.
+_K, _MOST = 5, 2_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,10 +93,15 @@ class Rounds:
         examples = self.target_examples(solutions, played, step)
         with self.loop.clock("update"):
             every = [example for some in examples.values() for example in some]
-            learned, metrics = learn_round(
-                self.loop.learner, state.learner, every, self.settings.passes, self._seed(step)
+            target, metrics = learn_round(
+                self.loop.learner,
+                state.learner,
+                every,
+                self.settings.epochs,
+                self.settings.batch_size,
+                self._seed(step),
             )
-        return learned, {**metrics, **count_groups(played.target)}, {kind: len(some) for kind, some in examples.items()}
+        return target, {**metrics, **count_groups(played.target)}, {kind: len(some) for kind, some in examples.items()}
 
     def target_examples(
         self, solutions: Mapping[str, Trajectory], played: Played, step: int
@@ -119,7 +126,9 @@ class Rounds:
             experts = experts_by_task(settings, solutions, played.second, played.target)
             pairs = agent_pairs(settings, experts, played.second, played.target, seed)
             every = [pair for some in pairs.values() for pair in some]
-            second, metrics = learn_round(learner, state.second, every, settings.passes, (*seed, "second"))
+            second, metrics = learn_round(
+                learner, state.second, every, settings.epochs, settings.batch_size, (*seed, "second")
+            )
             return second, {**metrics, "pairs": float(len(every))}
 
     def count_second(self, state: State, played: Played) -> Memory:
@@ -143,11 +152,11 @@ class Rounds:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         record = step_record(self.loop, state, played.target, found, figures, ())
         hard = self.settings.hard
-        agents = {"target": measures.played(played.target, hard)} if self.method.plays else {}
+        agents = {"target": measures_of(played.target, hard)} if self.method.plays else {}
         if state.second is not None:
-            learned = {name: value for name, value in second.items() if name in _LEARNED}
+            learning = {name: value for name, value in second.items() if name in _LEARNED}
             distance = {} if played.distance is None else {"distance": played.distance}
-            agents["second"] = {**measures.played(played.second, hard), **distance, **learned}
+            agents["second"] = {**measures_of(played.second, hard), **distance, **learning}
         return {
             **record,
             "tokens_sampled": sum(len(turn.action_tokens) for t in trajectories for turn in t.turns),
@@ -158,3 +167,40 @@ class Rounds:
 
     def _seed(self, step: int) -> tuple[int | str, ...]:
         return self.loop.seed, step - 1
+
+
+def measures_of(groups: Sequence[Group], hard: float) -> dict[str, Any]:
+    """What one agent played in a round.
+
+    episodes         number of valid episodes
+    failures, hard   number of episodes of reward below 1, and of those with a partial reward of at least `hard`
+    success          share of episodes that succeed
+    partial, turns   mean partial reward, and mean number of turns
+    distinct         share of a task's failures whose actions differ from one another's, mean over failures
+    ends             the same for the checks that were passed
+    sr_at_k          mean cosine of each failure's actions to the k = 5 nearest of other failures; lower is more diverse
+
+    What is a mean over no episodes is left out.
+    """
+    valid = [trajectory for group in groups for trajectory in group.valid]
+    failures = [trajectory for trajectory in valid if trajectory.reward < 1.0]
+    found: dict[str, Any] = {
+        "episodes": len(valid),
+        "failures": len(failures),
+        "hard": sum(trajectory.partial >= hard for trajectory in failures),
+    }
+    if valid:
+        found["success"] = 1.0 - len(failures) / len(valid)
+        found["partial"] = sum(trajectory.partial for trajectory in valid) / len(valid)
+        found["turns"] = sum(len(trajectory.turns) for trajectory in valid) / len(valid)
+    if failures:
+        found["distinct"] = len({(t.task.id, _actions(t)) for t in failures}) / len(failures)
+        found["ends"] = len({(t.task.id, t.checks) for t in failures}) / len(failures)
+    if len(failures) > 1:
+        texts = [_actions(trajectory) for trajectory in failures[:_MOST]]
+        found["sr_at_k"] = round(neighbour_similarity(HashedNgrams()(texts), _K) or 0.0, 6)
+    return found
+
+
+def _actions(trajectory: Trajectory) -> str:
+    return "\n".join(signature(turn.action) for turn in trajectory.turns)

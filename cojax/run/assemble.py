@@ -11,18 +11,16 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from cojax import worlds
-from cojax.curriculum import RecentScores
 from cojax.environment import Charted, Environment, traits_of
 from cojax.evaluation.scores import dev_score, sampling
 from cojax.explorer import Explorer, Metered
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.journal import Journal
-from cojax.learner.hosts import ONE_PROCESS, Hosts
-from cojax.learner.learner import Learner
+from cojax.learner.learner import Learner, required_route_shape
 from cojax.learner.optimizer import adamw
+from cojax.learner.placement import ONE_PROCESS, Hosts
 from cojax.learner.rehearsal import AUTO, fastest_that_fits
-from cojax.learner.routing import required_route_shape
-from cojax.learner.train_state import TrainState
+from cojax.learner.update import TrainState
 from cojax.loop import Loop
 from cojax.loop.groups import PlayedCount
 from cojax.metrics import Stopwatch
@@ -31,6 +29,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import leaf_of, parameters
 from cojax.policy.sharding import SAMPLING, copies
 from cojax.policy.transformer import Params
+from cojax.pool import RecentScores
 from cojax.preference.rounds import Rounds
 from cojax.prefix_replay import PrefixLengths
 from cojax.registry import find
@@ -41,10 +40,10 @@ from cojax.run import initial_policy as initial_policies
 from cojax.run.engines import check_routes
 from cojax.run.entries import entry, learned_by, made_signals, reads_initial
 from cojax.run.initial_policy import InitialPolicy
-from cojax.run.loading import as_text
 from cojax.run.mesh import mesh_of
 from cojax.run.parts import Parts
 from cojax.run.perturbation import perturbed
+from cojax.run.processes import as_text
 from cojax.run.quality import quality
 from cojax.settings.reading import settings
 from cojax.synthesis import EVOLUTIONS, MEMORIES, Synthesis, initial_tasks, reads
@@ -55,8 +54,6 @@ from cojax.validation.similarity import NearDuplicates, setup_hash
 _LOG = logging.getLogger(__name__)
 # Settings of config.learner that are not the learner's keywords as they stand.
 _OBJECTIVE = ("loss", "loss_settings", "advantage_settings", "weighting_settings")
-# The name of the run's learner among all processes.
-RUN = "run"
 # More tasks than any finite split has.
 _ALL = 100_000
 
@@ -93,11 +90,9 @@ def parts(config: ConfigDict) -> Parts:
 
 def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
     """The learner of a policy that begins at `params`. Where `learner.remat` is "auto", `fitted` decides it."""
-
-    def build(*_: object) -> Learner:
-        return learner_on(config, made.model, made.mesh, params, made.together.hosts(RUN))
-
-    return made.together.run("build", build, RUN, as_text(made.model), params)
+    hosts = made.together.hosts
+    with hosts.operation("build", as_text(made.model), params):
+        return learner_on(config, made.model, made.mesh, params, hosts)
 
 
 def learner_on(

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from cojax.learner.device_memory import GIB, free_bytes
+from cojax.learner.rehearsal import GIB, free_bytes
 from cojax.policy import parameters
 from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import SAMPLING, copies, replicas

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from cojax import curriculum, worlds
+from cojax import pool, worlds
 from cojax.learner import weightings
 from cojax.quality import EMBEDDINGS
 from cojax.run import engines, entries, evolution_checks, explorers, methods, placement, policies, processes
@@ -143,7 +143,7 @@ def _check_pretrained(config: ConfigDict) -> None:
 def _try_entries(config: ConfigDict) -> None:
     """Calls the curriculum and the weighting on example numbers. Raises ValueError if one fails."""
     trials: dict[str, Callable[[Callable[..., Any]], object]] = {
-        "curriculum": lambda wants: [curriculum.task_weight(wants, scores) for scores in _SCORES],
+        "curriculum": lambda wants: [pool.task_weight(wants, scores) for scores in _SCORES],
         "learner.weighting": lambda weighting: weightings.check_weights(weighting(_LENGTHS), _LENGTHS),
     }
     for leaf, attempt in trials.items():

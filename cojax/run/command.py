@@ -10,24 +10,41 @@ the current folder, PYTHONPATH and each `--trust-code=FOLDER`, from nowhere else
 
 from __future__ import annotations
 
+import functools
+import logging
 import sys
 from collections.abc import Sequence
 
 from absl import app, flags
+from absl import logging as absl_logging
 
+from cojax.host.processes import end_descendants_at_exit
 from cojax.settings.flags import parse
 
 flags.DEFINE_string("workdir", None, "The run directory; without --config, of the run to go on with.")
 _CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything, train nothing.")
 
 
-def main(argv: Sequence[str]) -> None:
-    from cojax.run import train  # now, so that a wrong flag need not wait for JAX
+def train(argv: Sequence[str]) -> None:
+    """Runs the experiment that the flags name, or only its preflight; then the process exits."""
+    # Now, so that a wrong flag need not wait for JAX.
+    from cojax.report.console import CONSOLE
+    from cojax.run import configuration, hosts, preflight, process
+    from cojax.run.train import EXPECTED, run
 
-    train.main(preflight_only=_CHECK.value)
+    absl_logging.set_verbosity(absl_logging.WARNING)
+    end_descendants_at_exit()
+    try:
+        process.keep_compiled()
+        config = configuration.configuration()
+        with hosts.together(config, preflight=_CHECK.value) as processes:
+            if isinstance(processes, hosts.Following):
+                sys.exit(processes.follow(config))
+            sys.exit(preflight.check(config, processes) if _CHECK.value else run(config, processes))
+    except EXPECTED as error:
+        logging.getLogger("cojax").info("the run ended", exc_info=True)
+        CONSOLE.print(f"error: {process.in_words(error)}", style="bold red", markup=False, soft_wrap=True)
+        sys.exit(1)
 
 
-def start() -> None:
-    """Runs the command with the arguments of this process."""
-    sys.modules["__main__"].__doc__ = __doc__  # which --help shows
-    app.run(main, flags_parser=parse)
+main = functools.partial(app.run, train, flags_parser=parse)

@@ -14,11 +14,12 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from cojax import registry, worlds
-from cojax.curriculum import CURRICULA
 from cojax.learner.advantages import ADVANTAGES
+from cojax.learner.bound_loss import bind
 from cojax.learner.losses import LOSSES
 from cojax.learner.objective import ADVANTAGE, WEIGHTING, Objective, objective
 from cojax.learner.weightings import WEIGHTINGS
+from cojax.pool import CURRICULA
 from cojax.registry.annotations import RegistryError, from_text, shown
 from cojax.run import methods
 from cojax.run.engines import ENGINES
@@ -129,10 +130,11 @@ def learned_by(config: ConfigDict) -> Objective:
     """Loss, advantage and weighting. Raises ValueError for those that cannot be combined."""
     if found := methods.rounds_of(config):
         loss, settings = methods.loss_of_rounds(*found)
-        return objective(loss, settings, ADVANTAGE, {}, WEIGHTING, {}, 1)
+        return objective(bind(loss, LOSSES, settings), ADVANTAGE, {}, WEIGHTING, {}, 1)
     chosen, advantage, weighting = (entry(config, f"learner.{kind}") for kind in ("loss", "advantage", "weighting"))
-    parts = config.learner.updates_per_batch if config.learner.each_update == "part" else 1
-    return objective(chosen.name, chosen.given, advantage.name, advantage.given, weighting.name, weighting.given, parts)
+    bound = bind(chosen.name, LOSSES, chosen.given)
+    splits = config.learner.updates_per_batch if config.learner.each_update == "part" else 1
+    return objective(bound, advantage.name, advantage.given, weighting.name, weighting.given, splits)
 
 
 def reads_initial(config: ConfigDict) -> bool:

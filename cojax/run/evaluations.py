@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from cojax.evaluation.scores import HeldOut, held_out_score
 from cojax.learner.learner import Learner
-from cojax.learner.train_state import TrainState
+from cojax.learner.update import TrainState
 from cojax.metrics import Stopwatch
 from cojax.report.console import CONSOLE
 from cojax.run.parts import Parts

@@ -1,9 +1,13 @@
-"""A run in several processes: connects them, and gives process 0 the lead. The others follow it until it ends."""
+"""A run in several processes: connects them, and gives process 0 the lead. The others follow it until it ends.
+
+A process that follows runs `operations`, by the names that process 0 gives them.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -13,28 +17,32 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO
 
 import jax
 from ml_collections import ConfigDict
 
 from cojax.distributed.admission import admit, ask_admission
-from cojax.distributed.checkpoints import LeadArrayFiles
-from cojax.distributed.follow import Follower
-from cojax.distributed.lead import Lead
+from cojax.distributed.operations import Follower, Lead, LeadArrayFiles
 from cojax.distributed.start import Connected, Start, find_devices, start
 from cojax.distributed.wire import Message, Wire
 from cojax.host.processes import end_all
-from cojax.learner.hosts import Hosts
+from cojax.learner.learner import Learner
+from cojax.learner.placement import advanced, copied, finite, piece, replicated
+from cojax.learner.update import TrainState, divided, united
+from cojax.policy.config import ModelConfig
+from cojax.policy.fingerprint import fingerprint
+from cojax.policy.transformer import Params
 from cojax.report.console import CONSOLE
+from cojax.run import assemble, methods
 from cojax.run.entries import described
 from cojax.run.facts import versions_and_commit
-from cojax.run.followed import operations
-from cojax.run.processes import ALONE, Alone, check, check_several, is_enabled, shared_folders
+from cojax.run.mesh import mesh_of
+from cojax.run.policies import with_absolute_path
+from cojax.run.processes import ALONE, Together, check, check_several, is_enabled, read_params, shared_folders
 from cojax.settings.ranges import check_ranges
+from cojax.storage.checkpoint import ArrayFiles, save_params
 from cojax.storage.files import lock_folder
-
-_T = TypeVar("_T")
 
 _AGAIN = "Run the same command in every process again: the run goes on from its last checkpoint"
 # Seconds in which a loss is noticed elsewhere, and in which others hear why before a connection ends.
@@ -46,22 +54,14 @@ class Leading:
     """Process 0 of several."""
 
     def __init__(self, config: ConfigDict, connected: Connected) -> None:
-        self.on_stop: Callable[[int], None] = lambda number: os.kill(os.getpid(), number)
         self._failed, self._deadline = threading.Lock(), config.distributed.deadline
         self._ready = threading.Event()  # the wire may report before the rest is made
         self.wire = Wire(connected.connections, config.distributed.silence, self._lost, self._beat, self._heard)
         self._lead = Lead(self.wire, connected.processes - 1)
+        self.together = Together(
+            self._lead, LeadArrayFiles(self._lead), on_stop=lambda number: os.kill(os.getpid(), number)
+        )
         self._ready.set()
-
-    def run(self, operation: str, compute: Callable[..., _T], *arguments: Any) -> _T:
-        return self._lead.run(operation, compute, *arguments)
-
-    def hosts(self, learner: str) -> Hosts:
-        return self._lead.hosts(learner)
-
-    @property
-    def array_files(self) -> LeadArrayFiles:
-        return LeadArrayFiles(self._lead)
 
     def end(self, status: int, line: str) -> None:
         """Ends the other processes, with this status. One that fails does not wait for them."""
@@ -77,7 +77,8 @@ class Leading:
 
     def _heard(self, number: int, message: Message) -> bool:
         if message.get("kind") == "stop":
-            self.on_stop(int(message["signal"]))
+            self._ready.wait()
+            self.together.on_stop(int(message["signal"]))
         elif message.get("kind") == "failed":
             self._fail(f"process {number} failed: {message['line']}")
         return message.get("kind") in ("stop", "failed")
@@ -172,7 +173,7 @@ def _leave_with(status: int) -> None:
 
 
 @contextlib.contextmanager
-def together(config: ConfigDict, preflight: bool = False) -> Iterator[Alone | Leading | Following]:
+def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together | Following]:
     """Connects the processes of a run, and ends them all together. Raises ValueError and DistributedError.
 
     A preflight neither locks the workdir nor leaves one.
@@ -212,7 +213,7 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Alone | Le
         admit(leading.wire, connected.processes, facts, shared_folders(config), section.startup, keep=not preflight)
         find_devices()
         check_several(config)
-        yield leading
+        yield leading.together
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         raise
@@ -239,3 +240,61 @@ def _facts(config: ConfigDict) -> dict[str, Any]:
     del settings["distributed"]
     code = {name: {"name": one["name"], "hash": one.get("hash")} for name, one in described(config).items()}
     return json.loads(json.dumps({"settings": settings, **versions_and_commit(), "code": code}))
+
+
+def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
+    """The operations of the run of this configuration. `build` adds those of the learner."""
+    config = methods.settled(with_absolute_path(config))
+    files = ArrayFiles()
+    found: dict[str, Callable[..., Any]] = {}
+    outlines: list[TrainState] = []
+
+    def load(folder: str, seed: int, model: str) -> Params:
+        found["piece"] = functools.partial(piece, shape(model))
+        return read_params(ALONE, folder, shape(model), seed, mesh_of(config))
+
+    def build(model: str, params: Params) -> None:
+        made = assemble.learner_on(config, shape(model), mesh_of(config), params)
+        found.update(of_learner(made))
+
+        def init(params: Params, seed: int) -> TrainState:
+            state = made.init(params, seed)
+            outlines[:] = [jax.tree.map(_outline, state)]
+            return state
+
+        found["init"] = init
+
+    def save(folder: str, target: TrainState, second: TrainState | None) -> None:
+        files.save(Path(folder), united(target, second))
+
+    def restore(folder: str, with_second: bool) -> tuple[TrainState, TrainState | None]:
+        return divided(files.restore(Path(folder), united(outlines[0], outlines[0] if with_second else None)))
+
+    found |= {"load": load, "build": build, "save": save, "restore": restore, "fingerprint": fingerprint}
+    return found
+
+
+def of_learner(learner: Learner) -> dict[str, Callable[..., Any]]:
+    """What a learner computes, by the names that it announces."""
+    return {
+        "advance": advanced,
+        "copy": copied,
+        "prepare": learner.prepare,
+        "prepare_pairs": learner.prepare_pairs,
+        "apply": learner.apply,
+        "policy": learner.policy,
+        "policy_fingerprint": learner.fingerprint,
+        "replicate": replicated,
+        "piece": functools.partial(piece, learner.config),
+        "finite": functools.partial(finite, learner.config),
+        "save_params": save_params,
+    }
+
+
+def shape(text: str) -> ModelConfig:
+    """The model's shape that process 0 sent."""
+    return ModelConfig(**json.loads(text))
+
+
+def _outline(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)

@@ -30,10 +30,9 @@ from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Engine
 from cojax.rollout.export import load_params
 from cojax.run import origins
-from cojax.run.loading import begun
 from cojax.run.machine import decides_bits
 from cojax.run.policies import held_out
-from cojax.run.processes import ALONE, Together
+from cojax.run.processes import ALONE, Together, read_params
 from cojax.settings.reading import settings
 from cojax.types import Action, Task, content_hash
 
@@ -77,7 +76,7 @@ def initial_policy(
     if not section.steps:
         origin = {"folder": path, "shown": 0}
         CONSOLE.print(f"policy: {origin_line(origin)} (warm_start.steps=0)", soft_wrap=True, markup=False)
-        return InitialPolicy(begun(together, path, model, config.seed, mesh), origin)
+        return InitialPolicy(read_params(together, path, model, config.seed, mesh), origin)
     if path:
         most = f"at most {section.steps} batches of {section.batch_size} of {section.demonstrations} demonstrations"
         CONSOLE.print(f"policy: pretrained from {path}, to be shown {most}, once for all runs", soft_wrap=True)
@@ -111,7 +110,7 @@ def initial_policy(
     CONSOLE.print(f"warm start: {warm_start.describe(folder)}", soft_wrap=True)
     origin = origins.taught(path, weights, warm_start.read_record(folder))
     CONSOLE.print(f"policy: {origin_line(origin)}", soft_wrap=True, markup=False)
-    return InitialPolicy(begun(together, str(folder), model, config.seed, mesh), origin)
+    return InitialPolicy(read_params(together, str(folder), model, config.seed, mesh), origin)
 
 
 def weights_hash(folder: Path) -> str:

@@ -18,8 +18,8 @@ from cojax.run import assemble, cache_memory, origins, policies, trained
 from cojax.run.cache_memory import CacheTooLarge
 from cojax.run.entries import reads_initial
 from cojax.run.initial_policy import InitialPolicy, teaches_folder
-from cojax.run.loading import begun
 from cojax.run.parts import Parts
+from cojax.run.processes import read_params
 from cojax.storage.run_directory import RunDirectory
 from cojax.storage.run_files import Verified
 from cojax.synthesis import Synthesis
@@ -77,7 +77,7 @@ def initial_policy(
         origin = origins.origin_of(folder)
         params = trained.kept_base(folder, made.model, made.mesh, made.together)
         if params is None and not reads_initial(config) and directory.files.has_zero_shot:
-            params = begun(made.together, config.model.path, made.model, config.seed, made.mesh)
+            params = read_params(made.together, config.model.path, made.model, config.seed, made.mesh)
         if params is not None:
             CONSOLE.print(f"policy: {origin_line(origin)}", soft_wrap=True, markup=False)
             return InitialPolicy(params, origin)

@@ -27,15 +27,15 @@ from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.journal import Journal
 from cojax.learner.advantages import token_advantages
 from cojax.learner.placement import Placement
+from cojax.learner.rehearsal import rehearse
 from cojax.report.console import CONSOLE
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Weights
 from cojax.rollout.sglang.released_memory import RELEASED_MEMORY
 from cojax.run import assemble, checks, initial_policy, mesh, methods
-from cojax.run.loading import begun
 from cojax.run.parts import Parts
-from cojax.run.processes import ALONE, Together
-from cojax.run.states import rehearse_agents
+from cojax.run.processes import ALONE, Together, read_params
+from cojax.run.states import second_agent_in_memory
 from cojax.storage.files import missing_folders, read_json, remove_empty, write_json
 from cojax.types import Group, Message, Task
 
@@ -151,7 +151,7 @@ def _template(config: ConfigDict, state: dict[str, Any]) -> str:
 def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
     made = _parts(state)
     origin = f"from {config.model.path}" if config.model.path else "random parameters"
-    params = begun(made.together, config.model.path, made.model, config.seed, made.mesh)
+    params = read_params(made.together, config.model.path, made.model, config.seed, made.mesh)
     if config.warm_start.steps:
         # Raises where there is nothing to learn from. Initial tasks that are yet to be synthesized have solutions.
         if config.warm_start.split != initial_policy.INITIAL or traits_of(made.environment).incomparable:
@@ -246,7 +246,8 @@ def _memory(config: ConfigDict, state: dict[str, Any]) -> str:
         raise ValueError("not tried, as there is no policy")
     learner, learned = state["learner"], state.pop("learned")
     state["saved"] = _bytes(learned) * methods.agents(config)
-    rehearse_agents(config, learner, learned)
+    with second_agent_in_memory(config, learner, learned):
+        rehearse(learner, learned, methods.update_sizes(config))
     return f"an update of {learner.micro_rows} × {learner.row_length} tokens at a time fits, remat {learner.remat}"
 
 

@@ -1,57 +1,46 @@
-"""What a run in several processes demands of its settings, and what its parts see of the others: `Together`."""
+"""What a run in several processes demands of its settings, and what its parts see of the others: `Together`.
+
+Parameters are read and written in all processes together.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
 
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from cojax.distributed.checkpoints import LeadArrayFiles
-from cojax.learner.hosts import ONE_PROCESS, Hosts
+from cojax.distributed.operations import LeadArrayFiles
+from cojax.learner.placement import ONE_PROCESS, Hosts, hf_arrays
+from cojax.policy.config import ModelConfig
+from cojax.policy.model_folder import write_model
+from cojax.policy.transformer import Params, initialize
+from cojax.rollout.export import load_params, write_weights
 from cojax.settings import base
 from cojax.storage.checkpoint import ArrayFiles
 
-_T = TypeVar("_T")
 _LAST_PORT = 65_535
 
 
-class Together(Protocol):
-    """The processes of a run as process 0 sees them."""
+@dataclasses.dataclass(eq=False)
+class Together:
+    """The processes of a run as process 0 sees them.
 
-    on_stop: Callable[[int], None]
+    `hosts` compute together, and `array_files` writes the arrays of checkpoints. `on_stop` is called with the number of
+    a signal that another process received.
+    """
 
-    def run(self, operation: str, compute: Callable[..., _T], *arguments: Any) -> _T:
-        """As `Hosts.run`."""
-
-    def hosts(self, learner: str) -> Hosts:
-        """The hosts of the learner of that name."""
-
-    @property
-    def array_files(self) -> ArrayFiles | LeadArrayFiles:
-        """What writes the arrays of checkpoints."""
+    hosts: Hosts = ONE_PROCESS
+    array_files: ArrayFiles | LeadArrayFiles = dataclasses.field(default_factory=ArrayFiles)
+    on_stop: Callable[[int], None] = lambda number: None
 
 
-class Alone:
-    """The only process."""
-
-    def __init__(self) -> None:
-        self.on_stop: Callable[[int], None] = lambda number: None
-
-    def run(self, operation: str, compute: Callable[..., _T], *arguments: Any) -> _T:
-        return compute(*arguments)
-
-    def hosts(self, learner: str) -> Hosts:
-        return ONE_PROCESS
-
-    @property
-    def array_files(self) -> ArrayFiles:
-        return ArrayFiles()
-
-
-ALONE = Alone()
+ALONE = Together()
 
 
 def is_enabled(config: ConfigDict) -> bool:
@@ -123,3 +112,22 @@ def as_of_one(config: ConfigDict) -> ConfigDict:
     config = config.copy_and_resolve_references()
     config.distributed = base.get_config().distributed
     return config
+
+
+def read_params(together: Together, folder: str, model: ModelConfig, seed: int, mesh: Mesh | None) -> Params:
+    """The parameters of a model folder, in all processes; drawn by `seed` where the folder is ""."""
+    with together.hosts.operation("load", os.path.abspath(folder) if folder else "", seed, as_text(model)) as finish:
+        return finish(load_params(Path(folder), model, mesh) if folder else initialize(model, seed))
+
+
+def write_params(folder: Path, model: ModelConfig, params: Params, together: Together) -> None:
+    """Writes a model folder. Parameters that are spread over processes are gathered array by array."""
+    if together is ALONE:
+        write_model(folder, model, params)
+    else:
+        write_weights(folder, model, hf_arrays(model, lambda: params, together.hosts))
+
+
+def as_text(model: ModelConfig) -> str:
+    """A model's shape as one process sends it to another."""
+    return json.dumps(dataclasses.asdict(model))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -11,10 +11,10 @@ from ml_collections import ConfigDict
 
 from cojax import signals
 from cojax.environment import traits_of
-from cojax.learner.hosts import copied
 from cojax.learner.learner import Learner
+from cojax.learner.placement import copied
 from cojax.learner.rehearsal import rehearse
-from cojax.learner.train_state import TrainState
+from cojax.learner.update import TrainState, divided, united
 from cojax.loop import Loop, State
 from cojax.loop.evolution import evolution_record
 from cojax.loop.records import save
@@ -28,13 +28,13 @@ from cojax.synthesis import Synthesis
 
 
 def begin(
-    config: ConfigDict, loop: Loop, learned: Any, directory: RunDirectory, found: Callable[[], Synthesis]
+    config: ConfigDict, loop: Loop, train_state: Any, directory: RunDirectory, found: Callable[[], Synthesis]
 ) -> State:
     """The state at step 0, with D_0 from `found`, after the first checkpoint. A second agent begins as the policy."""
     directory.begin()
     with loop.clock("sync"):
         # An explorer may sample the policy, whose engine has no weights since the rehearsal.
-        loop.engine.load(loop.learner.weights(learned, 0))
+        loop.engine.load(loop.learner.weights(train_state, 0))
     with loop.clock("feedback"):
         initial = found()
         directory.add_evolution(initial)
@@ -42,10 +42,11 @@ def begin(
         directory.files.note(name for name in ("initial.json", held_out.FILE) if (directory.folder / name).exists())
     second = None
     if methods.has_second_agent(config):
-        second = loop.learner.hosts.run("copy", copied, learned)
+        with loop.learner.hosts.operation("copy", train_state) as finish:
+            second = finish(copied(train_state))
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(second)) / 2**20
         CONSOLE.print(f"second agent: begins as the policy, {size:,.0f} MiB of parameters and moments", soft_wrap=True)
-    state = State(0, learned, TaskPool.of(initial.tasks), signals.init(loop.detectors), second=second)
+    state = State(0, train_state, TaskPool.of(initial.tasks), signals.init(loop.detectors), second=second)
     save(loop, state, directory)
     spent = f"; {explorer_line(initial.figures)}" if initial.figures else ""
     CONSOLE.print(f"D_0: {len(initial.tasks)} tasks {_origin(loop)}{spent}", soft_wrap=True)
@@ -58,57 +59,52 @@ def _origin(loop: Loop) -> str:
     return f"of the environment's own, and nothing is synthesized: {reason}" if reason else "by unguided exploration"
 
 
-def rehearsed(config: ConfigDict, loop: Loop, learned: TrainState, second: TrainState | None = None) -> TrainState:
+def rehearsed(config: ConfigDict, loop: Loop, train_state: TrainState, second: TrainState | None = None) -> TrainState:
     """The same state, after a rehearsal: a step's largest batch fits into memory, together with the loaded engine.
 
-    `second` is as in `rehearse_agents`.
+    `second` is as in `second_agent_in_memory`.
     """
     with loop.clock("sync"):
-        step = int(learned.step)
-        loop.engine.load(loop.learner.weights(learned, version(step) if methods.rounds_of(config) else step))
+        step = int(train_state.step)
+        loop.engine.load(loop.learner.weights(train_state, version(step) if methods.rounds_of(config) else step))
         if not loop.staleness:
             loop.engine.rest()
-    with loop.clock("update"):
-        return rehearse_agents(config, loop.learner, learned, second)
+    with loop.clock("update"), second_agent_in_memory(config, loop.learner, train_state, second):
+        return rehearse(loop.learner, train_state, methods.update_sizes(config))
 
 
-def rehearse_agents(
-    config: ConfigDict, learner: Learner, learned: TrainState, second: TrainState | None = None
-) -> TrainState:
-    """`rehearse` for the updates of the configuration; a second agent, where there is one, lies in memory meanwhile.
+@contextlib.contextmanager
+def second_agent_in_memory(
+    config: ConfigDict, learner: Learner, train_state: TrainState, second: TrainState | None = None
+) -> Iterator[None]:
+    """A second agent, where the configuration has one, lies in memory within the block.
 
     That is `second`, which a run that goes on has restored; where none is given, a copy of the policy.
     """
     if second is None and methods.has_second_agent(config):
-        second = learner.hosts.run("copy", copied, learned)
-    learned = rehearse(learner, learned, methods.update_sizes(config))
-    del second
-    return learned
+        with learner.hosts.operation("copy", train_state) as finish:
+            second = finish(copied(train_state))
+    yield
 
 
-def resume(config: ConfigDict, loop: Loop, learned: TrainState, directory: RunDirectory) -> State | None:
-    """The state of the newest checkpoint, or None where there is none; `learned` gives its shapes."""
-    with_second = methods.has_second_agent(config)
-    like = {**vars(learned), "second": learned} if with_second else learned
+def resume(config: ConfigDict, loop: Loop, train_state: TrainState, directory: RunDirectory) -> State | None:
+    """The state of the newest checkpoint, or None where there is none; `train_state` gives its shapes."""
+    like = united(train_state, train_state if methods.has_second_agent(config) else None)
     with loop.clock("checkpoint"):
         found = directory.resume(like, signals.init(loop.detectors))
     if found is None:
         return None
     loop.clock.restore(found.host["clock"])
     CONSOLE.print(f"resumed at step {found.step}")
-    host, arrays, second = found.host, found.arrays, None
-    if with_second:
-        second = arrays.pop("second")
-        arrays = TrainState(**arrays)
-    state = State(
+    learner, second = divided(found.arrays)
+    return State(
         found.step,
-        arrays,
+        learner,
         found.pool,
         found.memory,
         found.pending,
-        host["evolved"],
+        found.host["evolved"],
         found.waiting,
-        host.get("record"),
+        found.host.get("record"),
         second,
     )
-    return dataclasses.replace(state, learner=rehearsed(config, loop, state.learner, second))

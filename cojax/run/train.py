@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import logging
 import os
 import signal
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,7 +18,6 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 import jax
-from absl import logging as absl_logging
 from ml_collections import ConfigDict
 
 from cojax.coevolve import coevolve
@@ -26,9 +26,8 @@ from cojax.distributed.start import DistributedError
 from cojax.environment import EngineError, EnvironmentFailure, InstallError
 from cojax.evaluation.scores import held_out_score
 from cojax.host.background import settle
-from cojax.host.owner import tell
-from cojax.host.processes import end_all, end_descendants_at_exit
-from cojax.learner.device_memory import DeviceMemoryError
+from cojax.host.processes import end_all, tell
+from cojax.learner.rehearsal import DeviceMemoryError
 from cojax.learner.update import NonFiniteUpdate
 from cojax.loop import Loop, State
 from cojax.metrics import Metrics, Stopwatch, Wandb, redraw
@@ -36,13 +35,13 @@ from cojax.report import command as report
 from cojax.report import write_report
 from cojax.report.console import CONSOLE, seconds_left, show_step, show_summary
 from cojax.rollout.collect import RolloutError
-from cojax.run import assemble, evaluations, held_out, hosts, kept, methods, preflight, states, traits
+from cojax.run import assemble, evaluations, held_out, kept, methods, states, traits
 from cojax.run.checks import check_run
-from cojax.run.configuration import configuration, file_given
+from cojax.run.configuration import file_given
 from cojax.run.entries import defaults, described
 from cojax.run.facts import facts
 from cojax.run.policies import announce, with_absolute_path
-from cojax.run.process import in_words, keep_compiled, log_to
+from cojax.run.process import log_to
 from cojax.run.processes import ALONE, Together, as_of_one
 from cojax.run.summary import summarise
 from cojax.settings.compatibility import in_todays_keys
@@ -68,13 +67,13 @@ class Stop:
 
     def __init__(self) -> None:
         self.number = 0
-        self.looping = False
+        self._loops = False
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.number or not self.looping:
-            begun = "" if self.looping else "; what was under way (warm start, D_0, an evaluation) begins anew"
+        if self.number or not self._loops:
+            begun = "" if self._loops else "; what was under way (warm start, D_0, an evaluation) begins anew"
             CONSOLE.print(f"stopped; run the same command again to go on{begun}")
             end_all()
             os._exit(128 + number)
@@ -85,10 +84,19 @@ class Stop:
         """Another process received the signal: this one acts as if it had, unless it has: launchers signal them all."""
         if self.number:
             return
-        if not self.looping:
+        if not self._loops:
             os.kill(os.getpid(), number)
             return
         self.number = number
+
+    @contextlib.contextmanager
+    def looping(self) -> Iterator[None]:
+        """The loop runs within the block."""
+        self._loops = True
+        try:
+            yield
+        finally:
+            self._loops = False
 
     def __call__(self) -> bool:
         return bool(self.number)
@@ -135,10 +143,16 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
         if resuming:
             # Only shapes are kept from here on, so that the restored arrays can take this memory.
             train_state = jax.tree.map(_outline, train_state)
-        state = states.resume(config, loop, train_state, directory) or states.begin(
-            config, loop, train_state, directory, initial_tasks.training
-        )
-        state = _train(config, loop, state, directory, stop)
+        if state := states.resume(config, loop, train_state, directory):
+            state = dataclasses.replace(state, learner=states.rehearsed(config, loop, state.learner, state.second))
+        else:
+            state = states.begin(config, loop, train_state, directory, initial_tasks.training)
+        rounds = assemble.rounds(config, loop)
+        with _recorded(config, loop, state, directory) as observe, stop.looping():
+            if rounds:
+                state = coevolving(loop, rounds, state, directory, observe, stop)
+            else:
+                state = coevolve(loop, state, directory, observe, stop)
         if state.step < config.steps or stop():
             # A running call to a model is already paid for: its reply must reach the journal.
             settle(config.llm.timeout)
@@ -186,8 +200,11 @@ def _is_finished(config: ConfigDict, directory: RunDirectory, verified: Verified
     return True
 
 
-def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory, stop: Stop) -> State:
-    """The loop, with its metrics written and shown."""
+@contextlib.contextmanager
+def _recorded(
+    config: ConfigDict, loop: Loop, state: State, directory: RunDirectory
+) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Within the block, metrics are written and shown: what is yielded takes the record of each step."""
     wandb = Wandb(**settings(config.wandb)) if config.wandb.project else None
     with loop.clock("checkpoint"):
         plain = config.to_dict()
@@ -214,16 +231,12 @@ def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory
             _LOG.warning(message)
             CONSOLE.print(f"warning: {message}", style="yellow", markup=False, soft_wrap=True)
 
-    stop.looping = True
     try:
-        if rounds := assemble.rounds(config, loop):
-            return coevolving(loop, rounds, state, directory, observe, stop)
-        return coevolve(loop, state, directory, observe, stop)
+        yield observe
     except NonFiniteUpdate as error:
         error.save(directory.folder / "nonfinite_batch.npz")
         raise
     finally:
-        stop.looping = False
         metrics.close()
 
 
@@ -236,20 +249,3 @@ def _stopped(stop: Stop, config: ConfigDict, state: State) -> int:
         soft_wrap=True,
     )
     return 128 + stop.number
-
-
-def main(preflight_only: bool) -> None:
-    """Runs the experiment that the flags name, or only its preflight; then the process exits."""
-    absl_logging.set_verbosity(absl_logging.WARNING)
-    end_descendants_at_exit()
-    try:
-        keep_compiled()
-        config = configuration()
-        with hosts.together(config, preflight=preflight_only) as processes:
-            if isinstance(processes, hosts.Following):
-                sys.exit(processes.follow(config))
-            sys.exit(preflight.check(config, processes) if preflight_only else run(config, processes))
-    except EXPECTED as error:
-        _LOG.info("the run ended", exc_info=True)
-        CONSOLE.print(f"error: {in_words(error)}", style="bold red", markup=False, soft_wrap=True)
-        sys.exit(1)

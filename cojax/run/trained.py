@@ -32,8 +32,7 @@ from cojax.policy.parameters import Params, parameters, to_hf
 from cojax.policy.precision import cast_for_compute
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params, load_tokenizer
-from cojax.run.loading import begun, write_params
-from cojax.run.processes import ALONE, Together
+from cojax.run.processes import ALONE, Together, read_params, write_params
 from cojax.settings.compatibility import settings_of
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
 from cojax.storage.files import read_json, write_json
@@ -82,7 +81,8 @@ def keep(
         write_params(workdir / _BASE, model, params, together)
     record: dict[str, Any] = {}
     if own or adapters:
-        record["base"] = together.run("fingerprint", fingerprint, params)
+        with together.hosts.operation("fingerprint", params) as finish:
+            record["base"] = finish(fingerprint(params))
     if origin:
         record["origin"] = dict(origin)
     write_json(workdir / _MODEL, {"config": model.to_hf(), "dtype": model.dtype, **record})
@@ -97,8 +97,10 @@ def kept_base(workdir: Path, model: ModelConfig, mesh: Mesh | None = None, toget
     name = _noted(workdir).get("base")
     if name is None or not folder.is_dir():
         return None
-    params = begun(together, str(folder), model, 0, mesh)
-    if name != together.run("fingerprint", fingerprint, params):
+    params = read_params(together, str(folder), model, 0, mesh)
+    with together.hosts.operation("fingerprint", params) as finish:
+        found = finish(fingerprint(params))
+    if name != found:
         raise CheckpointError(f"{folder} is not what {workdir} began with: its weights were changed since. {_RESTORE}")
     return params
 

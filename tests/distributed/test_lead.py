@@ -13,9 +13,7 @@ import pytest
 from patience import patience
 from wires import Connected
 
-from cojax.distributed.broadcast import describe
-from cojax.distributed.follow import Follower
-from cojax.distributed.lead import Lead
+from cojax.distributed.operations import Follower, Lead, describe
 from cojax.distributed.wire import WireError
 
 
@@ -57,7 +55,8 @@ class Pair:
             self.ended.append(str(error))
 
     def run(self, name: str, *arguments: Any) -> Any:
-        return self.lead.run(name, OPERATIONS[name], *arguments)
+        with self.lead.operation(name, *arguments) as finish:
+            return finish(OPERATIONS[name](*arguments))
 
     def end(self) -> Any:
         self.wire.send({"kind": "end", "status": 3, "line": ""})
@@ -112,7 +111,8 @@ def test_a_result_that_shares_an_array_is_let_go_of_as_well_and_the_other_keeps_
 
 def test_of_two_results_with_the_same_arrays_the_follower_keeps_one(pair):
     base = pair.run("filled", 3)
-    pair.lead.run("both", lambda one, other: (one, "same"), base, None)
+    with pair.lead.operation("both", base, None) as finish:
+        finish((base, "same"))
     assert held(pair) == [0.0, 3.0]
     del base
 

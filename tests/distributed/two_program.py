@@ -17,14 +17,11 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from cojax.distributed.admission import admit, ask_admission
-from cojax.distributed.checkpoints import LeadArrayFiles, divided
-from cojax.distributed.follow import Follower
-from cojax.distributed.lead import Lead
+from cojax.distributed.operations import Follower, Lead, LeadArrayFiles
 from cojax.distributed.start import Start, find_devices, start
 from cojax.distributed.wire import Wire
-from cojax.learner.hosts import on_host, piece, replicated
-from cojax.learner.saved_policy import finite, weights_of
-from cojax.learner.train_state import TrainState
+from cojax.learner.placement import finite, on_host, piece, replicated, weights_of
+from cojax.learner.update import TrainState, divided
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
 from cojax.policy.sharding import make_mesh, place, shard
@@ -64,16 +61,20 @@ def model(seed: int) -> Params:
     return shard(CONFIG, params, make_mesh(fsdp=2, tensor=2))
 
 
+def run(leads: Lead, name: str, compute: Any, argument: Any) -> Any:
+    with leads.operation(name, argument) as finish:
+        return finish(compute(argument))
+
+
 def save_weights(leads: Lead) -> None:
     """Writes the policy for servers both ways, and tries to write one that is not finite as float16."""
-    hosts = leads.hosts("run")
-    params = leads.run("model", model, 0)
-    weights = weights_of(CONFIG, lambda: params, hosts, 1, lambda: "")
+    params = run(leads, "model", model, 0)
+    weights = weights_of(CONFIG, lambda: params, leads, 1, lambda: "")
     for dtype in DTYPES:
         write_weights(FOLDER / "gathered" / dtype, CONFIG, weights.arrays(), dtype, label="x")
         write_item(FOLDER / "saved" / dtype, CONFIG, weights.save, dtype, "x")
-    large = leads.run("model", model, 1)
-    save = weights_of(CONFIG, lambda: large, hosts, 1, lambda: "").save
+    large = run(leads, "model", model, 1)
+    save = weights_of(CONFIG, lambda: large, leads, 1, lambda: "").save
     try:
         write_item(FOLDER / "saved" / "large", CONFIG, save, "float16", "")
     except ValueError as error:
@@ -89,26 +90,28 @@ def lead(wire: Wire) -> None:
     rows = np.arange(12, dtype=np.float32).reshape(4, 3)
     rows[0, 0] = -0.0
     large = np.random.default_rng(0).integers(0, 256, 3_000_001, np.uint8)
-    assert leads.run("check", lambda *_: None, large, np.int8(-3), np.asarray(1.5, jnp.bfloat16)) is None
+    with leads.operation("check", large, np.int8(-3), np.asarray(1.5, jnp.bfloat16)):
+        pass
     if MODE == "weights":
         save_weights(leads)
         wire.send({"kind": "end", "status": 0, "line": ""})
         wire.part()
         return
-    state = leads.run("begin", begin, rows)
+    state = run(leads, "begin", begin, rows)
     like = outline(state)
     if MODE == "follower dies":
-        leads.run("die", lambda: None)
-    state = leads.run("step", step, state)
+        with leads.operation("die"):
+            pass
+    state = run(leads, "step", step, state)
     if MODE == "leader dies":
         os.kill(os.getpid(), signal.SIGKILL)
     files = LeadArrayFiles(leads)
     files.save(FOLDER / "arrays", state)
-    found = on_host(leads.run("replicate", replicated, state))
+    found = on_host(run(leads, "replicate", replicated, state))
     del state
     restored = files.restore(FOLDER / "arrays", like)
-    again = leads.run("step", step, restored)
-    whole = on_host(leads.run("replicate", replicated, again))
+    again = run(leads, "step", step, restored)
+    whole = on_host(run(leads, "replicate", replicated, again))
     print(
         json.dumps({"once": found.params["w"].tolist(), "twice": whole.params["w"].tolist(), "step": int(whole.step)})
     )
@@ -133,8 +136,8 @@ def follow(wire: Wire) -> None:
         "begin": begun, "step": step, "replicate": replicated, "check": check,
         "save": lambda folder, target, second: files.save(Path(folder), target),
         "restore": lambda folder, second: divided(files.restore(Path(folder), outlines[0])),
-        "model": model, "run.piece": functools.partial(piece, CONFIG),
-        "run.finite": functools.partial(finite, CONFIG), "run.save_params": save_params,
+        "model": model, "piece": functools.partial(piece, CONFIG),
+        "finite": functools.partial(finite, CONFIG), "save_params": save_params,
         "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
     }  # fmt: skip
     status = Follower(wire, operations).follow()

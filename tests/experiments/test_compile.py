@@ -23,8 +23,8 @@ from cojax.compile.report import (
     vocabulary_moves,
 )  # fmt: skip
 from cojax.compile.targets import Chip
-from cojax.learner.hard_negatives import HardNegatives
 from cojax.learner.learner import Learner
+from cojax.learner.objective import HardNegatives
 from cojax.learner.optimizer import adamw
 from cojax.learner.rehearsal import full_batch
 from cojax.policy import logprobs
@@ -148,7 +148,7 @@ def test_what_a_step_takes_at_least(full):
 def test_several_updates_have_a_program_for_the_policy_before_them():
     made, outline = learner(updates_per_batch=2, lora=Lora(2))
     batch = full_batch(4, 200, None)
-    assert list(made.lowered(outline, batch)) == ["update", "reference", "old"]
+    assert list(made.programs(outline, batch)) == ["update", "reference", "old"]
     once, _ = learner()
     assert step_flops(made, batch) == 8 * step_flops(once, batch) // 4
 
@@ -165,7 +165,7 @@ def test_hard_negatives_have_a_program_and_a_second_agent_stays_in_memory():
 
 def test_a_round_has_a_program_for_the_policy_at_its_beginning():
     made, outline = learner(micro_rows=2, loss="dpo", loss_settings={}, round_reference="round", reference=None)
-    assert list(made.lowered(outline, full_batch(4, 200, None))) == ["update", "old"]
+    assert list(made.programs(outline, full_batch(4, 200, None))) == ["update", "old"]
 
 
 def test_the_scoring_matrix_in_an_inner_loop_and_logits_of_whole_rows_are_found():

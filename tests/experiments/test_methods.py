@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from ml_collections import ConfigDict
 
-from cojax.learner.hard_negatives import HardNegatives
+from cojax.learner.objective import HardNegatives
 from cojax.preference import Preference
 from cojax.run import methods, states
 from cojax.run.checks import check
@@ -69,13 +71,18 @@ def test_the_share_of_hard_negatives_is_none_where_none_was_compared():
 def test_a_restored_second_agent_is_not_copied_for_the_rehearsal(restored, copies, monkeypatch):
     """A third agent in memory would refuse to go on with a run that fits."""
     asked: list[str] = []
-    hosts = types.SimpleNamespace(run=lambda operation, compute, state: asked.append(operation))
-    monkeypatch.setattr(states, "rehearse", lambda learner, learned, sizes: learned)
-    learner: Any = types.SimpleNamespace(hosts=hosts)
+
+    @contextlib.contextmanager
+    def operation(name: str, state: Any) -> Iterator[Any]:
+        asked.append(name)
+        yield lambda result: result
+
+    monkeypatch.setattr(states, "copied", lambda tree: tree)
+    learner: Any = types.SimpleNamespace(hosts=types.SimpleNamespace(operation=operation))
     second: Any = restored
     learned: Any = "policy"
-    assert states.rehearse_agents(config(method="coevolving"), learner, learned, second) == "policy"
-    assert asked == ["copy"] * copies
+    with states.second_agent_in_memory(config(method="coevolving"), learner, learned, second):
+        assert asked == ["copy"] * copies
 
 
 def test_the_task_set_grows_where_the_method_lets_it():

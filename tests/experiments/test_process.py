@@ -1,13 +1,16 @@
 """What a command says of an error that ends it."""
 
+import signal
+
 import pytest
 
 from cojax.evaluation import evaluate
-from cojax.run import train as run
+from cojax.run import command as run
+from cojax.run import configuration, process
 
 
 @pytest.mark.parametrize(("command", "ends"), [
-    (run, lambda: run.main(preflight_only=False)),
+    (run, lambda: run.train([])),
     (evaluate, lambda: evaluate.run((None,) * 4, None, 1, None)),
 ], ids=["run", "evaluate"])  # fmt: skip
 @pytest.mark.parametrize(("error", "said"), [
@@ -20,9 +23,10 @@ def test_an_error_is_one_line(command, ends, error, said, monkeypatch, capsys):
         raise error
 
     monkeypatch.setattr(command, "end_descendants_at_exit", lambda: None)
-    monkeypatch.setattr(command, "keep_compiled", lambda: None)
-    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(command, "configuration", fail)
+    for module in (command, process) if command is evaluate else (process,):
+        monkeypatch.setattr(module, "keep_compiled", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(configuration if command is run else command, "configuration", fail)
     with pytest.raises(SystemExit):
         ends()
     assert " ".join(capsys.readouterr().out.split()).startswith(said)

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from cojax.host.clock import Clock, running
+from cojax.host.background import Clock, running
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +27,7 @@ def test_a_gap_between_two_looks_counts_half_a_second():
 
 
 def test_a_stop_does_not_count():
-    code = "from cojax.host.clock import running; running(); input(); print(running()); input(); print(running())"
+    code = "from cojax.host.background import running; running(); input(); print(running()); input(); print(running())"
     with subprocess.Popen(
         [sys.executable, "-u", "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -43,7 +43,7 @@ def test_a_stop_does_not_count():
 def test_a_forked_process_has_a_clock_of_its_own():
     code = """
 import os, time
-from cojax.host.clock import running
+from cojax.host.background import running
 running()
 if os.fork() == 0:
     began = running(); time.sleep(1.5); print(running() - began > 1.0, flush=True); os._exit(0)

@@ -14,7 +14,7 @@ from patience import patience
 ROOT = Path(__file__).parents[2]
 _PROGRAM = """
 import signal, sys
-from cojax.host import owner
+from cojax.host import processes as owner
 owner.tell(nobody="hears it")
 owner.end_with_owner(int(sys.argv[1]), int(sys.argv[2]))
 owner.tell(step=3)

@@ -15,7 +15,7 @@ import tiny_learner as here
 
 from cojax.learner.learner import Learner
 from cojax.learner.rehearsal import rehearse
-from cojax.learner.train_state import TrainState
+from cojax.learner.update import TrainState
 from cojax.policy.adapters import Lora
 from cojax.policy.config import ModelConfig
 from cojax.policy.routes import RouteShape

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tiny_learner import GROUPS, PARAMS, SGD, bits, flat_array, make_learner
 
-from cojax.learner.hard_negatives import HardNegatives
-from cojax.learner.pairs import Pair, draw_pairs
+from cojax.learner.learner import learn_round
+from cojax.learner.objective import HardNegatives
+from cojax.learner.packing import Pair, draw_pairs
 from cojax.learner.rehearsal import rehearse
-from cojax.learner.rounds import Passes, learn_round
 from cojax.types import Group
 
 
@@ -46,7 +46,7 @@ def test_an_update_is_that_of_both_losses_together():
     )
     pairs = [Pair(*pair, weight=0.5) for group in GRADED for pair in draw_pairs(group, (0, 0), 0.6)]
     one, metrics = PLAIN.update(PLAIN.init(PARAMS), GRADED)
-    other, of_pairs = learn_round(rounds, rounds.init(PARAMS), pairs, Passes(1, 4), (0,))
+    other, of_pairs = learn_round(rounds, rounds.init(PARAMS), pairs, 1, 4, (0,))
     joint, found = BOTH.update(BOTH.init(PARAMS), GRADED)
     start = flat_array(PARAMS)
     expected = (flat_array(one.params) - start) + (flat_array(other.params) - start)

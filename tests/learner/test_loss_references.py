@@ -11,11 +11,10 @@ import pytest
 
 from cojax.learner.advantages import group_relative
 from cojax.learner.batch import TrainBatch
+from cojax.learner.bound_loss import bind
 from cojax.learner.losses import LOSSES
 from cojax.learner.objective import objective
-from cojax.learner.packing import pack
-from cojax.learner.pairs import draw_pairs
-from cojax.learner.reading import bind
+from cojax.learner.packing import draw_pairs, pack
 from cojax.learner.weightings import WEIGHTINGS
 from cojax.policy.logprobs import TokenScores
 from cojax.types import Action, Group, Task, Trajectory, Turn
@@ -98,7 +97,8 @@ def _compiled(name: str, settings: tuple) -> object:
         at = micro.tokens
         old, reference = (jnp.asarray(_tables()[table], jnp.float32)[at] for table in ("old", "reference"))
         micro = dataclasses.replace(micro, old_logprobs=old, reference_logprobs=reference)
-        return jnp.sum(micro.weights * loss(TokenScores(logprobs[at], entropy[at]), micro)[0])
+        inputs = loss.inputs(TokenScores(logprobs[at], entropy[at]), micro)
+        return jnp.sum(micro.weights * loss.function(*inputs, **loss.settings)[0])
 
     return jax.jit(jax.value_and_grad(total, (0, 1)))
 
@@ -150,7 +150,7 @@ def test_a_loss_is_that_of_plain_loops(name, settings, weighting):
 @pytest.mark.parametrize("settings", [{}, {"beta": 0.5, "dpo_coefficient": 0.5, "sft_coefficient": 0.5}])
 def test_preferences_are_those_of_plain_loops(settings, row):
     groups, tables = _groups()[0], _tables()
-    wanted = objective("dpo", settings, "group_relative", {}, "group_token_mean", {}, parts=1)
+    wanted = objective(bind("dpo", LOSSES, settings), "group_relative", {}, "group_token_mean", {}, splits=1)
     (batch,), facts = wanted.batches(groups, SEED, row, MICRO_ROWS)
     drawn = [pair for group in groups for pair in draw_pairs(group, SEED)]
     assert facts["pairs"] == len(drawn) == 6

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from cojax.learner.batch import DTYPES, TrainBatch
+from cojax.learner.bound_loss import bind
 from cojax.learner.losses import LOSSES
 from cojax.learner.parts import bounded_exp, summed_by, two_sided_mask
-from cojax.learner.reading import bind
 from cojax.policy.logprobs import TokenScores
 
 
@@ -35,7 +35,8 @@ def _batch(*, advantages, old, sampler, reference=None, weights=None, reward=0.0
 
 def _loss(name, logprobs, batch, **settings):
     """(per-token loss, facts); the entropy is 1 nat everywhere."""
-    return bind(name, LOSSES, settings)(TokenScores(logprobs, jnp.ones_like(logprobs)), batch)
+    bound = bind(name, LOSSES, settings)
+    return bound.function(*bound.inputs(TokenScores(logprobs, jnp.ones_like(logprobs)), batch), **bound.settings)
 
 
 grpo, sft = functools.partial(_loss, "grpo"), functools.partial(_loss, "sft")

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from test_batch import group, trajectory
 
+from cojax.learner.bound_loss import bind
+from cojax.learner.losses import LOSSES
 from cojax.learner.objective import objective
-from cojax.learner.pairs import draw_pairs, pack_pairs
+from cojax.learner.packing import draw_pairs, pack_pairs
 
 GOOD = [trajectory(((1,), (n, n)), reward=1.0, episode=f"good {n}") for n in (3, 4, 5)]
 BAD = [trajectory(((1,), (n,)), reward=0.5 * (n == 6), episode=f"bad {n}") for n in (6, 7)]
@@ -61,7 +63,7 @@ def test_without_a_pair_the_batch_is_empty():
 
 
 def test_the_shape_does_not_depend_on_rewards():
-    wanted = objective("dpo", {}, "group_relative", {}, "group_token_mean", {}, parts=1)
+    wanted = objective(bind("dpo", LOSSES, {}), "group_relative", {}, "group_token_mean", {}, splits=1)
     shapes = {
         wanted.batches([group(*some), group(*some)], (0, 0), 8, 2)[0][0].tokens.shape
         for some in ((GOOD[0], *BAD), (BAD[0], *GOOD[:2]), GOOD)
@@ -85,4 +87,4 @@ def test_the_shape_does_not_depend_on_rewards():
 def test_other_weightings_and_advantages_are_refused(changes, message):
     given = {"advantage": "group_relative", "weighting": "group_token_mean", **changes}
     with pytest.raises(ValueError, match=message):
-        objective("dpo", {}, given["advantage"], {}, given["weighting"], {}, parts=1)
+        objective(bind("dpo", LOSSES, {}), given["advantage"], {}, given["weighting"], {}, splits=1)

@@ -8,12 +8,18 @@ import pytest
 from compiling import initialize
 from tiny_learner import CONFIG, GROUPS, PARAMS, bits, make_learner
 
-from cojax.learner import device_memory as memory
 from cojax.learner import rehearsal
 from cojax.learner.advantages import group_relative
-from cojax.learner.device_memory import GIB, DeviceMemoryError, available_bytes
 from cojax.learner.packing import pack
-from cojax.learner.rehearsal import fastest_that_fits, least_bytes, rehearse
+from cojax.learner.rehearsal import (
+    GIB,
+    DeviceMemoryError,
+    available_bytes,
+    fastest_that_fits,
+    least_bytes,
+    needed_bytes,
+    rehearse,
+)  # fmt: skip
 from cojax.policy.adapters import Lora
 
 SIZES = [len(group.trajectories) for group in GROUPS]
@@ -76,11 +82,11 @@ def test_what_the_backward_pass_keeps_is_the_most_that_fits(monkeypatch):
     state, asked = learner.init(PARAMS), []
 
     def needed(programs, devices, arrays):
-        asked.append(memory.needed_bytes(programs, devices, arrays))
+        asked.append(needed_bytes(programs, devices, arrays))
         return asked[-1]
 
     def chosen(there, beside=0):
-        monkeypatch.setattr(memory, "available_bytes", lambda: there)
+        monkeypatch.setattr(rehearsal, "available_bytes", lambda: there)
         return fastest_that_fits(learner, state, SIZES, beside).remat
 
     monkeypatch.setattr(rehearsal, "needed_bytes", needed)
@@ -96,7 +102,7 @@ def test_what_the_backward_pass_keeps_is_the_most_that_fits(monkeypatch):
 
 def test_memory_that_runs_out_becomes_advice(monkeypatch):
     """Of more than a processor can address, so that it is refused on every machine, as an accelerator refuses it."""
-    monkeypatch.setattr(memory, "available_bytes", lambda: None)
+    monkeypatch.setattr(rehearsal, "available_bytes", lambda: None)
     config = dataclasses.replace(CONFIG, num_attention_heads=64, num_key_value_heads=64, head_dim=2)
     learner = dataclasses.replace(make_learner(micro_rows=1, row_length=1 << 20), config=config)
     with pytest.raises(DeviceMemoryError, match=r"the update does not fit: RESOURCE_EXHAUSTED: .*; lower learner\."):
@@ -107,7 +113,7 @@ def test_what_no_machine_has_is_refused_before_a_program_is_compiled(monkeypatch
     """jaxlib 0.12 ends the process where it compiles this one."""
     config = dataclasses.replace(CONFIG, num_attention_heads=64, num_key_value_heads=64, head_dim=2)
     learner = dataclasses.replace(make_learner(micro_rows=1, row_length=1 << 22), config=config)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr(rehearsal, "available_bytes", lambda: 64 * GIB)
     # 64 heads × 2¹⁹ queries of a block × 2²² keys × 4 bytes
     with pytest.raises(DeviceMemoryError, match=r"the update needs 524288\.0 GiB beside what is loaded, and 64\.0 GiB"):
         rehearse(learner, learner.init(initialize(config, 0)), [1])

@@ -9,8 +9,7 @@ import optax
 import pytest
 from tiny_learner import CONFIG, GROUPS, PARAMS, bits, make_learner
 
-from cojax.learner.optimizer import adamw
-from cojax.learner.rounding import compensate_rounding, exact_values
+from cojax.learner.optimizer import adamw, compensate_rounding, exact_values
 from cojax.policy.sharding import make_mesh
 from cojax.storage.checkpoint import Checkpointer
 

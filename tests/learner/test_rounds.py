@@ -12,9 +12,8 @@ import optax
 import pytest
 from tiny_learner import CONFIG, PARAMS, SGD, bits, flat_array, make_learner, make_trajectory, sampled_logprobs
 
-from cojax.learner.learner import Learner
-from cojax.learner.pairs import Pair
-from cojax.learner.rounds import Passes, learn_round, mean_log_ratio, pack_examples
+from cojax.learner.learner import Learner, learn_round, mean_log_ratio
+from cojax.learner.packing import Pair
 from cojax.types import Trajectory
 
 BETTER = [make_trajectory([3 + n, 7, 9], 1.0, sample=n) for n in range(4)]
@@ -55,14 +54,14 @@ def test_the_loss_is_the_weighted_mean_over_pairs_and_only_successes_are_imitate
     half = dataclasses.replace(BETTER[1], reward=0.5)
     pairs = [dataclasses.replace(PAIRS[0], weight=0.5), Pair(half, WORSE[1], 2.0), PAIRS[2]]
     start = learner(sft=0.3)
-    _, metrics = learn_round(start, start.init(PARAMS), pairs, Passes(1, 4), (0,))
+    _, metrics = learn_round(start, start.init(PARAMS), pairs, 1, 4, (0,))
     assert metrics["loss"] == pytest.approx(plain_loss(PARAMS, PARAMS, pairs, 0.3), rel=1e-5)
     assert metrics["margin"] == pytest.approx(0.0, abs=1e-5)
 
 
 def test_an_update_follows_the_gradient_of_that_loss():
     start = learner(sft=0.3)
-    learned, metrics = learn_round(start, start.init(PARAMS), PAIRS[:2], Passes(1, 2), (0,))
+    learned, metrics = learn_round(start, start.init(PARAMS), PAIRS[:2], 1, 2, (0,))
     step = jax.tree.map(lambda after, before: np.asarray(after) - np.asarray(before), learned.params, PARAMS)
     size = 1e-2 / metrics["grad_norm"]
     losses = [
@@ -75,19 +74,19 @@ def test_an_update_follows_the_gradient_of_that_loss():
 
 def test_a_round_makes_its_passes_and_counts_as_one_step():
     start = learner()
-    state, metrics = learn_round(start, start.init(PARAMS), PAIRS, Passes(3, 2), (0,))
+    state, metrics = learn_round(start, start.init(PARAMS), PAIRS, 3, 2, (0,))
     assert (metrics["updates"], metrics["tokens_trained"], int(state.step)) == (6.0, 3 * 20.0, 1)
-    again, _ = learn_round(start, start.init(PARAMS), PAIRS, Passes(3, 2), (0,))
-    other, _ = learn_round(start, start.init(PARAMS), PAIRS, Passes(3, 2), (1,))
+    again, _ = learn_round(start, start.init(PARAMS), PAIRS, 3, 2, (0,))
+    other, _ = learn_round(start, start.init(PARAMS), PAIRS, 3, 2, (1,))
     assert bits(again) == bits(state) != bits(other)
 
 
 @pytest.mark.parametrize(("reference", "margin"), [("round", 0.0), ("initial", None)])
 def test_the_reference_is_the_policy_at_the_beginning_of_the_round_or_the_initial_one(reference, margin):
     start = learner(reference)
-    state, _ = learn_round(start, start.init(PARAMS), PAIRS[:2], Passes(1, 2), (0,))
+    state, _ = learn_round(start, start.init(PARAMS), PAIRS[:2], 1, 2, (0,))
     middle = jax.tree.map(np.asarray, state.params)
-    _, metrics = learn_round(start, state, PAIRS[:2], Passes(1, 2), (1,))
+    _, metrics = learn_round(start, state, PAIRS[:2], 1, 2, (1,))
     expected = plain_loss(middle, middle if margin == 0.0 else PARAMS, PAIRS[:2], 0.0)
     assert metrics["loss"] == pytest.approx(expected, rel=1e-5)
     assert (metrics["margin"] == pytest.approx(0.0, abs=1e-5)) is (margin == 0.0)
@@ -97,34 +96,34 @@ def test_packing_does_not_change_a_round():
     wide = make_learner(
         loss="dpo", loss_settings={"beta": BETA}, optimizer=SGD, round_reference="round", row_length=64, micro_rows=1
     )
-    one, _ = learn_round(learner(), learner().init(PARAMS), PAIRS, Passes(2, 4), (0,))
-    other, _ = learn_round(wide, wide.init(PARAMS), PAIRS, Passes(2, 4), (0,))
+    one, _ = learn_round(learner(), learner().init(PARAMS), PAIRS, 2, 4, (0,))
+    other, _ = learn_round(wide, wide.init(PARAMS), PAIRS, 2, 4, (0,))
     np.testing.assert_allclose(flat_array(one.params), flat_array(other.params), rtol=1e-3, atol=1e-5)
 
 
 def test_imitation_is_the_mean_over_tokens():
     start = imitator()
-    _, metrics = learn_round(start, start.init(PARAMS), BETTER[:3], Passes(1, 4), (0,))
+    _, metrics = learn_round(start, start.init(PARAMS), BETTER[:3], 1, 4, (0,))
     assert metrics["loss"] == pytest.approx(-sum(logprob(PARAMS, t) for t in BETTER[:3]) / 9, rel=1e-5)
 
 
 def test_without_examples_the_policy_stays_and_the_step_counts():
     start = learner()
-    state, metrics = learn_round(start, start.init(PARAMS), [], Passes(3, 2), (0,))
+    state, metrics = learn_round(start, start.init(PARAMS), [], 3, 2, (0,))
     assert bits(state.params) == bits(PARAMS)
     assert (int(state.step), metrics) == (1, {"updates": 0.0, "tokens_trained": 0.0, "tokens_processed": 0.0})
 
 
 def test_steps_to_be_skipped_learn_nothing():
     start = dataclasses.replace(learner(), skip_steps=(1,))
-    state, metrics = learn_round(start, start.init(PARAMS), PAIRS, Passes(3, 2), (0,))
+    state, metrics = learn_round(start, start.init(PARAMS), PAIRS, 3, 2, (0,))
     assert (bits(state.params), metrics["updates"]) == (bits(PARAMS), 0.0)
 
 
 def test_all_batches_have_one_shape():
-    shapes = {pack_examples(learner(), PAIRS[:count], 3).tokens.shape for count in (1, 2, 3)}
+    shapes = {learner().pack_examples(PAIRS[:count], 3).tokens.shape for count in (1, 2, 3)}
     assert shapes == {(6, 16)}
-    assert {pack_examples(imitator(), BETTER[:count], 3).tokens.shape for count in (1, 3)} == {(4, 16)}
+    assert {imitator().pack_examples(BETTER[:count], 3).tokens.shape for count in (1, 3)} == {(4, 16)}
 
 
 def test_the_mismatch_is_that_of_the_sampling_policy_alone():
@@ -142,7 +141,7 @@ def test_the_mismatch_is_that_of_the_sampling_policy_alone():
 
     def learned(*pairs):
         start = learner()
-        return learn_round(start, start.init(PARAMS), pairs, Passes(1, 1), (0,))[1]
+        return learn_round(start, start.init(PARAMS), pairs, 1, 1, (0,))[1]
 
     assert learned(Pair(BETTER[0], foreign(WORSE[0])))["logprob_mismatch"] < 1e-5
     # Of the two sampled actions and the two others of a pair, and of a second update without any.

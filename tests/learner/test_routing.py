@@ -10,11 +10,11 @@ from compiling import initialize
 from test_learner_invariance import KEEPING
 from tiny_learner import bits
 
+from cojax.learner.bound_loss import bind
 from cojax.learner.learner import Learner
 from cojax.learner.losses import LOSSES
-from cojax.learner.reading import bind
+from cojax.learner.packing import decode_routes
 from cojax.learner.rehearsal import rehearse
-from cojax.learner.routing import decode_routes
 from cojax.policy.config import ModelConfig
 from cojax.policy.routes import RouteShape
 from cojax.types import Action, Group, Task, Trajectory, Turn, from_json, to_json

@@ -11,19 +11,18 @@ import pytest
 from tiny_learner import GROUPS, PARAMS, SGD, bits, flat_array, make_groups, make_learner, shared_learner
 
 from cojax.learner.batch import DTYPES, TrainBatch
+from cojax.learner.bound_loss import bind
 from cojax.learner.losses import LOSSES
 from cojax.learner.packing import pack_sequences
 from cojax.learner.parts import summed_by
-from cojax.learner.reading import bind
-from cojax.learner.train_state import TrainState
-from cojax.learner.update import NonFiniteUpdate, train_step
+from cojax.learner.update import NonFiniteUpdate, TrainState, train_step
 from cojax.policy.logprobs import TokenScores
 from cojax.types import Group
 
 GRPO = bind("grpo", LOSSES, {})
 
 
-def _table(params, batch):
+def _table(_, params, batch):
     """A policy without context: scores from a table of logits [V]."""
     logs = jax.nn.log_softmax(params["table"])
     return TokenScores(logs[batch.tokens], jnp.full(batch.tokens.shape, -jnp.sum(jnp.exp(logs) * logs)))
@@ -45,7 +44,7 @@ def test_the_gradient_is_the_policy_gradient():
     params = {"table": jnp.zeros(4)}
     state = TrainState(jnp.int32(0), params, optimizer.init(params))
     new, metrics = train_step(
-        state, _one_token(2, 2.0, 0.5), np.int32(1), score=_table, loss=GRPO, optimizer=optimizer, on_policy=True
+        state, None, _one_token(2, 2.0, 0.5), np.int32(1), score=_table, loss=GRPO, optimizer=optimizer, on_policy=True
     )
     assert new.params["table"].tolist() == pytest.approx([-0.25, -0.25, 0.75, -0.25])
     assert float(metrics["loss"]) == pytest.approx(-1.0)
@@ -61,7 +60,9 @@ def test_off_policy_the_old_log_probs_are_read():
     params = {"table": jnp.zeros(4)}
     state = TrainState(jnp.int32(0), params, optimizer.init(params))
     batch = dataclasses.replace(_one_token(2, 2.0, 0.5), old_logprobs=np.full((1, 1, 1), math.log(0.5), np.float32))
-    _, metrics = train_step(state, batch, np.int32(1), score=_table, loss=GRPO, optimizer=optimizer, on_policy=False)
+    _, metrics = train_step(
+        state, None, batch, np.int32(1), score=_table, loss=GRPO, optimizer=optimizer, on_policy=False
+    )
     assert float(metrics["loss"]) == pytest.approx(-1.0)
     assert float(metrics["ratio"]) == pytest.approx(0.5)
 
@@ -114,7 +115,7 @@ def test_the_metric_called_entropy_is_that_of_the_distribution():
     params = {"table": jnp.log(jnp.array([0.5, 0.25, 0.25, 1e-9]))}
     state = TrainState(jnp.int32(0), params, SGD.init(params))
     _, metrics = train_step(
-        state, _one_token(2, 1.0, 1.0), np.int32(1), score=_table, loss=GRPO, optimizer=SGD, on_policy=True
+        state, None, _one_token(2, 1.0, 1.0), np.int32(1), score=_table, loss=GRPO, optimizer=SGD, on_policy=True
     )
     assert float(metrics["entropy"]) == pytest.approx(1.5 * math.log(2), rel=1e-5)
 

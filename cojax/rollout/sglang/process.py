@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from cojax.durable import own_file
-from cojax.host.cores import usable_cores
+from cojax.host.processes import usable_cores
 from cojax.rollout.sglang.guarded import GuardedProcess
 from cojax.settings.tree import SGLangSettings
 from cojax.storage.files import last_lines

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from compiling import initialize
 
-from cojax.learner.routing import decode_routes
+from cojax.learner.packing import decode_routes
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_scores
 from cojax.policy.parameters import to_hf

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
+from jax.extend.core import Jaxpr, Literal
 
 from cojax.learner.batch import DTYPES, TrainBatch
 from cojax.registry import check_settings, find
@@ -69,11 +69,10 @@ class BoundLoss:
     pairs: bool
     flat_groups: bool
 
-    def __call__(self, scores: TokenScores, batch: TrainBatch) -> tuple[jax.Array, Facts]:
-        given = scores._asdict()
-        return self.function(
-            *(given[name] if name in given else vars(batch)[name] for name in self.reads), **self.settings
-        )
+    def inputs(self, scores: TokenScores, batch: TrainBatch) -> list[Any]:
+        """What `function` is called with, beside its settings."""
+        found = {**vars(batch), **scores._asdict()}
+        return [found[name] for name in self.reads]
 
     @property
     def routes(self) -> bool:
@@ -99,8 +98,15 @@ def bind(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any]) -> B
     """
     function = find("loss", name, table)
     settings = check_settings("loss", name, function, settings)
-    reads = _inputs(name, function)
-    uses, learns = _used_inputs(name, function, settings, reads)
+    reads, bound = _inputs(name, function), functools.partial(function, **settings)
+    inputs = [jax.ShapeDtypeStruct(_SHAPE, DTYPES.get(read, jnp.float32)) for read in reads]
+    try:
+        traced, returned = jax.make_jaxpr(bound, return_shape=True)(*inputs)
+        _check_returned(name, returned)
+    except Exception:  # a user's loss may raise anything
+        _explain(name, bound, inputs)
+        raise
+    uses, learns = (_inputs_of(traced.jaxpr, reads, results) for results in (None, 1))
     if not learns & {"logprobs", "entropy"}:
         raise ValueError(f"loss {name!r} depends on neither logprobs nor entropy, so it has no gradient")
     declared = _declaration(function)
@@ -168,31 +174,26 @@ def _outline(returned: Any) -> str:
     return type(returned).__name__
 
 
-def _used_inputs(
-    name: str, function: Loss, settings: Mapping[str, Any], reads: tuple[str, ...]
-) -> tuple[frozenset[str], frozenset[str]]:
-    """The inputs that loss and facts depend on, and those that the loss alone depends on, from a trace."""
-    inputs = [jax.ShapeDtypeStruct(_SHAPE, DTYPES.get(read, jnp.float32)) for read in reads]
+def _explain(name: str, bound: Callable[..., Any], inputs: Sequence[jax.ShapeDtypeStruct]) -> None:
+    """Raises ValueError that says why a loss cannot be traced, or in what its results are none of a loss."""
 
     def checked(*arrays: jax.Array) -> Any:
-        returned = function(*arrays, **settings)
-        _check_returned(name, returned)
+        _check_returned(name, returned := bound(*arrays))
         return returned
 
     try:
-        traced = jax.make_jaxpr(checked)(*inputs)
+        jax.make_jaxpr(checked)(*inputs)
     except _NoLoss:
         raise
-    except Exception as error:  # a user's loss may raise anything
+    except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"loss {name!r} cannot be traced: {type(error).__name__}: {reason}") from error
-    inputs_read = dict(zip(traced.jaxpr.invars, reads, strict=True))
 
-    def inputs_of(results: Sequence[Any]) -> frozenset[str]:
-        needed = {out for out in results if not isinstance(out, Literal)}
-        for equation in reversed(traced.jaxpr.eqns):
-            if needed & set(equation.outvars):
-                needed |= {one for one in equation.invars if not isinstance(one, Literal)}
-        return frozenset(read for variable, read in inputs_read.items() if variable in needed)
 
-    return inputs_of(traced.jaxpr.outvars), inputs_of(traced.jaxpr.outvars[:1])
+def _inputs_of(traced: Jaxpr, reads: Sequence[str], results: int | None) -> frozenset[str]:
+    """The inputs that the first `results` of a traced loss depend on, or all of them: the loss, then its facts."""
+    needed = {out for out in traced.outvars[:results] if not isinstance(out, Literal)}
+    for equation in reversed(traced.eqns):
+        if needed & set(equation.outvars):
+            needed |= {one for one in equation.invars if not isinstance(one, Literal)}
+    return frozenset(read for variable, read in zip(traced.invars, reads, strict=True) if variable in needed)

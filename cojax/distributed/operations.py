@@ -1,0 +1,240 @@
+"""Operations that all processes run at the same time: process 0 names each (`Lead`), the others follow (`Follower`).
+
+The others cannot be sent arrays that are spread over all hosts: they hold their own parts. A command therefore names
+such an argument by the command whose result it was. What process 0 no longer holds, the others let go of before the
+next operation. Arrays of process 0 alone travel by a collective of all devices.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import math
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from cojax.distributed.wire import Wire, WireError
+from cojax.learner.batch import TrainBatch
+from cojax.learner.update import divided, united
+from cojax.storage.checkpoint import ArrayFiles
+
+_T = TypeVar("_T")
+# The number of a command, and the place in its result where that is a tuple.
+Place = tuple[int, int]
+# The identities of all arrays of a result, in order.
+_Leaves = tuple[int, ...]
+Operations = MutableMapping[str, Callable[..., Any]]
+# Bytes that travel at once: all messages have one of two shapes, so that two programs serve them.
+_SMALL, _LARGE = 2**16, 2**24
+# What a command says of an array: the name of its dtype, and its shape.
+Described = tuple[str, Sequence[int]]
+
+
+class Lead:
+    """`Hosts` of process 0. Used on the main thread alone, where all collectives are."""
+
+    def __init__(self, wire: Wire, others: int) -> None:
+        self._wire, self._others = wire, others
+        self._number = 0
+        # By all arrays of a result: two results may share some, as a policy does that adapters were summed into.
+        self._places: dict[_Leaves, tuple[Place, list[weakref.ref[Any]]]] = {}
+        # Filled by whichever thread lets go of a result.
+        self._freed = collections.deque[Place]()
+        # When the operation that runs began, for whoever watches over its deadline.
+        self.busy_since: float | None = None
+
+    @contextlib.contextmanager
+    def operation(self, name: str, *arguments: Any) -> Iterator[Callable[[_T], _T]]:
+        """As `Hosts.operation`. Raises RuntimeError on another thread than the main one."""
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                f"{name} was called on the thread {threading.current_thread().name!r}; what all processes compute "
+                "together must be called on the main thread: read the arrays of Weights within Engine.load"
+            )
+        data: list[np.ndarray] = []
+        given = [self._described(argument, data) for argument in arguments]
+        freed = [self._freed.popleft() for _ in range(len(self._freed))]
+        self._number += 1
+        number, finished = self._number, list[Any]()
+
+        def finish(result: _T) -> _T:
+            # To be done, not only begun: the deadline is of the whole computation.
+            finished.append(jax.block_until_ready(result))
+            return result
+
+        self.busy_since = time.monotonic()
+        try:
+            self._wire.send(
+                {
+                    "kind": "run", "operation": name, "number": number, "arguments": given, "freed": freed,
+                    "data": [describe(array) for array in data],
+                }
+            )  # fmt: skip
+            self._wait()
+            if data:
+                send_arrays(data)
+            yield finish
+        finally:
+            self.busy_since = None
+        result = finished.pop() if finished else None
+        for at, part in enumerate(result if isinstance(result, tuple) else (result,)):
+            self._remember((number, at), part)
+
+    def _wait(self) -> None:
+        """Waits until all other processes are about to run this operation: they may have been compiling until now."""
+        missing = self._others
+        while missing:
+            _, message = self._wire.receive()
+            missing -= message.get("kind") == "at" and message["number"] == self._number
+
+    def _described(self, argument: Any, data: list[np.ndarray]) -> dict[str, Any]:
+        """An argument as a command holds it; arrays on the host are added to `data`."""
+        if isinstance(argument, (np.ndarray, np.generic)):
+            data.append(np.asarray(argument))
+            return {"array": len(data) - 1}
+        if argument is None or isinstance(argument, (bool, int, float, str)):
+            return {"plain": argument}
+        if isinstance(argument, TrainBatch) and isinstance(argument.tokens, np.ndarray):
+            fields = {field.name: getattr(argument, field.name) for field in dataclasses.fields(argument)}
+            return {"batch": {name: self._described(value, data) for name, value in fields.items()}}
+        if isinstance(argument, tuple) and not hasattr(argument, "_fields"):
+            return {"tuple": [self._described(part, data) for part in argument]}
+        leaves = jax.tree.leaves(argument)
+        found = self._places.get(tuple(map(id, leaves)))
+        if found is None or any(known() is not leaf for known, leaf in zip(found[1], leaves, strict=True)):
+            raise RuntimeError("an argument of an operation is not the result of an earlier one; it cannot be sent")
+        return {"result": found[0]}
+
+    def _remember(self, place: Place, result: Any) -> None:
+        leaves = [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)]
+        if not leaves:
+            self._freed.append(place)
+            return
+        key, known = tuple(map(id, leaves)), list[weakref.ref[Any]]()
+
+        def free(gone: weakref.ref[Any]) -> None:
+            """Without one of its arrays, nobody holds the whole result, and nobody can name it."""
+            if (found := self._places.get(key)) and found[1] is known and self._places.pop(key, None):
+                self._freed.append(place)
+
+        known += [weakref.ref(leaf, free) for leaf in leaves]
+        if found := self._places.get(key):
+            self._freed.append(found[0])  # from now on the same arrays name the newer result
+        self._places[key] = (place, known)
+
+
+class Follower:
+    """Runs the commands of process 0. `operations` are what it can run, by name; one of them may add others."""
+
+    def __init__(self, wire: Wire, operations: Operations) -> None:
+        self._wire, self.operations = wire, operations
+        self.results: dict[int, dict[int, Any]] = {}
+        self.busy_since: float | None = None
+
+    def follow(self) -> int:
+        """Runs commands until process 0 ends; its exit status."""
+        while True:
+            _, message = self._wire.receive()
+            if message.get("kind") == "end":
+                return int(message["status"])
+            if message.get("kind") == "run":
+                self.busy_since = time.monotonic()
+                self._run(message)
+                self.busy_since = None
+
+    def _run(self, command: Mapping[str, Any]) -> None:
+        for number, at in command["freed"]:
+            parts = self.results.get(number, {})
+            parts.pop(at, None)
+            if not parts:
+                self.results.pop(number, None)
+        name = command["operation"]
+        if name not in self.operations:
+            raise WireError(f"process 0 wants {name!r}, which this process does not know")
+        self._wire.send({"kind": "at", "number": command["number"]})
+        data = receive_arrays(command["data"]) if command["data"] else []
+        result = self.operations[name](*(self._argument(given, data) for given in command["arguments"]))
+        jax.block_until_ready(result)
+        made = result if isinstance(result, tuple) else (result,)
+        self.results[command["number"]] = dict(enumerate(made))
+
+    def _argument(self, given: Mapping[str, Any], data: Sequence[np.ndarray]) -> Any:
+        ((kind, value),) = given.items()
+        match kind:
+            case "plain":
+                return value
+            case "array":
+                return data[value] if data[value].ndim else data[value][()]
+            case "batch":
+                return TrainBatch(**{name: self._argument(one, data) for name, one in value.items()})
+            case "tuple":
+                return tuple(self._argument(one, data) for one in value)
+            case "result":
+                number, at = value
+                return self.results[number][at]
+        raise WireError(f"process 0 sent an argument of the kind {kind!r}, which this process does not know")
+
+
+def describe(array: np.ndarray) -> Described:
+    return array.dtype.name, list(array.shape)
+
+
+def send_arrays(arrays: Sequence[np.ndarray]) -> None:
+    """In process 0: sends the bytes of arrays, which the others receive by `receive_arrays` at the same time."""
+    data = np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays])
+    for start, size in _parts(data.size):
+        part = np.zeros(size, np.uint8)
+        piece = data[start : start + size]
+        part[: piece.size] = piece
+        multihost_utils.broadcast_one_to_all(part, is_source=True)
+
+
+def receive_arrays(described: Sequence[Described]) -> list[np.ndarray]:
+    """In every other process: the arrays that process 0 sends."""
+    counts = [math.prod(shape) * jnp.dtype(name).itemsize for name, shape in described]
+    data = np.empty(sum(counts), np.uint8)
+    for start, size in _parts(data.size):
+        part = multihost_utils.broadcast_one_to_all(np.zeros(size, np.uint8), is_source=False)
+        data[start : start + size] = part[: data.size - start]
+    arrays, start = [], 0
+    for (name, shape), count in zip(described, counts, strict=True):
+        # A copy begins where its dtype may begin.
+        arrays.append(data[start : start + count].copy().view(jnp.dtype(name)).reshape(shape))
+        start += count
+    return arrays
+
+
+def _parts(size: int) -> list[tuple[int, int]]:
+    """(start, bytes) of the parts in which `size` bytes travel."""
+    parts, start = [], 0
+    while start < size:
+        part = _LARGE if size - start > 16 * _SMALL else _SMALL
+        parts.append((start, part))
+        start += part
+    return parts
+
+
+@dataclasses.dataclass(frozen=True)
+class LeadArrayFiles:
+    """`ArrayFiles` of process 0: of a state, or of one and the second agent's under its own name."""
+
+    lead: Lead
+
+    def save(self, folder: Path, arrays: Any) -> None:
+        target, second = divided(arrays)
+        with self.lead.operation("save", str(folder), target, second):
+            ArrayFiles().save(folder, arrays)
+
+    def restore(self, folder: Path, like: Any) -> Any:
+        with self.lead.operation("restore", str(folder), divided(like)[1] is not None) as finish:
+            return united(*finish(divided(ArrayFiles().restore(folder, like))))

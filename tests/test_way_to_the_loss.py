@@ -1,0 +1,78 @@
+"""From a command to the loss: which functions of the repository are on the stack when the first line of `grpo` runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from patience import patience
+
+ROOT = Path(__file__).parents[1]
+MOST = 10
+# Runs a command as its own process would, and writes the stacks once an update has been traced. All that was compiled
+# in the rehearsal is forgotten before the step, so that the update is traced where it happens.
+PROGRAM = """
+import json, os, runpy, sys
+import jax
+import cojax.coevolve
+from cojax.learner import losses
+
+root, out, way = sys.argv[1:4]
+stacks, exponential, sample = [], losses.bounded_exp, cojax.coevolve.sample_groups
+
+def first_line(log_ratio):
+    frame, names = sys._getframe(1), []
+    of_grpo = frame.f_code.co_name == "grpo"
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(root):
+            names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    if of_grpo:
+        stacks.append(names[::-1])
+        if {"coevolve", "_add"} <= set(names):
+            with open(out, "w") as file:
+                json.dump(stacks, file)
+            os._exit(0)
+    return exponential(log_ratio)
+
+def forgotten(*arguments):
+    jax.clear_caches()
+    return sample(*arguments)
+
+losses.bounded_exp, cojax.coevolve.sample_groups = first_line, forgotten
+sys.argv[:] = [way, *sys.argv[4:]]
+if way == "cojax":
+    from cojax.command import main
+    sys.exit(main())
+runpy.run_module(way, run_name="__main__", alter_sys=True)
+"""
+SETTINGS = {
+    "steps": 1, "batch_size": 1, "group_size": 2, "initial_tasks": 1, "evolve_every": 5, "warm_start.steps": 0,
+    "evaluation.tasks": 1, "evaluation.dev_tasks": 1, "evaluation.every": 0, "model.shape.hidden_size": 16,
+    "model.shape.intermediate_size": 16, "model.shape.num_hidden_layers": 1, "engine.slots": 2,
+    "learner.loss_settings.entropy_coefficient": 0.001,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("way", "begin"), [
+    (["cojax", "run"], ["main", "train", "run"]),
+    (["experiments.run"], ["<module>", "train", "run"]),
+], ids=["cojax", "module"])  # fmt: skip
+def test_few_functions_lie_between_a_command_and_the_loss(way, begin, tmp_path: Path) -> None:
+    out = tmp_path / "stacks.json"
+    settings = [f"--config.{name}={value}" for name, value in SETTINGS.items()]
+    command = [sys.executable, "-c", PROGRAM, f"{ROOT}/", str(out), *way, "--config=experiments/desk.py", *settings]
+    done = subprocess.run(
+        [*command, f"--workdir={tmp_path / 'run'}"], cwd=ROOT, capture_output=True, text=True, timeout=patience(300),
+        env={**os.environ, "COJAX_CACHE": str(tmp_path / "cache")},
+    )  # fmt: skip
+    assert out.exists(), done.stdout[-2000:] + done.stderr[-2000:]
+    stacks = json.loads(out.read_text())
+    assert stacks[-1] == [*begin, "coevolve", "update", "train_step", "_add", "micro_loss", "loss", "grpo"]
+    # Wherever else the loss is traced: as the settings are checked, as the learner is made, and in the rehearsal.
+    assert max(map(len, stacks)) <= MOST, max(stacks, key=len)
+    assert any("rehearse" in stack for stack in stacks)
