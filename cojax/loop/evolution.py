@@ -14,9 +14,8 @@ from cojax.loop import Loop, State
 from cojax.loop.groups import groups_left, probe_tasks
 from cojax.rollout.collect import RolloutStopped
 from cojax.storage.run_directory import RunDirectory
-from cojax.synthesis import EvolutionInputs, Interrupted, Synthesis, admit, expeditions_of, synthesize
+from cojax.synthesis import EvolutionInputs, Interrupted, Synthesis, admit, expeditions_of, synthesize, why_idle
 from cojax.synthesis.beliefs import predictor
-from cojax.synthesis.idle import why_idle
 from cojax.synthesis.selection import visits_of
 
 _LOG = logging.getLogger(__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 from ml_collections import ConfigDict
@@ -14,9 +13,8 @@ from cojax.settings.reading import settings
 from cojax.signals import SignalKind
 from cojax.signals.tools import ByVerb
 from cojax.synthesis import Synthesis
-from cojax.synthesis.collector import Collector
 from cojax.types import Task
-from cojax.validation.similarity import NearDuplicates, usual_similarity
+from cojax.validation.similarity import usual_similarity
 
 # Above this cosine, wording does not distinguish tasks.
 _TELLING = 0.95
@@ -69,7 +67,7 @@ def own_tasks(config: ConfigDict, environment: Environment, reserved: Sequence[T
             f"environment {environment.name!r} has no task in its split {TRAIN!r} that is not evaluated on, and "
             "nothing can be synthesized in it; expected tasks of its own to train on"
         )
-    return dataclasses.replace(Collector("", 0, 0, NearDuplicates(0.0)).synthesis({}), tasks=tasks)
+    return Synthesis(tasks)
 
 
 def kinds(environment: Environment, made: Mapping[str, SignalKind]) -> Mapping[str, SignalKind]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol
 
 from cojax.registry.annotations import Range
-from cojax.synthesis.collector import Synthesis
+from cojax.synthesis.pipeline import Synthesis
 from cojax.types import Group, Task
 
 # The worth of a candidate that was solved in s of n episodes, by what a probe prefers. Whole numbers are divided once,

@@ -1,4 +1,6 @@
-"""Beliefs about success: for pairs of tools and lengths of solutions, from the rewards of all training episodes so far.
+"""Beliefs about success, for pairs of tools and lengths of solutions, and expeditions where it is uncertain.
+
+Beliefs come from the rewards of all training episodes so far.
 
 The tools and the length of a task's solution stand for the skills that it needs. Evidence is discounted with time, as
 the policy changes:
@@ -23,22 +25,29 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from cojax.environment import Charted, Environment, EnvironmentFailure
 from cojax.prefix_replay import replayed
 from cojax.registry.annotations import Range
+from cojax.signals.kinds import PLAN
 from cojax.signals.tools import tools_of
-from cojax.types import Action, Group, Signal, Task, TaskDraft
+from cojax.synthesis.evolutions import EvolutionInputs, offered_tools, partly_uniform, reflect_on
+from cojax.synthesis.expeditions import Expedition
+from cojax.types import Action, Group, Signal, Task, TaskDraft, Trajectory
 from cojax.validation.query import oversize
 
 # The number of steps seen, and γ; all other keys begin with "tool:" or "pair:".
 _STEPS, _DISCOUNT = "steps", "discount"
+# Trajectories whose setups contenders are drawn from, for each expedition.
+_PARENTS = 4
 
 Discount = Annotated[float, Range(0.0, 1.0, low_open=True)]
 # How many episodes a prior counts as: with a far greater or smaller one no draw from a belief is possible.
 Strength = Annotated[float, Range(1e-3, 1e6)]
+Share = Annotated[float, Range(0.0, 1.0)]
 Evidence = tuple[float, float]  # successes and failures, discounted
 BetaParameters = tuple[float, float]  # α and β of a Beta distribution, both above 0
 
@@ -213,3 +222,55 @@ def predictor(memory: Mapping[str, Any], environment: Environment, ending: str) 
             return None
 
     return predict
+
+
+def posteriors(
+    inputs: EvolutionInputs,
+    beliefs: Mapping[str, Any],
+    *,
+    contenders: Annotated[int, Range(1, 10_000)] = 8,
+    floor: Share = 0.2,
+    strength: Strength = 2.0,
+) -> Iterator[Expedition]:
+    """At the setups of recent trajectories, towards tools whose success is believed to be near one half.
+
+    A contender is a trajectory of the last steps and one or two tools that its episode offers, all picked at random.
+    Its belief is that of the tool, or of the pair at the length of a solution that calls both and ends. Tools of which
+    little is known have wide beliefs, so they are often followed. Of `contenders` contenders the one with the greatest
+    p̃(1 − p̃) is followed, p̃ drawn from its belief (Thompson sampling; SEC, arXiv 2505.14970, and MoPPS, arXiv
+    2507.04632, choose among prompts like this). Its tools are the plan of the expedition. The explorer carries the plan
+    out, and tasks with one of its tools come first; a task need not have both. The share `floor` of the expeditions is
+    unguided, as in `uniform`. A prior of the beliefs counts as `strength` episodes.
+    """
+    rng = random.Random(repr((PLAN, inputs.seed)))
+    environment, ending = inputs.environment, inputs.explorer.ending
+    posterior = Posterior(beliefs, neighbours_in(environment), strength)
+    parents = [
+        (trajectory, offered)
+        for trajectory in itertools.islice(inputs.trajectories(rng), _PARENTS * inputs.contexts)
+        if (offered := [tool for tool in offered_tools(environment, trajectory.task) if tool != ending])
+    ]
+
+    def guided() -> Expedition | None:
+        if not parents:
+            return None
+        drawn = [_contender(posterior, parents, int(bool(ending)), rng) for _ in range(contenders)]
+        p, trajectory, plan = max(drawn, key=lambda contender: contender[0] * (1.0 - contender[0]))
+        evidence = f"success with {' and '.join(plan)} drawn as {p:.2f}"
+        signal = Signal(PLAN, trajectory.task.id, trajectory.episode, evidence, plan)
+        return Expedition(trajectory.task, PLAN, signal=evidence, reflect=reflect_on(trajectory, signal, plan))
+
+    yield from partly_uniform(inputs, floor, rng, guided)
+
+
+def _contender(
+    posterior: Posterior,
+    parents: Sequence[tuple[Trajectory, Sequence[str]]],
+    ends: int,
+    rng: random.Random,
+) -> tuple[float, Trajectory, tuple[str, ...]]:
+    """(success drawn from its belief, trajectory, the tools to use); `ends` is the number of calls that end a task."""
+    trajectory, offered = rng.choice(parents)
+    plan = tuple(rng.sample(offered, min(rng.choice((1, 2)), len(offered))))
+    belief = posterior.pair_belief(*plan, len(plan) + ends) if len(plan) == 2 else posterior.tool_belief(*plan)
+    return rng.betavariate(*belief), trajectory, plan

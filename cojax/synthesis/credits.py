@@ -34,7 +34,8 @@ from cojax.synthesis.beliefs import (
     no_evidence,
     solution_tools,
 )
-from cojax.synthesis.expeditions import EvolutionInputs, Expedition, partly_uniform, reflect_on
+from cojax.synthesis.evolutions import EvolutionInputs, partly_uniform, reflect_on
+from cojax.synthesis.expeditions import Expedition
 from cojax.synthesis.selection import in_groups
 from cojax.types import Group, Signal
 

@@ -1,23 +1,46 @@
-"""Where an evolution's expeditions go: around signals, around random trajectories, or unguided to fresh setups."""
+"""Expeditions: trips of an explorer to the setup of a task, which run in parallel; and their records on disk.
+
+An expedition sees nothing that others find at the same time. So what comes of it depends on its seed and the model's
+replies only.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import itertools
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from typing import Any
 
-from cojax.environment import Environment, ask
-from cojax.explorer import Explorer
-from cojax.signals import SignalKind
-from cojax.signals.kinds import PLAN, PLANNED, task_of
-from cojax.signals.tools import tools_called
-from cojax.synthesis.selection import Select, VisitsByTask, confidence_by, even, in_groups
-from cojax.types import ExplorationContext, Origin, Signal, Task, Trajectory, content_hash
-from cojax.validation.similarity import setup_hash
+from cojax.environment import EngineError, Environment, EnvironmentFailure, Episode
+from cojax.environment.wrapping import Wrapped, WrappedEpisode
+from cojax.explorer import Explorer, Metered
+from cojax.host.background import in_background
+from cojax.types import (
+    Action,
+    ExplorationContext,
+    Lineage,
+    Observation,
+    Origin,
+    Task,
+    TaskDraft,
+    Triplet,
+    Verdict,
+    to_json,
+)
 
-# Setups drawn for each that is wanted where some are closed, since those are left out.
-_DRAWS = 4
+# Seconds between two checks of whether to stop.
+_POLL = 0.05
+# Seconds that expeditions get to end by themselves after a stop.
+_GRACE = 1.0
+
+# A draft with its verdict, and with the task if the draft was accepted.
+Examined = tuple[TaskDraft, Verdict, Task | None]
+
+
+class Interrupted(Exception):
+    """An evolution was asked to stop. Nothing that it found so far is used."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +49,9 @@ class Expedition:
 
     `signal` is the evidence of the signal behind it, "" if there is none. `reflect` makes the context when the
     expedition starts, not earlier: a model may take long, and several expeditions can reflect in parallel.
+
+    `run` adds what came of it: the `triplets` of all runs, one line of `failures` for each run that failed, the drafts
+    that were `examined`, and the `errors` that ended it early.
     """
 
     task: Task
@@ -34,6 +60,10 @@ class Expedition:
     signal: str = ""
     weights: Mapping[str, float] | None = None
     reflect: Callable[[Explorer], ExplorationContext] | None = None
+    triplets: tuple[Triplet, ...] = ()
+    failures: tuple[str, ...] = ()
+    examined: tuple[Examined, ...] = ()
+    errors: tuple[EnvironmentFailure | EngineError, ...] = ()
 
     def prepared(self, explorer: Explorer) -> Expedition:
         """The expedition with its context; `reflect`, if given, makes it now."""
@@ -41,151 +71,164 @@ class Expedition:
             return self
         return dataclasses.replace(self, context=self.reflect(explorer), reflect=None)
 
+    def run(
+        self,
+        explorer: Explorer,
+        environment: Environment,
+        seed: tuple,
+        limit: int,
+        examine: Callable[[Iterable[TaskDraft]], Iterator[Examined]],
+    ) -> Expedition:
+        """The expedition with what came of it: reflects, explores, abstracts at most `limit` drafts, examines them."""
+        trip = self
+        try:
+            trip = self.prepared(explorer)
+            exploration = explorer.explore(environment, trip.task, trip.context, seed, trip.weights)
+        except (EnvironmentFailure, EngineError) as error:
+            return dataclasses.replace(trip, errors=(error,))
+        errors: list[EnvironmentFailure | EngineError] = []
+        drafts = explorer.abstract(exploration, environment, limit)
+        examined = tuple(examine(_until_failure(drafts, errors)))
+        return dataclasses.replace(
+            trip,
+            triplets=exploration.triplets,
+            failures=exploration.failures,
+            examined=examined,
+            errors=tuple(errors),
+        )
 
-@dataclasses.dataclass(frozen=True)
-class EvolutionInputs:
-    """All that an evolution reads.
+    def lineage(self, draft: TaskDraft, verdict: Verdict, explorer: str, step: int) -> Lineage:
+        """The lineage of the task that a draft became. An unguided expedition gives it no parent and no episode."""
+        return Lineage(
+            parent=self.task.id if self.context else "",
+            signal=self.signal,
+            episode=self.context.episode if self.context else "",
+            explorer=explorer,
+            runs=draft.runs,
+            verdict=verdict.status,
+            evidence=verdict.evidence,
+            step=step,
+        )
 
-    `signals` are those since the last evolution, `episodes` are the ids of all trajectories since then, each
-    STEP-TASK-SAMPLE, and `find` returns a trajectory by its id. `popularity` weights the tools of an unguided explorer.
-    Unguided expeditions take setups from `split`, never queries. `contexts` is how many expeditions are prepared.
-    `select` is an entry of `selection.SELECTIONS`. `kinds` compute the confidence in a signal from the `visits` of its
-    task. `closed` are the hashes (`setup_hash`) of setups on which no task may begin.
-    """
+    def draft_record(
+        self, draft: TaskDraft, verdict: Verdict, task: Task | None, step: int, number: int, believed: float | None
+    ) -> dict[str, Any]:
+        """One line of drafts.jsonl.
 
-    environment: Environment
-    explorer: Explorer
-    signals: Sequence[Signal]
-    episodes: Sequence[str]
-    find: Callable[[str], Trajectory]
-    popularity: Mapping[str, float] | None
-    contexts: int
-    seed: tuple
-    split: str = "seed"
-    select: Select = even
-    visits: VisitsByTask = dataclasses.field(default_factory=dict)
-    kinds: Mapping[str, SignalKind] = dataclasses.field(default_factory=dict)
-    closed: frozenset[str] = frozenset()
-
-    def setups(self) -> tuple[Task, ...]:
-        """Setups of the split to explore. There are fewer than `contexts` if too many that are drawn are closed."""
-        drawn = sample_setups(self.environment, self.split, self.contexts * (_DRAWS if self.closed else 1), self.seed)
-        return tuple(setup for setup in drawn if setup_hash(setup) not in self.closed)[: self.contexts]
-
-    def trajectories(self, rng: random.Random) -> Iterator[Trajectory]:
-        """Valid trajectories in random order, one of each task, picked at random among the task's own.
-
-        All tasks have equal chances, however often each was visited (`selection.in_groups`).
+        `number` is the expedition's number within the evolution, and `task` the task that the draft became, None if it
+        was refused. `predicted` has the success that was predicted of the draft before any training on it, in [0, 1]:
+        `believed` is that of beliefs, None if the evolution reads none. That of a probe is added by the admission.
         """
-        # A generator draws the episodes when the first one is asked for. The order of draws from `rng` decides results.
-        for episodes in in_groups(self.episodes, task_of, rng):
-            if found := next((one for one in map(self.find, episodes) if one.valid), None):
-                yield found
+        return {
+            "step": step,
+            "expedition": number,
+            "origin": self.origin,
+            "parent": self.task.id if self.context else "",
+            "episode": self.context.episode if self.context else "",
+            "signal": self.signal,
+            "draft": to_json(draft),
+            "verdict": to_json(verdict),
+            "task": task.id if task else "",
+            "predicted": {"beliefs": believed, "probe": None},
+        }
 
-    def selected_signals(self) -> tuple[Signal, ...]:
-        """The signals to follow."""
-        return self.select(self.signals, self.contexts, self.seed, confidence_by(self.kinds, self.visits))
+    def record(self, step: int, number: int) -> dict[str, Any]:
+        """One line of expeditions.jsonl.
+
+        It holds the context, the number of actions of each run and how many of them worked, why runs failed, and what
+        ended the expedition early.
+        """
+        context = self.context
+        runs: dict[int, list[bool]] = {}
+        for triplet in self.triplets:
+            runs.setdefault(triplet.run, []).append(triplet.observation.ok)
+        written = {name: value for name, value in to_json(context).items() if name != "task"} if context else None
+        return {
+            "step": step,
+            "expedition": number,
+            "origin": self.origin,
+            "task": self.task.id,
+            "signal": self.signal,
+            "context": written,
+            "runs": [{"run": run, "actions": len(worked), "ok": sum(worked)} for run, worked in runs.items()],
+            "failures": list(self.failures),
+            "error": "; ".join(map(str, self.errors)),
+        }
 
 
-def static(inputs: EvolutionInputs) -> Iterator[Expedition]:
-    """No expeditions, so no new tasks: plain GRPO on D_0."""
-    return iter(())
+def run_in_parallel(
+    run: Callable[[Explorer, Expedition, tuple, Callable[[], bool]], Expedition],
+    explorer: Explorer,
+    expeditions: Sequence[tuple[int, Expedition]],
+    seed: tuple,
+    stop: Callable[[], bool],
+) -> list[Expedition]:
+    """Runs the numbered expeditions, each on its own thread. Returns them in their order, with what came of them.
 
-
-def unguided(inputs: EvolutionInputs) -> Iterator[Expedition]:
-    """Unguided, with weights that favour popular tools (the paper's random exploration)."""
-    for setup in inputs.setups():
-        yield Expedition(setup, "unguided", weights=inputs.popularity)
-
-
-def uniform(inputs: EvolutionInputs) -> Iterator[Expedition]:
-    """Unguided, all tools alike."""
-    for setup in inputs.setups():
-        yield Expedition(setup, "uniform")
-
-
-def around_trajectories(inputs: EvolutionInputs) -> Iterator[Expedition]:
-    """The control: guided like a signal's expedition, but around trajectories picked at random, one for each task."""
-    rng = random.Random(repr(("trajectory", inputs.seed)))
-    for trajectory in itertools.islice(inputs.trajectories(rng), inputs.contexts):
-        yield Expedition(trajectory.task, "trajectory", reflect=reflect_on(trajectory))
-
-
-def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
-    """The matched control: each signal to follow is moved to a trajectory picked at random.
-
-    The number of contexts of each kind, their guidance and the number of tools in focus stay the same. Trajectories are
-    picked at random, one for each task and kind. The tools in focus are picked at random among those that the
-    trajectory called.
+    `run` is given an explorer with its share of the budget, the expedition, its seed, and whether it is unwanted by
+    now. Raises Interrupted soon after `stop` turns true: the expeditions end at their next action or model call, and
+    are waited for at most a second.
     """
-    rng = random.Random(repr(("displaced", inputs.seed)))
-    chosen = inputs.selected_signals()
-    kinds = dict.fromkeys(signal.kind for signal in chosen)
-    trajectories = {kind: inputs.trajectories(rng) for kind in kinds}
-    for signal in chosen:
-        trajectory = next(trajectories[signal.kind], None)
-        if trajectory is None:
-            continue
-        called = sorted(set(tools_called(trajectory)) - {inputs.explorer.ending})
-        focus = tuple(rng.sample(called, min(len(called), len(signal.focus))))
-        evidence = f"picked at random, in place of a trajectory with the signal {signal.kind}"
-        moved = Signal(signal.kind, trajectory.task.id, trajectory.episode, evidence, focus)
-        yield Expedition(trajectory.task, "trajectory", signal=evidence, reflect=reflect_on(trajectory, moved))
+    seeds = [(*seed, number) for number, _ in expeditions]
+    shares = explorer.split(seeds) if isinstance(explorer, Metered) else contextlib.nullcontext([explorer] * len(seeds))
+    with contextlib.ExitStack() as stack:
+        explorers = stack.enter_context(shares)
+        results: list[Future[Expedition]] = []
+        stack.enter_context(_close_budget_on_error(explorer, results))
+        for own, (number, expedition), own_seed in zip(explorers, expeditions, seeds, strict=True):
+            work = functools.partial(run, own, expedition, own_seed)
+            results.append(stack.enter_context(in_background(f"expedition {number}", work)))
+        return _wait_for(results, stop)
 
 
-def around_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
-    """CoEvolve: around the trajectories that have the signals."""
-    for signal in inputs.selected_signals():
-        trajectory = inputs.find(signal.episode)
-        reflect = reflect_on(trajectory, signal)
-        yield Expedition(trajectory.task, signal.kind, signal=signal.evidence, reflect=reflect)
+def interruptible(environment: Environment, over: Callable[[], bool]) -> Environment:
+    """The environment, but once `over` returns true, starting an episode or acting in one raises EnvironmentFailure."""
+
+    def check() -> None:
+        if over():
+            raise EnvironmentFailure("the evolution was asked to stop")
+
+    def start(task: Task) -> Episode:
+        check()
+        episode = environment.start(task)
+
+        def step(action: Action) -> Observation:
+            check()
+            return episode.step(action)
+
+        return WrappedEpisode(episode, step=step)
+
+    return Wrapped(environment, start)
 
 
-def partly_uniform(
-    inputs: EvolutionInputs, floor: float, rng: random.Random, guided: Callable[[], Expedition | None]
-) -> Iterator[Expedition]:
-    """As many expeditions as `contexts`: the share `floor` is as in `uniform`, the others are made by `guided`.
-
-    An expedition that `guided` makes None of is as in `uniform` too. It is left out if no setup is left.
-    """
-    setups = iter(inputs.setups())
-    for _ in range(inputs.contexts):
-        # The order of draws from `rng` decides results: one for the share, then those of `guided`.
-        if rng.random() >= floor and (expedition := guided()):
-            yield expedition
-        elif setup := next(setups, None):
-            yield Expedition(setup, "uniform")
-
-
-def reflect_on(
-    trajectory: Trajectory, signal: Signal | None = None, plan: Sequence[str] = ()
-) -> Callable[[Explorer], ExplorationContext]:
-    """Makes the context of an expedition around the trajectory when it starts. `plan` is as in ExplorationContext.
-
-    Signal and plan decide the kind of the context, which names the guidance; the expedition's origin may have any name.
-    The kind is the signal's, and \"trajectory\" without a signal. With a plan it is one of PLANNED: \"posterior\"
-    in place of any other.
-    """
-    if plan and signal is None:
-        signal = Signal(PLAN, trajectory.task.id, trajectory.episode, "", tuple(dict.fromkeys(plan)))
-    kind = signal.kind if signal else "trajectory"
-    if plan and kind not in PLANNED:
-        kind = PLAN
-    return lambda explorer: dataclasses.replace(explorer.reflect(trajectory, kind, signal), plan=tuple(plan))
-
-
-def offered_tools(environment: Environment, task: Task) -> list[str]:
-    """The tools that an episode of the task offers."""
-    episode = ask(environment.start, task)
+@contextlib.contextmanager
+def _close_budget_on_error(explorer: Explorer, results: Sequence[Future[Expedition]]) -> Iterator[None]:
+    """If the block raises, closes the budget, so that running expeditions spend no more, and waits _GRACE for them."""
     try:
-        return [entry["function"]["name"] for entry in ask(episode.tools)]
-    finally:
-        episode.close()
+        yield
+    except BaseException:
+        if isinstance(explorer, Metered):
+            explorer.remaining_budget().close()
+        wait(results, _GRACE)
+        raise
 
 
-def sample_setups(environment: Environment, split: str, count: int, seed: tuple) -> tuple[Task, ...]:
-    """The setups of `count` tasks of the split, as tasks without query and solution; the seed alone decides which."""
-    number = int(content_hash(["places", repr(seed)]), 16) % 2**31
-    return tuple(
-        dataclasses.replace(task, query="", solution=()) for task in ask(environment.tasks, split, count, number)
-    )
+def _wait_for(results: Sequence[Future[Expedition]], stop: Callable[[], bool]) -> list[Expedition]:
+    """All results, in order. Raises the first exception among them immediately, and Interrupted once `stop` is true."""
+    while True:
+        done, pending = wait(results, _POLL, FIRST_EXCEPTION)
+        for result in done:
+            if error := result.exception():
+                raise error
+        if stop():
+            raise Interrupted
+        if not pending:
+            return [result.result() for result in results]
+
+
+def _until_failure(drafts: Iterable[TaskDraft], errors: list[EnvironmentFailure | EngineError]) -> Iterator[TaskDraft]:
+    """Yields the drafts until the environment or the model fails; the exception goes into `errors`."""
+    try:
+        yield from drafts
+    except (EnvironmentFailure, EngineError) as error:
+        errors.append(error)

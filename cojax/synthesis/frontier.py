@@ -12,7 +12,8 @@ from cojax.prefix_replay import ORIGIN, replayed
 from cojax.registry.annotations import Range
 from cojax.signals.kinds import step_of, task_of
 from cojax.signals.tools import tools_of
-from cojax.synthesis.expeditions import EvolutionInputs, Expedition, offered_tools, partly_uniform, reflect_on
+from cojax.synthesis.evolutions import EvolutionInputs, offered_tools, partly_uniform, reflect_on
+from cojax.synthesis.expeditions import Expedition
 from cojax.synthesis.selection import in_groups
 from cojax.types import Signal, Task, Trajectory
 

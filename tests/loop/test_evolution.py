@@ -23,7 +23,7 @@ from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import Expedition
-from cojax.synthesis.expeditions import around_signals
+from cojax.synthesis.evolutions import around_signals
 from cojax.types import Action, Call, Task, TaskDraft, Triplet
 from cojax.validation import Validation
 

@@ -1,0 +1,310 @@
+"""Stages 2 and 3 as one pipeline: expeditions find drafts, validation examines them, and the tasks are gathered."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from cojax.environment import EngineError, Environment, EnvironmentFailure
+from cojax.explorer import Explorer, Metered
+from cojax.synthesis.evolutions import sample_setups
+from cojax.synthesis.expeditions import Examined, Expedition, Interrupted, interruptible, run_in_parallel
+from cojax.types import Task, TaskDraft, Verdict
+from cojax.validation.query import MOST_CHARACTERS, flaw, oversize
+from cojax.validation.similarity import NearDuplicates
+
+# (draft, whether an id is taken, the explorer whose budget pays for model calls) → verdict, and the task if accepted.
+Validate = Callable[[TaskDraft, Callable[[str], bool], Explorer], tuple[Verdict, Task | None]]
+# A draft → the success that is predicted of it, in [0, 1]; None if nothing predicts it.
+Predict = Callable[[TaskDraft], float | None]
+
+_COUNTS = (
+    "expeditions", "runs_failed", "triplets", "drafts", "accepted", "retained", "discarded", "quarantined", "failures",
+    "explorer_failures",
+)  # fmt: skip
+
+
+# Words of a reason why drafts are refused → the setting that lets more of them pass.
+_ADVICE = (
+    ("near duplicate", "a higher validation.pool_similarity (0 compares no wording), "),
+    ("worded alike", "a higher validation.evaluation_similarity (0 compares no wording), "),
+    ("evaluation task", "evaluation tasks on other setups, "),
+    ("wrote no draft", "actions that work and can be worded (affordances, phrase; see environments.check), "),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Synthesis:
+    """The result of an evolution.
+
+    `drafts` has one record of drafts.jsonl for each draft that was validated, and `expeditions` one record of
+    expeditions.jsonl for each expedition. `figures` are the explorer's costs, as it reports them. `probe` is what an
+    admission cost (admission.py), empty if nothing was tried. `idle` says why an evolution made no expedition, "" if it
+    made one.
+
+    `counts` are: expeditions, runs_failed, triplets, drafts, accepted, retained, discarded, quarantined (among the
+    discarded), failures (expeditions or validations ended by a failure of the environment), explorer_failures
+    (expeditions ended by a failure of the explorer's model).
+    """
+
+    tasks: tuple[Task, ...] = ()
+    drafts: tuple[dict[str, Any], ...] = ()
+    counts: Mapping[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
+    expeditions: tuple[dict[str, Any], ...] = ()
+    figures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    probe: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    idle: str = ""
+
+    @property
+    def quarantined(self) -> list[dict[str, Any]]:
+        """The records of the drafts that a person should look at."""
+        return [record for record in self.drafts if record["verdict"]["quarantine"]]
+
+    def reasons(self, count: int = 3) -> list[str]:
+        """The commonest reasons why drafts were refused or expeditions failed, as "reason (4×)".
+
+        Reasons that differ only in numbers count as one; the first of them is shown.
+        """
+        refused = [record["verdict"]["evidence"][-1] for record in self.drafts if not record["task"]]
+        failed = [record["error"] for record in self.expeditions if record["error"]]
+        # If all runs of an expedition failed, the reason of the first one counts.
+        first_runs = (record["failures"][0] for record in self.expeditions if record["failures"] and not record["runs"])
+        failed += [failure.partition(": ")[2] if failure.startswith("run ") else failure for failure in first_runs]
+        counts: Counter[str] = Counter()
+        first: dict[str, str] = {}
+        for reason in (*refused, *failed):
+            kind = re.sub(r"\d+", "#", reason)
+            counts[kind] += 1
+            first.setdefault(kind, reason)
+        return [f"{first[kind]} ({times}×)" for kind, times in counts.most_common(count)]
+
+
+def synthesize(
+    expeditions: Iterable[Expedition],
+    environment: Environment,
+    explorer: Explorer,
+    validate: Validate,
+    known: Callable[[str], bool],
+    *,
+    budget: int,
+    per_context: int,
+    seed: tuple,
+    step: int,
+    near_duplicates: NearDuplicates | None = None,
+    predict: Predict = lambda draft: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Synthesis:
+    """Runs the expeditions in batches of `explorer.width` until `budget` tasks are found, at most `per_context` by each
+    expedition.
+
+    `known` says whether the pool holds a task with a given id, and `near_duplicates` whether it holds one with similar
+    wording. `predict` gives the success predicted of a draft, for its record. The expeditions of a batch run in
+    parallel, each with an equal share of a metered explorer's budget. They see the tasks found by earlier batches.
+    After a batch, tasks are taken in the order of the expeditions. Tasks that an earlier expedition also found, and
+    tasks beyond `budget`, are dropped. If an environment or a model fails, its expedition or draft is lost and counted,
+    and the evolution goes on. The same seed gives the same tasks, provided that a model gives the same replies.
+
+    Raises Interrupted soon after `stop` turns true.
+    """
+    # A fork: an interrupted evolution must not change the pool's own index of wordings.
+    wordings = NearDuplicates(0.0) if near_duplicates is None else near_duplicates.fork()
+    search = _Search(explorer.name, environment, validate, known, wordings, predict, stop, budget, step)
+    if isinstance(explorer, Metered):
+        explorer.begin(seed)
+    numbered = enumerate(_until_failure(expeditions, search.counts))
+    while chosen := list(itertools.islice(numbered, max(0, min(explorer.width, search.left)))):
+        run = functools.partial(search.run, min(per_context, search.left))
+        for (number, _), expedition in zip(chosen, run_in_parallel(run, explorer, chosen, seed, stop), strict=True):
+            search.take(number, expedition)
+    figures = explorer.figures() if isinstance(explorer, Metered) else {}
+    return Synthesis(
+        tuple(search.tasks.values()), tuple(search.drafts), dict(search.counts), tuple(search.expeditions), figures
+    )
+
+
+def initial_tasks(
+    environment: Environment,
+    explorer: Explorer,
+    validate: Validate,
+    count: int,
+    *,
+    seed: tuple,
+    weights: Mapping[str, float] | None,
+    split: str = "seed",
+    attempts: int = 10,
+    per_context: int = 1,
+    near_duplicates: NearDuplicates | None = None,
+    examined: Callable[[], object] = lambda: None,
+) -> Synthesis:
+    """D_0: `count` tasks by unguided exploration, at most `per_context` by each of `attempts * count` expeditions.
+
+    `examined` is called after each draft that was examined. If there are fewer setups than expeditions, setups are used
+    again. Raises ValueError, which names the commonest reasons and what may help, if fewer tasks are found.
+    """
+
+    def validated(draft: TaskDraft, known: Callable[[str], bool], by: Explorer) -> tuple[Verdict, Task | None]:
+        found = validate(draft, known, by)
+        examined()
+        return found
+
+    setups = _setups(environment, split, count, seed, attempts * count)
+    result = synthesize(
+        (Expedition(setup, "unguided", weights=weights) for setup in setups),
+        environment,
+        explorer,
+        validated,
+        lambda id: False,
+        budget=count,
+        per_context=per_context,
+        seed=seed,
+        step=0,
+        near_duplicates=near_duplicates,
+    )
+    if len(result.tasks) < count:
+        raise ValueError(_too_few(count, result))
+    return result
+
+
+@dataclasses.dataclass
+class _Search:
+    """An evolution under way: what its expeditions have in common, and what they found so far.
+
+    It changes only between batches, while no expedition runs.
+    """
+
+    explorer: str
+    environment: Environment
+    validate: Validate
+    known: Callable[[str], bool]
+    wordings: NearDuplicates
+    predict: Predict
+    stop: Callable[[], bool]
+    budget: int
+    step: int
+    tasks: dict[str, Task] = dataclasses.field(default_factory=dict)
+    drafts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    expeditions: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    counts: Counter[str] = dataclasses.field(default_factory=lambda: Counter(dict.fromkeys(_COUNTS, 0)))
+
+    @property
+    def left(self) -> int:
+        """How many tasks are still to be found."""
+        return self.budget - len(self.tasks)
+
+    def run(
+        self, wanted: int, explorer: Explorer, expedition: Expedition, seed: tuple, unwanted: Callable[[], bool]
+    ) -> Expedition:
+        """Runs one expedition until `wanted` tasks are found.
+
+        It is asked for up to two drafts more than wanted, as not every draft is accepted.
+        """
+
+        def over() -> bool:
+            return unwanted() or self.stop()
+
+        world = interruptible(self.environment, over)
+        examine = functools.partial(self._examine, explorer=explorer, wanted=wanted, over=over)
+        return expedition.run(explorer, world, seed, wanted + 2, examine)
+
+    def _examine(
+        self, drafts: Iterable[TaskDraft], *, explorer: Explorer, wanted: int, over: Callable[[], bool]
+    ) -> Iterator[Examined]:
+        """Yields the drafts with their verdicts. A draft worded like another task is refused before it is run."""
+        own: dict[str, Task] = {}
+        wordings = self.wordings.fork()
+
+        def taken(id: str) -> bool:
+            return id in own or id in self.tasks or self.known(id)
+
+        for draft in drafts:
+            if over():
+                raise Interrupted
+            verdict, task = _near_duplicate(draft, taken, wordings), None
+            if verdict is None:
+                verdict, task = self.validate(draft, taken, explorer)
+            if task is not None:
+                own[task.id] = task
+                wordings.add(task)
+            yield draft, verdict, task
+            if len(own) == wanted:
+                return
+
+    def take(self, number: int, expedition: Expedition) -> None:
+        """Adds the tasks of an expedition that earlier ones do not make superfluous, and all its records."""
+        counts = self.counts
+        counts["expeditions"] += 1
+        counts["runs_failed"] += len(expedition.failures)
+        counts["triplets"] += len(expedition.triplets)
+        for draft, verdict, task in expedition.examined:
+            if task is not None and (reason := self._why_superfluous(task)):
+                verdict = dataclasses.replace(verdict, status="discarded", evidence=(*verdict.evidence, reason))
+                task = None
+            counts["drafts"] += 1
+            counts[verdict.status] += 1
+            counts["quarantined"] += bool(verdict.quarantine)
+            counts["failures"] += any(line.startswith("environment failed") for line in verdict.evidence)
+            if task is not None:
+                descent = expedition.lineage(draft, verdict, self.explorer, self.step)
+                task = dataclasses.replace(task, origin=expedition.origin, lineage=descent)
+                self.tasks[task.id] = task
+                self.wordings.add(task)
+            believed = self.predict(draft)
+            self.drafts.append(expedition.draft_record(draft, verdict, task, self.step, number, believed))
+        counts["failures"] += sum(isinstance(error, EnvironmentFailure) for error in expedition.errors)
+        counts["explorer_failures"] += sum(isinstance(error, EngineError) for error in expedition.errors)
+        self.expeditions.append(expedition.record(self.step, number))
+
+    def _why_superfluous(self, task: Task) -> str:
+        """Why earlier expeditions of the same batch make this task superfluous; "" if they do not."""
+        if task.id in self.tasks:
+            return f"duplicate of task {task.id}"
+        if self.left <= 0:
+            return f"one too many: the {self.budget} tasks wanted were found before it"
+        return self.wordings.why(task)
+
+
+def _near_duplicate(draft: TaskDraft, taken: Callable[[str], bool], wordings: NearDuplicates) -> Verdict | None:
+    """The verdict on a draft that is worded like a task found before; None for any other draft."""
+    # Validation refuses malformed drafts later. They may be too long to compare.
+    if draft.objections or flaw(draft.query, MOST_CHARACTERS) or oversize(draft.solution):
+        return None
+    task = Task(draft.environment, draft.query, draft.setup, draft.solution)
+    reason = "" if taken(task.id) else wordings.why(task)
+    return Verdict("discarded", (reason,)) if reason else None
+
+
+def _setups(environment: Environment, split: str, count: int, seed: tuple, most: int) -> Iterator[Task]:
+    """Yields up to `most` setups, drawn `count` at a time, or as many as the split has; none if it has none."""
+    for round in itertools.count():
+        found = sample_setups(environment, split, count, (*seed, round))
+        yield from found[:most]
+        most -= len(found)
+        if most <= 0 or not found:
+            return
+
+
+def _too_few(count: int, result: Synthesis) -> str:
+    """Why D_0 has fewer than `count` tasks, and what may help."""
+    found, counts = len(result.tasks), result.counts
+    reasons = result.reasons() or ["the explorer wrote no draft" if counts["expeditions"] else "there are no setups"]
+    advice = next((advice for words, advice in _ADVICE if words in reasons[0]), "")
+    fewer = f"lower initial_tasks to {found}, " if found else ""
+    return (
+        f"{count} initial tasks wanted, {found} found by {counts['expeditions']} expeditions; commonest reasons: "
+        f"{'; '.join(reasons)}; the environment failed {counts['failures']}× and lost {counts['runs_failed']} runs. "
+        f"What can help: {advice}{fewer}more setups or tools, or more runs and steps of the explorer (explorer.runs, "
+        "explorer.steps)."
+    )
+
+
+def _until_failure(expeditions: Iterable[Expedition], counts: Counter[str]) -> Iterator[Expedition]:
+    """The expeditions until the environment fails to give the next one; the failure is counted."""
+    try:
+        yield from expeditions
+    except EnvironmentFailure:
+        counts["failures"] += 1
