@@ -11,7 +11,7 @@ from cojax.learner.losses import LOSSES
 from cojax.learner.packing import capacity
 from cojax.learner.pairs import Pair, draw_pairs, pack_drawn
 from cojax.learner.reading import BoundLoss, bind
-from cojax.policy.routes import RouteShape
+from cojax.policy.moe import RouteShape
 from cojax.types import Group
 
 

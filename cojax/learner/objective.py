@@ -15,7 +15,7 @@ from cojax.learner.packing import capacity, pack, round_up, staleness
 from cojax.learner.pairs import pack_pairs
 from cojax.learner.reading import BoundLoss, bind
 from cojax.learner.weightings import WEIGHTINGS
-from cojax.policy.routes import RouteShape
+from cojax.policy.moe import RouteShape
 from cojax.registry import check_settings, find
 from cojax.types import Group
 

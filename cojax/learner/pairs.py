@@ -11,7 +11,7 @@ import numpy as np
 from cojax.learner.batch import TrainBatch
 from cojax.learner.packing import Segment, describe, pack_segments, sampled_mask, segment_of
 from cojax.learner.weightings import check_weights, group_token_mean
-from cojax.policy.routes import RouteShape
+from cojax.policy.moe import RouteShape
 from cojax.types import Group, Trajectory
 
 

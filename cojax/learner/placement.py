@@ -13,8 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from cojax.learner.batch import TrainBatch
 from cojax.learner.train_state import Params, TrainState
 from cojax.policy.config import ModelConfig
-from cojax.policy.parameters import Parameter
-from cojax.policy.sharding import ROWS, devices_along, evaluate, place, shard
+from cojax.policy.parameters import Parameter, evaluate
+from cojax.policy.sharding import ROWS, devices_along, place, shard
 
 Shardings = tuple[jax.sharding.Sharding, ...] | None
 

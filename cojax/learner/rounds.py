@@ -16,7 +16,7 @@ from cojax.learner.packing import Segment, capacity, describe, live_rows, pack_s
 from cojax.learner.pairs import Pair, pack_drawn
 from cojax.learner.train_state import TrainState
 from cojax.learner.update import Metrics, NonFiniteUpdate, combine_updates, mean_metrics
-from cojax.policy.routes import RouteShape
+from cojax.policy.moe import RouteShape
 from cojax.types import Trajectory
 
 Example = Pair | Trajectory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cojax.policy.config import ModelConfig
-from cojax.policy.routes import RouteShape
+from cojax.policy.moe import RouteShape
 from cojax.types import Trajectory
 
 # Experts that an update of a sparse model uses. "own": the router's; "compared": the same, and the sampler's are

@@ -15,9 +15,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
-from cojax.policy.sharding import ROWS, RULES, devices_along
+from cojax.policy.sharding import ROWS, RULES, devices_along, platform_of
 from cojax.policy.transformer import hidden_states, routed_hidden_states, score_tokens, scoring_matrix
-from cojax.policy.wanted_tokens import chunk_size, chunks_needed, gather, piece, ungather, wanted_first, with_piece
 
 KEPT_BYTES = 256 * 2**20  # of logits that a device keeps for the backward pass; more are computed again there
 
@@ -292,3 +291,43 @@ def _is_target(fixed: _Settings, targets: jax.Array, scores: jax.Array) -> jax.A
     """bool[..., V]: true at the target, over the part of the vocabulary that this device scores."""
     first = jax.lax.axis_index("tensor") * scores.shape[-1] if devices_along(fixed.mesh, "tensor") > 1 else 0
     return targets[..., None] == first + jax.lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
+
+
+def chunk_size(rows: int, length: int, mesh: Mesh | None) -> int:
+    """How many tokens of each of so many rows, which are spread over the mesh, have their logits made at a time.
+
+    128; on a GPU as many as make 1,024 tokens of a device's rows, where that is more; never more than the length − 1
+    tokens of a row that are scored. On a GPU, a chunk's products take less time than reading and writing the whole
+    float32 gradient of the matrix, which each chunk does.
+    """
+    few, many = 128, 1024
+    size = few if platform_of(mesh) != "gpu" else max(few, many * devices_along(mesh, *ROWS) // rows)
+    return min(size, length - 1)
+
+
+def chunks_needed(wanted: jax.Array, chunk: int) -> jax.Array:
+    """The number of chunks that hold the wanted entries of every row."""
+    return (jnp.max(jnp.sum(wanted, axis=1)) + chunk - 1) // chunk
+
+
+def wanted_first(wanted: jax.Array, chunk: int) -> jax.Array:
+    """int32[B, N']: the indices of a row, wanted ones first; N' is N rounded up to whole chunks."""
+    order = jnp.argsort(~wanted, axis=1, stable=True)
+    return jnp.pad(order, ((0, 0), (0, -wanted.shape[1] % chunk)))
+
+
+def gather(x: jax.Array, order: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), axis=1)
+
+
+def ungather(x: jax.Array, wanted: jax.Array) -> jax.Array:
+    """The inverse of `gather`, where wanted."""
+    return gather(x, jnp.maximum(jnp.cumsum(wanted, axis=1) - 1, 0))
+
+
+def piece(x: jax.Array, index: jax.Array, chunk: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(x, index * chunk, chunk, axis=1)
+
+
+def with_piece(x: jax.Array, new: jax.Array, index: jax.Array, chunk: int) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(x, new, index * chunk, axis=1)

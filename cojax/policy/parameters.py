@@ -6,6 +6,8 @@ Loading, export, shapes and sharding all read this table and nothing else.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -239,3 +241,74 @@ def with_leaf(params: Params, row: Parameter, leaf: jax.Array) -> Params:
 def _with(node: Params, path: tuple[str, ...], leaf: jax.Array) -> Params:
     key, *rest = path
     return {**node, key: _with(node.get(key, {}), tuple(rest), leaf) if rest else leaf}
+
+
+_BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+
+
+def fingerprint(tree: Any) -> str:
+    """32 hexadecimal digits from the bits, shapes and dtypes of all leaves in order, computed on their devices.
+
+    Two trees of one shape that differ in any bit have the same fingerprint with a probability of about 2⁻⁶⁴. It does
+    not protect against someone who looks for such a pair.
+    """
+    leaves = jax.tree.leaves(tree)
+    digest = hashlib.sha256(repr([(leaf.shape, str(leaf.dtype)) for leaf in leaves]).encode())
+    digest.update(np.asarray(_sums(leaves)).tobytes())
+    return digest.hexdigest()[:32]
+
+
+@jax.jit
+def _sums(leaves: list[jax.Array]) -> jax.Array:
+    """uint32[leaves, 2]: two different sums over the numbers of a leaf, each number mixed with its index."""
+    rows = []
+    for leaf in leaves:
+        bits = jax.lax.bitcast_convert_type(leaf, _BITS[leaf.dtype.itemsize]).astype(jnp.uint32)
+        # The index is computed axis by axis: flattening an array that is spread over devices would gather it.
+        index = jnp.zeros(leaf.shape, jnp.uint32)
+        for axis, size in enumerate(leaf.shape):
+            index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
+        mixed = _mix(bits + _mix(index))
+        rows.append(jnp.stack([mixed.sum(dtype=jnp.uint32), _mix(mixed ^ index).sum(dtype=jnp.uint32)]))
+    return jnp.stack(rows)
+
+
+def _mix(bits: jax.Array) -> jax.Array:
+    """A bijection of 32 bits after which each bit depends on all (the constants are lowbias32's)."""
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x7FEB352D)
+    bits = (bits ^ (bits >> 15)) * jnp.uint32(0x846CA68B)
+    return bits ^ (bits >> 16)
+
+
+def evaluate(function: Callable[[Any], Any], tree: Any) -> Any:
+    """function(tree); of ShapeDtypeStructs, the outlines of arrays that are nowhere, the outline of its result."""
+    outlined = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
+    return jax.eval_shape(function, tree) if outlined else function(tree)
+
+
+def is_matrix(row: Parameter) -> bool:
+    """Whether the forward casts the parameter to `config.dtype` before a product; a router's product is float32."""
+    return row.path[0] == "embed" or (bool(row.inputs) and "router" not in row.axes)
+
+
+def compute_dtype(config: ModelConfig, row: Parameter) -> str:
+    """The dtype that a parameter is computed with."""
+    return config.dtype if is_matrix(row) else config.param_dtype
+
+
+def cast_for_compute(config: ModelConfig, params: Params) -> Params:
+    """The same policy, to the bit, with matrices as `config.dtype`; small vectors and routers keep their dtype.
+
+    Leaves that already have their dtype are not copied; layouts over a mesh stay. Outlines give outlines,
+    without a layout.
+    """
+    cast: Params = {}
+    for row in parameters(config):
+        leaf = leaf_of(params, row)
+        dtype = jnp.dtype(compute_dtype(config, row))
+        cast = with_leaf(cast, row, evaluate(functools.partial(_cast, dtype), leaf))
+    return cast
+
+
+def _cast(dtype: jnp.dtype, leaf: jax.Array) -> jax.Array:
+    return leaf.astype(dtype)

@@ -13,9 +13,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from cojax.policy.config import ModelConfig
-from cojax.policy.layers import embedding_and_head
 from cojax.policy.sharding import constrain
-from cojax.policy.transformer import Cache, Params, cached_hidden_states, cached_layer, logits
+from cojax.policy.transformer import Cache, Params, cached_hidden_states, cached_layer, embedding_and_head, logits
 
 
 def prefill(

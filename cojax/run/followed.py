@@ -17,7 +17,7 @@ from cojax.learner.learner import Learner
 from cojax.learner.saved_policy import finite
 from cojax.learner.train_state import TrainState
 from cojax.policy.config import ModelConfig
-from cojax.policy.fingerprint import fingerprint
+from cojax.policy.parameters import fingerprint
 from cojax.policy.transformer import Params
 from cojax.run import assemble, methods
 from cojax.run.loading import begun

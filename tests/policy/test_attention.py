@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cojax.compile.targets import H100, lowered_for
-from cojax.policy import attention, flash
+from cojax.policy import attention
 from cojax.policy.attention import packed_attention
 from cojax.policy.sharding import make_mesh
 
@@ -45,7 +45,7 @@ def test_the_kernel_of_an_accelerator_computes_the_same(platform: str) -> None:
     arrays, segments = rows(length=256, heads=2, groups=1, size=16)
 
     def kernel(*given: jax.Array) -> jax.Array:
-        return flash.KERNELS[platform](*given, interpret=True)
+        return attention.KERNELS[platform](*given, interpret=True)
 
     for found, expected in zip(
         results(kernel, arrays, segments), results(attention.blockwise, arrays, segments), strict=True
@@ -54,7 +54,7 @@ def test_the_kernel_of_an_accelerator_computes_the_same(platform: str) -> None:
 
 
 def test_a_kernel_gets_its_rows_and_heads_of_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(flash.KERNELS, "cpu", functools.partial(flash.tpu, interpret=True))
+    monkeypatch.setitem(attention.KERNELS, "cpu", functools.partial(attention.tpu_kernel, interpret=True))
     arrays, segments = rows(length=130, heads=2, groups=1, size=16)
     mesh = make_mesh(devices=jax.devices()[:1])
     found = jax.jit(functools.partial(packed_attention, mesh=mesh))(*arrays[:3], segments)

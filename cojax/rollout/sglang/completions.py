@@ -3,24 +3,100 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
+import threading
 import uuid
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 import tenacity
 
 from cojax.environment import EngineError
-from cojax.policy.routes import RouteShape
-from cojax.rollout.busy_time import BusyTime
-from cojax.rollout.engine import Completion, Sampling
-from cojax.rollout.sglang.connections import RequestFailed, RequestRefused, ServerFailed
-from cojax.rollout.sglang.experts import RoutesRequest
+from cojax.policy.moe import RouteShape
+from cojax.rollout.engine import BusyTime, Completion, Sampling
+from cojax.rollout.sglang.client import RequestFailed, RequestRefused, RoutesRequest, ServerFailed, ServerReply
 from cojax.rollout.sglang.fleet import Fleet
-from cojax.rollout.sglang.loop_thread import LoopThread
-from cojax.rollout.sglang.replies import ServerReply
 from cojax.rollout.sglang.server import Server
+
+_T = TypeVar("_T")
+
+
+class LoopThread:
+    """Runs coroutines for other threads until `close`. From then on all callers, also waiting ones, get EngineError.
+
+    `closed` is the message of that error.
+    """
+
+    def __init__(self, name: str, closed: str) -> None:
+        self._entry = threading.Lock()  # no call enters the event loop once `_down` is set
+        self._down, self._closed = "", closed
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._detached: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def raise_if_closed(self) -> None:
+        """Raises EngineError if the loop is closed."""
+        if self._down:
+            raise EngineError(self._down)
+
+    def call(self, coroutine: Coroutine[Any, Any, _T], cancelled: str = "") -> _T:
+        """The coroutine's result. Raises EngineError if the loop is closed, or, with the message `cancelled`, if the
+        coroutine is cancelled."""
+        with self._entry:
+            if self._down:
+                coroutine.close()
+                raise EngineError(self._down)
+            future = asyncio.run_coroutine_threadsafe(self._tracked(coroutine), self._loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise EngineError(self._down or cancelled) from None
+
+    def call_soon(self, function: Callable[[str], None], argument: str) -> None:
+        """Calls the function on the loop without waiting for it; does nothing once the loop is closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, argument)
+
+    def run_detached(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Runs a coroutine that nothing but `close` waits for. Must be called on the loop."""
+        task = self._loop.create_task(coroutine)
+        self._detached.add(task)
+        task.add_done_callback(self._detached.discard)
+
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Cancels all calls, runs `last`, and ends loop and thread. Returns False if it was closed before."""
+        with self._entry:
+            if self._down:
+                return False
+            self._down = self._closed
+        asyncio.run_coroutine_threadsafe(self._cancel_and_run(last), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        return True
+
+    async def _tracked(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        task = asyncio.current_task()
+        assert task is not None
+        self._calls.add(task)
+        try:
+            return await coroutine
+        finally:
+            self._calls.discard(task)
+
+    async def _cancel_and_run(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        # These are all calls: every call that entered before has registered itself on the loop by now.
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.gather(*self._detached, return_exceptions=True)
+        await last()
 
 
 @dataclasses.dataclass
@@ -91,7 +167,7 @@ class Completions:
         if session in self._tasks:
             self._tasks[session].cancel()
         self._routes_known.pop(session, None)
-        self.fleet.conversations.forget(session)
+        self.fleet.forget(session)
 
     async def _attempt(self, tokens: list[int], sampling: Sampling, room: int, session: str, seed: int) -> Completion:
         """One request to one server. Raises RequestFailed if another may succeed."""
@@ -115,11 +191,11 @@ class Completions:
                 self._routes_known[session] = len(tokens) + len(reply.tokens) - 1
             return completion
         except ServerFailed as error:
-            self.fleet.conversations.suspect(server, str(error))
+            self.fleet.suspect(server, str(error))
             raise
         except asyncio.CancelledError:
             request.cancel()
-            self.loop.run_detached(self.fleet.conversations.abort(server, rid))
+            self.loop.run_detached(self.fleet.abort(server, rid))
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
@@ -133,7 +209,7 @@ class Completions:
         labels = [name for name, _ in reply.spans]
         if unknown := [name for name in labels if name not in self.versions]:
             fault = f"sampled from weights {unknown[0]!r}, which are not of this run"
-            self.fleet.conversations.suspect(server, f"it {fault}")
+            self.fleet.suspect(server, f"it {fault}")
             raise RequestFailed(f"{server.name} {fault}")
         # Even a mixed one must end with current weights: a router may choose a server that is left out.
         stale = labels[-1] not in (label, self.fleet.target.label)

@@ -16,13 +16,10 @@ from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
 from cojax.rollout.engine import Completion, Sampling, Weights, checked_prompt
 from cojax.rollout.export import check_weights
-from cojax.rollout.sglang.completions import Completions
-from cojax.rollout.sglang.connections import Connections
-from cojax.rollout.sglang.experts import route_shape
+from cojax.rollout.sglang.client import RELEASED_MEMORY, Connections, ReleasedMemoryFile, route_shape
+from cojax.rollout.sglang.completions import Completions, LoopThread
 from cojax.rollout.sglang.fleet import Fleet
-from cojax.rollout.sglang.loop_thread import LoopThread
 from cojax.rollout.sglang.process import LaunchSettings, ServerProcess
-from cojax.rollout.sglang.released_memory import RELEASED_MEMORY, ReleasedMemoryFile
 from cojax.rollout.sglang.server import LabelledWeights, ServerLimits
 from cojax.rollout.sglang.supervisor import FleetSettings
 from cojax.rollout.sglang.weights import WeightsFolder
