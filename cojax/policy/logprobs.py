@@ -139,7 +139,7 @@ def _scores(
 
 
 def _forward(
-    fixed: _Settings, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array, keep: bool = False
+    fixed: _Settings, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array, *, keep: bool = False
 ) -> tuple[tuple[jax.Array, jax.Array], Any]:
     """The scores, and what `_backward` reads, which the scaled logits are part of if `keep`."""
 
@@ -172,12 +172,6 @@ def _forward(
     if fixed.entropy == "none":
         return (logprobs, jnp.zeros_like(logprobs)), residuals
     return (logprobs, jnp.where(wanted, ungather(found[2], wanted), 0.0)), residuals
-
-
-def _forward_of_gradient(
-    fixed: _Settings, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array
-) -> tuple[tuple[jax.Array, jax.Array], Any]:
-    return _forward(fixed, matrix, hidden, targets, wanted, fixed.keep)
 
 
 def _backward(fixed: _Settings, residuals: Any, cotangents: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
@@ -222,7 +216,7 @@ def _backward(fixed: _Settings, residuals: Any, cotangents: tuple[jax.Array, jax
     return of_matrix.astype(matrix.dtype), of_hidden, None, None
 
 
-_scores.defvjp(_forward_of_gradient, _backward)
+_scores.defvjp(lambda fixed, *arrays: _forward(fixed, *arrays, keep=fixed.keep), _backward)
 
 
 def _per_device(fixed: _Settings, loop: Callable[..., Any], arguments: str, results: str) -> Callable[..., Any]:

@@ -195,12 +195,12 @@ class RouteShape:
         """Base64 of [N, L, k] in `dtype`: L · k bytes a token, or twice as many."""
         return base64.b64encode(np.ascontiguousarray(routes, self.dtype).tobytes()).decode("ascii")
 
-    def decode(self, text: str) -> np.ndarray:
-        """[N, L, k] in `dtype`. Raises ValueError for text that `encode` cannot have written for this shape."""
-        return self.read(text, self.dtype)
+    def decode(self, text: str, dtype: np.dtype | None = None) -> np.ndarray:
+        """[N, L, k] in the shape's `dtype`, from numbers written in that dtype or another.
 
-    def read(self, text: str, dtype: np.dtype) -> np.ndarray:
-        """Like `decode`, for numbers written in another dtype."""
+        Raises ValueError for text that `encode` cannot have written for this shape.
+        """
+        dtype = dtype or self.dtype
         try:
             content = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:

@@ -6,10 +6,10 @@ Loading, export, shapes and sharding all read this table and nothing else.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -163,15 +163,10 @@ def to_hf(config: ModelConfig, params: Params) -> Iterator[tuple[str, np.ndarray
             yield name, row.to_hf(np.asarray(source[index]), config)
 
 
-def stored_dtype(config: ModelConfig, row: Parameter) -> str:
-    """`config.param_dtype`, for every row."""
-    return config.param_dtype
-
-
 def from_hf(
     config: ModelConfig,
     arrays: Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]],
-    dtype_of: Callable[[ModelConfig, Parameter], str] = stored_dtype,
+    dtype_of: Callable[[ModelConfig, Parameter], str] = lambda config, row: config.param_dtype,
     place: Callable[[Parameter, np.ndarray], Any] = lambda row, leaf: jnp.asarray(leaf),
 ) -> Params:
     """Parameters from Hugging Face arrays, cast to the dtype that `dtype_of` gives for their row.
@@ -286,14 +281,10 @@ def evaluate(function: Callable[[Any], Any], tree: Any) -> Any:
     return jax.eval_shape(function, tree) if outlined else function(tree)
 
 
-def is_matrix(row: Parameter) -> bool:
-    """Whether the forward casts the parameter to `config.dtype` before a product; a router's product is float32."""
-    return row.path[0] == "embed" or (bool(row.inputs) and "router" not in row.axes)
-
-
 def compute_dtype(config: ModelConfig, row: Parameter) -> str:
-    """The dtype that a parameter is computed with."""
-    return config.dtype if is_matrix(row) else config.param_dtype
+    """The dtype that a parameter is computed with; a router's product is float32."""
+    is_matrix = row.path[0] == "embed" or (bool(row.inputs) and "router" not in row.axes)
+    return config.dtype if is_matrix else config.param_dtype
 
 
 def cast_for_compute(config: ModelConfig, params: Params) -> Params:
@@ -306,9 +297,5 @@ def cast_for_compute(config: ModelConfig, params: Params) -> Params:
     for row in parameters(config):
         leaf = leaf_of(params, row)
         dtype = jnp.dtype(compute_dtype(config, row))
-        cast = with_leaf(cast, row, evaluate(functools.partial(_cast, dtype), leaf))
+        cast = with_leaf(cast, row, evaluate(operator.methodcaller("astype", dtype), leaf))
     return cast
-
-
-def _cast(dtype: jnp.dtype, leaf: jax.Array) -> jax.Array:
-    return leaf.astype(dtype)

@@ -80,6 +80,11 @@ class EpisodeRequest:
     def session(self) -> str:
         return f"{self.episode}-{self.attempt}"
 
+    def ended(self, outcome: Outcome, error: str) -> Trajectory:
+        """The turns so far, with an outcome that the episode itself did not reach."""
+        turns, opening = tuple(self.progress.turns), self.progress.opening
+        return Trajectory(self.task, self.episode, opening, turns, outcome=outcome, error=error)
+
 
 class EpisodeThreads:
     """Threads that play episodes of one environment; for one call of `play`."""
@@ -125,7 +130,7 @@ class EpisodeThreads:
                 self._receive(results)
         finally:
             self._stop_workers()
-        return [results.get(job.index) or _cut_trajectory(job) for job in jobs]
+        return [results.get(job.index) or job.ended("cut", "not waited for") for job in jobs]
 
     def _receive(self, results: dict[int, Trajectory]) -> None:
         """Waits a moment for the next result, and adds it to `results` unless its episode is played again."""
@@ -242,9 +247,8 @@ class EpisodeThreads:
                 error += ADVICE
             outcomes = _OUTCOME_OF_CODE_HANG if self.policy_code else _OUTCOME_OF_HANG
             outcome: Outcome = outcomes.get(phase, "environment_error")
-            turns = tuple(progress.turns)
-            progress.suspect = phase == "evaluate" and outcome == "environment_error" and bool(turns)
-            lost = Trajectory(job.task, job.episode, progress.opening, turns, outcome=outcome, error=error)
+            lost = job.ended(outcome, error)
+            progress.suspect = phase == "evaluate" and outcome == "environment_error" and bool(lost.turns)
             self.done.put((job, progress, lost))
 
     def _deadline(self, job: EpisodeRequest) -> float:
@@ -264,13 +268,6 @@ class EpisodeThreads:
             self.actors.release(job.session)
         for _ in range(self.threads):
             self.todo.put(None)
-
-
-def _cut_trajectory(job: EpisodeRequest) -> Trajectory:
-    """The turns so far of an episode that was not waited for."""
-    progress = job.progress
-    turns = tuple(progress.turns)
-    return Trajectory(job.task, job.episode, progress.opening, turns, outcome="cut", error="not waited for")
 
 
 _NONE: Mapping[str, Trajectory] = types.MappingProxyType({})

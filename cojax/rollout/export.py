@@ -137,7 +137,9 @@ def replaced(folder: Path, label: str = "") -> Iterator[Path]:
     """
     folder = folder.absolute()
     part, aside = (folder.with_name(f".{folder.name}.{os.getpid()}.{word}.tmp") for word in ("new", "old"))
-    _remove_leftovers(folder.parent)
+    for path in folder.parent.glob(".*.tmp"):  # what a killed writer left behind
+        if _PASSING.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
     try:
         part.mkdir(parents=True)
         yield part
@@ -208,13 +210,6 @@ def _is_finite(array: np.ndarray) -> bool:
     return all(int((piece & bits(mask)).max()) != mask for piece in slices)
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """Removes what a killed writer left behind."""
-    for path in folder.glob(".*.tmp"):
-        if _PASSING.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True)
-
-
 _PARAMS, _FILES = "params", "files.json"
 _DTYPES = ("dtype", "param_dtype")  # fields of a shape that do not change which arrays a model has
 
@@ -258,14 +253,9 @@ def item_bytes(folder: Path) -> int:
     return sum(_sizes(folder / _PARAMS).values())
 
 
-def shape_of(folder: Path) -> ModelConfig:
-    """The shape of a version's model, whose dtypes are those of its arrays."""
-    return ModelConfig.from_hf(folder)
-
-
 def other_model(folder: Path, expected: ModelConfig) -> str:
     """How the model of a version differs from the expected one; empty if only in its dtype."""
-    found, wanted = dataclasses.asdict(shape_of(folder)), dataclasses.asdict(expected)
+    found, wanted = dataclasses.asdict(ModelConfig.from_hf(folder)), dataclasses.asdict(expected)
     names = [name for name in wanted if name not in _DTYPES and found[name] != wanted[name]]
     return ", ".join(f"{name} {found[name]}, expected {wanted[name]}" for name in names)
 
@@ -275,7 +265,7 @@ def restore_item(item: Path, folder: Path, label: str) -> None:
 
     Raises FileNotFoundError where a file is missing, ValueError for arrays that are not those of config.json.
     """
-    config, saved = shape_of(item), SavedParams(item / _PARAMS)
+    config, saved = ModelConfig.from_hf(item), SavedParams(item / _PARAMS)
     wanted = {row.path: (row.shape(config), config.param_dtype) for row in parameters(config)}
     found = saved.outlines
     if different := sorted(path for path in wanted.keys() | found.keys() if wanted.get(path) != found.get(path)):

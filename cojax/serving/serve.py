@@ -49,20 +49,17 @@ def serve(config: ConfigDict, host: str, stop: threading.Event, run: str = "", r
     Raises ValueError for wrong settings, FileNotFoundError or ValueError where there are no weights to start with.
     """
     check(config)
-    if router and not _is_port(router) and not engines.is_address(router):
+    is_port = router.isascii() and router.isdigit() and 1 <= int(router) <= _LAST_PORT
+    if router and not is_port and not engines.is_address(router):
         raise ValueError(f"--router is {router!r}; expected a port, or http://HOST:PORT of a router to join")
     if not config.sglang.port:
         raise ValueError("sglang.port is 0; a trainer must know where to find the servers: --config.sglang.port=30000")
-    if router.isdigit() and 0 <= int(router) - config.sglang.port < config.sglang.servers:
+    if is_port and 0 <= int(router) - config.sglang.port < config.sglang.servers:
         raise ValueError(
             f"--router={router} is the port of a server: sglang.servers={config.sglang.servers} take as many ports "
             f"from sglang.port={config.sglang.port} on; choose another"
         )
     return asyncio.run(_serve(config, host, stop, run, router))
-
-
-def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdigit() and 1 <= int(text) <= _LAST_PORT
 
 
 async def _serve(config: ConfigDict, host: str, stop: threading.Event, run: str, router: str) -> int:

@@ -23,11 +23,30 @@ from cojax.policy.moe import RouteShape
 from cojax.rollout.engine import Sampling
 from cojax.storage.files import read_json, write_json
 
+RELEASED_MEMORY = "asleep.json"  # in sglang.folder
+_LOG = logging.getLogger(__name__)
 # Bytes of an answer, and characters of it that a message quotes.
 MOST, _QUOTED = 8 * 2**20, 500
 _CONNECT_SECONDS = 10.0
 # The server closes idle connections after 5 s. We close them earlier, so that no request meets a closed one.
 _KEEP_ALIVE = 2.0
+_T = TypeVar("_T")
+# Deadlines in seconds: of calls that are fast on a healthy server, and of those that move memory.
+_QUICK = 10.0
+_SLOW = 120.0
+_HEALTH = 40.0  # the server itself gives up after 20
+# Bytes of a sampled token in an answer: its id twice, its log-prob and its text.
+_TOKEN_BYTES = 256
+# The server's names for its kinds of memory.
+_WEIGHTS, _OTHER_MEMORY = "weights", ("kv_cache", "cuda_graph")
+# The policy `manual` of sglang-router sends requests of one key to one server; `cache_aware` reads the tokens instead.
+_ROUTING_KEY = "X-SMG-Routing-Key"
+# Base64 of int32[tokens, layers, experts a token], row-major (sglang 0.5.23, managers/detokenizer_manager.py).
+_WIRE = np.dtype("<i4")
+# Log-probs that a sampled token can have: no float32 probability is below e^-104, and rounding makes none far above 1.
+_LEAST_LOGPROB, _MOST_LOGPROB = -200.0, 0.01
+# Characters of the label of weights: far above what ours have.
+_LONGEST_LABEL = 200
 
 
 class RequestFailed(Exception):
@@ -58,9 +77,9 @@ class Connections:
         method: str,
         origin: str,
         path: str,
-        body: Any,
-        seconds: float | None,
-        headers: dict[str, str],
+        body: Any = None,
+        seconds: float | None = None,
+        headers: Mapping[str, str] | None = None,
         most: int = MOST,
     ) -> Any:
         """The JSON that `origin`/`path` answers within `seconds` (None: no limit), None for an empty answer.
@@ -132,10 +151,6 @@ def _quoted(content: bytes) -> str:
     return one_line(content[:_QUOTED].decode("utf-8", "replace"))
 
 
-# Base64 of int32[tokens, layers, experts a token], row-major (sglang 0.5.23, managers/detokenizer_manager.py).
-_WIRE = np.dtype("<i4")
-
-
 def route_shape(config: ModelConfig, routes: bool, mixed: bool) -> RouteShape | None:
     """The shape of the routes that completions report, None if they report none.
 
@@ -178,16 +193,10 @@ class RoutesRequest:
         reported = about["routed_experts"]
         if not isinstance(reported, str):
             raise TypeError(f"routed_experts is {type(reported).__name__}; expected base64")
-        routes = self.shape.read(reported, _WIRE)
+        routes = self.shape.decode(reported, _WIRE)
         if len(routes) != tokens - 1 - self.start:
             raise ValueError(f"routed_experts of {len(routes)} tokens; expected {tokens - 1 - self.start}")
         return self.shape.encode(routes)
-
-
-# Log-probs that a sampled token can have: no float32 probability is below e^-104, and rounding makes none far above 1.
-_LEAST, _MOST = -200.0, 0.01
-# Characters of the label of weights: far above what ours have.
-_LABEL = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +234,7 @@ def read_reply(answer: Any, room: int, vocabulary: int, stops: Collection[int] =
         raise ValueError(f"tokens span {min(tokens)}–{max(tokens)}; the vocabulary has 0–{vocabulary - 1}")
     if not 0 < len(tokens) <= room:
         raise ValueError(f"{len(tokens)} tokens, asked for 1 to {room}")
-    if beyond := [logprob for logprob in logprobs if not _LEAST <= logprob <= _MOST]:
+    if beyond := [logprob for logprob in logprobs if not _LEAST_LOGPROB <= logprob <= _MOST_LOGPROB]:
         raise ValueError(f"a log-prob is {beyond[0]:g}, which no sampled token has")
     if not set(stops).isdisjoint(tokens[:-1]):
         raise ValueError("it goes on after a token that ends it")
@@ -238,20 +247,7 @@ def read_reply(answer: Any, room: int, vocabulary: int, stops: Collection[int] =
 
 def label_of(found: Any) -> str:
     """The label of weights that a server names, cut."""
-    return str(found)[:_LABEL]
-
-
-_T = TypeVar("_T")
-# Deadlines in seconds: of calls that are fast on a healthy server, and of those that move memory.
-_QUICK = 10.0
-_MEMORY = 120.0
-_HEALTH = 40.0  # the server itself gives up after 20
-# Bytes of a sampled token in an answer: its id twice, its log-prob and its text.
-_TOKEN = 256
-# The server's names for its kinds of memory.
-_WEIGHTS, _OTHER_MEMORY = "weights", ("kv_cache", "cuda_graph")
-# The policy `manual` of sglang-router sends requests of one key to one server; `cache_aware` reads the tokens instead.
-_ROUTING_KEY = "X-SMG-Routing-Key"
+    return str(found)[:_LONGEST_LABEL]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,8 +290,8 @@ class ServerClient:
                 **({} if routes is None else routes.body()),
             },
             None,
-            {_ROUTING_KEY: key} if key else {},
-            MOST + room * _TOKEN + (0 if routes is None else routes.bytes(len(prompt) + room)),
+            headers={_ROUTING_KEY: key} if key else None,
+            most=MOST + room * _TOKEN_BYTES + (0 if routes is None else routes.bytes(len(prompt) + room)),
         )
         try:
             reply = read_reply(answer, room, vocabulary, sampling.stop_tokens)
@@ -317,7 +313,7 @@ class ServerClient:
 
     async def check_health(self) -> None:
         """Has the server generate a token. Raises RequestFailed if it does not, ServerFailed if it is gone."""
-        await self._get("health", _HEALTH)
+        await self.connections.call("GET", self.url, "health", seconds=_HEALTH)
 
     async def can_release_memory(self) -> bool:
         """Whether it can release memory, or runs on the CPU, where a request to release memory does nothing."""
@@ -345,12 +341,12 @@ class ServerClient:
         except BaseException:
             await asyncio.shield(self._unpause())
             raise
-        await self._post("release_memory_occupation", {"tags": sorted(released.kinds)}, _MEMORY)
+        await self._post("release_memory_occupation", {"tags": sorted(released.kinds)}, _SLOW)
 
     async def wake(self, released: ReleasedMemory) -> None:
         """Ends a `rest` without new weights: the memory of the weights is allocated again, but without their values."""
         for tag in sorted(released.kinds):
-            await self._post("resume_memory_occupation", {"tags": [tag]}, _MEMORY)
+            await self._post("resume_memory_occupation", {"tags": [tag]}, _SLOW)
             await released.remove([tag])
         await self._post("continue_generation", {}, _QUICK)
 
@@ -365,7 +361,7 @@ class ServerClient:
         await self._pause()
         try:
             if _WEIGHTS in released.kinds:
-                await self._post("resume_memory_occupation", {"tags": [_WEIGHTS]}, _MEMORY)
+                await self._post("resume_memory_occupation", {"tags": [_WEIGHTS]}, _SLOW)
                 await released.remove([_WEIGHTS])
             await self._post(
                 "update_weights_from_disk",
@@ -373,7 +369,7 @@ class ServerClient:
                 None,
             )
             if released:
-                await self._post("resume_memory_occupation", {"tags": sorted(released.kinds)}, _MEMORY)
+                await self._post("resume_memory_occupation", {"tags": sorted(released.kinds)}, _SLOW)
                 await released.remove(released.kinds)
         except BaseException:
             # A server that stays paused answers no request. But one without its memory must stay paused.
@@ -401,28 +397,14 @@ class ServerClient:
 
     async def _read(self, path: str, read: Callable[[Any], _T]) -> _T:
         """The result of `read` for the answer. Raises ServerFailed if the answer lacks a field."""
-        answer = await self._get(path, _QUICK)
+        answer = await self.connections.call("GET", self.url, path, seconds=_QUICK)
         try:
             return read(answer)
         except (KeyError, TypeError) as error:
             raise ServerFailed(f"{self.url}/{path} answered without {error}; expected SGLang 0.5.23") from error
 
-    async def _get(self, path: str, seconds: float) -> Any:
-        return await self.connections.call("GET", self.url, path, None, seconds, {})
-
-    async def _post(
-        self,
-        path: str,
-        body: dict[str, Any],
-        seconds: float | None,
-        headers: dict[str, str] | None = None,
-        most: int = MOST,
-    ) -> Any:
-        return await self.connections.call("POST", self.url, path, body, seconds, headers or {}, most)
-
-
-RELEASED_MEMORY = "asleep.json"  # in sglang.folder
-_LOG = logging.getLogger(__name__)
+    async def _post(self, path: str, body: dict[str, Any], seconds: float | None, **more: Any) -> Any:
+        return await self.connections.call("POST", self.url, path, body, seconds, **more)
 
 
 class ReleasedMemoryFile:
@@ -496,25 +478,20 @@ class Router:
     def __init__(self, url: str, connections: Connections) -> None:
         self.url, self._connections = url, connections
 
-    async def servers(self) -> list[str]:
-        """The addresses of the servers behind it. Raises RequestFailed or RequestRefused."""
-        return [url for url, _ in await self._workers()]
-
-    async def _workers(self) -> list[tuple[str, str]]:
-        """(address, id) of each server behind it."""
-        answer = await self._connections.call("GET", self.url, "workers", None, _QUICK, {})
+    async def servers(self) -> dict[str, str]:
+        """Address → id of each server behind it. Raises RequestFailed or RequestRefused."""
+        answer = await self._connections.call("GET", self.url, "workers", seconds=_QUICK)
         try:
-            return [(str(worker["url"]).rstrip("/"), str(worker["id"])) for worker in answer["workers"]]
+            return {str(worker["url"]).rstrip("/"): str(worker["id"]) for worker in answer["workers"]}
         except (KeyError, TypeError) as error:
             raise ServerFailed(f"{self.url}/workers answered without {error}; expected sglang-router 0.3.2") from error
 
     async def add(self, server: str) -> None:
         """Puts the server at this address behind it. Raises RequestFailed or RequestRefused."""
-        await self._connections.call("POST", self.url, "workers", {"url": server}, _QUICK, {})
+        await self._connections.call("POST", self.url, "workers", {"url": server}, _QUICK)
 
     async def remove(self, server: str) -> None:
         """Takes the server at this address from it, if it is there. Raises RequestFailed or RequestRefused."""
-        for url, number in await self._workers():
-            if url == server:
-                path = f"workers/{quote(number, safe='')}"
-                await self._connections.call("DELETE", self.url, path, None, _QUICK, {})
+        if (number := (await self.servers()).get(server)) is not None:
+            path = f"workers/{quote(number, safe='')}"
+            await self._connections.call("DELETE", self.url, path, seconds=_QUICK)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,11 +20,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import IO
 
 if __name__ == "__main__":  # it runs isolated
     sys.path.insert(0, str(Path(__file__).parents[3]))
 
+from cojax.durable import own_file
 from cojax.host.processes import adopt_orphans, descendants, end, reap, session
 
 _GUARD = Path(__file__)
@@ -44,17 +45,21 @@ class GuardedProcess:
     def running(self) -> bool:
         return self._guard is not None and self._guard.poll() is None
 
-    def start(self, command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]) -> None:
-        """Starts the command, whose output goes to `log`. None may be running. Raises OSError."""
-        self._guard = subprocess.Popen(
-            [sys.executable, "-I", str(_GUARD), str(os.getpid()), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            # Ctrl-C in the terminal must not reach the server: the trainer still needs it to end the step.
-            start_new_session=True,
-        )
+    def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        """Starts the command, whose output is appended to `log`. None may be running. Raises OSError."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "ab", opener=own_file) as output:
+            output.write(f"\n=== {shlex.join(command)}\n".encode())
+            output.flush()
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", str(_GUARD), str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                # Ctrl-C in the terminal must not reach the server: the trainer still needs it to end the step.
+                start_new_session=True,
+            )
 
     def end(self, number: int) -> None:
         """Has the guard end everything, by this signal to it; does it directly if the guard cannot."""

@@ -14,7 +14,6 @@ import socket
 import threading
 from pathlib import Path
 
-from cojax.durable import own_file
 from cojax.host.cores import usable_cores
 from cojax.rollout.sglang.guard import GuardedProcess
 from cojax.settings.tree import SGLangSettings
@@ -132,12 +131,8 @@ class ServerProcess:
             self._guarded.end(signal.SIGUSR1)
             self.starts += 1
             self.port = free_port(self.launch.host, self.launch.port + self.index if self.launch.port else 0)
-            self.log.parent.mkdir(parents=True, exist_ok=True)
             command = self.launch.command(self.index, self.port, model.absolute(), label)
-            with open(self.log, "ab", opener=own_file) as log:
-                log.write(f"\n=== {shlex.join(command)}\n".encode())
-                log.flush()
-                self._guarded.start(command, log, self.launch.environment())
+            self._guarded.start(command, self.log, self.launch.environment())
 
     def stop(self) -> None:
         """Ends the server and its descendants for good, by force after a few seconds, and returns when they are gone.
@@ -181,11 +176,7 @@ class RouterProcess:
             "--port", str(free_port(launch.host, self.port)), "--prometheus-port", str(free_port("127.0.0.1")),
             "--prometheus-host", "127.0.0.1", *_ROUTER_FLAGS,
         ]  # fmt: skip
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.log, "ab", opener=own_file) as log:
-            log.write(f"\n=== {shlex.join(command)}\n".encode())
-            log.flush()
-            self._guarded.start(command, log, launch.environment())
+        self._guarded.start(command, self.log, launch.environment())
 
     def stop(self) -> None:
         """Ends it, and returns when it is gone. May be called twice."""
