@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import itertools
 import math
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -293,9 +292,10 @@ def cast_for_compute(config: ModelConfig, params: Params) -> Params:
     Leaves that already have their dtype are not copied; layouts over a mesh stay. Outlines give outlines,
     without a layout.
     """
-    cast: Params = {}
-    for row in parameters(config):
-        leaf = leaf_of(params, row)
-        dtype = jnp.dtype(compute_dtype(config, row))
-        cast = with_leaf(cast, row, evaluate(operator.methodcaller("astype", dtype), leaf))
-    return cast
+
+    def cast(params: Params) -> Params:
+        for row in parameters(config):
+            params = with_leaf(params, row, leaf_of(params, row).astype(compute_dtype(config, row)))
+        return params
+
+    return evaluate(cast, params)
