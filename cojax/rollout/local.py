@@ -58,9 +58,9 @@ class _Update:
 class Lane:
     """Serves sessions on the slots of one Batcher. The thread calls `on_failure` with the reason of a failure."""
 
-    def __init__(self, make: Callable[[], Batcher], busy: BusyTime, on_failure: Callable[[str], None]) -> None:
+    def __init__(self, batcher: Batcher, busy: BusyTime, on_failure: Callable[[str], None]) -> None:
         self._busy, self._on_failure = busy, on_failure
-        self.batcher = make()  # the thread's own; others only read its counts
+        self.batcher = batcher  # the thread's own; others only read its counts
         # Shared with callers, under the lock.
         self._wake = threading.Condition()
         self._sessions: dict[str, Session] = {}
@@ -302,9 +302,7 @@ class LocalEngine:
         self._free = [slots // count] * count
         self._waiting: dict[str, threading.Event] = {}  # sessions without a lane, in order of arrival
         make = functools.partial(Batcher, config, slots // count, max_length, prefill_rows, prefill_chunks, routes)
-        self._lanes = [
-            Lane(functools.partial(make, on), self._busy, self._stop) for _ in range(lanes) for on in self._replicas
-        ]
+        self._lanes = [Lane(make(on), self._busy, self._stop) for _ in range(lanes) for on in self._replicas]
 
     @property
     def busy_seconds(self) -> float:

@@ -138,7 +138,7 @@ class SGLangEngine:
     `generate` takes at most `deadline` seconds and `attempts` requests, to any servers. If weights change during a
     completion, it is kept with `mixed`, with its spans, and sampled again without. With `routes`, completions report
     which experts tokens went through. `busy_seconds` is the wall time with at least one completion running, `served`
-    counts the servers' answers.
+    counts the servers' answers, `fleet` are the servers.
 
     At temperature 0 the most likely token is chosen, and log-probabilities are those at temperature 1. `seed` decides
     the random numbers only if servers run with --enable-deterministic-inference.
@@ -178,7 +178,8 @@ class SGLangEngine:
         self._loading = threading.Lock()
         self._store = WeightsFolder(folder)
         self._connections = Connections()
-        self._fleet = Fleet(
+        # Its state belongs to the event loop: other threads may read it, not change it.
+        self.fleet = Fleet(
             self._connections,
             [url.rstrip("/") for url in urls],
             [ServerProcess(launch, index) for index in range(servers)] if launch else [],
@@ -198,11 +199,6 @@ class SGLangEngine:
     def busy_seconds(self) -> float:
         return self._busy.seconds
 
-    @property
-    def fleet(self) -> Fleet:
-        """The servers. Their state belongs to the event loop: other threads may read it, not change it."""
-        return self._fleet
-
     def load(self, weights: Weights) -> None:
         """Writes `weights` to disk, has the servers load them, and returns once every server that is up serves them.
 
@@ -214,17 +210,17 @@ class SGLangEngine:
         with self._loading:
             self._loop.raise_if_closed()
             given = (weights.version, weights.fingerprint()) if weights.fingerprint is not None else None
-            target = self._fleet.target
+            target = self.fleet.target
             if target is None or given is None or given != self._loaded:
                 self._loaded = None
                 target = self._write(weights)
-            elif self._fleet.serving:
+            elif self.fleet.serving:
                 return
-            self._loop.call(self._fleet.sync(target))
+            self._loop.call(self.fleet.sync(target))
             self._loaded = given
             # Kept: the previous version, for a server that was left out, and folders that servers are still reading.
             self._folders = [*self._folders, target.folder][-2:]
-            self._store.prune([*self._folders, *self._fleet.reading()])
+            self._store.prune([*self._folders, *self.fleet.reading()])
 
     def _write(self, weights: Weights) -> LabelledWeights:
         """Writes the weights to disk under a unique label."""
@@ -247,7 +243,7 @@ class SGLangEngine:
         # A token outside the vocabulary would crash a server.
         tokens = checked_prompt(prompt, self._config.vocab_size, self._length)
         self._loop.raise_if_closed()
-        if self._fleet.target is None:
+        if self.fleet.target is None:
             raise EngineError("the engine has no weights; call load first")
         room = min(sampling.max_tokens, self._length - len(tokens))
         digest = hashlib.sha256(repr(tuple(int(part) for part in seed)).encode()).digest()
@@ -263,8 +259,8 @@ class SGLangEngine:
         """With `release_memory`, has the servers release the memory of weights and cache until the next `load`."""
         with self._loading:
             self._loop.raise_if_closed()
-            if self._release_memory and self._fleet.target is not None:
-                self._loop.call(self._fleet.rest())
+            if self._release_memory and self.fleet.target is not None:
+                self._loop.call(self.fleet.rest())
 
     def close(self) -> None:
         """Ends the servers that this engine started; waiting callers get EngineError. May be called twice."""
@@ -272,7 +268,7 @@ class SGLangEngine:
             self._store.close()
 
     async def _close(self) -> None:
-        await self._fleet.close()
+        await self.fleet.close()
         await self._connections.aclose()
 
     # --- on the event loop ---
@@ -295,7 +291,7 @@ class SGLangEngine:
                 async with asyncio.timeout(self._deadline):
                     return await tries(self._attempt, tokens, sampling, room, session, seed)
         except TimeoutError as error:
-            faults = self._fleet.faults()
+            faults = self.fleet.faults()
             raise EngineError(
                 f"no completion within {self._deadline:g} s" + (f"; servers left out: {faults}" if faults else "")
             ) from error
@@ -311,13 +307,13 @@ class SGLangEngine:
         if session in self._tasks:
             self._tasks[session].cancel()
         self._routes_known.pop(session, None)
-        self._fleet.forget(session)
+        self.fleet.forget(session)
 
     async def _attempt(self, tokens: list[int], sampling: Sampling, room: int, session: str, seed: int) -> Completion:
         """One request to one server. Raises RequestFailed if another may succeed."""
-        server = await self._fleet.route(session)
-        assert self._fleet.target is not None
-        label, rid = self._fleet.target.label, uuid.uuid4().hex
+        server = await self.fleet.route(session)
+        assert self.fleet.target is not None
+        label, rid = self.fleet.target.label, uuid.uuid4().hex
         key = hashlib.sha256(f"{self._key_prefix}-{session}".encode()).hexdigest()[:32] if self._key_prefix else ""
         routes = None if self._shape is None else RoutesRequest(self._shape, self._routes_known.get(session, 0))
         request = asyncio.create_task(
@@ -335,28 +331,28 @@ class SGLangEngine:
                 self._routes_known[session] = len(tokens) + len(reply.tokens) - 1
             return completion
         except ServerFailed as error:
-            self._fleet.suspect(server, str(error))
+            self.fleet.suspect(server, str(error))
             raise
         except asyncio.CancelledError:
             request.cancel()
-            self._loop.run_detached(self._fleet.abort(server, rid))
+            self._loop.run_detached(self.fleet.abort(server, rid))
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise RequestFailed(f"a server was left out: {server.fault or self._fleet.faults()}") from None
+            raise RequestFailed(f"a server was left out: {server.fault or self.fleet.faults()}") from None
         finally:
             server.requests.discard(request)
 
     def _completion(self, reply: ServerReply, server: Server, label: str, sampling: Sampling) -> Completion:
         """The completion in a reply. Raises RequestFailed if it was not sampled from the weights asked for, `label`."""
-        assert self._fleet.target is not None
+        assert self.fleet.target is not None
         labels = [name for name, _ in reply.spans]
         if unknown := [name for name in labels if name not in self._versions]:
             fault = f"sampled from weights {unknown[0]!r}, which are not of this run"
-            self._fleet.suspect(server, f"it {fault}")
+            self.fleet.suspect(server, f"it {fault}")
             raise RequestFailed(f"{server.name} {fault}")
         # Even a mixed one must end with current weights: a router may choose a server that is left out.
-        stale = labels[-1] not in (label, self._fleet.target.label)
+        stale = labels[-1] not in (label, self.fleet.target.label)
         if stale or (len(labels) > 1 and not self._mixed):
             raise RequestFailed(f"{server.name} sampled from weights {' and '.join(labels)}, asked for {label}")
         spans: list[tuple[int, int]] = []
