@@ -79,6 +79,12 @@ class Weights:
     save: Callable[[str, str], None] | None = None
 
 
+def check_length(max_length: int, positions: int) -> None:
+    """Raises ValueError for conversations longer than the model's positions."""
+    if max_length > positions:
+        raise ValueError(f"max_length {max_length} exceeds the model's max_position_embeddings {positions}")
+
+
 def checked_prompt(prompt: Iterable[int], vocabulary: int, length: int) -> list[int]:
     """The tokens of a prompt.
 

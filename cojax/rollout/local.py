@@ -39,7 +39,7 @@ from cojax.policy.parameters import Parameter, compute_dtype
 from cojax.policy.sharding import check_divides, partition, replicas
 from cojax.policy.transformer import Params, unstack
 from cojax.rollout.batching import Batcher, Request, Session
-from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, checked_prompt
+from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_length, checked_prompt
 from cojax.rollout.forwards import uniforms
 from cojax.settings.tree import EngineSettings
 
@@ -273,10 +273,7 @@ class LocalEngine:
         routes: bool = False,
         mesh: Mesh | None = None,
     ) -> None:
-        if max_length > config.max_position_embeddings:
-            raise ValueError(
-                f"max_length {max_length} exceeds the model's max_position_embeddings {config.max_position_embeddings}"
-            )
+        check_length(max_length, config.max_position_embeddings)
         if min(slots, lanes, prefill_rows, max_length - 1, *prefill_chunks) < 1:
             raise ValueError("slots, lanes, prefill_rows and prefill_chunks must be at least 1, max_length at least 2")
         self._replicas: Sequence[Mesh | None] = (None,) if mesh is None else replicas(mesh)

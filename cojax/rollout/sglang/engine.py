@@ -21,7 +21,7 @@ import tenacity
 
 from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
-from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, checked_prompt
+from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_length, checked_prompt
 from cojax.rollout.export import check_weights
 from cojax.rollout.sglang.client import (
     RELEASED_MEMORY,
@@ -387,9 +387,6 @@ def _check_following(follow: bool, release_memory: bool, sync: str) -> None:
 
 
 def _check_sizes(config: ModelConfig, max_length: int, servers: int, attempts: int) -> None:
-    if max_length > config.max_position_embeddings:
-        raise ValueError(
-            f"max_length {max_length} exceeds the model's max_position_embeddings {config.max_position_embeddings}"
-        )
+    check_length(max_length, config.max_position_embeddings)
     if min(servers, attempts, max_length - 1) < 1:
         raise ValueError("servers and attempts must be at least 1, max_length at least 2")
