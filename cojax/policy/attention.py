@@ -64,21 +64,29 @@ KERNELS: dict[str, Callable[..., jax.Array]] = {"gpu": gpu_kernel, "tpu": tpu_ke
 # Blocks that a row's queries are cut into; block i of n reads only the first (i + 1)/n of the keys.
 _BLOCKS = 8
 _SMALLEST = 32  # tokens a block, below which matrix products are too small to be fast
+Seen = tuple[jax.Array, jax.Array | None]  # what a token sees: segment_ids int32[N, T], window int32[] or None
 _HIDDEN = -1e30  # a score whose softmax weight is exactly 0
 
 
 def packed_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, mesh: Mesh | None = None
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segment_ids: jax.Array,
+    mesh: Mesh | None = None,
+    window: jax.Array | None = None,
 ) -> jax.Array:
     """softmax(q·k / √S) v, where a token sees the earlier tokens of its own segment and itself.
 
+    With a `window`, int32[], it sees the last so many of these.
+
     query [B, T, H, S], key and value [B, T, K, S] with H a multiple of K; segment_ids int32[B, T]. Returns
     [B, T, H, S] in the dtype of the query; the softmax is in float32. The platform is that of the `mesh`, or of the
-    default device; rows shorter than a kernel's block go through `blockwise` everywhere.
+    default device; rows shorter than a kernel's block, and windows, go through `blockwise` everywhere.
     """
     platform = platform_of(mesh)
-    if platform not in KERNELS or query.shape[1] < BLOCK:
-        return blockwise(query, key, value, segment_ids)
+    if platform not in KERNELS or query.shape[1] < BLOCK or window is not None:
+        return blockwise(query, key, value, segment_ids, window)
     length, kernel = query.shape[1], KERNELS[platform]
     # The row is padded with segment 0, which no token of another segment sees.
     padding = -length % BLOCK
@@ -92,7 +100,9 @@ def packed_attention(
     return kernel(*arrays)[:, :length]
 
 
-def blockwise(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> jax.Array:
+def blockwise(
+    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, window: jax.Array | None = None
+) -> jax.Array:
     """`packed_attention` in plain XLA, one block of queries after another: all weights of a row never exist at once."""
     rows, length, heads, size = query.shape
     groups = key.shape[2]
@@ -102,22 +112,23 @@ def blockwise(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: j
     query = query.reshape(rows * groups, shared, length, size)
     key, value = (x.transpose(0, 2, 1, 3).reshape(rows * groups, length, size) for x in (key, value))
     # Without the barrier XLA would compute query, key and value anew for every block that reads them.
-    mixed = _mixed(*jax.lax.optimization_barrier((query, key, value)), jnp.repeat(segment_ids, groups, axis=0))
+    seen = jnp.repeat(segment_ids, groups, axis=0), window
+    mixed = _mixed(*jax.lax.optimization_barrier((query, key, value)), seen)
     mixed = mixed.reshape(rows, groups, shared, length, size).transpose(0, 3, 1, 2, 4)
     return mixed.reshape(rows, length, heads, size)
 
 
 @jax.custom_vjp
-def _mixed(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """query [N, R, T, S], key and value [N, T, S], segment_ids [N, T] → [N, R, T, S]: R heads share a key head."""
-    return _forward(query, key, value, segment_ids)[0]
+def _mixed(query: jax.Array, key: jax.Array, value: jax.Array, seen: Seen) -> jax.Array:
+    """query [N, R, T, S], key and value [N, T, S] → [N, R, T, S]: R heads share a key head."""
+    return _forward(query, key, value, seen)[0]
 
 
-def _forward(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> tuple[jax.Array, tuple]:
+def _forward(query: jax.Array, key: jax.Array, value: jax.Array, seen: Seen) -> tuple[jax.Array, tuple]:
     """The result, and the arrays that the backward pass reads: not the weights, which it computes again by blocks."""
     mixed, sums = [], []
     for start, end in _blocks(query.shape[2]):
-        scores = _scores(query, key, segment_ids, start, end)
+        scores = _scores(query, key, seen, start, end)
         top = jnp.max(scores, axis=-1, keepdims=True)
         weights = jnp.exp(scores - top)
         total = jnp.sum(weights, axis=-1, keepdims=True)
@@ -125,12 +136,12 @@ def _forward(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: ja
         mixed.append(_heads(block / total.astype(jnp.float32), query).astype(query.dtype))
         sums.append(_heads(top + jnp.log(total), query))
     joined, log_sums = jnp.concatenate(mixed, axis=2), jnp.concatenate(sums, axis=2)
-    return joined, (query, key, value, segment_ids, joined, log_sums)
+    return joined, (query, key, value, seen, joined, log_sums)
 
 
 def _backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     """The gradient of FlashAttention (arXiv 2205.14135, Algorithm 4), over the blocks of `_forward`."""
-    query, key, value, segment_ids, mixed, log_sums = residuals
+    query, key, value, seen, mixed, log_sums = residuals
     cotangent = jax.lax.optimization_barrier(cotangent)
     projection = jnp.sum(cotangent.astype(jnp.float32) * mixed.astype(jnp.float32), axis=-1, keepdims=True)
     query_slopes, key_slopes, value_slopes = [], jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
@@ -138,7 +149,7 @@ def _backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Ar
         queries, slopes_of_mixed, shift, log_sum = (
             _rows(x[:, :, start:end]) for x in (query, cotangent, projection, log_sums)
         )
-        weights = jnp.exp(_scores(query, key, segment_ids, start, end) - log_sum)
+        weights = jnp.exp(_scores(query, key, seen, start, end) - log_sum)
         slopes = weights * (_product(slopes_of_mixed, value[:, :end], 2) - shift) * query.shape[-1] ** -0.5
         weights, slopes = weights.astype(value.dtype), slopes.astype(key.dtype)
         query_slopes.append(_heads(_product(slopes, key[:, :end], 1), query))
@@ -162,14 +173,17 @@ def block_scores_bytes(length: int) -> int:
     return 4 * max(((end - start) * end for start, end in _blocks(length)), default=0)
 
 
-def _scores(query: jax.Array, key: jax.Array, segment_ids: jax.Array, start: int, end: int) -> jax.Array:
+def _scores(query: jax.Array, key: jax.Array, seen: Seen, start: int, end: int) -> jax.Array:
     """float32[N, R · (end − start), end] of the queries start … end, _HIDDEN where a query does not see a key."""
     scores = _product(_rows(query[:, :, start:end]), key[:, :end], 2) * query.shape[-1] ** -0.5
-    seen = segment_ids[:, start:end, None] == segment_ids[:, None, :end]
-    seen &= jnp.arange(start, end)[:, None] >= jnp.arange(end)[None]
+    segment_ids, window = seen
+    visible = segment_ids[:, start:end, None] == segment_ids[:, None, :end]
+    visible &= jnp.arange(start, end)[:, None] >= jnp.arange(end)[None]
+    if window is not None:
+        visible &= jnp.arange(start, end)[:, None] - jnp.arange(end)[None] < window
     count, shared = query.shape[:2]
     scores = scores.reshape(count, shared, end - start, end)
-    return jnp.where(seen[:, None], scores, _HIDDEN).reshape(count, -1, end)
+    return jnp.where(visible[:, None], scores, _HIDDEN).reshape(count, -1, end)
 
 
 def _rows(x: jax.Array) -> jax.Array:

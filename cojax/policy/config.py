@@ -28,7 +28,8 @@ class Family:
 
     `attention_bias` and `qk_norm` are as in `ModelConfig`; with `sparse` the feed-forward parts are mixtures of
     experts. `fixed` are fields that change the arithmetic, with the only supported value; `written` are fields
-    that our files hold besides the shape. `left_out` gives what a file means that lacks a field.
+    that our files hold besides the shape. `left_out` gives the fields of `ModelConfig` that a file does not name, such
+    as `windows`.
     """
 
     model_type: str
@@ -74,7 +75,8 @@ class ModelConfig:
     `attention_bias` puts a bias on query, key and value (Qwen2); `qk_norm` normalises each head's queries and keys
     (Qwen3); Llama has neither. With `num_experts`, every layer sends each token through `num_experts_per_tok` experts
     of width `moe_intermediate_size`, and intermediate_size is unused; `norm_topk_prob` makes the chosen experts'
-    weights sum to 1. `rope_scaling` None is plain rotary embedding.
+    weights sum to 1. `rope_scaling` None is plain rotary embedding. `windows` are the attention windows of the
+    layers in turn, repeated over all of them: a token sees the last so many tokens, itself among them; 0 is no window.
     """
 
     vocab_size: int
@@ -97,6 +99,7 @@ class ModelConfig:
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = False
     rope_scaling: RopeScaling | None = None
+    windows: tuple[int, ...] = ()
 
     @property
     def sparse(self) -> bool:
@@ -104,8 +107,17 @@ class ModelConfig:
         return self.num_experts > 0
 
     @property
+    def layer_windows(self) -> tuple[int, ...] | None:
+        """The window of every layer, the largest number where it has none; None where no layer has one."""
+        if not any(self.windows):
+            return None
+        return tuple(self.windows[i % len(self.windows)] or _LARGEST for i in range(self.num_hidden_layers))
+
+    @property
     def family(self) -> Family:
         """The family that has these parts. Raises ValueError for parts that no family has."""
+        if self.layer_windows is not None:
+            raise ValueError(f"windows {self.windows} have no Hugging Face class among {', '.join(FAMILIES)}")
         parts = self.attention_bias, self.qk_norm, self.sparse
         for family in FAMILIES.values():
             if (family.attention_bias, family.qk_norm, family.sparse) == parts:
@@ -118,6 +130,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _check_numbers(self)
+        object.__setattr__(self, "windows", tuple(self.windows))  # a list, where it was read from JSON
+        if any(type(window) is not int or not 0 <= window <= _LARGEST for window in self.windows):
+            raise ValueError(f"windows are {self.windows!r:.80}; expected whole numbers of tokens, 0 for no window")
         if not self.head_dim and self.num_attention_heads > 0:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
@@ -168,7 +183,8 @@ class ModelConfig:
         Raises ValueError for a combination of bias, norm and experts that no family has.
         """
         family = self.family
-        left_out = ("qk_norm", "param_dtype", "rope_theta", "rope_scaling", *(() if self.sparse else _SPARSE_FIELDS))
+        left_out = {"qk_norm", "param_dtype", "rope_theta", "rope_scaling", "windows"}
+        left_out |= set() if self.sparse else set(_SPARSE_FIELDS)
         return {
             "architectures": [family.architecture],
             "model_type": family.model_type,
@@ -187,7 +203,8 @@ def _fields(hf: Mapping[str, Any]) -> dict[str, Any]:
     if family is None:
         raise ValueError(f"model_type {hf.get('model_type')!r:.80} is not supported; available: {', '.join(FAMILIES)}")
     _refuse_unsupported(hf, family)
-    found = {field.name: hf[field.name] for field in dataclasses.fields(ModelConfig) if hf.get(field.name) is not None}
+    names = {field.name for field in dataclasses.fields(ModelConfig)} - {"windows"}
+    found = {name: hf[name] for name in names if hf.get(name) is not None}
     values = family.left_out(hf) | found
     values["rope_theta"], values["rope_scaling"] = read_rope(hf)
     values["attention_bias"], values["qk_norm"] = family.attention_bias, family.qk_norm

@@ -25,7 +25,7 @@ from cojax.policy.parameters import Params
 from cojax.policy.rope import frequencies
 from cojax.policy.sharding import RULES, constrain
 
-Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # query, key, value → mixed values
+Attend = Callable[..., jax.Array]  # query, key, value → mixed values
 
 
 class Rotation(NamedTuple):
@@ -243,10 +243,11 @@ def hidden_states(
     """
     ends, x, rotate, attend = _embed_inputs(config, params, tokens, positions, segment_ids, mesh)
 
-    def layer(x: jax.Array, arrays: Params) -> tuple[jax.Array, None]:
-        return constrain(block_of(config, arrays)(x, rotate, attend, mesh), mesh, None), None
+    def layer(x: jax.Array, given: tuple[Params, jax.Array | None]) -> tuple[jax.Array, None]:
+        block, within = block_of(config, given[0]), functools.partial(attend, window=given[1])
+        return constrain(block(x, rotate, within, mesh), mesh, None), None
 
-    x, _ = jax.lax.scan(REMAT[remat](layer), x, params["layers"])
+    x, _ = jax.lax.scan(REMAT[remat](layer), x, (params["layers"], _windows(config)))
     x = x.reshape(*tokens.shape, -1)
     return ends.final_norm(x)
 
@@ -271,14 +272,20 @@ def routed_hidden_states(
     ends, x, rotate, attend = _embed_inputs(config, params, tokens, positions, segment_ids, mesh)
     by_layer = jnp.moveaxis(routes.reshape(tokens.size, *routes.shape[2:]), 1, 0)
 
-    def layer(x: jax.Array, given: tuple[Params, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        arrays, sampler_routes = given[0], given[1].astype(jnp.int32)
-        x, own = block_of(config, arrays).routed(x, rotate, attend, sampler_routes if replay else None, mesh)
+    def layer(x: jax.Array, given: tuple[Params, jax.Array | None, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        block, within = block_of(config, given[0]), functools.partial(attend, window=given[1])
+        sampler_routes = given[2].astype(jnp.int32)
+        x, own = block.routed(x, rotate, within, sampler_routes if replay else None, mesh)
         return constrain(x, mesh, None), differing_share(own, sampler_routes)
 
-    x, shares = jax.lax.scan(REMAT[remat](layer), x, (params["layers"], by_layer))
+    x, shares = jax.lax.scan(REMAT[remat](layer), x, (params["layers"], _windows(config), by_layer))
     x = x.reshape(*tokens.shape, -1)
     return ends.final_norm(x), jnp.mean(shares, axis=0).reshape(tokens.shape)
+
+
+def _windows(config: ModelConfig) -> jax.Array | None:
+    """int32[L]: the window of every layer, where any has one."""
+    return None if config.layer_windows is None else jnp.asarray(config.layer_windows, jnp.int32)
 
 
 def _embed_inputs(
@@ -293,9 +300,9 @@ def _embed_inputs(
     shape, count = tokens.shape, tokens.size
     ends, rotate = embedding_and_head(config, params), rotation(config, positions.reshape(count))
 
-    def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    def attend(query: jax.Array, key: jax.Array, value: jax.Array, *, window: jax.Array | None) -> jax.Array:
         query, key, value = (x.reshape(*shape, *x.shape[1:]) for x in (query, key, value))
-        mixed = packed_attention(query, key, value, segment_ids, mesh)
+        mixed = packed_attention(query, key, value, segment_ids, mesh, window)
         return mixed.reshape(count, *mixed.shape[2:])
 
     # Tokens are one axis between attentions: a kernel's gradient that sums over two axes is slow on CPU.
@@ -361,8 +368,9 @@ def cached_hidden_states(
     ends = embedding_and_head(config, params)
     x = constrain(ends.embed(tokens), mesh)
     written, chosen = [], []
-    for old, arrays in zip(cache, params["layers"], strict=True):
-        x, new, routes = cached_layer(config, arrays, old, x, positions, slots, span, routed=routed, mesh=mesh)
+    windows = config.layer_windows or (None,) * len(cache)
+    for old, arrays, window in zip(cache, params["layers"], windows, strict=True):
+        x, new, routes = cached_layer(config, arrays, old, x, positions, slots, span, window, routed=routed, mesh=mesh)
         written.append(new)
         if routes is not None:
             chosen.append(routes)
@@ -377,12 +385,13 @@ def cached_layer(
     positions: jax.Array,
     slots: jax.Array | None,
     span: int | None,
+    window: jax.Array | int | None,
     *,
     routed: bool,
     mesh: Mesh | None,
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
     """One layer of `cached_hidden_states`, with parameters `arrays`: its output dtype[R, C, D], its cache, and its
-    routes int[R, C, k] or None."""
+    routes int[R, C, k] or None. `window` is its window, None for none."""
     rows = jnp.arange(x.shape[0]) if slots is None else slots
     written = []
 
@@ -396,7 +405,7 @@ def cached_layer(
         if slots is not None:
             near = Cache(new.key[..., :span], new.value[:, :, :span])
             seen = Cache(*(entries.at[slots].get(mode="clip") for entries in near))
-        return _attend_cache(query, seen, positions)
+        return _attend_cache(query, seen, positions, window)
 
     block, rotate, routes = block_of(config, arrays), rotation(config, positions), None
     if routed:
@@ -407,7 +416,7 @@ def cached_layer(
     return constrain(x, mesh), written[0], routes
 
 
-def _attend_cache(query: jax.Array, cache: Cache, positions: jax.Array) -> jax.Array:
+def _attend_cache(query: jax.Array, cache: Cache, positions: jax.Array, window: jax.Array | int | None) -> jax.Array:
     """Softmax over the cache's whole fixed length; positions after the query's have weight exactly 0."""
     rows, chunk, heads, size = query.shape
     kv_heads, length = cache.key.shape[1], cache.key.shape[-1]
@@ -416,6 +425,8 @@ def _attend_cache(query: jax.Array, cache: Cache, positions: jax.Array) -> jax.A
     scores = jnp.einsum("rkqh,rkht->rkqt", query, cache.key, preferred_element_type=jnp.float32)
     scores = scores.reshape(rows, kv_heads, -1, chunk, length)
     visible = (jnp.arange(length) <= positions[..., None])[:, None, None]
+    if window is not None:
+        visible &= (positions[..., None] - jnp.arange(length) < window)[:, None, None]
     weights = jax.nn.softmax(jnp.where(visible, scores, -1e30), axis=-1).reshape(rows, kv_heads, -1, length)
     mixed = jnp.einsum("rkqt,rkth->rkqh", weights.astype(cache.value.dtype), cache.value)
     return jnp.moveaxis(mixed.reshape(rows, kv_heads, -1, chunk, size), 3, 1).reshape(rows, chunk, heads, size)

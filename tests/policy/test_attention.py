@@ -39,6 +39,21 @@ def test_gradient_is_that_of_dense_attention() -> None:
         np.testing.assert_allclose(found, expected, atol=5e-6)
 
 
+@pytest.mark.parametrize("window", [1, 7, 70])
+def test_a_window_hides_what_lies_before_it(window: int) -> None:
+    """Values and gradients are those of dense attention with such a mask."""
+    arrays, segments = rows(length=70, heads=4, groups=2, size=8)
+    distance = np.arange(70)[:, None] - np.arange(70)
+    mask = (distance >= 0) & (distance < window) & (segments[:, :, None] == segments[:, None, :])
+
+    def dense(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> jax.Array:
+        return jax.nn.dot_product_attention(query, key, value, mask=mask[:, None])
+
+    windowed = functools.partial(packed_attention, window=jnp.int32(window))
+    for found, expected in zip(results(windowed, arrays, segments), results(dense, arrays, segments), strict=True):
+        np.testing.assert_allclose(found, expected, atol=5e-6)
+
+
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_the_kernel_of_an_accelerator_computes_the_same(platform: str) -> None:
     """The kernel that runs there, interpreted: values and gradients, grouped heads, several segments and padding."""
