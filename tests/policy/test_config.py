@@ -102,7 +102,7 @@ def test_windows_are_whole_numbers_that_no_file_names() -> None:
     config = dataclasses.replace(TINY, windows=[4, 0])  # as read from JSON
     assert (config.windows, config.layer_windows, TINY.layer_windows) == ((4, 0), (4, 2**31 - 1), None)
     assert ModelConfig.from_hf({**TINY.to_hf(), "windows": [4]}) == TINY
-    with pytest.raises(ValueError, match="windows are .*expected whole numbers"):
+    with pytest.raises(ValueError, match=r"windows are .*expected whole numbers"):
         dataclasses.replace(TINY, windows=(-1,))
 
 
