@@ -16,6 +16,11 @@ from jax.sharding import Mesh, PartitionSpec
 
 from cojax.policy.sharding import ROWS, RULES, platform_of
 
+# Blocks that a row's queries are cut into; block i of n reads only the first (i + 1)/n of the keys.
+_BLOCKS = 8
+_SMALLEST = 32  # tokens a block, below which matrix products are too small to be fast
+Seen = tuple[jax.Array, jax.Array | None]  # what a token sees: segment_ids int32[N, T], window int32[] or None
+_HIDDEN = -1e30  # a score whose softmax weight is exactly 0
 BLOCK = 128
 
 
@@ -59,13 +64,6 @@ def tpu_kernel(
 
 
 KERNELS: dict[str, Callable[..., jax.Array]] = {"gpu": gpu_kernel, "tpu": tpu_kernel}
-
-
-# Blocks that a row's queries are cut into; block i of n reads only the first (i + 1)/n of the keys.
-_BLOCKS = 8
-_SMALLEST = 32  # tokens a block, below which matrix products are too small to be fast
-Seen = tuple[jax.Array, jax.Array | None]  # what a token sees: segment_ids int32[N, T], window int32[] or None
-_HIDDEN = -1e30  # a score whose softmax weight is exactly 0
 
 
 def packed_attention(

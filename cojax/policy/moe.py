@@ -21,6 +21,8 @@ from jax.sharding import Mesh, PartitionSpec
 from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import ROWS, RULES
 
+# The most experts whose numbers, and -1, fit into one byte.
+_BYTE = 128
 _EXPERT, _TENSOR = RULES["experts"], RULES["mlp"]
 
 
@@ -158,10 +160,6 @@ def differing_share(own: jax.Array, routes: jax.Array) -> jax.Array:
     among = jnp.any(own[:, :, None] == routes[:, None, :], axis=-1)
     share = 1.0 - jnp.mean(among.astype(jnp.float32), axis=-1)
     return jnp.where(routes[:, 0] < 0, 0.0, share)
-
-
-# The most experts whose numbers, and -1, fit into one byte.
-_BYTE = 128
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,7 @@ _LOG = logging.getLogger(__name__)
 _OUTCOME_OF_HANG: dict[str, Outcome] = {"act": "engine_error", "step": "timeout"}
 # If an environment runs code that a policy wrote, that code may also make the evaluation hang.
 _OUTCOME_OF_CODE_HANG: dict[str, Outcome] = {**_OUTCOME_OF_HANG, "evaluate": "timeout"}
+_NONE: Mapping[str, Trajectory] = types.MappingProxyType({})
 # Seconds between two checks of the deadlines.
 _CHECK_EVERY = 0.05
 
@@ -268,9 +269,6 @@ class EpisodeThreads:
             self.actors.release(job.session)
         for _ in range(self.threads):
             self.todo.put(None)
-
-
-_NONE: Mapping[str, Trajectory] = types.MappingProxyType({})
 
 
 class RolloutError(RuntimeError):

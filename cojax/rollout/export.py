@@ -53,6 +53,8 @@ _LABEL = "served.json"
 _OF_TOKENIZER = (".json", ".txt", ".model", ".jinja")
 # The names of folders on their way to a version, and of versions on their way out.
 _PASSING = re.compile(r"\..+\.\d+\.(?:new|old)\.tmp")
+_PARAMS, _FILES = "params", "files.json"
+_DTYPES = ("dtype", "param_dtype")  # fields of a shape that do not change which arrays a model has
 _SLICE = 1 << 18  # numbers checked at a time: they fit into the processor's cache
 
 
@@ -208,10 +210,6 @@ def _is_finite(array: np.ndarray) -> bool:
     flat = np.ascontiguousarray(array).reshape(-1).view(bits)
     slices = (flat[start : start + _SLICE] for start in range(0, flat.size, _SLICE))
     return all(int((piece & bits(mask)).max()) != mask for piece in slices)
-
-
-_PARAMS, _FILES = "params", "files.json"
-_DTYPES = ("dtype", "param_dtype")  # fields of a shape that do not change which arrays a model has
 
 
 def write_item(folder: Path, config: ModelConfig, save: Callable[[str, str], None], dtype: str, label: str) -> None:

@@ -43,7 +43,7 @@ from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_
 from cojax.rollout.forwards import uniforms
 from cojax.settings.tree import EngineSettings
 
-_POLL_SECONDS = 1.0  # between two checks, by a waiting caller, of whether the thread is alive
+_POLL_SECONDS = 1.0  # between two checks, by a waiting caller, of whether the threads are alive
 
 
 @dataclasses.dataclass(eq=False)
@@ -242,9 +242,6 @@ class Lane:
                 session.tokens = request.prompt + request.sampled
                 session.request = None
                 request.done.set()
-
-
-_POLL_SECONDS = 1.0  # between two checks, by a caller that waits for a slot, of whether the threads are alive
 
 
 class LocalEngine:

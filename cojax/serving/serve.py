@@ -39,6 +39,8 @@ _LOG = logging.getLogger("cojax.serve")
 _LABEL = "as-started"
 _LAST_PORT = 65_535
 _POLL = 0.5  # seconds between two looks for a new version
+_ROUTER_POLL = 1.0  # seconds between two looks at what is behind the router
+_ROUTER_PATIENCE = 30.0  # seconds for a router to take a server that it was given
 
 
 def serve(config: ConfigDict, host: str, stop: threading.Event, run: str = "", router: str = "") -> int:
@@ -183,11 +185,6 @@ def run(host: str, follow: str, router: str) -> None:
         sys.exit(1)
 
 
-_LOG = logging.getLogger("cojax.serve")
-_POLL = 1.0  # seconds
-_PATIENCE = 30.0  # seconds for a router to take a server that it was given
-
-
 class RoutedFleet:
     """Puts each server of `fleet` behind the router once it is up, and takes it away at the end.
 
@@ -219,13 +216,13 @@ class RoutedFleet:
                 if str(error) != fault and not (self._process and not self._given):
                     _LOG.warning("the router: %s", error)
                 fault = str(error)
-            await asyncio.sleep(_POLL)
+            await asyncio.sleep(_ROUTER_POLL)
 
     async def _update(self) -> None:
         present, now = await self._router.servers(), time.monotonic()
         for server in self._fleet.servers:
             url = self._address(server)
-            if server.up and url not in present and now - self._given.get(url, -_PATIENCE) >= _PATIENCE:
+            if server.up and url not in present and now - self._given.get(url, -_ROUTER_PATIENCE) >= _ROUTER_PATIENCE:
                 await self._router.add(url)
                 self._given[url] = now
                 _LOG.info("%s is behind the router %s", url, self._router.url)
