@@ -105,6 +105,7 @@ def test_what_an_earlier_session_left_behind_is_never_seen(engine: LocalEngine) 
 
 
 @pytest.mark.compiles
+@pytest.mark.parametrize("engine", [1], indirect=True)  # lanes run the same programs
 def test_logprobs_are_the_learners(engine: LocalEngine) -> None:
     prompt = [random.Random(0).randrange(101) for _ in range(50)]
     first = engine.generate(prompt, Sampling(0.7, 20), session="a", seed=(1,))
