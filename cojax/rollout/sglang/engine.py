@@ -227,9 +227,10 @@ class SGLangEngine:
         label = f"{self._run}-{len(self._versions)}-{weights.version}"
         # Registered before the folder exists: a server that follows may sample from it immediately.
         self._versions[label] = weights.version
+        if self._sync == "orbax" and weights.save is not None:
+            return self._store.save(weights.version, weights.save, self._config, self._dtype, label)
         if weights.path is None or self._follow:
-            together = self._sync == "orbax"
-            return self._store.write(weights, self._config, self._dtype, label, together=together)
+            return self._store.write(weights, self._config, self._dtype, label)
         folder = Path(weights.path()).absolute()
         check_weights(folder)
         return LabelledWeights(folder, label)

@@ -8,7 +8,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cojax.durable import own_file
@@ -62,18 +62,18 @@ class WeightsFolder:
                 raise explain(error, lock) from error
             _LOG.warning("%s cannot be locked: see to it that no other run uses this folder", lock)
 
-    def write(
-        self, weights: Weights, config: ModelConfig, dtype: str, label: str, *, together: bool = False
-    ) -> LabelledWeights:
-        """Writes the arrays as the subfolder of their version; with `together` all processes do, by `weights.save`.
-
-        Raises what `write_weights` and `write_item` raise.
-        """
+    def write(self, weights: Weights, config: ModelConfig, dtype: str, label: str) -> LabelledWeights:
+        """Writes the arrays as the subfolder of their version. Raises what `write_weights` raises."""
         folder = self._versions / str(weights.version)
-        if together and weights.save is not None:
-            write_item(folder, config, weights.save, dtype, label)
-        else:
-            write_weights(folder, config, weights.arrays(), dtype, label=label)
+        write_weights(folder, config, weights.arrays(), dtype, label=label)
+        return LabelledWeights(folder, label)
+
+    def save(
+        self, version: int, save: Callable[[str, str], None], config: ModelConfig, dtype: str, label: str
+    ) -> LabelledWeights:
+        """Has `Weights.save` write the subfolder of the version. Raises what `write_item` raises."""
+        folder = self._versions / str(version)
+        write_item(folder, config, save, dtype, label)
         return LabelledWeights(folder, label)
 
     def prune(self, keep: Iterable[Path]) -> None:
