@@ -480,7 +480,7 @@ class Router:
 
     async def servers(self) -> dict[str, str]:
         """Address → id of each server behind it. Raises RequestFailed or RequestRefused."""
-        answer = await self._connections.call("GET", self.url, "workers", seconds=_QUICK)
+        answer = await self._connections.call("GET", self.url, "workers", None, _QUICK)
         try:
             return {str(worker["url"]).rstrip("/"): str(worker["id"]) for worker in answer["workers"]}
         except (KeyError, TypeError) as error:
@@ -494,4 +494,4 @@ class Router:
         """Takes the server at this address from it, if it is there. Raises RequestFailed or RequestRefused."""
         if (number := (await self.servers()).get(server)) is not None:
             path = f"workers/{quote(number, safe='')}"
-            await self._connections.call("DELETE", self.url, path, seconds=_QUICK)
+            await self._connections.call("DELETE", self.url, path, None, _QUICK)
