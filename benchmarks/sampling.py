@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks import machine
 from benchmarks.models import Model, choose_model
 from benchmarks.results import Row, Spread, compile_seconds
-from cojax.compile.arithmetic import (
+from cojax.compile.shapes import (
     decode_bytes,
     decode_flops,
     forward_flops,

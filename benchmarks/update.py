@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from benchmarks import machine
 from benchmarks.models import Model, choose_model
 from benchmarks.results import Row, Spread, compile_seconds, timed
-from cojax.compile.arithmetic import parameter_bytes, parameter_count, update_flops
+from cojax.compile.shapes import parameter_bytes, parameter_count, update_flops
 from cojax.learner.batch import TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw

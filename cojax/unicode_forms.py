@@ -43,10 +43,8 @@ def plain(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else _escaped(char)
+        char.encode("unicode_escape", "surrogatepass").decode("ascii")
+        if char not in "\n\t" and unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+        else char
         for char in text
     )
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape", "surrogatepass").decode("ascii")

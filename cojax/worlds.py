@@ -7,6 +7,8 @@ checkout, and `cojax.environments` in a wheel.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import importlib.machinery
 import importlib.util
@@ -22,6 +24,8 @@ from cojax.environment import Environment
 
 PACKAGE = imports.within("environments")
 FOLDER = imports.FOLDERS["environments"]
+# Name by which an environment was found → CALL_IN_TEXT of its module, "" without.
+_CALLS_IN_TEXT: dict[str, str] = {}
 # Modules of the folder that are not environments.
 _OTHERS = {"worker", "cluster", "tools", "install", "check", "setups", "solutions"}
 
@@ -51,6 +55,24 @@ def reserved(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(split for one in modules for split in vars(one).get("RESERVED", ())))
 
 
+def calls_in_text(environment: str) -> list[str]:
+    """How the text of an action calls a tool, where actions are code: CALL_IN_TEXT in the environment's module.
+
+    It is a regular expression whose one group is the tool's name; there is none without such a line. For another name
+    than that of an environment of the folder, it is that of every environment that this process has found.
+    """
+    if environment not in _CALLS_IN_TEXT and _in_folder(environment):
+        with contextlib.suppress(ImportError, registry.RegistryError):
+            maker(environment)
+    own = _CALLS_IN_TEXT.get(environment)
+    return [*filter(None, dict.fromkeys([*_CALLS_IN_TEXT.values()] if own is None else [own]))]
+
+
+@functools.cache
+def _in_folder(environment: str) -> bool:
+    return environment in available()
+
+
 def module(name: str) -> ModuleType:
     """The file of the environment of that name. Raises RegistryError for an unknown one."""
     return sys.modules[maker(name).__module__]
@@ -64,6 +86,7 @@ def full_name(name: str) -> str:
 def maker(name: str) -> Callable[..., Environment]:
     """The function that makes the environment of that name; its keywords are the settings. Raises RegistryError."""
     if name in available():
+        _CALLS_IN_TEXT[name] = vars(part(name)).get("CALL_IN_TEXT", "")
         return part(name).make
     if "." not in name and ":" not in name and not _is_module(name):
         meant = registry.did_you_mean(name, available())
@@ -71,7 +94,9 @@ def maker(name: str) -> Callable[..., Environment]:
             f"environment {name!r} not found; {meant}available: {', '.join(available())}, or package.module:make from "
             f"outside; there is no module {name!r} in {os.getcwd()} or among the installed packages either"
         )
-    return registry.find("environment", full_name(name), {})
+    make: Callable[..., Environment] = registry.find("environment", full_name(name), {})
+    _CALLS_IN_TEXT[name] = vars(sys.modules[full_name(name).partition(":")[0]]).get("CALL_IN_TEXT", "")
+    return make
 
 
 def load(name: str, **settings: Any) -> Environment:

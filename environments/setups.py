@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import secrets
@@ -10,7 +11,7 @@ from typing import Any
 
 from cojax.environment import Environment, EnvironmentFailure, Episode, ask
 from cojax.types import Action, Call, Observation, Task, canonical, content_hash, signature, to_json
-from .solutions import GARBAGE, SplitReport, asks_for_something, loss, throw_alone
+from .solutions import GARBAGE, SplitReport, asks_for_something, loss
 
 # Actions of a walk, and actions that are tried for it: without copies of a world, some that are offered are refused.
 _STEPS, _TRIED = 6, 24
@@ -35,7 +36,7 @@ class OpeningReport:
                 if reason := _differing_start(environment, task):
                     self.plays.faults.append(f"task {task.id}: {reason}")
                 for name, action in GARBAGE.items() if number == 0 else ():
-                    throw_alone(self.plays, environment, task, name, action)
+                    self.plays.throw(environment, task, name, action)
             except EnvironmentFailure as failure:
                 self.plays.faults.append(f"task {task.id}: {failure}")
 
@@ -123,8 +124,8 @@ class SetupReport:
 
     def _walked(self, environment: Environment, setup: Task, rng: random.Random) -> tuple[Action, ...]:
         """The actions of one walk; () where none worked before it ended."""
-        episode, taken = environment.start(setup), list[Action]()
-        try:
+        taken: list[Action] = []
+        with contextlib.closing(environment.start(setup)) as episode:
             ask(episode.reset)
             *offered, ending = ask(episode.affordances) or (Action(),)
             self.endings |= _tools(ending)
@@ -142,8 +143,6 @@ class SetupReport:
                 if observation.done or not clean:
                     break
                 *offered, ending = ask(episode.affordances) or (Action(),)
-        finally:
-            episode.close()
         return (*taken, ending) if taken else ()
 
     def _step(self, episode: Episode, action: Action) -> tuple[Observation, bool]:
@@ -180,12 +179,9 @@ def _differing_start(environment: Environment, setup: Task) -> str:
     """How two fresh episodes of a setup differ; "" where they do not."""
     found = []
     for _ in range(2):
-        episode = environment.start(setup)
-        try:
+        with contextlib.closing(environment.start(setup)) as episode:
             opening = ask(episode.reset)
             found.append((opening, ask(episode.tools), ask(_state, episode), ask(episode.affordances)))
-        finally:
-            episode.close()
     names = ("opening", "tools", "state", "affordances")
     different = [name for name, one, other in zip(names, *found, strict=True) if one != other]
     return f"two episodes begin with different {' and '.join(different)}" if different else ""
@@ -193,14 +189,11 @@ def _differing_start(environment: Environment, setup: Task) -> str:
 
 def _changes(environment: Environment, setup: Task, action: Action) -> bool:
     """Whether the action changes the state, and does not end the episode."""
-    episode = environment.start(setup)
-    try:
+    with contextlib.closing(environment.start(setup)) as episode:
         ask(episode.reset)
         before = ask(_state, episode)
         ended = ask(episode.step, action).done
         return not ended and ask(_state, episode) != before
-    finally:
-        episode.close()
 
 
 def _remembered(environment: Environment, task: Task) -> str:
@@ -233,14 +226,12 @@ def _with_canary(call: Call, word: str, number: int) -> Iterator[Call]:
 
 def _answers(environment: Environment, task: Task, calls: Sequence[Call]) -> list[str]:
     """What an episode answers to these calls, up to one that ends it; of what is refused, only that it is."""
-    episode, found = environment.start(task), list[str]()
-    try:
+    found: list[str] = []
+    with contextlib.closing(environment.start(task)) as episode:
         ask(episode.reset)
         for call in calls:
             seen = ask(episode.step, Action(calls=(call,)))
             found.append(seen.text if seen.ok else "with a refusal")
             if seen.done:
                 break
-    finally:
-        episode.close()
     return found

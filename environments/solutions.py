@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import random
@@ -96,16 +97,17 @@ class SplitReport:
     ) -> None:
         """Plays one action in an episode of the task; a fault unless it is answered and the next episode is sound.
 
-        An `endless` action must be cut off instead. Where the task `asks` for something, no garbage solves it.
+        The next episode plays the solution, if the task has one. An `endless` action must be cut off instead. Where the
+        task `asks` for something, no garbage solves it.
         """
         self.thrown += 1
         thrown = _play(environment, task, (action,))
-        after = _play(environment, task, task.solution)
+        after = _play(environment, task, task.solution) if task.solution else None
         if thrown.outcome == "environment_error" or (thrown.outcome == "timeout") != endless:
             self.faults.append(f"{task.id}: {name} ends {thrown.outcome} {thrown.error}")
         elif asks and thrown.reward >= 1.0:
             self.faults.append(f"{task.id}: {name} earns reward 1")
-        elif after.reward < 1.0:
+        elif after is not None and after.reward < 1.0:
             self.faults.append(f"{task.id}: after {name} the solution earns {after.reward} {after.error}")
         else:
             self.answered += 1
@@ -117,18 +119,6 @@ class SplitReport:
         record |= {"faults": faults[:_LISTED], "fault_count": len(faults)}
         record["let_through"] = self.let_through if every else self.let_through[:_LISTED]
         return {"environment": environment, "split": split, **record, "seconds": round(seconds, 1)}
-
-
-def throw_alone(report: SplitReport, environment: Environment, task: Task, name: str, action: Action) -> None:
-    """Plays one action on a task without a solution; a fault unless it is answered and earns less than 1."""
-    report.thrown += 1
-    thrown = _play(environment, task, (action,))
-    if thrown.outcome in ("environment_error", "timeout"):
-        report.faults.append(f"{task.id}: {name} ends {thrown.outcome} {thrown.error}")
-    elif thrown.reward >= 1.0:
-        report.faults.append(f"{task.id}: {name} earns reward 1")
-    else:
-        report.answered += 1
 
 
 def loss(environment: Environment, task: Task) -> str:
@@ -192,9 +182,6 @@ def _trials(
 
 
 def _tools(environment: Environment, task: Task) -> set[str]:
-    episode = environment.start(task)
-    try:
+    with contextlib.closing(environment.start(task)) as episode:
         episode.reset()
         return {tool["function"]["name"] for tool in episode.tools()}
-    finally:
-        episode.close()

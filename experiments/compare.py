@@ -2,7 +2,7 @@
 
 import sys
 
-from cojax.report.comparison import main
+from cojax.report.command import compare
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(compare())

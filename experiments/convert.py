@@ -2,7 +2,7 @@
 
 import sys
 
-from cojax.convert.__main__ import main
+from cojax.convert.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

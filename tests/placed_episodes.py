@@ -69,7 +69,7 @@ def collected_with_a_loss(
         if half.acquire(blocking=False):
             return
         with lock:
-            if not killed.is_set() and episode.node is victim:
+            if not killed.is_set() and episode.server is victim:
                 nodes.kill(victim.place.id)
                 struck.extend(victim.open)
                 killed.set()

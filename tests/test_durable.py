@@ -22,8 +22,7 @@ from cojax.report.pieces import replace_text
 from cojax.rollout.sglang.weights import WeightsFolder
 from cojax.run.process import log_to
 from cojax.storage.evaluation_directory import EvaluationDirectory
-from cojax.storage.files import Log, write_json
-from cojax.storage.folder_lock import RunDirectoryError, lock_folder
+from cojax.storage.files import Log, RunDirectoryError, lock_folder, write_json
 from cojax.storage.run_directory import RunDirectory
 
 # Every way to write a file into a run directory: its name there, and the call.

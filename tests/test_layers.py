@@ -17,7 +17,6 @@ LEVELS = [
     {
         "cojax",
         "cojax.types",
-        "cojax.plain_json",
         "cojax.durable",
         "cojax.unicode_forms",
         "cojax.imports",
@@ -36,8 +35,6 @@ LEVELS = [
         "cojax.environment.wrapping",
         "cojax.worlds",
         "cojax.storage.files",
-        "cojax.storage.folder_lock",
-        "cojax.storage.array_files",
         "cojax.storage.episodes",
         "cojax.storage.checksums",
         "cojax.storage.differences",
@@ -45,6 +42,7 @@ LEVELS = [
     },
     {
         "cojax.pool",
+        "cojax.quality",
         "cojax.curriculum",
         "cojax.environment.replay",
         "cojax.policy",
@@ -67,7 +65,6 @@ LEVELS = [
         "cojax.distributed",
         "cojax.storage.run_directory",
         "cojax.storage.run_files",
-        "cojax.storage.verify",
     },
     {"cojax.storage.evaluation_directory", "cojax.loop", "cojax.api"},
     {
@@ -87,7 +84,6 @@ LEVELS = [
         "cojax.compile",
         "cojax.convert",
         "cojax.report.command",
-        "cojax.report.comparison",
     },
     {"experiments"},
     {"benchmarks", "campaign"},
@@ -95,7 +91,6 @@ LEVELS = [
 JAX_ROOMS = (
     "cojax.policy",
     "cojax.learner",
-    "cojax.storage.array_files",
     "cojax.storage.checkpoint",
     "cojax.distributed.start",
     "cojax.distributed.broadcast",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from patience import patience
 
-from cojax.convert.__main__ import main
+from cojax.convert.command import main
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 ROOT = Path(__file__).parents[1]

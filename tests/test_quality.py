@@ -24,7 +24,7 @@ from cojax.quality import (
     measures,
     neighbour_similarity,
 )
-from cojax.quality.endpoint import EndpointEmbedding, EndpointSettings
+from cojax.quality.embedding import EndpointEmbedding
 from cojax.run.quality import quality
 from cojax.settings.base import get_config
 from cojax.settings.ranges import check_ranges
@@ -252,7 +252,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def asking(server: ChatServer, kept: Log | None = None, **settings: Any) -> EndpointEmbedding:
-    return EndpointEmbedding(EndpointSettings(server.url, "e", **{"timeout": 5.0, **settings}), kept)
+    return EndpointEmbedding(server.url, "e", kept, **{"timeout": 5.0, **settings})
 
 
 def test_an_endpoint_is_asked_in_batches_and_never_twice(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_another_model_is_asked_anew(tmp_path: Path) -> None:
     kept = Log(tmp_path / "embeddings.jsonl")
     with serving(embeddings) as server:
         asking(server, kept)(["one"])
-        EndpointEmbedding(EndpointSettings(server.url, "other"), kept)(["one"])
+        EndpointEmbedding(server.url, "other", kept)(["one"])
         assert [body["model"] for body in server.bodies] == ["e", "other"]
 
 

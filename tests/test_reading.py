@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from cojax.environment import replies
 from cojax.evaluation import reflexion
-from cojax.explorer import answers
+from cojax.explorer import answers as shown_answers
 from cojax.explorer.llm import abstraction, acting, completion
 from cojax.explorer.llm import chat_model as chat_model
 from cojax.explorer.llm import prompting as wording
@@ -27,9 +27,7 @@ from cojax.rollout import chat, endpoint, tool_calls
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.signals.tools import tools_of
 from cojax.types import Action, Call, Message, Observation, Task, TaskDraft, Trajectory, Triplet, Turn, normalise
-from cojax.validation import asking, conditions, hints, mention, query, raw_calls, safety
-from cojax.validation.exclusions import Exclusions
-from cojax.validation.safety_rules import ACTION_RULES
+from cojax.validation import Exclusions, answers, conditions, consistency, mention, query, safety
 from environments.appworld import prompt
 from environments.appworld.verdict import answer_text
 from environments.bfcl import calls
@@ -55,12 +53,12 @@ def answered(text: str) -> None:
     """Looks for many answers of the greatest length, none of which is there, in long observations."""
     given = [text[: 4_000 - cut] + "!y"[cut % 2] for cut in range(90)]
     steps = [*shown(text, Action(), Action()), *shown("", Action(calls=(Call("finish", {"answer": given}),)))]
-    answers.answer_objections(steps, "finish", "answer", text[:3_000])
+    shown_answers.answer_objections(steps, "finish", "answer", text[:3_000])
 
 
 def coded(text: str) -> None:
     steps = shown(text, Action(f"```python\n{text[:19_000]}\n```\n"), Action(text))
-    answers.answer_objections(steps, "apis.supervisor.complete_task", "answer", text[:3_000])
+    shown_answers.answer_objections(steps, "apis.supervisor.complete_task", "answer", text[:3_000])
 
 
 RULES = abstraction.DraftRules(Ending("finish", "answer"), "\n---\n", 1)
@@ -98,12 +96,12 @@ def conditioned(text: str) -> None:
 
 def asked(text: str) -> None:
     for said in (text, f"What {text}", "Tell the " + text.replace(" ", ", tell the ")):
-        asking.may_ask(said, {"mail", "send"}, {"a"})
+        answers.may_ask(said, {"mail", "send"}, {"a"})
 
 
 def hinted(text: str) -> None:
     for answer in ("amber", text[:1_000], text[7:4_000] + "xy"):
-        hints.hint(text, answer)
+        answers.hint(text, answer)
 
 
 # Reader → how it reads, and the most characters of a text.
@@ -127,7 +125,7 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "Python calls": (calls.read, 20_000),
     "arguments": (lambda text: calls.examine({text: [text]}), 200_000),
     "the desk's queries": (grammar.read, 200_000),
-    "tools in code": (lambda text: tools_of(Action(text)), 200_000),
+    "tools in code": (lambda text: tools_of(Action(text), "appworld"), 200_000),
     "thoughts": (lambda text: reflexion.request(_failed(text), 4_000), 200_000),
     "actions in a canonical form": (lambda text: acting._canonical(f"f({text})"), 200_000),
     "keys": (lambda text: redact(text, "sk-aaaaaaaaaaaaaaaaaaaa"), 200_000),
@@ -142,7 +140,7 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "what a query says": (lambda text: mention.Mentions(text).names(text[:2_000] + "y 12.5"), 4_000),
     "what a query asks": (asked, 4_000),
     "answers in disguise": (hinted, 4_000),
-    "calls in a query": (lambda text: raw_calls.raw_call(text, [SENT], ["send_mail", "a"]), 20_000),
+    "calls in a query": (lambda text: consistency.raw_call(text, [SENT], ["send_mail", "a"]), 20_000),
     "conditions": (conditioned, 4_000),
     "evaluation tasks": (lambda text: EXCLUSIONS.why(Task("desk", text, {})), 4_000),
 }
@@ -183,7 +181,7 @@ def test_repetitions_are_read_in_linear_time(name):
             assert took < MOST, f"{len(text):,} characters that end in {text[-30:]!r}"
 
 
-OLD_FLAGS, FLAGS = re.compile(r"\brm\s+-\w*[rf]\w*\s+[/~*.]"), ACTION_RULES["destructive command"]
+OLD_FLAGS, FLAGS = re.compile(r"\brm\s+-\w*[rf]\w*\s+[/~*.]"), safety.ACTION_RULES["destructive command"]
 
 
 @settings(deadline=None)
@@ -221,9 +219,9 @@ WORDS = st.lists(st.sampled_from(["a", "b", "ab", "_", "-", ".", " ", "é", "1",
 @settings(deadline=None)
 @given(WORDS, WORDS)
 def test_an_answer_is_shown_where_it_stands_in_whole_words(text, said):
-    if said and not answers._NUMBER.fullmatch(answers._GROUPING.sub("", said)):
+    if said and not shown_answers._NUMBER.fullmatch(shown_answers._GROUPING.sub("", said)):
         old = re.search(rf"(?<!\w){re.escape(said)}(?!\w)", text)
-        assert answers._Text(text).shows(said) == bool(old)
+        assert shown_answers._Text(text).shows(said) == bool(old)
 
 
 def test_a_draft_of_more_numbers_than_actions_is_refused_at_once():

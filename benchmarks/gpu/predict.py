@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cojax.compile.__main__ import prepare_environment
+from cojax.compile.command import prepare_environment
 
 if __name__ == "__main__":
     prepare_environment()

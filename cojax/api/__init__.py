@@ -2,7 +2,6 @@
 
 process.py    the child process: started, stopped, its failure as an exception
 child.py      its program
-flags.py      configurations and settings as its flags
-training.py   train, steps, evaluate
+training.py   train, steps, evaluate; configurations and settings as flags
 runs.py       open_run
 """

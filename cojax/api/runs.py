@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cojax.storage.differences import flat
 from cojax.storage.episodes import Episodes
 from cojax.storage.files import Log, read_json
 
@@ -28,7 +28,7 @@ class Records(list[dict[str, Any]]):
             import pandas
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError("frames need pandas, which is an extra: pip install 'cojax[pandas]'") from error
-        return pandas.DataFrame([_flat(record) for record in self])
+        return pandas.DataFrame([flat(record, "/") for record in self])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,13 +110,3 @@ def open_run(workdir: str | os.PathLike[str]) -> OpenRun:
         missing = "is no folder" if not folder.is_dir() else "holds no run, or one that has not begun to train"
         raise FileNotFoundError(f"{folder} {missing}; expected the workdir of a run, such as runs/desk")
     return OpenRun(folder.absolute())
-
-
-def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in record.items():
-        if isinstance(value, Mapping) and value:
-            found |= _flat(value, f"{prefix}{name}/")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found

@@ -1,22 +1,27 @@
-"""`train`, `steps` and `evaluate`: the commands of these names as functions."""
+"""`train`, `steps` and `evaluate`: the commands of these names as functions; settings as their flags."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from cojax.api.flags import Config, config_flag, flags_of
+from cojax import imports
 from cojax.api.process import Child, RunFailed
 from cojax.api.runs import OpenRun, open_run
+from cojax.storage.differences import flat
 from cojax.storage.files import lines_of, open_file, parse_record, read_json
 
+Config: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 StepRecord: TypeAlias = dict[str, Any]
 Callback: TypeAlias = Callable[[StepRecord], object]
+_GIVEN = imports.FOLDERS["experiments"] / "given.py"
 _POLL = 0.1  # seconds between two looks at the records
 
 
@@ -194,6 +199,55 @@ def _start(
     with contextlib.ExitStack() as held:
         first = held.enter_context(config_flag(config))
         return Training([*first, *place, *flags_of({**settings, **further})], show=show, held=held.pop_all())
+
+
+def flags_of(settings: Mapping[str, Any]) -> list[str]:
+    """--config.NAME=VALUE of each setting. A mapping is a section: {"learner": {"loss": "ppo"}} sets learner.loss."""
+    return [
+        f"--config.{name}={_text(value)}" for name, value in flat(settings).items() if not isinstance(value, Mapping)
+    ]
+
+
+@contextlib.contextmanager
+def config_flag(config: Config | None) -> Iterator[list[str]]:
+    """--config=… of a file, or of an object, which is kept in a file until the block ends; nothing for None.
+
+    Raises TypeError for an object that is no configuration.
+    """
+    if config is None or isinstance(config, (str, os.PathLike)):
+        yield [] if config is None else [f"--config={os.fspath(config)}"]
+        return
+    resolved = config.copy_and_resolve_references() if hasattr(config, "copy_and_resolve_references") else config
+    plain = resolved.to_dict() if hasattr(resolved, "to_dict") else resolved
+    if not isinstance(plain, Mapping):
+        raise TypeError(
+            f"config is of type {type(config).__name__}; expected a file, a ConfigDict or a dict of settings"
+        )
+    nested: dict[str, Any] = {}
+    for name, value in flat(plain).items():
+        if isinstance(value, Mapping):
+            continue
+        *sections, leaf = name.split(".")
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[leaf] = value
+    try:
+        text = json.dumps(nested, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"config holds what is no setting: {error}; expected numbers, text, tuples and None") from error
+    with tempfile.TemporaryDirectory(prefix="cojax-") as folder:
+        file = Path(folder, "config.json")
+        file.write_text(text, encoding="utf-8")
+        yield [f"--config={_GIVEN}:{file}"]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (str, os.PathLike)):
+        return os.fspath(value)
+    if hasattr(value, "item"):  # a NumPy scalar
+        value = value.item()
+    return repr(tuple(value) if isinstance(value, list) else value)
 
 
 __all__ = ["Callback", "RunFailed", "StepRecord", "Training", "evaluate", "finish", "steps", "train"]

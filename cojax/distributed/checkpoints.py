@@ -9,7 +9,7 @@ from typing import Any
 
 from cojax.distributed.lead import Lead
 from cojax.learner.train_state import TrainState
-from cojax.storage.array_files import ArrayFiles
+from cojax.storage.checkpoint import ArrayFiles
 
 _SECOND = "second"
 

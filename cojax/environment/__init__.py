@@ -1,11 +1,13 @@
 """The protocols of environments and episodes, and `play`, the only interaction loop.
 
-Training, evaluation, exploration and validation differ only in the actor that they pass to `play`.
+Training, evaluation, exploration and validation differ only in the actor that they pass to `play`. An exception says
+whose fault a failure is, and `Progress` tells the watcher of deadlines how far an episode is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import copy
 import dataclasses
 import functools
@@ -14,18 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from cojax.environment import replies
-from cojax.environment.errors import EngineError as EngineError
-from cojax.environment.errors import EnvironmentFailure as EnvironmentFailure
-from cojax.environment.errors import EpisodeFailure as EpisodeFailure
-from cojax.environment.errors import InstallError as InstallError
-from cojax.environment.errors import LimitExceeded as LimitExceeded
-from cojax.environment.errors import OutOfContext as OutOfContext
-from cojax.environment.errors import PolicyLoss as PolicyLoss
-from cojax.environment.progress import PLAYING, Progress
-from cojax.environment.progress import Abandoned as Abandoned
-from cojax.environment.progress import counted_seconds as counted_seconds
-from cojax.environment.progress import excuse as excuse
-from cojax.environment.progress import waiting as waiting
 from cojax.host.clock import running as running  # environments take it from here
 from cojax.types import Action, Evaluation, Message, Observation, Outcome, Task, Trajectory, Triplet, Turn
 
@@ -153,6 +143,109 @@ class RunsPolicyCode(Protocol):
 def runs_policy_code(environment: Environment) -> bool:
     """Whether the environment declares that it runs code that a policy wrote."""
     return isinstance(environment, RunsPolicyCode) and environment.runs_policy_code
+
+
+class EnvironmentFailure(RuntimeError):
+    """The environment broke, or the process that serves it did. It says nothing about the policy."""
+
+
+class EpisodeFailure(EnvironmentFailure):
+    """The episode's world raised, or its own process had ended before the call. What serves it works.
+
+    In `step` and `evaluate` the actions may have caused it. They are charged where they lead to it again, and the task
+    without them is evaluated.
+    """
+
+
+class LimitExceeded(EnvironmentFailure):
+    """An episode hit a deadline or a resource limit, or its process died, during a call.
+
+    Inside `step` the action may have caused it: the outcome is `timeout`. The episode is then played once more, and
+    the policy is charged only where it happens again. In `evaluate` it is as an EpisodeFailure, and anywhere else a
+    failure like any other.
+    """
+
+
+class PolicyLoss(LimitExceeded):
+    """An episode that runs a policy's code was lost after reset, though the process that serves it works.
+
+    Wherever that shows (in `step`, between steps, in `evaluate`), the outcome is `timeout`, as for LimitExceeded.
+    """
+
+
+class InstallError(RuntimeError):
+    """An environment's packages cannot be installed, or are not installed."""
+
+
+class EngineError(RuntimeError):
+    """The engine could not produce a completion. It says nothing about the policy."""
+
+
+class OutOfContext(Exception):
+    """The conversation no longer fits the policy's context."""
+
+
+class Abandoned(BaseException):
+    """The watcher gave up on this episode. Its thread ends at the next step of `play`."""
+
+
+@dataclasses.dataclass
+class Progress:
+    """How far an episode is, for the watcher of its deadlines. Phases: queued, reset, act, step, evaluate, over.
+
+    `since` is `running()` at the start of the phase. The watcher sets `abandoned`. `turns` includes the current turn,
+    whose observation is still empty. `result` is the trajectory, known before the episode is closed. `suspect` says
+    that the environment failed in a way that the actions may have caused: after one of them, in `step` or `evaluate`,
+    by anything but a plain `EnvironmentFailure`.
+    """
+
+    phase: str = "queued"
+    since: float = 0.0
+    abandoned: bool = False
+    opening: tuple[Message, ...] = ()
+    turns: list[Turn] = dataclasses.field(default_factory=list)
+    result: Trajectory | None = None
+    suspect: bool = False
+
+    def enter(self, phase: str) -> None:
+        if self.abandoned:
+            raise Abandoned
+        self.phase, self.since = phase, running()
+
+
+# The progress of the episode that this thread plays; its deadline is measured from `since`.
+PLAYING: contextvars.ContextVar[Progress | None] = contextvars.ContextVar("playing", default=None)
+_EXCUSED: contextvars.ContextVar[float] = contextvars.ContextVar("excused", default=0.0)
+
+
+def excuse(seconds: float) -> None:
+    """Takes `seconds` off `counted_seconds`, and off the deadline of the episode that this thread plays.
+
+    An environment calls it when it knows that its call waited for the host.
+    """
+    _EXCUSED.set(_EXCUSED.get() + seconds)
+    if progress := PLAYING.get():
+        progress.since += seconds
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """The time in this block is not charged: the deadline of the episode that this thread plays stands still.
+
+    An engine calls it while a request waits for others to end. It must not span work that may hang.
+    """
+    progress = PLAYING.get() or Progress()
+    since, began = progress.since, running()
+    progress.since = float("inf")
+    try:
+        yield
+    finally:
+        progress.since = since + running() - began
+
+
+def counted_seconds() -> float:
+    """A clock in seconds for deadlines within an environment: `running()` without what this thread excused."""
+    return running() - _EXCUSED.get()
 
 
 # An actor gets the episode and its new messages. An explorer reads the episode's affordances and state; a policy never

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 from cojax.environment import Environment, Episode
 from cojax.environment.wrapping import Wrapped
 from cojax.host.background import on_thread
 from cojax.host.clock import running
-from cojax.types import Action, Evaluation, Message, Observation, Task
+from cojax.types import Action, Task
 
 _T = TypeVar("_T")
 _POLL_SECONDS = 0.2
@@ -27,7 +28,7 @@ def watched(environment: Environment, patience: float, work: Callable[[Environme
     exceptions are those of `work`.
     """
     calls = _Calls()
-    result = on_thread("check", lambda: work(Wrapped(environment, lambda task: _start(environment, task, calls))))
+    result = on_thread("check", lambda: work(Wrapped(environment, functools.partial(calls.start, environment))))
     while True:
         try:
             return result.result(timeout=_POLL_SECONDS)
@@ -43,11 +44,14 @@ class _Calls:
     def __init__(self) -> None:
         self._current: tuple[str, float] | None = None
 
-    @contextlib.contextmanager
-    def __call__(self, call: str) -> Iterator[None]:
-        self._current = call, running()
+    def run(self, label: str, owner: Any, name: str, *arguments: Any) -> Any:
+        """Calls the method of that name."""
+        label = f"{label}: {name}"
+        if arguments and isinstance(action := arguments[0], Action):
+            label = f"{label} ({', '.join(one.name for one in action.calls[:3]) or 'no call':.100})"
+        self._current = label, running()
         try:
-            yield
+            return getattr(owner, name)(*arguments)
         finally:
             self._current = None
 
@@ -60,40 +64,12 @@ class _Calls:
                 "isolation (see docs/tools.md)"
             )
 
-
-def _start(environment: Environment, task: Task, calls: _Calls) -> Episode:
-    with calls(f"task {task.id}: start"):
-        return _WatchedEpisode(environment.start(task), f"task {task.id}", calls)
-
-
-class _WatchedEpisode:
-    """`episode`, each of whose calls is noted in `calls`."""
-
-    def __init__(self, episode: Episode, task: str, calls: _Calls) -> None:
-        self._episode, self._task, self._calls = episode, task, calls
-
-    def _noted(self, name: str, call: Callable[..., _T], *arguments: Any) -> _T:
-        with self._calls(f"{self._task}: {name}"):
-            return call(*arguments)
-
-    def reset(self) -> tuple[Message, ...]:
-        return self._noted("reset", self._episode.reset)
-
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return self._noted("tools", self._episode.tools)
-
-    def step(self, action: Action) -> Observation:
-        names = ", ".join(call.name for call in action.calls[:3]) or "no call"
-        return self._noted(f"step ({names:.100})", self._episode.step, action)
-
-    def state(self) -> Mapping[str, Any]:
-        return self._noted("state", self._episode.state)
-
-    def affordances(self) -> tuple[Action, ...]:
-        return self._noted("affordances", self._episode.affordances)
-
-    def evaluate(self) -> Evaluation:
-        return self._noted("evaluate", self._episode.evaluate)
-
-    def close(self) -> None:
-        self._noted("close", self._episode.close)
+    def start(self, environment: Environment, task: Task) -> Episode:
+        """An episode, each of whose calls is noted."""
+        label = f"task {task.id}"
+        episode = self.run(label, environment, "start", task)
+        noted = {
+            name: functools.partial(self.run, label, episode, name)
+            for name in ("reset", "tools", "step", "state", "affordances", "evaluate", "close")
+        }
+        return cast(Episode, types.SimpleNamespace(**noted))

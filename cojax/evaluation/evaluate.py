@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ml_collections import ConfigDict
 
 from cojax import worlds
 from cojax.environment import EngineError, Environment, EnvironmentFailure, InstallError
-from cojax.evaluation import measures, subjects
+from cojax.evaluation import subjects
 from cojax.evaluation.subjects import Subject
 from cojax.host.owner import tell
 from cojax.host.processes import end_all, end_descendants_at_exit
@@ -32,12 +33,11 @@ from cojax.run.configuration import configuration
 from cojax.run.facts import facts
 from cojax.run.held_out import of_run
 from cojax.run.process import in_words, keep_compiled, log_to
-from cojax.scoring import describe
+from cojax.scoring import Estimate, average_at_k, describe, estimate, kinds_by
 from cojax.settings.ranges import check_ranges
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
-from cojax.storage.files import expect_no_link, is_number, write_json
-from cojax.storage.folder_lock import RunDirectoryError
+from cojax.storage.files import RunDirectoryError, expect_no_link, is_number, write_json
 from cojax.types import Group, Task, Trajectory, content_hash
 
 _LOG = logging.getLogger("cojax")
@@ -56,6 +56,37 @@ EXPECTED = (
 )  # fmt: skip
 
 
+def _of_appworld(groups: Sequence[Group]) -> dict[str, Any]:
+    """TGC and SGC, both with intervals over scenarios, as the tasks of one scenario are similar."""
+    found = worlds.part("appworld.goal_completion").goal_completion(groups)
+    tgc = dataclasses.replace(estimate(found.tgc_by_scenario, found.runs), value=found.tgc, count=found.tasks)
+    return {"TGC": _percent(tgc), "SGC": _percent(estimate(found.sgc_by_scenario, found.runs))}
+
+
+def _of_bfcl(groups: Sequence[Group]) -> dict[str, Any]:
+    """The benchmark's accuracy: the share of tasks with a valid episode that are solved, in per cent."""
+    return {"accuracy": _percent(average_at_k(groups))}
+
+
+def _percent(found: Estimate) -> dict[str, float]:
+    return {"value": 100 * found.value, "low": 100 * found.low, "high": 100 * found.high, "count": found.count}
+
+
+# Environment → the benchmark's measures of a split, in per cent; and the kinds of task by which success is listed.
+MEASURES: dict[str, Callable[[Sequence[Group]], dict[str, Any]]] = {"appworld": _of_appworld, "bfcl": _of_bfcl}
+KINDS: dict[str, tuple[str, Callable[[Task], Iterable[str]]]] = {
+    "appworld": ("scenario", lambda t: (worlds.part("appworld.goal_completion").scenario(t),))
+}
+
+
+def kinds_of(config: ConfigDict) -> tuple[str, Callable[[Task], Iterable[str]]]:
+    """What success is listed by, and the kinds of a task: the environment's own, or those of `evaluation.by`."""
+    if known := KINDS.get(config.environment.name):
+        return known
+    key = config.evaluation.by
+    return (key, kinds_by(key)) if key else ("", lambda task: ())
+
+
 def evaluate(
     config: ConfigDict, subject: Subject, splits: Sequence[str], samples: int, out: Path, held: Sequence[Task] = ()
 ) -> dict[str, Any]:
@@ -71,11 +102,11 @@ def evaluate(
         log_to(out / "evaluate.log")
         if subject.tokenizer is not None:
             write_tokenizer(out / "tokenizer", subject.tokenizer)
-        by_key, kinds = measures.kinds(config)
+        by_key, kinds = kinds_of(config)
         for task in (task for found in tasks.values() for task in found):
             kinds(task)
         groups = play(config, subject, environment, tasks, samples, directory)
-        measure = measures.MEASURES.get(config.environment.name, lambda groups: {})
+        measure = MEASURES.get(config.environment.name, lambda groups: {})
         result = {
             "environment": config.environment.name,
             "policy": dict(subject.identity),

@@ -101,7 +101,7 @@ def success_by_tool(groups: Sequence[Group], ending: str) -> dict[str, dict[str,
     """For each tool but `ending`, `success` on the tasks whose solution calls it, and the number of these `tasks`."""
 
     def tools(task: Task) -> set[str]:
-        return {tool for action in task.solution for tool in tools_of(action)} - {ending}
+        return {tool for action in task.solution for tool in tools_of(action, task.environment)} - {ending}
 
     return success_by_kind(groups, tools)
 

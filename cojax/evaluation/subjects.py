@@ -21,6 +21,7 @@ from cojax.run.entries import entry
 from cojax.run.origins import origin_of
 from cojax.run.policies import announce
 from cojax.settings.presets import PRESETS
+from cojax.storage.differences import value_at
 from cojax.storage.files import is_number
 
 # Settings that decide the arrays of a policy from scratch.
@@ -192,7 +193,4 @@ def _same_shape(here: Path, there: Path, workdir: Path) -> None:
 
 def _at(section: Mapping[str, Any], name: str) -> Any:
     """A leaf of the section `model` by its dotted name."""
-    value: Any = section
-    for part in name.split(".")[1:]:
-        value = value[part] if isinstance(value, Mapping) and part in value else None
-    return value
+    return value_at(section, name.removeprefix("model."), None)

@@ -13,7 +13,7 @@ from cojax.learner.hosts import ONE_PROCESS, Hosts, hf_arrays, on_host, replicat
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params, leaf_of, parameters
 from cojax.rollout.engine import Weights
-from cojax.storage.array_files import save_params
+from cojax.storage.checkpoint import save_params
 
 
 def weights_of(

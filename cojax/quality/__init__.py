@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from cojax.quality.embedding import Embed, EmbeddingCache, EmbeddingError, HashedNgrams
+from cojax.quality.embedding import Embed, EmbeddingError, EndpointEmbedding, HashedNgrams
 from cojax.quality.measures import (
-    Floats,
     across,
     energy_distance,
     greatest_similarity,
@@ -22,6 +21,7 @@ from cojax.quality.measures import (
     relative_energy,
     within,
 )
+from cojax.storage.files import Log
 from cojax.types import Task
 
 __all__ = [
@@ -85,17 +85,11 @@ def _embedding_figures(
             both = {"sr_at_k": near, "ed_rel": relative_energy(far[rows], own, spread)}
             figures: dict[str, Any] = {key: round(value, _DIGITS) for key, value in both.items() if value is not None}
             if len(target):
-                figures["max_similarity"] = _distribution(nearest[rows])
+                cosines = nearest[rows]
+                mean, most = round(float(cosines.mean()), _DIGITS), round(float(np.max(cosines)), _DIGITS)
+                figures["max_similarity"] = {"mean": mean, "max": most, "histogram": histogram(cosines)}
             found[name] = figures
     return found
-
-
-def _distribution(cosines: Floats) -> dict[str, Any]:
-    return {
-        "mean": round(float(cosines.mean()), _DIGITS),
-        "max": round(float(np.max(cosines)), _DIGITS),
-        "histogram": histogram(cosines),
-    }
 
 
 def _turns(tasks: Sequence[Task]) -> dict[str, float]:
@@ -115,17 +109,8 @@ def _step(task: Task) -> int:
     return task.lineage.step if task.lineage else 0
 
 
-def _local(base_url: str, model: str, kept: EmbeddingCache | None) -> Embed:
-    """Hashed n-grams, no model."""
-    return HashedNgrams()
-
-
-def _endpoint(base_url: str, model: str, kept: EmbeddingCache | None) -> Embed:
-    """The model at an OpenAI-compatible endpoint. Raises ValueError for settings that cannot work."""
-    # The package openai takes most of a second to import, and most runs do not need it.
-    from cojax.quality.endpoint import EndpointEmbedding, EndpointSettings
-
-    return EndpointEmbedding(EndpointSettings(base_url, model), kept)
-
-
-EMBEDDINGS: dict[str, Callable[[str, str, EmbeddingCache | None], Embed]] = {"local": _local, "endpoint": _endpoint}
+# (base URL, model, cache) → an embedding. Raises ValueError for settings that cannot work.
+EMBEDDINGS: dict[str, Callable[[str, str, Log | None], Embed]] = {
+    "local": lambda base_url, model, kept: HashedNgrams(),
+    "endpoint": lambda base_url, model, kept: EndpointEmbedding(base_url, model, kept),
+}

@@ -3,12 +3,11 @@
 Every part of a run directory is optional, so that an interrupted run has a report too.
 """
 
-from cojax.report.compare import write_comparison
-from cojax.report.evaluation import write_evaluation_report
+from cojax.report.comparison import write_comparison
 from cojax.report.exchanges import Exchange, Exchanges, about
 from cojax.report.lineage import Ancestor, Lineages, TaskHistory, TaskVisit, lineage
 from cojax.report.live import serve
-from cojax.report.page import write_report
+from cojax.report.page import write_evaluation_report, write_report
 from cojax.report.run import Run, read_run
 
 __all__ = [

@@ -21,24 +21,15 @@ from pathlib import Path
 
 from rich.text import Text
 
-from cojax.report import (
-    Exchange,
-    Exchanges,
-    Run,
-    TaskHistory,
-    TaskVisit,
-    about,
-    lineage,
-    read_run,
-    serve,
-    write_comparison,
-    write_evaluation_report,
-)
-from cojax.report import write_report as write_run_report
-from cojax.report.compare import check_folders
+from cojax.report import comparison
+from cojax.report.comparison import check_folders, write_comparison
 from cojax.report.console import CONSOLE
-from cojax.report.lineage import action_text, id_of
-from cojax.report.run import Json, expedition_of
+from cojax.report.exchanges import Exchange, Exchanges, about
+from cojax.report.lineage import TaskHistory, TaskVisit, action_text, id_of, lineage
+from cojax.report.live import serve
+from cojax.report.page import write_evaluation_report
+from cojax.report.page import write_report as write_run_report
+from cojax.report.run import Json, Run, expedition_of, read_run
 from cojax.settings.command_line import CommandLineParser
 from cojax.storage.files import StorageError
 from cojax.unicode_forms import plain
@@ -72,6 +63,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {not_written(chosen.workdirs, error)}", file=sys.stderr)
         return 2
     return 0
+
+
+def compare(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 2 where a folder holds no run that has ended, is named twice, or the page cannot be made."""
+    parser = CommandLineParser(
+        prog="python -m experiments.compare",
+        description=comparison.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("first", metavar="WORKDIR", type=Path, help="the run that the others are compared with")
+    parser.add_argument("others", metavar="WORKDIR", type=Path, nargs="+", help="another run")
+    parser.add_argument("--tasks", action="store_true", help="also list the evaluation tasks on which they differ")
+    parser.add_argument("--out", default="compare.html", help="where the page goes")
+    chosen = parser.parse_args(arguments)
+    folders = (chosen.first, *chosen.others)
+    try:
+        check_folders(folders)
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        results = [comparison.result(folder) for folder in folders]
+    except OSError as error:
+        print(f"error: {plain(str(error))}", file=sys.stderr)
+        return 2
+    CONSOLE.print(comparison.table(results))
+    CONSOLE.print(comparison.differences(results))
+    if chosen.tasks:
+        CONSOLE.print(comparison.by_task(results))
+    return main([*map(str, folders), f"--out={chosen.out}"])
 
 
 def not_written(folders: Iterable[str | Path], error: Exception) -> str:
@@ -199,17 +219,15 @@ def _exchanges(run: Run, expedition: tuple[int, int] | None, task: str) -> Itera
         "validation": exchanges.of_task(task),
     }
     for part, found in parts.items():
-        yield Text.assemble(("\n" + "═" * 100 + "\n", "dim"), (f"{part}: {_calls(len(found))}", "bold"))
+        calls = f"{part}: {len(found)} call{'' if len(found) == 1 else 's'} to a model"
+        yield Text.assemble(("\n" + "═" * 100 + "\n", "dim"), (calls, "bold"))
         for exchange in found:
             yield from _exchange(exchange)
 
 
-def _calls(count: int) -> str:
-    return f"{count} call{'' if count == 1 else 's'} to a model"
-
-
 def _exchange(exchange: Exchange) -> Iterator[Text]:
-    yield _heading(exchange.place, about(exchange))
+    title, text = plain(exchange.place), plain(about(exchange))
+    yield Text.assemble(("\n" + "─" * 100 + "\n", "dim"), (title, "bold"), (f"\n{text}", "dim"))
     rest = {name: value for name, value in exchange.settings.items() if not isinstance(value, (str, int, float))}
     if rest:
         yield Text.assemble(("sent, beside the messages: ", "dim"), plain(json.dumps(rest, ensure_ascii=False)))
@@ -218,10 +236,6 @@ def _exchange(exchange: Exchange) -> Iterator[Text]:
     for role, content in exchange.messages[exchange.shared :]:
         yield Text.assemble((f"sent, {plain(role)}:\n", "dim"), _indented(content, 2))
     yield Text.assemble(("received:\n", "dim"), "nothing" if exchange.text is None else _indented(exchange.text, 2))
-
-
-def _heading(title: str, text: str) -> Text:
-    return Text.assemble(("\n" + "─" * 100 + "\n", "dim"), (plain(title), "bold"), (f"\n{plain(text)}", "dim"))
 
 
 def _indented(text: str, depth: int) -> str:

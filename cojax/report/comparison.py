@@ -7,29 +7,122 @@ python -m experiments.compare runs/plain runs/feedback runs/own   # each of the 
 python -m experiments.compare runs/plain runs/feedback --tasks    # and each evaluation task on which they differ
 
 A difference is the mean over the evaluation tasks that both runs scored, with the 95 % interval over tasks of
-cojax/report/paired.py, and p of the exact sign test. It holds for these two policies. Whether one method is better than
-another takes several seeds of each.
+cojax/report/figures.py, and p of the exact sign test. It holds for these two policies. Whether one method is better
+than another takes several seeds of each.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
-from scipy import stats
 
-from cojax.report import command as report
-from cojax.report.compare import check_folders
-from cojax.report.console import CONSOLE, duration
-from cojax.report.paired import paired
-from cojax.settings.command_line import CommandLineParser
+from cojax.registry.commits import shortened
+from cojax.report.console import TABLE, duration
+from cojax.report.figures import curves, headline, paired, totals
+from cojax.report.lineage import task_id_of
+from cojax.report.page import render
+from cojax.report.pieces import replace_text
+from cojax.report.run import Json, Run, read_run, task_scores
+from cojax.storage.differences import flat
 from cojax.storage.files import StorageError, read_json
-from cojax.unicode_forms import plain
+
+SCRIPTS = ("elements.js", "charts.js", "table.js", "compare.js")
+TASKS = 20_000  # held-out tasks in the table
+RUNS = 12  # as many as there are colours that can be told apart
+QUERY = 300  # characters of a query
+_CURVES = ("step", "success", "reward", "live_groups", "tasks", "dev")
+
+
+def write_comparison(folders: Sequence[str | Path], path: str | Path) -> Path:
+    """Writes the comparison of these runs to `path` and returns it. Differences are to the first run.
+
+    Raises FileNotFoundError for a folder that is no run directory, ValueError for fewer than two runs or more than
+    RUNS, and for one that is named twice.
+    """
+    if len(folders) < 2:
+        raise ValueError(f"{len(folders)} runs to compare; name 2 to {RUNS}")
+    check_folders(folders)
+    path = Path(path)
+    return replace_text(path, render(comparison([read_run(folder) for folder in folders]), SCRIPTS))
+
+
+def check_folders(folders: Sequence[str | Path]) -> None:
+    """Raises ValueError for a run that is named twice, also by two paths, and for more than RUNS. Reads no run."""
+    named: dict[Path, str | Path] = {}
+    for folder in folders:
+        place = Path(folder).resolve()
+        if place in named:
+            first = named[place]
+            also = "" if str(first) == str(folder) else f", also as {folder}"
+            raise ValueError(f"{first} is named twice{also}; name each run once")
+        named[place] = folder
+    if len(folders) > RUNS:
+        raise ValueError(f"{len(folders)} runs to compare; name at most {RUNS}")
+
+
+def comparison(runs: Sequence[Run]) -> Json:
+    """Everything the page shows, as JSON."""
+    names = _names([run.folder.resolve() for run in runs])
+    return {
+        "name": "comparison",
+        "runs": [
+            {
+                "name": name,
+                "headline": headline(run),
+                "seconds": totals(run)["seconds"],
+                "settings": _settings(run),
+                "commit": shortened(str(run.config.get("commit") or "")),
+                "curves": {key: column for key, column in curves(run.metrics).items() if key in _CURVES},
+            }
+            for name, run in zip(names, runs, strict=True)
+        ],
+        "differing": _differing(runs),
+        "pairs": _pairs(runs),
+        "tasks": _tasks(runs),
+    }
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that differ from each other."""
+    for depth in range(1, max(len(folder.parts) for folder in folders) + 1):
+        names = ["/".join(folder.parts[-depth:]) for folder in folders]
+        if len(set(names)) == len(names):
+            return names
+    return [str(folder) for folder in folders]
+
+
+def _settings(run: Run) -> dict[str, str]:
+    """The leaves of the configuration by dotted name, as text."""
+    found = {name: str(value) for name, value in flat(run.config.get("config", {})).items() if name != "workdir"}
+    return {name: text if len(text) <= QUERY else f"{text[:QUERY]} …" for name, text in found.items()}
+
+
+def _differing(runs: Sequence[Run]) -> list[str]:
+    """The settings in which the runs differ."""
+    every = [_settings(run) for run in runs]
+    return sorted(name for name in {name for one in every for name in one} if len({one.get(name) for one in every}) > 1)
+
+
+def _pairs(runs: Sequence[Run]) -> list[Json | None]:
+    """For each run the difference of its final success to that of the first, over shared tasks; None for the first."""
+    scores = [task_scores(run.final) for run in runs]
+    found = [paired(scores[0], other) for other in scores[1:]]
+    return [None, *(dataclasses.asdict(one) if one else None for one in found)]
+
+
+def _tasks(runs: Sequence[Run]) -> Json:
+    """Held-out tasks with a score in at least one run: id, query where it is known, and the score in each run."""
+    scores = [task_scores(run.final) for run in runs]
+    queries = {
+        task_id_of(episode): episode["task"]["query"][:QUERY] for run in runs for episode in (*run.before, *run.after)
+    }
+    ids = list(dict.fromkeys(task for one in scores for task in one))
+    rows = [[id, queries.get(id, ""), [one.get(id) for one in scores]] for id in ids[:TASKS]]
+    return {"rows": rows, "total": len(ids)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +152,14 @@ def result(folder: Path) -> ComparedRun:
 
 def sign_test(better: int, worse: int) -> float:
     """p of the exact sign test, two-sided: equal tasks do not count."""
+    from scipy import stats  # here: it takes a second to load, and pages do without
+
     return float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
 
 
 def table(results: Sequence[ComparedRun]) -> Table:
     """The figures of each run, a column a run."""
-    shown = Table(title="Results", title_justify="left", title_style="bold", box=None, padding=(0, 2))
+    shown = Table(title="Results", **TABLE)
     shown.add_column("", style="dim", no_wrap=True)
     for one in results:
         shown.add_column(str(one.folder), justify="right", overflow="fold")
@@ -83,10 +178,7 @@ def table(results: Sequence[ComparedRun]) -> Table:
 
 def differences(results: Sequence[ComparedRun]) -> Table:
     """Each further run minus the first, a row a run."""
-    shown = Table(
-        title=f"Minus {results[0].folder}, over the evaluation tasks of both", title_justify="left", title_style="bold",
-        box=None, padding=(0, 2),
-    )  # fmt: skip
+    shown = Table(title=f"Minus {results[0].folder}, over the evaluation tasks of both", **TABLE)
     for head in ("", "tasks", "points", "95 % interval", "better", "worse", "p"):
         shown.add_column(head, justify="right" if head else "left", style=None if head else "dim", overflow="fold")
     for one in results[1:]:
@@ -102,7 +194,7 @@ def differences(results: Sequence[ComparedRun]) -> Table:
 
 def by_task(results: Sequence[ComparedRun]) -> Table:
     """The evaluation tasks on which the runs differ, with the score of each run."""
-    shown = Table(title="Tasks that differ", title_justify="left", title_style="bold", box=None, padding=(0, 2))
+    shown = Table(title="Tasks that differ", **TABLE)
     shown.add_column("task", style="dim", no_wrap=True)
     for one in results:
         shown.add_column(str(one.folder), justify="right", overflow="fold")
@@ -120,30 +212,3 @@ def _percent(share: float | None) -> str:
 def _pool(summary: Mapping[str, Any]) -> str:
     start, end = summary.get("tasks_initial"), summary.get("tasks_final")
     return "–" if start is None or end is None else f"{start:,} → {end:,}"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 where a folder holds no run that has ended, is named twice, or the page cannot be made."""
-    parser = CommandLineParser(
-        prog="python -m experiments.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("first", metavar="WORKDIR", type=Path, help="the run that the others are compared with")
-    parser.add_argument("others", metavar="WORKDIR", type=Path, nargs="+", help="another run")
-    parser.add_argument("--tasks", action="store_true", help="also list the evaluation tasks on which they differ")
-    parser.add_argument("--out", default="compare.html", help="where the page goes")
-    chosen = parser.parse_args(arguments)
-    folders = (chosen.first, *chosen.others)
-    try:
-        check_folders(folders)
-    except ValueError as error:
-        parser.error(str(error))
-    try:
-        results = [result(folder) for folder in folders]
-    except OSError as error:
-        print(f"error: {plain(str(error))}", file=sys.stderr)
-        return 2
-    CONSOLE.print(table(results))
-    CONSOLE.print(differences(results))
-    if chosen.tasks:
-        CONSOLE.print(by_task(results))
-    return report.main([*map(str, folders), f"--out={chosen.out}"])

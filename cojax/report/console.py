@@ -19,8 +19,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from cojax.report.run import origin_line
-from cojax.report.verdicts import probed, verdicts_of
+from cojax.report.run import origin_line, probed, verdicts_of
 from cojax.unicode_forms import plain
 
 _T = TypeVar("_T")
@@ -49,7 +48,7 @@ class _LoggedConsole(Console):
 # Without emoji, as rich would turn "module:fire:" into a flame.
 _AS_IT_IS: Any = {"highlight": False, "emoji": False, "markup": False}
 CONSOLE: Console = _LoggedConsole(**_AS_IT_IS)
-_TABLE: Any = {"title_justify": "left", "title_style": "bold", "box": None, "padding": (0, 2)}
+TABLE: Any = {"title_justify": "left", "title_style": "bold", "box": None, "padding": (0, 2)}
 _COUNTED = {"signals": "signals", "verdicts": "verdicts", "tasks added": "added", "outcomes": "outcomes"}
 _KIND_STYLES = {"forgetting": "red", "boundary": "blue", "rare": "yellow"}
 _KINDS = 60  # kinds of task that a table lists
@@ -194,7 +193,7 @@ def show_evaluation(result: Mapping[str, Any], report: str | Path | None = None,
     """The closing tables of an evaluation, from result.json."""
     splits = result["splits"]
     _show_origin(result, console)
-    table = Table(title="Result", **_TABLE)
+    table = Table(title="Result", **TABLE)
     table.add_column("", style="dim", no_wrap=True)
     for name in splits:
         table.add_column(name, justify="right", no_wrap=True)
@@ -232,7 +231,7 @@ def _show_origin(result: Mapping[str, Any], console: Console) -> None:
 
 
 def _kinds_table(split: str, one: Mapping[str, Any]) -> Table:
-    table = Table(title=f"\n{split}, by {one['by_key']}", **_TABLE)
+    table = Table(title=f"\n{split}, by {one['by_key']}", **TABLE)
     for head in (one["by_key"], "tasks", "success"):
         table.add_column(head, justify="left" if head == one["by_key"] else "right")
     shown = list(one["by"].items())[:_KINDS]
@@ -251,7 +250,7 @@ def _with_interval(found: Mapping[str, float] | None, scale: float) -> str:
 
 
 def _results(summary: Mapping[str, Any]) -> Table:
-    table = Table(title="Result", show_header=False, **_TABLE)
+    table = Table(title="Result", show_header=False, **TABLE)
     table.add_column(style="dim")
     table.add_column()
     zero_shot, final = summary.get("zero_shot"), summary.get("final")
@@ -283,7 +282,7 @@ def _time_split(seconds: Mapping[str, float]) -> Table:
     total = seconds["total"]
     parts = {part: spent for part, spent in seconds.items() if part not in ("total", "warm_start")}
     rest = total - sum(parts.values())
-    table = Table(title="\nWhere the time went", **_TABLE)
+    table = Table(title="\nWhere the time went", **TABLE)
     table.add_column("part", style="dim")
     for head in ("time", "share"):
         table.add_column(head, justify="right")

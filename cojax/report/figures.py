@@ -1,23 +1,33 @@
-"""Data of the page's charts, from the logs of a run."""
+"""Data of the page's charts, from the logs of a run: its curves, its task set, and paired differences of results."""
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from scipy.special import stdtrit
+
 from cojax.report.lineage import TaskHistory
-from cojax.report.paired import paired
-from cojax.report.run import Json, Run, joined_at, origin_line, task_scores
-from cojax.report.verdicts import verdicts_of
+from cojax.report.run import Json, Run, expedition_of, joined_at, origin_line, task_scores, verdicts_of
 
 POINTS = 1_500  # steps drawn at most
 CURVES = (
     "success", "reward", "partial", "live_groups", "loss", "grad_norm", "kl", "clip_fraction", "logprob_mismatch",
     "logprob_mismatch_max", "tasks", "turns",
 )  # fmt: skip
+LONGEST = 16  # actions of a solution that have a bar of their own; longer ones share the last
+# Name of a curve → its path in a record of quality.
+_FIGURES = {
+    "sr_at_k": ("sr_at_k",),
+    "ed_rel": ("ed_rel",),
+    "similarity": ("max_similarity", "mean"),
+    "turns": ("turns",),
+}
+_PARTS = ("initial", "synthesized")
 
 
 def curves(metrics: Sequence[Json]) -> Json:
@@ -86,11 +96,14 @@ def evolution_step(row: Json) -> int:
 
 def pool(run: Run) -> Json:
     """Tasks of each origin in the pool at each step, from the pool's log."""
-    joined = [(joined_at(task), task["origin"]) for task in run.tasks.values()]
+    joined: dict[str, list[int]] = {}
+    for task in sorted(run.tasks.values(), key=joined_at):
+        joined.setdefault(task["origin"], []).append(joined_at(task))
     steps = [0, *(row["step"] for row in evenly(run.metrics, POINTS))]
-    origins = list(dict.fromkeys(origin for _, origin in sorted(joined, key=lambda item: item[0])))
-    added = {origin: Counter(step for step, source in joined if source == origin) for origin in origins}
-    return {"step": steps, "origins": {origin: _cumulative(added[origin], steps) for origin in origins}}
+    return {
+        "step": steps,
+        "origins": {origin: [bisect.bisect_right(found, step) for step in steps] for origin, found in joined.items()},
+    }
 
 
 def totals(run: Run) -> Json:
@@ -148,18 +161,146 @@ def evenly(items: Sequence[Any], count: int) -> list[Any]:
     return [items[round(place * (len(items) - 1) / (count - 1))] for place in range(count)]
 
 
-def _cumulative(added: Mapping[int, int], steps: Sequence[int]) -> list[int]:
-    """The number of tasks added up to each of these steps; `added` counts them by step."""
-    joined = sorted(added)
-    total, place, counts = 0, 0, []
-    for step in steps:
-        while place < len(joined) and joined[place] <= step:
-            total += added[joined[place]]
-            place += 1
-        counts.append(total)
-    return counts
-
-
 def _number(value: Any) -> float | None:
     """The number, or None, a gap, for NaN and infinity, which JSON cannot hold."""
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def quality(run: Run) -> Json:
+    """Curves over evolutions, from the start on, of the pool and of its synthesized tasks.
+
+    Also the last distributions of similarity to the evaluation tasks, and the settings of the measurement. Empty where
+    a run measured none.
+    """
+    rows = [
+        (row["step"], row["evolution"]["quality"]) for row in run.metrics if row.get("evolution", {}).get("quality")
+    ]
+    if not rows:
+        return {}
+    settings = run.config.get("config", {}).get("quality", {})
+    last = rows[-1][1]
+    start = rows[0][1].get("initial", {})
+    return {
+        "step": [0, *(step for step, _ in rows)],
+        "pool": {name: [_at(start, path), *(_at(row, path) for _, row in rows)] for name, path in _FIGURES.items()},
+        "synthesized": {
+            name: [None, *(_at(row.get("synthesized", {}), path) for _, row in rows)] for name, path in _FIGURES.items()
+        },
+        "histogram": {part: _at(last.get(part, {}), ("max_similarity", "histogram")) for part in _PARTS},
+        "greatest": {part: _at(last.get(part, {}), ("max_similarity", "max")) for part in _PARTS},
+        "compared": last.get("tasks"),
+        "tasks": run.metrics[-1].get("tasks"),
+        "k": settings.get("k"),
+        "embedding": settings.get("model") if settings.get("embedding") == "endpoint" else settings.get("embedding"),
+    }
+
+
+def lengths(run: Run) -> Json:
+    """Initial and synthesized tasks by the number of actions of their solution: counts for 1 to LONGEST, and means."""
+    found: dict[str, list[int]] = {part: [] for part in _PARTS}
+    for task in run.tasks.values():
+        if task.get("solution"):
+            found["synthesized" if joined_at(task) else "initial"].append(len(task["solution"]))
+    counts = {part: Counter(min(length, LONGEST) for length in lengths) for part, lengths in found.items()}
+    top = max((length for lengths in found.values() for length in lengths), default=0)
+    return {
+        "actions": [str(n) if n < LONGEST else f"{LONGEST}+" for n in range(1, min(top, LONGEST) + 1)],
+        "counts": {part: [counts[part][n] for n in range(1, min(top, LONGEST) + 1)] for part in _PARTS},
+        "mean": {part: sum(lengths) / len(lengths) if lengths else None for part, lengths in found.items()},
+    }
+
+
+def conversion(run: Run) -> Json:
+    """From signals to tasks.
+
+    `funnel` counts, by origin, the signals raised (None where the origin is no signal), the expeditions, those that
+    brought a task (`fruitful`), the drafts and the tasks. Over evolutions, `pass_rate` is the share of drafts that
+    became tasks, and `fruitful` the share of expeditions that brought one.
+    """
+    raised: Counter[str] = Counter()
+    for row in run.metrics:
+        raised.update(row.get("signals", {}))
+    after = [draft for draft in run.drafts if draft["step"]]
+    expeditions = {key: record for key, record in run.expeditions.items() if key[0]}
+    brought = {expedition_of(draft) for draft in after if draft.get("task")}
+    origins = [kind for kind in run.kinds if raised[kind]]
+    origins += sorted({record["origin"] for record in (*after, *expeditions.values())} - set(origins))
+    funnel = []
+    for origin in origins:
+        drafts = [draft for draft in after if draft["origin"] == origin]
+        made = {key for key, record in expeditions.items() if record["origin"] == origin}
+        funnel.append(
+            {
+                "origin": origin,
+                "signals": raised[origin] if origin in run.kinds else None,
+                "expeditions": len(made),
+                "fruitful": len(made & brought),
+                "drafts": len(drafts),
+                "tasks": sum(bool(draft.get("task")) for draft in drafts),
+            }
+        )
+    steps = sorted({draft["step"] for draft in after} | {step for step, _ in expeditions})
+    examined = Counter(draft["step"] for draft in after)
+    accepted = Counter(draft["step"] for draft in after if draft.get("task"))
+    made_at = Counter(step for step, _ in expeditions)
+    fruitful = Counter(key[0] for key in expeditions if key in brought)
+    return {
+        "funnel": funnel,
+        "step": steps,
+        "pass_rate": [accepted[step] / examined[step] if examined[step] else None for step in steps],
+        "fruitful": [fruitful[step] / made_at[step] if made_at[step] else None for step in steps],
+    }
+
+
+def feedback(run: Run) -> Json:
+    """The share of feedback in the wall time so far, over the steps; None before anything was timed."""
+    shares: list[float | None] = []
+    spent = total = 0.0
+    for row in run.metrics:
+        seconds = row.get("seconds", {})
+        spent += seconds.get("feedback", 0.0)
+        total += seconds.get("total", 0.0)
+        shares.append(spent / total if total > 0 else None)
+    pairs = evenly(list(zip((row["step"] for row in run.metrics), shares, strict=True)), POINTS)
+    return {"step": [step for step, _ in pairs], "share": [share for _, share in pairs]}
+
+
+def _at(record: Json, path: tuple[str, ...]) -> float | list[int] | None:
+    """The value at this path; None where there is none."""
+    found: Json | float | list[int] | None = record
+    for name in path:
+        found = found.get(name) if isinstance(found, dict) else None
+    return None if isinstance(found, dict) else found
+
+
+@dataclasses.dataclass(frozen=True)
+class Paired:
+    """The mean of other − one over `count` shared tasks, its 95 % interval, and on how many other scores more or less.
+
+    The interval is over tasks: it says nothing of other seeds of the same two runs.
+    """
+
+    mean: float
+    low: float
+    high: float
+    count: int
+    better: int
+    worse: int
+
+
+def paired(one: Mapping[str, float], other: Mapping[str, float]) -> Paired | None:
+    """Student's interval over the tasks' differences, x̄ ± t₀.₉₇₅(n−1) · s/√n; scores are in [0, 1], by id of the task.
+
+    Where all differences are equal it is x̄ ± 3/n, as a share of 3/n of the tasks may differ unseen (Hanley and
+    Lippman-Hand 1983). Both ends stay within [−1, 1]. None for fewer than two shared tasks.
+    """
+    differences = [other[task] - one[task] for task in sorted(one.keys() & other.keys())]
+    count = len(differences)
+    if count < 2:
+        return None
+    mean = math.fsum(differences) / count
+    variance = math.fsum((value - mean) ** 2 for value in differences) / (count - 1)
+    half = float(stdtrit(count - 1, 0.975)) * math.sqrt(variance / count) if variance > 1e-15 else 3 / count
+    low, high = max(-1.0, mean - half), min(1.0, mean + half)
+    better, worse = sum(value > 0 for value in differences), sum(value < 0 for value in differences)
+    return Paired(mean, low, high, count, better, worse)

@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from cojax.report.episodes import Shelf
-from cojax.report.finite import strict_json
-from cojax.report.groups import EpisodeIndex
+from cojax.report.episodes import EpisodeIndex, Shelf
 from cojax.report.page import contents, render
-from cojax.report.pieces import FOLDER, Pieces, piece, steps_piece
+from cojax.report.pieces import FOLDER, Pieces, piece, steps_piece, strict_json
 from cojax.report.run import Json, read_run
 from cojax.storage.files import StorageError
 

@@ -22,6 +22,7 @@ Record = Mapping[str, Any]
 Counts = dict[str, Counter[str]]  # by origin
 Pair = tuple[float, float]  # predicted and realised success, in [0, 1]
 
+_BY = "success/"
 # Pairs below which a rank correlation is not given.
 LEAST = 5
 # What predicts the success of a draft.
@@ -179,7 +180,8 @@ def worth(run: Run, histories: Sequence[TaskHistory]) -> Json:
     groups, explored = groups_by_origin(run.metrics), explored_by_origin(run.expeditions.values())
     probed, attempted = probed_by_origin(run.metrics), attempted_by_origin(run.drafts)
     norms, tasks = gradient_norms(run.metrics), Counter(task.origin for task in histories)
-    kept = _first_kept(run)
+    # The first step whose episodes are stored; that after the last one if none are.
+    kept = min(run.episodes.steps(), default=max((row["step"] for row in run.metrics), default=0) + 1)
     solved = None if kept > 1 else first_solved((t.origin, tools_in(run, run.tasks[t.id]), t.visits) for t in histories)
     pairs = {name: predictions(run.drafts, name, _realised(histories, kept)) for name in PREDICTORS}
     names = sorted({*groups, *explored, *(probed or ()), *attempted, *tasks})
@@ -211,12 +213,7 @@ def tools_in(run: Run, task: Record) -> set[str]:
     ending = run.config.get("config", {}).get("explorer", {}).get("ending", "")
     called = ((action.get("text", ""), action.get("calls", ())) for action in task.get("solution", ()))
     actions = [Action(text=text, calls=tuple(Call(call["name"], {}) for call in calls)) for text, calls in called]
-    return {tool for action in actions for tool in tools_of(action)} - {ending}
-
-
-def _first_kept(run: Run) -> int:
-    """The first step whose episodes are stored; that after the last one if none are."""
-    return min(run.episodes.steps(), default=max((row["step"] for row in run.metrics), default=0) + 1)
+    return {tool for action in actions for tool in tools_of(action, task.get("environment", ""))} - {ending}
 
 
 def _realised(histories: Iterable[TaskHistory], first_kept: int) -> Callable[[str], float | None]:
@@ -251,3 +248,48 @@ def _notes(run: Run, kept: int, unknown_probe: bool, ranks: Mapping[str, RankCor
 
 
 _PREDICTED_BY = {"beliefs": "beliefs", "probe": "a probe"}
+
+
+def gains(run: Run) -> Json:
+    """A row for each tool: success before training and after it (`last`), in [0, 1], over how many evaluation tasks.
+
+    A task counts for each tool that its solution calls. `added` is the number of synthesized tasks that call the tool.
+    Where a run has no success by tool, the rows are of the kinds of `evaluation.by`: on the held-out split, or on the
+    development split at its first and last evaluation. `added` and `tasks` are None there. `of` says which it is; there
+    are no rows where a run has none of it, or only one evaluation so far.
+    """
+    first, last = (result.get("by_tool") or {} for result in (run.zero_shot, run.final))
+    if first and last:
+        added = Counter(tool for task in run.synthesized for tool in tools_in(run, task))
+        rows = [
+            {
+                **_row(tool, first[tool]["success"], last[tool]["success"]),
+                "tasks": last[tool]["tasks"],
+                "added": added[tool],
+            }
+            for tool in sorted(first.keys() & last.keys())
+        ]
+        return {"of": "tool", "rows": rows}
+    by = run.config.get("config", {}).get("evaluation", {}).get("by") or "kind"
+    one, other = (run.zero_shot.get("by") or {}, run.final.get("by") or {})
+    if one and other:
+        return {"of": by, "rows": _rows(one, other)}
+    dev = [row["dev"] for row in run.metrics if row.get("dev")]
+    if len(dev) < 2:
+        return {"of": by, "rows": []}
+    return {"of": f"{by}, development split", "rows": _rows(_by_kind(dev[0]), _by_kind(dev[-1]))}
+
+
+def _by_kind(dev: Mapping[str, Any]) -> dict[str, float]:
+    return {name.removeprefix(_BY): success for name, success in dev.items() if name.startswith(_BY)}
+
+
+def _rows(one: Mapping[str, float], other: Mapping[str, float]) -> list[Json]:
+    return [
+        {**_row(name, one[name], other[name]), "tasks": None, "added": None}
+        for name in sorted(one.keys() & other.keys())
+    ]
+
+
+def _row(name: str, first: float, last: float) -> Json:
+    return {"name": name, "first": first, "last": last, "gain": last - first}

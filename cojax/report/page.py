@@ -1,4 +1,4 @@
-"""Writes report.html: one file that makes no request to anywhere.
+"""Writes report.html of a run or an evaluation: one file that makes no request to anywhere.
 
 Queries and observations are untrusted. They reach the page only as JSON in a data block whose `<`, `>` and `&` are
 escaped. The script adds them as text nodes. The content policy runs no script but this one, by its hash.
@@ -11,24 +11,26 @@ import dataclasses
 import hashlib
 import html
 import importlib.resources
-from collections.abc import Collection, Sequence
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.report import figures, origins, task_set, tools
-from cojax.report.episodes import follow, pairs, pick_within, select
-from cojax.report.exchanges import Exchanges
-from cojax.report.finite import strict_json
-from cojax.report.groups import EpisodeIndex
-from cojax.report.lineage import Lineages, TaskHistory
-from cojax.report.page_exchanges import expedition_name, journal_texts
-from cojax.report.pieces import TASKS, Pieces, replace_text, stamp_of, tasks_piece
-from cojax.report.run import Json, Run, read_run
+from cojax.report import figures, origins
+from cojax.report.episodes import EpisodeIndex, Words, compact, follow, pairs, pick_within, select, words_of
+from cojax.report.exchanges import Exchanges, expedition_name, journal_texts
+from cojax.report.lineage import Lineages, TaskHistory, task_id_of
+from cojax.report.pieces import TASKS, Pieces, replace_text, stamp_of, strict_json, tasks_piece
+from cojax.report.run import Json, Run, origin_line, read_run
+from cojax.storage.files import Log, StorageError, read_json
 
 SCRIPTS = (
     "elements.js", "charts.js", "table.js", "overview.js", "taskset.js", "origins.js", "exchanges.js", "pieces.js",
     "tasks.js", "groups.js", "viewer.js", "pairs.js", "live.js", "start.js",
 )  # fmt: skip
+EVALUATION_SCRIPTS = ("elements.js", "table.js", "pieces.js", "groups.js", "viewer.js", "evaluation.js")
+EVALUATION_BYTES = 12_000_000  # of episodes in one page
 HISTORIES = 1_500_000  # bytes of histories of tasks in the page
 ROWS = 2_000_000  # bytes of the table's rows of tasks whose histories are not in the page
 DRAFT_BYTES = 300_000
@@ -52,17 +54,80 @@ def write_report(folder: str | Path) -> Path:
     return page
 
 
+def write_evaluation_report(folder: str | Path) -> Path:
+    """Writes `folder`/report.html, and report-2.html … where one page does not hold every episode.
+
+    Returns the path of the first page.
+    Raises FileNotFoundError when `folder` holds no evaluation that has ended, StorageError for a damaged file.
+    """
+    folder = Path(folder)
+    result, config = _read(folder / "result.json"), _read(folder / "config.json")
+    order = {split: place for place, split in enumerate(result["splits"])}
+    # The last record of an episode that was played again counts.
+    records = {
+        record["episode"]: record for record in Log(folder / "episodes.jsonl").read() if record["split"] in order
+    }
+    ordered = sorted(records.values(), key=lambda record: (order[record["split"]], record["episode"]))
+    pages = list(_pages(ordered, words_of(folder)))
+    names = ["report.html", *(f"report-{number}.html" for number in range(2, len(pages) + 1))]
+    for name, shown in zip(names, pages, strict=True):
+        data = {
+            "name": f"evaluation of {folder.resolve().name}",
+            "config": config,
+            "result": result,
+            "origin": origin_line(result["origin"]) if "origin" in result else "",
+            "tasks": [],
+            "episodes": shown,
+            "unit": "split",
+            "counts": {"episodes": len(ordered)},
+            "page": name,
+            "pages": names,
+        }
+        replace_text(folder / name, render(data, EVALUATION_SCRIPTS))
+    for old in folder.glob("report-*.html"):
+        if re.fullmatch(r"report-\d+\.html", old.name) and old.name not in names:
+            old.unlink()
+    return folder / names[0]
+
+
+def _pages(records: list[Json], words: Words | None) -> Iterator[list[Json]]:
+    """The episodes by page, at least one page. A page takes EVALUATION_BYTES, unless one episode is larger."""
+    page: list[Json] = []
+    used = 0
+    for record in records:
+        shown = {**compact(record, task_id_of(record), 0, words), "step": record["split"]}
+        size = len(json.dumps(shown))
+        if page and used + size > EVALUATION_BYTES:
+            yield page
+            page, used = [], 0
+        page.append(shown)
+        used += size
+    yield page
+
+
+def _read(path: Path) -> Json:
+    if not path.exists():
+        raise FileNotFoundError(f"no {path.name} in {path.parent}; run python -m experiments.evaluate to its end")
+    try:
+        return read_json(path)
+    except ValueError as error:
+        raise StorageError(f"{path} is not JSON ({error}). Evaluate again with the same --out.") from error
+
+
 def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None = None) -> Json:
     """Everything the page shows, as JSON; what one page does not hold goes to `pieces`, or is left out without.
 
     With `played`, the page holds no texts of episodes, and only steps that are new since the last call are read.
     """
-    sources = {task["lineage"]["episode"] for task in run.synthesized}
+    episodes, sources = list[Json](), [0, 0]
     if played is None:
-        selection = select(run, sources, played := EpisodeIndex(), pieces)
+        wanted = {task["lineage"]["episode"] for task in run.synthesized}
+        episodes, sources = select(run, wanted, played := EpisodeIndex(), pieces)
     else:
-        selection = follow(run, played)
-    shown, histories = _histories(run, played)
+        follow(run, played)
+    lineages, synthesized = Lineages(run, played.visits), {task["id"] for task in run.synthesized}
+    histories = [lineages.history(task) for task in run.tasks]
+    shown = [task for task in histories if task.id in synthesized]
     tasks = [_task(task, run) for task in shown]
     kept = pick_within(tasks, HISTORIES)
     if len(kept) < len(tasks) and pieces is not None:
@@ -75,25 +140,17 @@ def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None
         "tasks": _rows(tasks, chosen),
         "exchanges": journal_texts([task for task in shown if task.id in chosen], journal),
         "pairs": pairs(run),
-        "episodes": selection.episodes,
+        "episodes": episodes,
         "index": played.index(),
         "pieces": pieces.about() if pieces is not None and pieces.names else None,
         "counts": {
             "tasks": len(tasks),
             "histories": len(kept),
-            "episodes": selection.total,
-            "sources": [selection.sources, selection.sources_total],
+            "episodes": played.total,
+            "sources": sources,
             "drafts": _rejected_counts(run),
         },
     }
-
-
-def _histories(run: Run, played: EpisodeIndex) -> tuple[list[TaskHistory], list[TaskHistory]]:
-    """The histories of the synthesized tasks, in the order of the pool, and those of all tasks."""
-    lineages = Lineages(run, played.visits)
-    histories = [lineages.history(task) for task in run.tasks]
-    synthesized = {task["id"] for task in run.synthesized}
-    return [task for task in histories if task.id in synthesized], histories
 
 
 def _figures(run: Run, histories: Sequence[TaskHistory]) -> Json:
@@ -111,12 +168,12 @@ def _figures(run: Run, histories: Sequence[TaskHistory]) -> Json:
         "pool": figures.pool(run),
         "totals": figures.totals(run),
         "helped": figures.first_and_last_success(histories),
-        "quality": task_set.quality(run),
-        "lengths": task_set.lengths(run),
-        "conversion": task_set.conversion(run),
-        "feedback": task_set.feedback(run),
+        "quality": figures.quality(run),
+        "lengths": figures.lengths(run),
+        "conversion": figures.conversion(run),
+        "feedback": figures.feedback(run),
         "worth": origins.worth(run, histories),
-        "gains": tools.gains(run),
+        "gains": origins.gains(run),
         "drafts": pick_within([_draft(draft, numbers[id(draft)]) for draft in drafts], DRAFT_BYTES),
         "unit": "step",
     }

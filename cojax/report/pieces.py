@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 import zlib
 from pathlib import Path
 from typing import Any
 
 from cojax.durable import replacing
-from cojax.report.finite import finite, strict_json
 from cojax.report.run import Json, Run
 from cojax.storage.files import expect_file, expect_no_link
 
@@ -90,3 +90,20 @@ class Pieces:
     def about(self) -> Json:
         """What the page has to know to load pieces."""
         return {"folder": FOLDER, "stamp": self.stamp, "tasks": TASKS}
+
+
+def finite(value: Any) -> Any:
+    """The value with text keys, and None, a gap on the page, for every number that is not finite: JSON has none."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def strict_json(value: Any) -> str:
+    """The value as compact ASCII JSON, with null for every number that is not finite."""
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(finite(value), separators=(",", ":"), allow_nan=False)

@@ -7,15 +7,17 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, Episodes, read_episodes
-from cojax.storage.files import Log, StorageError, expect_file, read_json
+from cojax.storage.files import Log, StorageError, read_json
+from cojax.types import Status
 
 Json = dict[str, Any]
 # The kinds of signal that every run may raise.
 _KINDS = ("forgetting", "boundary", "rare")
 _COLOUR = re.compile(r"#[0-9a-fA-F]{6}")
+NOT_ADMITTED = "not admitted"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +125,23 @@ def origin_line(origin: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def verdicts_of(evolution: Mapping[str, Any]) -> dict[str, int]:
+    """The number of drafts by verdict. With a probe, the valid tasks that it left out are NOT_ADMITTED.
+
+    The record counts these among the discarded.
+    """
+    counts = {status: evolution[status] for status in get_args(Status)}
+    if "candidates" not in (probe := evolution.get("probe") or {}):
+        return counts
+    left_out = probe["candidates"] - sum(evolution["added"].values())
+    return {**counts, "discarded": counts["discarded"] - left_out, NOT_ADMITTED: left_out}
+
+
+def probed(probe: Mapping[str, int]) -> str:
+    """How much a probe tried, in words."""
+    return f"{probe['candidates']:,} valid tasks tried in {probe['episodes']:,} episodes"
+
+
 def task_scores(result: Json) -> dict[str, float]:
     """Task id → score, of zero_shot.json or final.json."""
     return {task: float(score) for task, score in (result.get("tasks") or {}).items() if score is not None}
@@ -147,7 +166,6 @@ def _read_log(path: Path, *names: str) -> tuple[Json, ...]:
 def _read_json(path: Path) -> Json:
     if not path.exists():
         return {}
-    expect_file(path)
     try:
         return read_json(path)
     except ValueError as error:

@@ -36,8 +36,7 @@ from cojax.policy.model_folder import (
 )
 from cojax.policy.parameters import Params, parameters
 from cojax.policy.tensor_files import DamagedFile, read_header, read_object
-from cojax.storage.array_files import SavedParams
-from cojax.storage.checkpoint import disk_error
+from cojax.storage.checkpoint import SavedParams, disk_error
 from cojax.storage.files import LARGEST_JSON, explain, is_number, read_json, write_json
 
 if TYPE_CHECKING:

@@ -30,8 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cojax.environment import EngineError
-from cojax.environment.progress import waiting
+from cojax.environment import EngineError, waiting
 from cojax.policy import parameters
 from cojax.policy.config import ModelConfig
 from cojax.policy.moe import RouteShape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from cojax.storage.strict_json import NestedTooDeeply, parse_json
+from cojax.storage.files import NestedTooDeeply, parse_json
 from cojax.types import NO_CALL, Action, Call
 
 # What decides where a call begins and ends, and whether it is only thought of.

@@ -28,7 +28,7 @@ from cojax.settings.base import PAPER, at, put
 from cojax.settings.ranges import is_free_form, leaves
 from cojax.settings.tree import LEAVES
 from cojax.signals import SIGNALS, SignalKind, check
-from cojax.synthesis import ADMISSIONS, EVOLUTIONS, SELECTIONS, reads
+from cojax.synthesis import ADMISSIONS, EVOLUTIONS, MEMORIES, SELECTIONS, reads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +68,8 @@ CHOICES: dict[str, Choice] = {
 _OPTIONAL = ("initial_explorer", "environment.name")
 SIGNAL = _of("signal", SIGNALS)
 _SIGNALS = "signal_settings"
+# Origins of tasks that no signal led to, and the statistics of a run: names that no signal may have.
+_TAKEN = ("unguided", "uniform", "visits", "played", "prefixes", *MEMORIES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +171,7 @@ def made_signals(config: ConfigDict) -> dict[str, SignalKind]:
     made: dict[str, SignalKind] = {}
     for one in signals(config).values():
         try:
-            kind = check(one.bound()())
+            kind = check(one.bound()(), _TAKEN)
         except (ValueError, TypeError) as error:
             raise RegistryError(f"signal {one.name!r}: {error}") from error
         if kind.name in made:

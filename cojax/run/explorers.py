@@ -28,7 +28,7 @@ from cojax.settings.reading import JUDGES, attempts, choose, settings
 from cojax.signals import guidance
 from cojax.types import Message, Task, Turn
 from cojax.validation import Attempts, Exclusions, Judge, Validation
-from cojax.validation.attempts import Attempters
+from cojax.validation.opinions import Attempters
 
 # Parallel expeditions of a model if explorer.width is None. This number affects which tasks result, so it must not
 # depend on a setting that may change during a run.

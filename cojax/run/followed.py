@@ -24,7 +24,7 @@ from cojax.run.loading import begun
 from cojax.run.mesh import mesh_of
 from cojax.run.policies import with_absolute_path
 from cojax.run.processes import ALONE
-from cojax.storage.array_files import ArrayFiles, save_params
+from cojax.storage.checkpoint import ArrayFiles, save_params
 
 
 def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:

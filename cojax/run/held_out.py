@@ -16,7 +16,7 @@ from cojax.run.parts import Parts
 from cojax.storage.checksums import has_valid_checksum, with_checksum
 from cojax.storage.files import read_json, write_json
 from cojax.storage.run_directory import RunDirectory
-from cojax.storage.verify import Verified
+from cojax.storage.run_files import Verified
 from cojax.synthesis import Synthesis
 from cojax.types import Task, content_hash, normalise
 from cojax.validation.similarity import setup_hash

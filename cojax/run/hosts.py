@@ -32,7 +32,7 @@ from cojax.run.facts import versions_and_commit
 from cojax.run.followed import operations
 from cojax.run.processes import ALONE, Alone, check, check_several, is_enabled, shared_folders
 from cojax.settings.ranges import check_ranges
-from cojax.storage.folder_lock import lock_folder
+from cojax.storage.files import lock_folder
 
 _T = TypeVar("_T")
 

@@ -21,7 +21,7 @@ from cojax.run.initial_policy import InitialPolicy, teaches_folder
 from cojax.run.loading import begun
 from cojax.run.parts import Parts
 from cojax.storage.run_directory import RunDirectory
-from cojax.storage.verify import Verified
+from cojax.storage.run_files import Verified
 from cojax.synthesis import Synthesis
 
 

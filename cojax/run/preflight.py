@@ -18,8 +18,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from cojax import warm_start
-from cojax.compile.report import report
-from cojax.compile.shown import in_one_line
+from cojax.compile.report import in_one_line, report
 from cojax.compile.targets import attached
 from cojax.environment import play, traits_of
 from cojax.environment.replay import follow
@@ -37,8 +36,7 @@ from cojax.run.loading import begun
 from cojax.run.parts import Parts
 from cojax.run.processes import ALONE, Together
 from cojax.run.states import rehearse_agents
-from cojax.storage.files import read_json, write_json
-from cojax.storage.folders import missing_folders, remove_empty
+from cojax.storage.files import missing_folders, read_json, remove_empty, write_json
 from cojax.types import Group, Message, Task
 
 _VERSIONS_ON_DISK = 3  # versions of the weights on disk while a server takes a new one

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from cojax.distributed.checkpoints import LeadArrayFiles
 from cojax.learner.hosts import ONE_PROCESS, Hosts
 from cojax.settings import base
-from cojax.storage.array_files import ArrayFiles
+from cojax.storage.checkpoint import ArrayFiles
 
 _T = TypeVar("_T")
 _LAST_PORT = 65_535

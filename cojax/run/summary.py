@@ -9,7 +9,7 @@ from cojax import signals
 from cojax.evaluation.scores import HeldOut
 from cojax.metrics import Stopwatch
 from cojax.preference import KINDS
-from cojax.report.verdicts import verdicts_of
+from cojax.report.run import verdicts_of
 from cojax.run.origins import origin_of
 from cojax.storage.files import read_json
 from cojax.storage.run_directory import RunDirectory

@@ -49,10 +49,9 @@ from cojax.settings.compatibility import in_todays_keys
 from cojax.settings.reading import settings
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.checksums import with_checksum
-from cojax.storage.files import write_json
-from cojax.storage.folder_lock import RunDirectoryError
+from cojax.storage.files import RunDirectoryError, write_json
 from cojax.storage.run_directory import RunDirectory
-from cojax.storage.verify import Verified
+from cojax.storage.run_files import Verified
 
 _LOG = logging.getLogger("cojax")
 EXPECTED = (

@@ -12,7 +12,7 @@ from cojax.rollout.collect import Limits
 from cojax.run.methods import evolves
 from cojax.settings.reading import settings
 from cojax.signals import SignalKind
-from cojax.signals.commands import ByVerb
+from cojax.signals.tools import ByVerb
 from cojax.synthesis import Synthesis
 from cojax.synthesis.collector import Collector
 from cojax.types import Task

@@ -29,8 +29,7 @@ from cojax.rollout.sglang.server import LabelledWeights
 from cojax.rollout.sglang.weights import newest_version
 from cojax.run import trained
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
-from cojax.storage.files import is_number
-from cojax.storage.folder_lock import lock_folder
+from cojax.storage.files import is_number, lock_folder
 
 _LOG = logging.getLogger("cojax.serve")
 _MEMORY, _NAME, _LOCK = Path("/dev/shm"), "cojax-weights-", ".lock"

@@ -1,7 +1,8 @@
 """Signals: where the policy's own rollouts show that it is weak (CoEvolve §3.1).
 
 A kind of signal is one object: its detector, its guidance for explorers, its confidence, its name and its colour. A
-detector is a pair init/update with explicit memory, a flat dict of JSON values. `update` does not change the memory
+detector is a pair init/update with explicit memory, a flat dict of JSON values. One that only remembers and raises no
+signal is a *statistic*. `update` does not change the memory
 that it is given. It returns the new values of the changed keys: so a step costs the same at 100 or 1,000,000 tasks
 seen, and the log of changes, applied in order, gives the memory. Invalid trajectories are ignored everywhere.
 """
@@ -22,15 +23,15 @@ from cojax.types import Group, Signal
 
 __all__ = [
     "SIGNALS", "TRAJECTORY", "Boundary", "Detector", "Forgetting", "Guidance", "Memory", "Rare", "SignalKind", "Visit",
-    "above", "apply", "check", "detect", "distinguishing_tools", "focus", "guidance", "init", "named", "tools_called",
-    "tools_of",
+    "above", "apply", "check", "detect", "distinguishing_tools", "focus", "guidance", "init", "kind_names",
+    "tools_called", "tools_of",
 ]  # fmt: skip
 
 Memory = dict[str, dict[str, Any]]  # kind → the memory of its detector
 
 
 class Detector(Protocol):
-    """Remembers rollouts, and raises signals on some of them."""
+    """Remembers rollouts, and raises signals on some of them; one that raises none is a statistic."""
 
     def init(self) -> dict[str, Any]:
         """The memory before the first step."""
@@ -60,31 +61,22 @@ class SignalKind(Detector, Protocol):
 
 SIGNALS: dict[str, Callable[..., SignalKind]] = {"forgetting": Forgetting, "boundary": Boundary, "rare": Rare}
 # Origins of tasks, which no signal may have as its name.
-_TAKEN = {
-    "seed",
-    "unguided",
-    "uniform",
-    "trajectory",
-    *PLANNED,
-    "visits",
-    "played",
-    "beliefs",
-    "credits",
-    "prefixes",
-}
+_TAKEN = ("seed", "trajectory", *PLANNED)
 
 
-def check(kind: Any) -> SignalKind:
-    """Returns the object if it is a kind of signal. Raises ValueError that names what is missing or wrong."""
+def check(kind: Any, taken: Iterable[str] = ()) -> SignalKind:
+    """Returns the object if it is a kind of signal. Raises ValueError that names what is missing or wrong.
+
+    `taken` are names that it must not have, beside those of origins of tasks.
+    """
+    names = sorted({*_TAKEN, *taken})
     parts = ("name", "colour", "guidance", "confidence", "init", "update")
     if missing := [part for part in parts if not hasattr(kind, part)]:
         raise ValueError(
             f"a {type(kind).__name__} is no signal: it has no {', '.join(missing)}; a signal has {', '.join(parts)}"
         )
-    if not re.fullmatch(r"[a-z]\w*", str(kind.name)) or kind.name in _TAKEN:
-        raise ValueError(
-            f"its name is {kind.name!r}; expected a word in small letters other than {', '.join(sorted(_TAKEN))}"
-        )
+    if not re.fullmatch(r"[a-z]\w*", str(kind.name)) or kind.name in names:
+        raise ValueError(f"its name is {kind.name!r}; expected a word in small letters other than {', '.join(names)}")
     if not re.fullmatch(r"#[0-9a-fA-F]{6}", str(kind.colour)):
         raise ValueError(f"its colour is {kind.colour!r}; expected one like #d6504b")
     if not isinstance(kind.guidance, Guidance):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from cojax.registry.annotations import Range
 from cojax.signals.kinds import Guidance, Visit, above
-from cojax.signals.tools import distinguishing_tools, focus
+from cojax.signals.tools import signals_on
 from cojax.types import Group, Signal
 
 # A task is at the boundary while its success rate is between these.
@@ -46,19 +46,10 @@ class Boundary:
         for group in groups:
             solved = sum(trajectory.reward > self.threshold for trajectory in group.valid)
             failed = sum(trajectory.reward < self.threshold for trajectory in group.valid)
-            if not solved or not failed:
-                continue
-            distinguishing = distinguishing_tools(group, self.threshold)
-            signals += [
-                Signal(
-                    self.name,
-                    group.task.id,
-                    trajectory.episode,
-                    f"{solved} of {len(group.valid)} solved, {failed} failed, this one at {trajectory.reward:.2f}",
-                    focus(distinguishing, trajectory),
-                )
-                for trajectory in group.valid
-            ]
+            if solved and failed:
+                counts = f"{solved} of {len(group.valid)} solved, {failed} failed"
+                evidence = f"{counts}, this one at {{reward:.2f}}"
+                signals += signals_on(self.name, group, group.valid, self.threshold, evidence)
         return {}, signals
 
     def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from cojax.registry.annotations import Range
 from cojax.signals.kinds import Guidance, Visit, above, step_of
-from cojax.signals.tools import distinguishing_tools, focus
+from cojax.signals.tools import signals_on
 from cojax.types import Group, Signal
 
 Scores = dict[str, list[float]]  # task id → score of each of its last visits, oldest first
@@ -43,10 +43,6 @@ class Forgetting:
     window: Annotated[int, Range(1)] = 10
     threshold: Annotated[float, "a share", Range(0.0, 1.0)] = 0.5
 
-    def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ValueError(f"forgetting: window is {self.window} visits; expected at least 1")
-
     def init(self) -> Scores:
         return {}
 
@@ -61,9 +57,10 @@ class Forgetting:
             recent = changes.get(name, memory.get(name, []))
             solved = [ago for ago, score in enumerate(reversed(recent), start=1) if score >= self.threshold]
             if solved and now < self.threshold:
-                signals += self._mark(
-                    group, f"solved {_visits(solved[0])} ago at {recent[-solved[0]]:.2f}, now {now:.2f}"
-                )
+                ago = "1 visit" if solved[0] == 1 else f"{solved[0]} visits"
+                evidence = f"solved {ago} ago at {recent[-solved[0]]:.2f}, now {now:.2f}"
+                failing = (one for one in group.valid if one.reward < self.threshold)
+                signals += signals_on(self.name, group, failing, self.threshold, evidence)
             # Recorded last: the visit that solves a task is not compared with itself.
             changes[name] = [*recent, now][-self.window :]
         return changes, signals
@@ -74,15 +71,3 @@ class Forgetting:
         before = [visit for visit in visits if visit.step < at]
         since = [visit for visit in visits if visit.step >= at]
         return above(0.5, before) * (1.0 - above(0.5, since))
-
-    def _mark(self, group: Group, evidence: str) -> list[Signal]:
-        distinguishing = distinguishing_tools(group, self.threshold)
-        return [
-            Signal(self.name, group.task.id, trajectory.episode, evidence, focus(distinguishing, trajectory))
-            for trajectory in group.valid
-            if trajectory.reward < self.threshold
-        ]
-
-
-def _visits(count: int) -> str:
-    return "1 visit" if count == 1 else f"{count} visits"

@@ -22,10 +22,7 @@ _LOW = 0.1
 GUIDANCE = Guidance(
     rehearse=0.25,
     change=0.5,
-    objectives=(
-        "use {tools} with varied arguments",
-        "combine {tools} with the tools beside them and try edge cases",
-    ),
+    objectives=("use {tools} with varied arguments", "combine {tools} with the tools beside them and try edge cases"),
     reason="This record contains a way of using the tools that the agent hardly ever takes. Find what is unusual in "
     "it.",
     purpose="Purpose: breadth. Use the unusual operations named below with varied arguments, together with the "
@@ -51,10 +48,6 @@ class Rare:
     minimum: Annotated[int, Range(0)] = 256  # N_min, not published: two steps of 16 tasks × 8 samples
     pattern: Literal["sequence"] | Annotated[int, Range(1)] = "sequence"
     failed: bool = False
-
-    def __post_init__(self) -> None:
-        if self.pattern != "sequence" and not (isinstance(self.pattern, int) and self.pattern >= 1):
-            raise ValueError(f"rare: pattern is {self.pattern!r}; expected 'sequence' or a length of at least 1")
 
     def init(self) -> dict[str, int]:
         return {}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cojax.durable import pieces
-from cojax.storage.files import LONGEST_LINE, Log, StorageError, expect_file, lines_of, open_file, parse_record
+from cojax.storage.files import LONGEST_LINE, Log, StorageError, lines_of, open_file, parse_record
 from cojax.types import canonical
 
 _RESTORE = "Restore the file from a copy, or start in a new workdir."
@@ -102,7 +102,6 @@ class CheckedLog:
 
         `sums` gives the checksums of the lines. Raises StorageError, which names the first line that differs.
         """
-        expect_file(self.path)
         self._reset()
         if self.path.exists():
             with open_file(self.path) as file:

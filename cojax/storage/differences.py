@@ -1,18 +1,14 @@
-"""Differences between two configurations of one run, and between the code that they name."""
+"""Configurations as config.json holds them, and differences between two of one run, and between the code they name."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from pathlib import Path
 from typing import Any
 
-# Settings of the learner that may change during a run, to get past a step that fails.
-LEARNING_SETTINGS = frozenset(
-    {
-        "learner.skip_steps", "learner.loss_settings.importance_cap", "learner.loss_settings.clip_low",
-        "learner.loss_settings.clip_high", "optimizer.learning_rate", "optimizer.clip_norm",
-        "preference.learning_rate",
-    }
-)  # fmt: skip
+from cojax.storage.checksums import has_valid_checksum
+from cojax.storage.files import read_json
+
 # Settings that may differ between two starts of one run; a larger `steps` extends a finished run. config.json notes
 # every change under `history`.
 FREE_SETTINGS = frozenset(
@@ -25,8 +21,11 @@ FREE_SETTINGS = frozenset(
         "llm.max_tokens_per_evolution", "llm.max_requests_per_evolution", "llm.price_in", "llm.price_out",
         "llm.send_schema", "llm.send_seed",
         "quality.base_url",
+        # To get past a step that fails.
+        "learner.skip_steps", "learner.loss_settings.importance_cap", "learner.loss_settings.clip_low",
+        "learner.loss_settings.clip_high", "optimizer.learning_rate", "optimizer.clip_norm",
+        "preference.learning_rate",
     }
-    | LEARNING_SETTINGS
 )  # fmt: skip
 
 
@@ -39,13 +38,13 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Contain
     if not different:
         return ""
     name = different[0]
-    return f"{', '.join(different)} ({name} was {_value(before, name)!r}, now {_value(now, name)!r})"
+    return f"{', '.join(different)} ({name} was {value_at(before, name)!r}, now {value_at(now, name)!r})"
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The dotted name of every setting that differs → its values before and now, None where it is not set."""
     names = sorted(_differences(before, now, ("workdir",)))
-    return {name: [_value(before, name, None), _value(now, name, None)] for name in names}
+    return {name: [value_at(before, name, None), value_at(now, name, None)] for name in names}
 
 
 def history(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[str, list[Any]]:
@@ -100,8 +99,27 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Contai
     return names
 
 
-def _value(config: Mapping[str, Any], name: str, absent: Any = "absent") -> Any:
+def value_at(config: Mapping[str, Any], name: str, absent: Any = "absent") -> Any:
+    """The setting of a dotted name; `absent` where there is none."""
     found: Any = config
     for part in name.split("."):
         found = found.get(part, absent) if isinstance(found, Mapping) else absent
     return found
+
+
+def flat(record: Mapping[str, Any], separator: str = ".", prefix: str = "") -> dict[str, Any]:
+    """The values by their names joined over all depths; an empty section is a value."""
+    found: dict[str, Any] = {}
+    for name, value in record.items():
+        nested = isinstance(value, Mapping) and value
+        found |= flat(value, separator, f"{prefix}{name}{separator}") if nested else {f"{prefix}{name}": value}
+    return found
+
+
+def stored_config(path: Path) -> dict[str, Any]:
+    """The content of a config.json. Raises OSError as `open_file`, ValueError or KeyError for another content."""
+    record = read_json(path)
+    if not isinstance(record["config"], dict):
+        raise ValueError("it holds no settings")
+    has_valid_checksum(record)
+    return record

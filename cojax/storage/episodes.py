@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.files import (  # fmt: skip
-    Record,
+from cojax.storage.files import (
     StorageError,
     encode_record,
     explaining,
@@ -41,7 +40,7 @@ class Episodes:
     folder: Path
     keep: int = 0
 
-    def write(self, step: int, records: Iterable[Record]) -> bytes:
+    def write(self, step: int, records: Iterable[Mapping[str, Any]]) -> bytes:
         """Stores the episodes of a step and returns the content of its file."""
         return write_episodes(self.path(step), records)
 
@@ -90,7 +89,7 @@ class Episodes:
                 self.path(step).unlink(missing_ok=True)
 
 
-def write_episodes(path: Path, records: Iterable[Record]) -> bytes:
+def write_episodes(path: Path, records: Iterable[Mapping[str, Any]]) -> bytes:
     """Writes a compressed JSONL file and returns its content. Equal records give equal bytes."""
     buffer = io.BytesIO()
     # The header holds neither time nor file name.

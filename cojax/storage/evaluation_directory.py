@@ -16,9 +16,8 @@ from typing import Any
 
 from cojax.durable import sweep
 from cojax.storage.checksums import CHECKSUM, has_valid_checksum, with_checksum
-from cojax.storage.differences import differences
-from cojax.storage.files import Log, StorageError, expect_no_links, read_json, write_json
-from cojax.storage.folder_lock import RunDirectoryError, lock_folder
+from cojax.storage.differences import differences, stored_config
+from cojax.storage.files import Log, RunDirectoryError, StorageError, expect_no_links, lock_folder, write_json
 from cojax.types import Trajectory, from_json, to_json
 
 _LOG = logging.getLogger("cojax")
@@ -49,11 +48,7 @@ class EvaluationDirectory:
         path = self.folder / "config.json"
         if self.episodes.length:
             try:
-                record = read_json(path)
-                before = record["config"]
-                if not isinstance(before, dict):
-                    raise ValueError("it holds no settings")
-                has_valid_checksum(record)
+                before = stored_config(path)["config"]
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 raise RunDirectoryError(
                     f"{self.folder} holds episodes, but its config.json cannot be read ({error}). Restore it from a "

@@ -1,4 +1,4 @@
-"""Files of a run, except its arrays: append-only JSONL logs, and files that are written atomically.
+"""Files of a run, except its arrays: append-only JSONL logs, files that are written atomically, strict JSON, locks.
 
 Standard library only. A process killed at any moment leaves a readable folder: a log loses at most an incomplete last
 line, and every other file is either the old one or the new one.
@@ -9,15 +9,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import io
+import itertools
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn, TextIO
 
 from cojax.durable import own_file, replacing
-from cojax.storage.strict_json import parse_json
 
 Record = Mapping[str, Any]
 LONGEST_LINE = 2**27  # bytes of a record
@@ -39,6 +41,14 @@ class StorageError(OSError):
 
 class CheckpointError(RuntimeError):
     """No checkpoint can be used, or it belongs to another model. The message says which it is and what to do."""
+
+
+class RunDirectoryError(RuntimeError):
+    """The directory cannot be used for this run. The message says why and what to do."""
+
+
+class NestedTooDeeply(ValueError):
+    """Brackets nest deeper than the bound of the reader."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +187,37 @@ def _parse_object(content: bytes, *, finite: bool = False) -> dict[str, Any]:
     return value
 
 
+def parse_json(text: str, *, depth: int | None = None, finite: bool = True) -> Any:
+    """The value of a JSON text.
+
+    Numbers beyond the range of a float, such as 1e999, are refused if `finite`; the check costs time at every float.
+    Raises NestedTooDeeply where brackets nest deeper than `depth`, and ValueError for any other text that is not JSON.
+    """
+    try:
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite if finite else None)
+    except RecursionError as error:
+        raise ValueError("its JSON is too deep") from error
+    if depth is not None and _nesting(text) > depth:
+        raise NestedTooDeeply(f"nested deeper than {depth}")
+    return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is too large")
+    return value
+
+
+def _nesting(text: str) -> int:
+    """How deep brackets nest. Those inside strings count too, so it is never too small."""
+    return max(itertools.accumulate(1 if c in "[{" else -1 if c in "]}" else 0 for c in text), default=0)
+
+
 def expect_file(path: Path) -> None:
     """Raises StorageError where the path is a folder, or anything else but a file. It may be missing."""
     if path.exists() and not path.is_file():
@@ -276,3 +317,38 @@ def _end_of_last_line(file: io.FileIO) -> int:
             return start + newline + 1
         end = start
     return 0
+
+
+def lock_folder(folder: Path, setting: str, name: str = ".lock") -> TextIO:
+    """Makes the folder and locks it until the returned file is closed or the process ends.
+
+    Raises RunDirectoryError, which names the `setting` that chooses the folder, if it cannot be written or is in use.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / name, "a", opener=own_file)  # noqa: SIM115  the caller closes it
+    except OSError as error:
+        raise RunDirectoryError(
+            f"cannot write {folder}: {error.strerror or error}. Choose another {setting}."
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise RunDirectoryError(
+            f"another process is running in {folder}. Wait for it, stop it, or choose another {setting}."
+        ) from error
+    return lock
+
+
+def missing_folders(folder: Path) -> list[Path]:
+    """The folder and those above it that do not exist, the deepest first."""
+    folder = folder.absolute()
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Removes the folders in which nothing is. Never raises."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()

@@ -15,36 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from cojax.durable import sweep
-from cojax.pool import TaskPool, task_record
+from cojax.pool import task_record
 from cojax.settings.tree import Settings
 from cojax.signals import Memory, apply
-from cojax.storage.array_files import ArrayStore
-from cojax.storage.checksums import CheckedLog, fingerprint, has_valid_checksum, with_checksum
-from cojax.storage.differences import FREE_SETTINGS, changed_code, check_facts, differences, history
+from cojax.storage.checkpoint import ArrayStore
+from cojax.storage.checksums import fingerprint, has_valid_checksum, with_checksum
+from cojax.storage.differences import FREE_SETTINGS, changed_code, check_facts, differences, history, stored_config
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, PastTrajectories, read_trajectories, record_of
-from cojax.storage.files import explain_reading, read_json, write_json
-from cojax.storage.folder_lock import RunDirectoryError, lock_folder
-from cojax.storage.run_files import FOLDERS, REMADE, RunFiles
-from cojax.storage.verify import Verified, verify
+from cojax.storage.files import RunDirectoryError, explain_reading, lock_folder, read_json, write_json
+from cojax.storage.run_files import FOLDERS, LOGS, REMADE, RunFiles, Verified, verify
 from cojax.synthesis import Synthesis
 from cojax.types import Group, Signal, Task, to_json
 
 _LOG = logging.getLogger(__name__)
 # The objects of summary.json that the closing table shows.
 _SUMMARY_OBJECTS = ("signals", "verdicts", "added", "outcomes", "seconds", "tokens")
-
-
-@dataclasses.dataclass(frozen=True)
-class Resumed:
-    """The state of a run, read back from a checkpoint: the arrays and the host state."""
-
-    step: int
-    arrays: Any
-    pool: TaskPool
-    memory: Memory
-    pending: tuple[Signal, ...]
-    waiting: tuple[Group, ...]
-    host: Mapping[str, Any]
 
 
 class RunDirectory:
@@ -63,19 +48,13 @@ class RunDirectory:
         self.in_todays_keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
         self._lock = lock_folder(folder, "--config.workdir")
         self.files = RunFiles(folder, checkpoints_kept, episodes_kept, array_files)
-        self.metrics, self.tasks, self.memory = (self.files.logs[name] for name in ("metrics", "tasks", "memory"))
-        self.signals, self.drafts = self.files.logs["signals"], self.files.logs["drafts"]
-        self.expeditions, self.quarantine = self.files.logs["expeditions"], self.files.logs["quarantine"]
-        self.episodes, self.waiting = self.files.episodes, self.files.waiting
-        self.checkpointer = self.files.checkpointer
+        self.logs = self.files.logs  # the append-only logs by name
+        self.metrics, self.tasks, self.signals, self.drafts = (self.logs[name] for name in LOGS[:4])
+        self.expeditions, self.quarantine, self.memory = (self.logs[name] for name in LOGS[4:])
+        self.episodes, self.checkpointer = self.files.episodes, self.files.checkpointer
         self._verified: Verified | None = None
         # The first step whose episodes retention has not dropped.
         self._first_episodes = 0
-
-    @property
-    def logs(self) -> dict[str, CheckedLog]:
-        """The append-only logs by name."""
-        return self.files.logs
 
     def close(self) -> None:
         """Unlocks the folder."""
@@ -125,10 +104,7 @@ class RunDirectory:
                 "--config.workdir."
             )
         try:
-            record = read_json(path)
-            if not isinstance(record["config"], dict):
-                raise ValueError("it holds no settings")
-            has_valid_checksum(record)
+            record = stored_config(path)
             check_facts(record)
             record["config"] = self.in_todays_keys(record["config"])
         except (OSError, ValueError, KeyError, RecursionError) as error:
@@ -151,9 +127,9 @@ class RunDirectory:
     @property
     def _has_steps(self) -> bool:
         """Whether the folder holds any file that only a training step writes."""
-        logs = (self.metrics, self.files.logs["signals"], self.files.logs["memory"])
         later = any(step > 0 for step in self.episodes.steps())
-        return later or any(log.length for log in logs) or (self.folder / "summary.json").exists()
+        written = any(log.length for log in (self.metrics, self.signals, self.memory))
+        return later or written or (self.folder / "summary.json").exists()
 
     def _expect_no_steps(self) -> None:
         """Raises RunDirectoryError if the folder holds training steps, whose checkpoints are then missing."""
@@ -165,7 +141,7 @@ class RunDirectory:
 
     def cut(self, found: Verified) -> None:
         """Truncates the logs and episodes to the verified checkpoint."""
-        for log in (*self.files.logs.values(), self.files.checksums.log):
+        for log in (*self.logs.values(), self.files.checksums.log):
             log.cut()
         self.episodes.truncate(found.step)
 
@@ -175,13 +151,13 @@ class RunDirectory:
         Raises RunDirectoryError if the run went further but its checkpoints are missing.
         """
         self._expect_no_steps()
-        for log in (*self.files.logs.values(), self.files.checksums.log):
+        for log in (*self.logs.values(), self.files.checksums.log):
             log.clear()
         self.episodes.truncate(-1)
-        self.waiting.truncate(-1)
+        self.files.waiting.truncate(-1)
         self.files.note(REMADE)
 
-    def resume(self, like: Any, memory: Memory) -> Resumed | None:
+    def resume(self, like: Any, memory: Memory) -> Verified | None:
         """The state of the newest sound checkpoint, or None if none was ever saved; truncates the logs to it.
 
         All files are verified before any is truncated. `like` are arrays, or their shapes, to restore into. `memory` is
@@ -199,7 +175,7 @@ class RunDirectory:
         )
         for changes in found.changes:
             apply(memory, changes)
-        return Resumed(found.step, arrays, found.pool, memory, found.pending, found.waiting, found.host)
+        return dataclasses.replace(found, arrays=arrays, memory=memory)
 
     def add_tasks(self, tasks: Sequence[Task]) -> None:
         self.tasks.append(task_record(task) for task in tasks)
@@ -242,7 +218,7 @@ class RunDirectory:
         """
         trajectories = [to_json(trajectory) for group in waiting for trajectory in group.trajectories]
         if trajectories:
-            self.files.checksums.add_file(self.waiting.path(step), self.waiting.write(step, trajectories))
+            self.files.checksums.add_file(self.files.waiting.path(step), self.files.waiting.write(step, trajectories))
         # The run may be resumed from any checkpoint kept, and its next evolution reads the episodes since the last one.
         evolved = [kept["evolved"] for kept in self.checkpointer.hosts(self.checkpointer.kept(step)[:-1])]
         first = self.episodes.first_kept(1 + min([*evolved, host["evolved"]]))
@@ -250,11 +226,11 @@ class RunDirectory:
         files = {"first_episodes": self._first_episodes, "waiting": len(trajectories), "logs": self._extents()}
         self.checkpointer.save(step, arrays, {**host, **files})
         self.episodes.drop_before(self._first_episodes)
-        self.waiting.retain(self.checkpointer.steps())
+        self.files.waiting.retain(self.checkpointer.steps())
 
     def _extents(self) -> dict[str, list[Any]]:
         """The extents of all logs, once checksums.jsonl holds the checksum of every line."""
-        logs = {**self.files.logs, **self.files.paid}
+        logs = {**self.logs, **self.files.paid}
         extents = {name: log.extent() for name, log in logs.items()}
         self.files.checksums.add_lines({name: log.take_new_sums() for name, log in logs.items()})
         extents["checksums"] = self.files.checksums.log.extent()

@@ -1,17 +1,20 @@
-"""The files of a run directory, by name."""
+"""The files of a run directory by name, and their verification: it reads all of them and changes nothing on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.array_files import ArrayFiles, ArrayStore
-from cojax.storage.checkpoint import Checkpointer
-from cojax.storage.checksums import CheckedLog, Checksums, fingerprint, with_checksum
+from cojax.pool import TaskPool, task_from_record
+from cojax.signals import Memory
+from cojax.storage.checkpoint import ArrayFiles, ArrayStore, Checkpointer, CheckpointError, SoundCheckpoint
+from cojax.storage.checksums import CheckedLog, Checksums, Extent, fingerprint, with_checksum
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, Episodes, record_of, write_episodes
-from cojax.storage.files import StorageError, write_json
-from cojax.types import Trajectory
+from cojax.storage.files import StorageError, expect_no_links, explain_reading, is_number, read_json, write_json
+from cojax.types import Group, Signal, Task, Trajectory, from_json
 
 # The append-only logs, which resuming cuts back to a checkpoint. Nothing is read back from quarantine.jsonl.
 LOGS = ("metrics", "tasks", "signals", "drafts", "expeditions", "quarantine", "memory")
@@ -24,6 +27,11 @@ DERIVED_FILES = ("summary.json", "final.json", FINAL_EPISODES, "report.html", "r
 DERIVED = (*DERIVED_FILES, "report_files", "tensorboard")
 FOLDERS = ("checkpoints", "episodes", "waiting", "tokenizer", "base", "report_files", "tensorboard", "evaluations")
 RESTORE = "Restore it from a copy, or start in a new workdir."
+_FILES = (
+    "config.json", "initial.json", "held_out.json", "model.json", "zero_shot.json", ZERO_SHOT_EPISODES, *DERIVED_FILES,
+)  # fmt: skip
+# The errors that reading a record from damaged JSON may raise.
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
 
 
 class RunFiles:
@@ -87,3 +95,255 @@ class RunFiles:
         path = self.folder / beside
         write_episodes(path, (record_of(episode, times=False) for episode in episodes))
         write_json(self.folder / name, with_checksum({**record, "episodes": fingerprint(path)}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Verified:
+    """A checkpoint, after every file of the run was verified.
+
+    `changes` are those of the detectors' memory, oldest first. `pending` are the signals that no evolution has used
+    yet. `checked` is False for a checkpoint of an older version, which has no checksums. `RunDirectory.resume` adds
+    the `arrays`, and the `memory` with the changes.
+    """
+
+    step: int
+    host: Mapping[str, Any]
+    pool: TaskPool
+    changes: tuple[Mapping[str, Any], ...]
+    pending: tuple[Signal, ...]
+    waiting: tuple[Group, ...]
+    checked: bool
+    warnings: tuple[str, ...]
+    arrays: Any = None
+    memory: Memory = dataclasses.field(default_factory=dict)
+
+
+def verify(files: RunFiles | Path) -> Verified | None:
+    """The newest sound checkpoint, from which the run can be resumed; None if no checkpoint was ever saved.
+
+    Changes nothing. Raises StorageError or CheckpointError, which name the file and what to do, for any file that has
+    changed since it was written.
+    """
+    files = RunFiles(files) if isinstance(files, Path) else files
+    try:
+        _check_kinds(files.folder)
+        found = files.checkpointer.newest()
+        verified = None if found is None else _verified(files, found)
+        # Later lines of the paid logs are verified by the checksums that they carry.
+        for log in files.paid.values():
+            log.absorb()
+        return verified
+    except (StorageError, CheckpointError):
+        raise
+    except OSError as error:
+        raise explain_reading(error, files.folder) from error
+
+
+def _verified(files: RunFiles, found: SoundCheckpoint) -> Verified:
+    """Verifies the logs first, then the files whose checksums they hold, then the records."""
+    step, host = found.step, found.host
+    path = files.checkpointer.folder / str(step) / "host.json"
+    _check_host(host, path)
+    checked = "logs" in host
+    warnings = list(found.faults)
+    if checked:
+        _check_logs(files, host["logs"], path)
+        _check_files(files, found)
+    else:
+        warnings.append(
+            f"checkpoint {path.parent} carries no checksums, as an older version wrote it: the files of the run were "
+            "checked only for being readable and complete; its next checkpoint carries checksums"
+        )
+        _adopt_logs(files, host["lengths"], path)
+        _check_steps(files, step, step - (host.get("record") is not None))
+        _check_episodes(files, step, host["evolved"])
+    tasks = _tasks(files.logs["tasks"])
+    if host["fresh"] > len(tasks):
+        raise CheckpointError(f"{path} counts {host['fresh']} fresh tasks, but there are {len(tasks)} tasks. {RESTORE}")
+    return Verified(
+        step,
+        host,
+        TaskPool.of(tasks, fresh=host["fresh"]),
+        tuple(_changes(files.logs["memory"])),
+        tuple(_pending(files.logs["signals"], host["evolved"])),
+        _waiting(files.waiting, step, host.get("waiting", 0)),
+        checked,
+        tuple(warnings),
+    )
+
+
+def _check_kinds(folder: Path) -> None:
+    """Raises StorageError if a folder is in the place of a file, or a file in that of a folder, or a link in any."""
+    expect_no_links(folder)
+    for name in (*_FILES, *FOLDERS):
+        path, kind = folder / name, "folder" if name in FOLDERS else "file"
+        if path.exists() and (path.is_dir() if kind == "file" else not path.is_dir()):
+            fix = ": it is made again" if name in (*DERIVED, *REMADE) else ", and restore it from a copy"
+            raise StorageError(f"{path} is no {kind}; expected one. Move it away{fix}.")
+    for name, kind in (("checkpoints", "folder"), ("episodes", "file"), ("waiting", "file")):
+        for path in sorted((folder / name).glob("*")):
+            if is_number(path.name.partition(".")[0]) and path.is_dir() is (kind == "file"):
+                raise StorageError(f"{path} is no {kind}; expected one for a step. Move it away.")
+
+
+def _check_host(host: Mapping[str, Any], path: Path) -> None:
+    """Raises CheckpointError where the host state, read from `path`, has not the form that a run writes."""
+    counts = [host.get("evolved"), host.get("fresh"), host.get("waiting", 0)]
+    lengths = host.get("lengths", {}) if "logs" not in host else {}
+    clock = host.get("clock", {"parts": {}, "total": 0.0})
+    try:
+        seconds = [*clock["parts"].values(), clock["total"]]
+        counts += lengths.values()
+    except _MALFORMED as error:
+        raise CheckpointError(f"{path} is no host state of a run: {error}. {RESTORE}") from error
+    whole = all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts)
+    if (
+        not whole
+        or not all(isinstance(spent, (int, float)) for spent in seconds)
+        or not ({"logs", "lengths"} & {*host})
+    ):
+        raise CheckpointError(
+            f"{path} is no host state of a run: expected counts, lengths of logs and seconds. {RESTORE}"
+        )
+
+
+def _check_logs(files: RunFiles, extents: Mapping[str, list[Any]], path: Path) -> None:
+    """Raises StorageError for the first line of a log that differs from what the checkpoint at `path` stores."""
+    _check_names(files, extents, path)
+    files.checksums.verify(Extent(*extents["checksums"]))
+    for name, log in files.checksummed.items():
+        if name in extents and name != "checksums":
+            log.verify(Extent(*extents[name]), lambda name=name: files.checksums.lines(name))  # type: ignore[misc]
+
+
+def _adopt_logs(files: RunFiles, lengths: Mapping[str, int], path: Path) -> None:
+    """Accepts the logs up to these lengths, as a checkpoint without checksums stores no more of them."""
+    _check_names(files, lengths, path)
+    for name, log in files.logs.items():
+        log.adopt(lengths.get(name, log.length))
+
+
+def _check_names(files: RunFiles, names: Mapping[str, Any], path: Path) -> None:
+    """Raises CheckpointError for the name of a log that this version does not have."""
+    if unknown := sorted(names.keys() - files.checksummed.keys()):
+        raise CheckpointError(
+            f"{path} knows a log {unknown[0]!r}, which this version does not have. Use the version that wrote it."
+        )
+
+
+def _check_files(files: RunFiles, found: SoundCheckpoint) -> None:
+    """Raises StorageError for a file that is missing, or differs from the fingerprint taken when it was written."""
+    hosts = [found.host] if found.faults else files.checkpointer.hosts(files.checkpointer.steps())
+    # Where a later checkpoint cannot be read, it is not known which episodes it had dropped.
+    dropped = found.host["evolved"] + 1 if found.faults else max(host.get("first_episodes", 0) for host in hosts)
+    for name, expected in files.checksums.files().items():
+        path, (top, _, rest) = files.folder / name, name.partition("/")
+        step = int(rest.partition(".")[0]) if top in ("episodes", "waiting") else None
+        if top == "waiting" and (step != found.step or not found.host["waiting"]):
+            continue
+        if not path.exists():
+            if top in REMADE or (top == "episodes" and step is not None and step < dropped):
+                continue
+            raise StorageError(f"{path} is missing; {_need(top, step, found.host['evolved'])}. {RESTORE}")
+        if fingerprint(path) != expected:
+            fix = "Restore it from a copy, or delete it: it is made again." if top in REMADE else RESTORE
+            raise StorageError(f"{path} is not what the run wrote: its size or checksum differs. {fix}")
+
+
+def _need(folder: str, step: int | None, evolved: int) -> str:
+    """Why a file in this folder of the run is needed."""
+    if folder == "episodes" and step is not None and step > evolved:
+        return "signals that are still to be explored point to its episodes"
+    return "the next step begins with its episodes" if folder == "waiting" else "the run wrote it"
+
+
+def _check_episodes(files: RunFiles, step: int, evolved: int) -> None:
+    """Checks the files of a checkpoint without checksums: raises StorageError for one that is lost or unreadable."""
+    kept = [other for other in files.episodes.steps() if other <= step]
+    # Retention drops only the oldest.
+    first = min([*kept[:1], evolved + 1])
+    for wanted in range(first, step + 1):
+        if wanted not in kept:
+            need = _need("episodes", wanted, evolved)
+            raise StorageError(f"{files.episodes.path(wanted)} is missing; {need}. {RESTORE}")
+        if not files.episodes.read(wanted):
+            raise StorageError(f"{files.episodes.path(wanted)} holds no episode. {RESTORE}")
+    for path in (files.folder / "model.json", files.folder / "initial.json", files.folder / "zero_shot.json"):
+        try:
+            if path.exists():
+                read_json(path)
+        except ValueError as error:
+            raise StorageError(f"{path} cannot be read: {error}. {RESTORE}") from error
+
+
+def _check_steps(files: RunFiles, step: int, recorded: int) -> None:
+    """Checks the steps of the logs of a checkpoint without checksums; metrics.jsonl ends with step `recorded`.
+
+    Raises StorageError for a log whose steps are not in order, or end early.
+    """
+    last_steps = {"metrics": recorded, "memory": step, "signals": None, "drafts": None, "expeditions": None}
+    for name, last in last_steps.items():
+        log, before = files.logs[name], 0
+        for line, record in enumerate(log.records(), 1):
+            number = record.get("step")
+            if not isinstance(number, int) or number < before or number > step or (last and number != before + 1):
+                raise StorageError(f"{log.path}, line {line}: step {number} after step {before}. {RESTORE}")
+            before = number
+        if last not in (None, before):
+            raise StorageError(
+                f"{log.path} ends with step {before} by the length that checkpoint {step} knows; expected step {last}. "
+                f"{RESTORE}"
+            )
+
+
+def _tasks(log: CheckedLog) -> list[Task]:
+    """The tasks of the pool in order. Raises StorageError for a line that is no task, or a task that is there twice."""
+    tasks: dict[str, Task] = {}
+    for line, record in enumerate(log.records(), 1):
+        try:
+            task = task_from_record(record)
+        except _MALFORMED as error:
+            raise StorageError(f"{log.path}, line {line}: {str(error).removeprefix('tasks.jsonl: ')}") from error
+        if task.id in tasks:
+            raise StorageError(f"{log.path}, line {line}: task {task.id} is there twice. {RESTORE}")
+        tasks[task.id] = task
+    return list(tasks.values())
+
+
+def _changes(log: CheckedLog) -> Iterator[Mapping[str, Any]]:
+    """The changes of the detectors' memory, oldest first. Raises StorageError for a line that holds none."""
+    for line, record in enumerate(log.records(), 1):
+        changes = record.get("changes")
+        if not isinstance(changes, dict) or not all(isinstance(values, dict) for values in changes.values()):
+            raise StorageError(f"{log.path}, line {line}: no changes of a memory. {RESTORE}")
+        yield changes
+
+
+def _pending(log: CheckedLog, evolved: int) -> Iterator[Signal]:
+    """The signals that no evolution has used yet. Raises StorageError for a line that is no signal."""
+    for line, record in enumerate(log.records(), 1):
+        try:
+            signal = from_json(Signal, {name: value for name, value in record.items() if name != "step"})
+            if record["step"] > evolved:
+                yield signal
+        except _MALFORMED as error:
+            raise StorageError(f"{log.path}, line {line}: no signal: {error}. {RESTORE}") from error
+
+
+def _waiting(episodes: Episodes, step: int, count: int) -> tuple[Group, ...]:
+    """The groups that were sampled ahead when `step` was checkpointed: `count` episodes in all.
+
+    Raises StorageError where they are not all there, or cannot be read.
+    """
+    if not count:
+        return ()
+    records, path = episodes.read(step), episodes.path(step)
+    if len(records) != count:
+        raise StorageError(
+            f"{path} holds {len(records)} of the {count} episodes that step {step + 1} begins with. {RESTORE}"
+        )
+    try:
+        trajectories = [from_json(Trajectory, record) for record in records]
+    except _MALFORMED as error:
+        raise StorageError(f"{path} holds no episodes: {error}. {RESTORE}") from error
+    return tuple(Group(task, tuple(found)) for task, found in itertools.groupby(trajectories, lambda found: found.task))

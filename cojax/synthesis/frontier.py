@@ -67,7 +67,7 @@ class _Partners:
 
     def tools(self, task: Task) -> list[str]:
         """The tools of the solution in order, without the ending."""
-        return [tool for action in task.solution for tool in tools_of(action) if tool != self._ending]
+        return [tool for action in task.solution for tool in tools_of(action, task.environment) if tool != self._ending]
 
     def draw(self, rng: random.Random) -> tuple[Trajectory, Trajectory] | None:
         """Two of the tasks, of which the first is drawn from all alike that can be joined; None if there is none."""

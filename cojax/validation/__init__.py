@@ -18,16 +18,15 @@ from cojax.explorer import Explorer, Metered
 from cojax.explorer.scripted.windows import phrase_steps, tool_documentation
 from cojax.host.deadlines import PATIENCE, ask_within
 from cojax.settings.tree import ValidationSettings
-from cojax.types import Action, Call, Message, Status, Task, TaskDraft, Turn, Verdict, signature
-from cojax.validation import necessity, query, safety
-from cojax.validation.answer_check import asking_flaw, check_answer, takes_answer
-from cojax.validation.attempts import Attempts
+from cojax.types import Action, Call, Message, Task, TaskDraft, Turn, Verdict, signature
+from cojax.validation import query, safety
+from cojax.validation.answers import asking_flaw, check_answer, takes_answer
 from cojax.validation.conditions import false_condition
 from cojax.validation.consistency import Documents, QueryMatch, compare_query
-from cojax.validation.controls import NegativeControls
+from cojax.validation.controls import NegativeControls, after_the_end, opening, triplets
 from cojax.validation.exclusions import Exclusions
-from cojax.validation.judge import Judge
-from cojax.validation.refusal import DraftRefused
+from cojax.validation.opinions import Attempts, Judge
+from cojax.validation.query import DraftRefused
 
 __all__ = ["Attempts", "Exclusions", "Judge", "Validation"]
 
@@ -43,8 +42,8 @@ class Validation:
                - the solution runs twice through the same states and earns full reward;
                - its end differs from that of doing nothing, which does not earn full reward;
                - the solution without any one of its effective actions does not earn full reward (controls.py);
-               - no look-up is superfluous (necessity.py);
-               - an answer was shown by an action and does not stand in the query (answer_check.py);
+               - no look-up is superfluous (controls.py);
+               - an answer was shown by an action and does not stand in the query (answers.py);
                - the query agrees with the solution (consistency.py);
                - if attempts are made that see only the query, at least one earns full reward.
     retained   The run or every attempt fails, but the environment returns a positive reward (the paper's rule). The
@@ -83,22 +82,18 @@ class Validation:
         """
         evidence: list[str] = []
         try:
-            self._readable(draft)
+            _refuse(query.flaw(draft.query, self.longest_query, self.control_tokens) or query.oversize(draft.solution))
             task = Task(draft.environment, draft.query, draft.setup, draft.solution)
             self._admissible(task, draft, known, evidence)
             if not self.enabled:
                 return Verdict("accepted", (*evidence, "not validated: validation is off")), task
             run = self._run(task, task.solution)
-            if reason := necessity.after_the_end(task.solution, len(run.trajectory.turns), explorer.ending):
-                raise DraftRefused(reason)
+            _refuse(after_the_end(task.solution, len(run.trajectory.turns), explorer.ending))
             if failure := _failure(run):
-                evidence.append(failure)
-                retained = run.trajectory.reward > 0
-                evidence.append(f"the environment returned {run.trajectory.reward:.2f}")
-                return Verdict("retained" if retained else "discarded", tuple(evidence)), None
+                evidence += [failure, f"the environment returned {run.trajectory.reward:.2f}"]
+                return Verdict("retained" if run.trajectory.reward > 0 else "discarded", tuple(evidence)), None
             evidence.append(f"runs: {len(task.solution)} actions, full reward")
-            if reason := self.exclusions.why_done(task, run, self._run):
-                raise DraftRefused(reason)
+            _refuse(self.exclusions.why_done(task, run, self._run))
             self._repeatable(task, run, evidence)
             bare = self._bare_ending(task, explorer.ending)
             nothing = self._worth_doing(task, run, bare, evidence)
@@ -108,9 +103,11 @@ class Validation:
             controls = NegativeControls(task, run, explorer.ending, rest, agreed, self._documents, phrase, self._run)
             controls.examine(self.controls, evidence)
             if self.judge is not None:
-                self._judged(task, draft, _metered(explorer), evidence)
+                evidence.append(self.judge(task, draft, _metered(explorer).remaining_budget(), self.safe))
             if self.attempts is not None:
-                return self._attempted(task, self.attempts, _metered(explorer), evidence)
+                found = self.attempts(self.environment, task, _metered(explorer), self.play)
+                verdict = dataclasses.replace(found, evidence=(*evidence, *found.evidence))
+                return verdict, task if verdict.status == "accepted" else None
         except DraftRefused as reason:
             return Verdict("discarded", (*evidence, str(reason)), quarantine=reason.quarantine), None
         except EnvironmentFailure as failure:
@@ -121,12 +118,6 @@ class Validation:
     def _documents(self) -> Documents:
         return ask(tool_documentation, self.environment)
 
-    def _readable(self, draft: TaskDraft) -> None:
-        """Raises DraftRefused for a query or a solution that must not be processed any further."""
-        reason = query.flaw(draft.query, self.longest_query, self.control_tokens) or query.oversize(draft.solution)
-        if reason:
-            raise DraftRefused(reason)
-
     def _admissible(self, task: Task, draft: TaskDraft, known: Callable[[str], bool], evidence: list[str]) -> None:
         """Raises DraftRefused for a draft that is objected to, known, an evaluation task or unsafe."""
         if draft.objections:
@@ -136,8 +127,7 @@ class Validation:
             raise DraftRefused("has no actions")
         if known(task.id):
             raise DraftRefused(f"duplicate of task {task.id}")
-        if reason := self.exclusions.why(task):
-            raise DraftRefused(reason)
+        _refuse(self.exclusions.why(task))
         evidence.append("new, and no evaluation task")
         if self.safe and (rule := safety.violated_rule(draft)):
             raise DraftRefused(f"set aside for review: {rule}", quarantine=rule)
@@ -190,53 +180,26 @@ class Validation:
     ) -> QueryMatch:
         """Compares the query with the solution. Raises DraftRefused for an answer that no action showed, that the query
         gives away or does not ask for, or that it asks for and does not get."""
-        steps = necessity.triplets(run)
-        document = self._documents.get(ending, {})
-        answer = check_answer(task.query, steps, run.states[-1], ending, document)
-        if answer.against:
-            raise DraftRefused(answer.against)
-        evidence += [answer.line] if answer.line else []
+        steps, document = triplets(run), self._documents.get(ending, {})
+        if answer := check_answer(task.query, steps, run.states[-1], ending, document):
+            evidence.append(answer)
         worded = phrase_steps(self.environment, steps)
-        opening = necessity.opening(run)
-        agreed = compare_query(task.query, task.environment, steps, opening, worded, self._documents, ending)
-        if answer.line:
+        agreed = compare_query(task.query, task.environment, steps, opening(run), worded, self._documents, ending)
+        if answer:
             without = self._run(task, (*task.solution[:-1], bare))
-            told = phrase_steps(self.environment, necessity.triplets(without))
+            told = phrase_steps(self.environment, triplets(without))
             # Where nothing else is done, the query can only ask for the answer.
             compared = without.complete and without.states[-1] != nothing.states[-1]
         else:
             told, compared = worded, not agreed.worded and takes_answer(run.states[-1], ending, document)
         if agreed.against:
             return agreed  # raised when the look-ups have been examined
-        if compared and (
-            reason := asking_flaw(task.query, steps, run.effective, told, bool(answer.line), self._documents)
-        ):
-            raise DraftRefused(reason)
+        if compared:
+            _refuse(asking_flaw(task.query, steps, run.effective, told, bool(answer), self._documents))
         if not agreed.worded and (false := false_condition(task.query, steps, run.effective, run.states)):
             raise DraftRefused(f"the query makes it depend on {false!r:.60}, which does not hold")
         evidence.append(agreed.line)
         return agreed
-
-    def _judged(self, task: Task, draft: TaskDraft, explorer: Metered, evidence: list[str]) -> None:
-        """Raises DraftRefused where the judge refuses the draft."""
-        assert self.judge is not None
-        opinion = self.judge(task, draft, explorer.remaining_budget())
-        if opinion.unsafe and self.safe:
-            raise DraftRefused(f"set aside for review: {opinion.line}", quarantine=opinion.line)
-        if opinion.veto:
-            raise DraftRefused(opinion.line)
-        evidence.append(opinion.line)
-
-    def _attempted(
-        self, task: Task, attempts: Attempts, explorer: Metered, evidence: list[str]
-    ) -> tuple[Verdict, Task | None]:
-        """The verdict given the rewards of attempts that see only the query."""
-        found = attempts(self.environment, task, explorer, self.play)
-        evidence.append(found.line)
-        if found.solved:
-            return Verdict("accepted", tuple(evidence), found.difficulty), task
-        status: Status = "retained" if found.best > 0 else "discarded"
-        return Verdict(status, tuple(evidence), found.difficulty), None
 
     def _run(self, task: Task, actions: tuple[Action, ...]) -> Replay:
         """One replay. Raises EnvironmentFailure if the environment failed or timed out: that proves nothing."""
@@ -244,6 +207,12 @@ class Validation:
         if not run.trajectory.valid or run.trajectory.outcome == "timeout":
             raise EnvironmentFailure(run.trajectory.error)
         return run
+
+
+def _refuse(reason: str) -> None:
+    """Raises DraftRefused where there is a reason."""
+    if reason:
+        raise DraftRefused(reason)
 
 
 def _failure(run: Replay) -> str:

@@ -9,41 +9,34 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from cojax.types import Action, Triplet
-from cojax.validation.code import names_and_literals
-from cojax.validation.consistency import synonym
-from cojax.validation.mention import Mentions, fold, stem, words
+from cojax.validation.consistency import names_and_literals, synonym
+from cojax.validation.mention import NUMBERS, Mentions, fold, sentences, stem, words
 
 # Most values of a state that are looked at, and their depth; most conditions of a query.
 _VALUES, _DEEPEST, _CONDITIONS = 20_000, 8, 8
-_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 _IF = re.compile(
     r"\b(if|unless|in case|provided(?: that)?|as long as|assuming(?: that)?|when(?:ever)?|^should) (?!not\b|so\b)"
 )
 _ELSE = re.compile(r"\b(?:otherwise|else|if not)\b")
 _END = re.compile(r"[,;:]|\bthen\b|\bplease\b")
-_COUNTING = "no one two three four five six seven eight nine ten eleven twelve"
-_NUMBERS = dict(zip(_COUNTING.split(), range(13), strict=True)) | {"fifteen": 15, "twenty": 20, "fifty": 50}
-# How a count is bounded → what is added to the number, for the least and for the most that it may be.
-_LEAST = {"more than": 1, "over": 1, "above": 1, "at least": 0, "or more": 0}
-_MOST = {
-    "no more than": 0,
-    "fewer than": -1,
-    "less than": -1,
-    "under": -1,
-    "below": -1,
-    "at most": 0,
-    "or fewer": 0,
-    "or less": 0,
+_NUMBERS = {"no": 0, **NUMBERS}
+# How a count is bounded → the comparison with the number.
+_BOUNDS = {
+    **dict.fromkeys(("more than", "over", "above"), operator.gt),
+    **dict.fromkeys(("at least", "or more"), operator.ge),
+    **dict.fromkeys(("no more than", "at most", "or fewer", "or less"), operator.le),
+    **dict.fromkeys(("fewer than", "less than", "under", "below"), operator.lt),
 }
 _SOME = re.compile(r"\bthere(?: is| are|'s) (?:(?:any|some|an?) )?(?P<noun>\w+)$")
 _NUMBER_OF = re.compile(r"\bthe number of (\w+) is (?:equal to )?(.*)")
 _COUNT = re.compile(
-    rf"\b(?:(?P<how>{'|'.join((*_LEAST, *_MOST))}|exactly) )?(?P<number>\d{{1,9}}|{'|'.join(_NUMBERS)})"
+    rf"\b(?:(?P<how>{'|'.join(_BOUNDS)}|exactly) )?(?P<number>\d{{1,9}}|{'|'.join(_NUMBERS)})"
     r"(?: (?P<tail>or more|or fewer|or less))?(?P<filter> \w+)?? (?P<noun>\w+)\b"
     r"(?P<more> (?:from|in|on|of|with|that|by|to)\b)?"
 )
@@ -63,8 +56,7 @@ _NOT = re.compile(r"\bnot\b|n't\b")
 _PRONOUN = re.compile(r"(?:it|this|that|they|he|she)?")
 # What may be said of any value.
 _VAGUE = "long short empty unknown early late old new good bad right wrong missing free full ready not too very about"
-_WEEK = "monday tuesday wednesday thursday friday saturday sunday"
-_DAYS = frozenset(_WEEK.split())
+_DAYS = "monday tuesday wednesday thursday friday saturday sunday"
 
 
 def false_condition(
@@ -75,31 +67,31 @@ def false_condition(
     `changing` are the positions of the steps that change the world, and `states` those before and after every step.
     Where the query says what is to be done otherwise, the solution must take the right one of the two branches.
     """
-    sentences = [fold(sentence) for sentence in _SENTENCE.split(query) if sentence.strip()]
+    said = sentences(query)
     # A query of a person has one or two.
-    conditions = [(place, found) for place, one in enumerate(sentences) if (found := _IF.search(one))][:_CONDITIONS]
+    conditions = [(place, found) for place, one in enumerate(said) if (found := _IF.search(one))][:_CONDITIONS]
     if not changing or not conditions:
         return ""
     worlds = [_World(state) for place, state in enumerate(states) if place == 0 or place - 1 in changing][:-1]
     for place, found in conditions:
-        before, rest = sentences[place][: found.start()], sentences[place][found.end() :]
+        before, rest = said[place][: found.start()], said[place][found.end() :]
         end = _END.search(rest) or _ELSE.search(rest)
-        said = rest[: end.start()] if end else rest
-        holds = {truth if truth is None else truth != (found[1] == "unless") for truth in _truths(said, before, worlds)}
-        if len(holds) != 1 or None in holds:
+        condition = rest[: end.start()] if end else rest
+        truths = {_truth(condition, before, one) for one in worlds}
+        if len(truths) != 1 or None in truths:
             continue
-        others = [*sentences[:place], *sentences[place + 1 :]]
-        if place + 1 < len(sentences) and _ELSE.match(sentences[place + 1]):
+        others = [*said[:place], *said[place + 1 :]]
+        if place + 1 < len(said) and _ELSE.match(said[place + 1]):
             rest = f"{rest} {others.pop(place)}"
         branch = _ELSE.search(rest)
         then, other = (rest[: branch.start()], rest[branch.end() :]) if branch else (rest, "")
         actions = [steps[step].action for step in changing]
-        if _acts_wrongly(f"{before} {then}", other, " ".join(others), actions, *holds):
-            return said.strip()
+        if _acts_wrongly(f"{before} {then}", other, " ".join(others), actions, truths != {found[1] == "unless"}):
+            return condition.strip()
     return ""
 
 
-def _acts_wrongly(then: str, other: str, elsewhere: str, actions: Sequence[Action], holds: bool | None) -> bool:
+def _acts_wrongly(then: str, other: str, elsewhere: str, actions: Sequence[Action], holds: bool) -> bool:
     """Whether the actions do what the query asks for in the other case: by verbs and values that one branch alone has,
     or, where the query has one branch, by those that it has and does not have elsewhere."""
     done = [one for action in actions for one in _said(action)]
@@ -119,15 +111,14 @@ def _said(action: Action) -> Iterator[set[str]]:
         yield {synonym(word) for text in names_and_literals(action) for word in words(text)}
 
 
-def _truths(said: str, before: str, worlds: Sequence[_World]) -> Iterator[bool | None]:
-    """Whether the condition holds in each world; None where it cannot be told."""
-    parts = _NUMBER_OF.sub(r"there are \2 \1", said.replace("exceeds", "is more than")).split(" and ")
-    for world in worlds:
-        truths = {_truth(part, before, world) for part in parts}
-        yield None if _OR.search(said) else False if False in truths else None if None in truths else True
-
-
 def _truth(said: str, before: str, world: _World) -> bool | None:
+    """Whether the condition holds in the world; None where it cannot be told."""
+    parts = _NUMBER_OF.sub(r"there are \2 \1", said.replace("exceeds", "is more than")).split(" and ")
+    truths = [_truth_of_one(part, before, world) for part in parts]
+    return None if _OR.search(said) else False if False in truths else None if None in truths else True
+
+
+def _truth_of_one(said: str, before: str, world: _World) -> bool | None:
     """Whether one of several conditions that "and" joins holds."""
     count = _COUNT.search(said)
     sizes = (world.sizes(count["noun"]) or world.amounts(said[: count.start()], count["noun"])) if count else []
@@ -146,13 +137,11 @@ def _truth(said: str, before: str, world: _World) -> bool | None:
 def _counted(said: re.Match[str], sizes: Sequence[float]) -> bool | None:
     """Whether collections of these sizes fit what is said of their number; None where it is said of some entries."""
     number = int(said["number"]) if said["number"].isdigit() else _NUMBERS[said["number"]]
-    how = said["how"] or said["tail"] or said["number"]
+    fits = _BOUNDS.get(said["how"] or said["tail"], operator.eq)
     some = bool(said["filter"] or said["more"]) or len(sizes) > 1
-    if how in _LEAST:
-        return False if sum(sizes) < number + _LEAST[how] else None if some else True
-    if some:
-        return None
-    return sizes[0] <= number + _MOST[how] if how in _MOST else sizes[0] == number
+    if fits in (operator.gt, operator.ge):
+        return (None if some else True) if fits(sum(sizes), number) else False
+    return None if some else fits(sizes[0], number)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +212,7 @@ class _World:
         # "The day of lunch is …" tells which of its values is meant.
         meant = [(name, leaf) for name, leaf in inner if mentioned.holds(name)]
         told = said["says"] or (meant and value not in _VAGUE.split()) or any(map(str.isdigit, value))
-        if not (flags or kinds or told or value in self.names or value in _DAYS):
+        if not (flags or kinds or told or value in self.names or value in _DAYS.split()):
             return None
         found = any(flags) if flags else any(Mentions(str(leaf)).holds(value) for _, leaf in meant or inner)
         found = found or any(mentioned.holds(fold(str(name))) for names in kinds for name in names)

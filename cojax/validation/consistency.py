@@ -2,23 +2,24 @@
 
 A query that equals the environment's own wording of the steps agrees. In any other query, every argument of a call must
 be named in the query, shown by an earlier action, documented with the tool, or computed from such values. Arguments
-that people may call by another name, such as codes, are not checked, and the evidence says so.
+that people may call by another name, such as codes, are not checked, and the evidence says so. A query asks for
+something in words, and leaves the calls to whoever acts.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-import functools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from cojax.types import Action, Call, Triplet, normalise
-from cojax.validation.code import names_and_literals
-from cojax.validation.mention import Mentions, codified, computed, fold, number_of, specific, words
-from cojax.validation.raw_calls import raw_call
+from cojax.explorer.answers import parse_code
+from cojax.types import Action, Call, Observation, Triplet, normalise
+from cojax.unicode_forms import normal_form
+from cojax.validation.mention import Mentions, codified, computed, fold, leaves, number_of, specific, words
 
 # Most values in a line of evidence, and characters of each.
 _LISTED, _SHORT = 4, 60
@@ -30,7 +31,20 @@ _SYNONYMS = (
     ("find", "read", "show", "search", "list", "view", "look", "check", "day"),
     ("move", "rename", "copy", "send", "share", "forward", "postpone"),
 )
-_VERBS = {verb for synonyms in _SYNONYMS for verb in synonyms}
+_FIRST_SYNONYM = {verb: synonyms[0] for synonyms in _SYNONYMS for verb in synonyms}
+
+# Fewest characters of a value within which nothing counts as a call: a query may ask to write some code to a file.
+_LONG = 12
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_JOINTS = re.compile(r"[\W_]+")
+_NAME = re.compile(r"(?<!\w)\w++(?:(?:[.:-]|::|->)\w++)*+")
+_OPENED = re.compile(r"(?<![\w.])((?:[^\W\d]\w*+\.)*+[^\W\d]\w*+)(?:(\s?)\(|\[)([^()\[\]]{0,200})")
+_SET = re.compile(
+    r"(?:[\"']|\{\s?)(\w{1,80})[\"']?\s?:|\b(\w{1,80}):(?=[\w\"'])|\b(\w{1,80})\s?=(?!=)|(?<!\S)--(\w{1,80})\b"
+)
+_KEYS = frozenset(("arguments", "parameters", "tool", "function", "tool_call", "tool_name", "function_call"))
+# What may stand in brackets after a word as its ending.
+_SUFFIXES = ({"s"}, {"es"}, {"d"}, {"ed"}, {"ing"})
 
 Documents = Mapping[str, Mapping[str, Any]]  # tool → its documentation
 
@@ -87,11 +101,9 @@ def compare_query(
     seen = [opening.replace(query, " "), *(shown_text(step, query) for step in steps)]
     named, open_ = 0, list[str]()
     for place, call in calls:
-        sources = _Sources(
-            asked, Mentions("\n".join(seen[:place])), json.dumps(documents.get(call.name, {}), default=str)
-        )
+        shown, documented = Mentions("\n".join(seen[:place])), json.dumps(documents.get(call.name, {}), default=str)
         for name, value in _arguments(call):
-            if sources.account_for(value):
+            if asked.names(value) or _is_shown(value, asked, shown, documented):
                 named += 1
             elif codified(value):
                 open_.append(f"{value!r:.{_SHORT}}")
@@ -111,37 +123,16 @@ def shown_text(step: Triplet, query: str) -> str:
     return "\n".join(text for text in texts if not (text.strip() and text.strip() in query))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Sources:
-    """Where the value of an argument may come from: the query, what earlier actions showed, the documentation."""
-
-    query: Mentions
-    seen: Mentions
-    documented: str
-
-    def account_for(self, value: Any) -> bool:
-        """Whether the value is named in one of the sources or computed from numbers in them."""
-        if self.query.names(value):
-            return True
-        if not isinstance(value, str):
-            return value in self.seen.numbers or self._documents(json.dumps(value)) or computed(value, self._numbers)
-        folded = fold(value)
-        return (
-            self.seen.holds(folded)
-            or self._documents(value)
-            or all(word in self._words or number_of(word) in self._numbers for word in words(value))
-        )
-
-    @functools.cached_property
-    def _words(self) -> frozenset[str]:
-        return self.query.words | self.seen.words
-
-    @functools.cached_property
-    def _numbers(self) -> frozenset[float]:
-        return self.query.numbers | self.seen.numbers
-
-    def _documents(self, value: str) -> bool:
-        return bool(value) and bool(re.search(rf"(?<![\w.]){re.escape(value)}(?![\w.]*\w)", self.documented, re.I))
+def _is_shown(value: Any, asked: Mentions, shown: Mentions, documented: str) -> bool:
+    """Whether the value stands in what was shown or documented, or is made of words or numbers of the query and it."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    if text and re.search(rf"(?<![\w.]){re.escape(text)}(?![\w.]*\w)", documented, re.IGNORECASE):
+        return True
+    if not isinstance(value, str):
+        return value in shown.numbers or computed(value, asked.numbers | shown.numbers)
+    return shown.holds(fold(value)) or all(
+        any(word in one.words or number_of(word) in one.numbers for one in (asked, shown)) for word in words(value)
+    )
 
 
 def _unrelated(
@@ -165,7 +156,7 @@ def _unrelated(
 
 def synonym(word: str) -> str:
     """The first of the word's synonyms, which stands for all of them."""
-    return next((synonyms[0] for synonyms in _SYNONYMS if word in synonyms), word)
+    return _FIRST_SYNONYM.get(word, word)
 
 
 def _contradiction(asked: set[str], called: set[str], done: set[str], documents: Documents) -> str:
@@ -174,7 +165,7 @@ def _contradiction(asked: set[str], called: set[str], done: set[str], documents:
     # The first word of a name is an application where several tools share it, and it is no verb.
     prefixes = Counter(name[0] for name in split.values() if len(name) > 1)
     shared = {word for word, count in prefixes.items() if count > 1}
-    if shared <= _VERBS:
+    if shared <= _FIRST_SYNONYM.keys():
         # A world without prefixes is one application, and the first word of a name says what a tool does.
         does, applications = {tool: {name[0]} for tool, name in split.items()}, dict.fromkeys(split, "")
     else:
@@ -207,16 +198,7 @@ def documentation_words(documents: Documents, tool: str) -> str:
 
 def _arguments(call: Call) -> Iterator[tuple[str, Any]]:
     """(argument, value) for every value of a call that a query has to name, at any depth."""
-    for name, value in call.arguments.items():
-        waiting = [value]
-        while waiting:
-            inner = waiting.pop()
-            if isinstance(inner, Mapping):
-                waiting += reversed(list(inner.values()))
-            elif isinstance(inner, list | tuple):
-                waiting += reversed(inner)
-            elif specific(inner):
-                yield name, inner
+    return ((name, leaf) for name, value in call.arguments.items() for leaf in leaves(value) if specific(leaf))
 
 
 def _code_words(action: Action) -> Iterator[str]:
@@ -227,3 +209,68 @@ def _code_words(action: Action) -> Iterator[str]:
 
 def _word_counts(text: str) -> Counter[str]:
     return Counter(re.findall(r"\w+", normalise(text)))
+
+
+def syntax_tree(action: Action) -> ast.Module:
+    """The syntax tree of an action's code; empty where its text is no code."""
+    try:
+        return parse_code(Triplet(action, Observation(), 0))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module([], [])
+
+
+def names_and_literals(action: Action) -> Iterator[str]:
+    """The names and literals of an action's code; its whole text where that is no code."""
+    tree = syntax_tree(action)
+    if not tree.body:
+        yield action.text
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
+                yield name
+            case ast.Constant(value=str() | int() | float() as value):
+                yield str(value)
+
+
+def raw_call(query: str, actions: Sequence[Action], tools: Collection[str]) -> str:
+    """What in the query is a call and no words: a fence, a tool's name as code has it, a call, or an argument set.
+
+    "" if nothing is. What stands in a long argument of the solution does not count.
+    """
+    calls = [call for action in actions for call in action.calls]
+    nodes = (node for action in actions if not action.calls for node in ast.walk(syntax_tree(action)))
+    values = {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
+    values |= {str(leaf) for call in calls for leaf in leaves(call.arguments)}
+    text = normal_form("NFKC", query)
+    for value in sorted((value for value in values if len(value) >= _LONG), key=len, reverse=True):
+        text = text.replace(normal_form("NFKC", value), " ")
+    if fenced := next((part for part in text.split("```")[1::2] if _JOINTS.sub("", part)), ""):
+        return fenced
+    parameters = {name for call in calls for name in call.arguments}
+    names = {*tools, *(call.name for call in calls)}
+    names |= {name.rpartition(".")[2] for name in names}
+    joined = {_JOINTS.sub("", name).casefold() for name in names if len(_split(name)) > 1}
+    for found in _NAME.finditer(text):
+        # "Check-in" is a word, also where there is a tool check_in.
+        coded = len(_split(found[0])) > 1 and ("-" not in found[0].replace("->", "") or found[0] in names)
+        if coded and _JOINTS.sub("", found[0]).casefold() in joined:
+            return found[0]
+    single = {name.casefold() for name in names}
+    parts = single | {name.partition("_")[2] for name in single}  # without their application
+    known = {value.casefold() for value in values | parameters}
+    for found in _OPENED.finditer(text):
+        given = {word for word in _JOINTS.split(found[3].casefold()) if word}
+        # "Move (bread, friday)" is a call, and "move (at last)" is not.
+        called = given and given <= known if found[2] else given not in _SUFFIXES
+        name = found[1].casefold()
+        if called and (name if found[2] else name.rpartition(".")[2]) in (single if found[2] else parts):
+            return found[0]
+    for part in text.casefold().split("`")[1::2]:
+        first, *others = _JOINTS.sub(" ", part).split() or [""]
+        if first in parts and others and known.issuperset(others):
+            return part
+    return next((found[0] for found in _SET.finditer(text) if {*found.groups()} & (_KEYS | parameters)), "")
+
+
+def _split(name: str) -> list[str]:
+    return [word for word in _JOINTS.split(_CAMEL.sub(" ", name)) if word]

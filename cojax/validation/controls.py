@@ -1,22 +1,69 @@
 """Negative controls: the solution is run without each of its parts in turn, and must then earn less.
 
-Without a part that changes the state, the reward must be below 1. A part that only shows something must be needed; see
-necessity.py.
+A part is a call, or an action that is text. Without a part that changes the state, the reward must be below 1. A part
+that only shows something, a look-up, is needed if another action then fails, if the end differs by more than the part's
+own output, or if the query asks for what it shows. It is used if a later action or the answer holds a value that it was
+the first to show.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import random
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from cojax.environment.replay import Replay
-from cojax.types import Action, Task, Triplet
-from cojax.validation import necessity
-from cojax.validation.consistency import Documents, QueryMatch, action_words
-from cojax.validation.necessity import Part
-from cojax.validation.refusal import DraftRefused
+from cojax.types import Action, Message, Task, Triplet, content_hash, normalise, signature
+from cojax.validation.consistency import (
+    Documents,
+    QueryMatch,
+    action_words,
+    names_and_literals,
+    shown_text,
+    syntax_tree,
+)
+from cojax.validation.mention import COMMON, Mentions, fold, leaves, number_of, words
+from cojax.validation.query import DraftRefused
+
+# Words that make a request depend on what is found.
+_CONDITION = re.compile(
+    r"\b(?:if|unless|otherwise|whether|in case|depending|provided|as long as|only when|when(?:ever)?|else|should)\b"
+)
+# Words that carry no information.
+_EMPTY = COMMON | {"true", "false", "none", "null", "ok"}
+_WORD = re.compile(r"\w+(?:[.@:/-]\w+)*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of a solution that can be left out: a call of an action, or the whole action where `call` is None."""
+
+    action: int
+    call: int | None = None
+
+    def of(self, actions: Sequence[Action]) -> Action:
+        """The part as an action of its own."""
+        whole = actions[self.action]
+        return whole if self.call is None else Action(calls=(whole.calls[self.call],))
+
+    def without(self, actions: Sequence[Action]) -> tuple[Action, ...]:
+        """The actions without the part."""
+        rest: tuple[Action, ...] = ()
+        if self.call is not None:
+            calls = actions[self.action].calls
+            # The text may spell the calls out.
+            rest = (Action(calls=(*calls[: self.call], *calls[self.call + 1 :])),)
+        return (*actions[: self.action], *rest, *actions[self.action + 1 :])
+
+    def name(self, actions: Sequence[Action]) -> str:
+        """The part in words, for a line of evidence."""
+        within = "" if self.call is None else f"call {self.call + 1} of "
+        return f"{within}action {self.action + 1}, {signature(self.of(actions))[:200]}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,14 +91,11 @@ class NegativeControls:
         DraftRefused for a look-up that is not needed, then for a query that does not agree with the solution, then for
         any other part that is not needed.
         """
-        solution = self.task.solution
-        parts = list(necessity.parts(solution, self.ending))
-        together = any(part.call is not None for part in parts)
-        split = self.replay(self.task, necessity.apart(solution)) if together else None
-        changing = necessity.changing(parts, solution, self.run, split)
+        parts = list(self._parts())
+        changing = self._changing(parts)
         effective = [part for part in parts if part in changing]
         if self.bare is not None:
-            effective.append(Part(len(solution) - 1))
+            effective.append(self._last)
         if most is not None and most < len(effective):
             drawn = random.Random(repr(("controls", self.task.id))).sample(range(len(effective)), most)
             effective = [effective[place] for place in sorted(drawn)]
@@ -61,16 +105,53 @@ class NegativeControls:
         for part in effective:
             evidence += self._control(part)
 
+    @property
+    def _last(self) -> Part:
+        return Part(len(self.task.solution) - 1)
+
+    @functools.cached_property
+    def _steps(self) -> tuple[Triplet, ...]:
+        return triplets(self.run)
+
+    def _parts(self) -> Iterator[Part]:
+        """The parts that can be left out. The call that ends the episode stays, and so does the last action as a
+        whole."""
+        for place, action in enumerate(self.task.solution):
+            if len(action.calls) > 1:
+                yield from (Part(place, number) for number, call in enumerate(action.calls) if call.name != self.ending)
+            elif place < self._last.action:
+                yield Part(place)
+
+    def _changing(self, parts: Sequence[Part]) -> set[Part]:
+        """The parts that changed the state.
+
+        Where an action has several calls, these are replayed one by one. If that fails or ends in another state, all
+        calls of such actions count as changing it.
+        """
+        single = {part for part in parts if part.call is None and part.action in self.run.effective}
+        together = [part for part in parts if part.call is not None]
+        if not together:
+            return single
+        apart, starts = list[Action](), list[int]()
+        for action in self.task.solution:
+            starts.append(len(apart))
+            apart += [Action(calls=(call,)) for call in action.calls] if len(action.calls) > 1 else [action]
+        split = self.replay(self.task, tuple(apart))
+        if not split.complete or split.states[-1] != self.run.states[-1]:
+            return single | set(together)
+        places = {part: starts[part.action] + (part.call or 0) for part in together}
+        return single | {part for part, place in places.items() if split.states[place] != split.states[place + 1]}
+
     def _control(self, part: Part) -> list[str]:
         """The evidence on a part that changes the state. Raises DraftRefused where it is not needed."""
         solution = self.task.solution
-        instead = (self.bare,) if self.bare is not None and part == Part(len(solution) - 1) else ()
+        instead = (self.bare,) if self.bare is not None and part == self._last else ()
         less = self.replay(self.task, (*part.without(solution), *instead))
         if instead and less.states[-1] == self.run.states[-1]:
             return []  # it did nothing but end the episode
         if less.trajectory.reward >= 1.0:
             raise DraftRefused(f"negative control: passes without {part.name(solution)}")
-        if not instead and necessity.only_shows(part, self.run, less):
+        if not instead and self._only_shows(part, less):
             return [self._use_of_lookup(part, less)]
         return [f"negative control: fails without {part.name(solution)}"]
 
@@ -79,22 +160,172 @@ class NegativeControls:
 
         Raises DraftRefused where the part is superfluous.
         """
-        query, solution = self.task.query, self.task.solution
-        steps, name = necessity.triplets(self.run), part.name(solution)
-        if value := necessity.first_shown(part, steps, query, necessity.opening(self.run)):
+        solution, name = self.task.solution, part.name(self.task.solution)
+        if value := self._first_shown(part):
             return f"look-up used: {value[:60]!r}, first shown by {name}, stands in what follows"
-        asked = necessity.asked_by(part, steps, query, self.agreed.worded, self.phrase)
-        if asked:
+        # If the query is the environment's wording of the steps without the part, it does not ask for the part.
+        rest = self.phrase(_steps_without(part, self._steps))
+        unasked = rest is not None and normalise(rest) == normalise(self.task.query)
+        if self.agreed.worded and not unasked:
             return f"look-up asked for, as the environment words it: {name}"
         less = less or self.replay(self.task, part.without(solution))
         if not less.complete or len(less.trajectory.turns) < len(solution) - (part.call is None):
             return f"look-up needed: the rest fails without {name}"
-        if not necessity.only_shows(part, self.run, less):
+        if not self._only_shows(part, less):
             return f"look-up needed: the end differs without {name}"
-        if asked is None and necessity.condition(part, steps, query):
+        if not unasked and self._is_condition(part):
             return f"look-up asked for, as the query makes it a condition: {name}"
-        about = functools.partial(action_words, self.documents)
         compared = less.trajectory.reward < 1.0  # its output counts for the reward
-        if asked is None and compared and necessity.may_be_asked(part, steps, query, about, self.phrase):
+        if not unasked and compared and self._may_be_asked(part):
             return f"look-up perhaps asked for, which cannot be told: {name}"
         raise DraftRefused(f"superfluous: nothing that it shows is used or asked for, {name}")
+
+    def _only_shows(self, part: Part, less: Replay) -> bool:
+        """Whether the final states with and without the part differ at most by its output.
+
+        Some environments keep outputs, or hashes of them, in their state, to compare them. `less` is the replay without
+        the part.
+        """
+        if not self.run.states or not less.states:
+            return False
+        whole, rest = _values_by_path(self.run.states[-1]), _values_by_path(less.states[-1])
+        outputs = Counter(message.content for message in _messages(part, self._steps))
+        outputs += Counter({f"hash:{content_hash(text)}": count for text, count in outputs.items()})
+        added = Counter(leaf for _, leaf in (whole - rest).elements())
+        return not rest - whole and not added - outputs
+
+    def _first_shown(self, part: Part) -> str:
+        """The longest value that the part was the first to show and a later action holds; empty where there is none."""
+        steps, query = self._steps, self.task.query
+        before = [query, opening(self.run), _written(part.of(self.task.solution))]
+        before += [f"{_written(step.action)}\n{shown_text(step, query)}" for step in steps[: part.action]]
+        later = [_written(step.action) for step in steps[part.action + 1 :]]
+        if part.call is not None:
+            before += [message.content for message in steps[part.action].observation.messages[: part.call]]
+            later.append(_written(Action(calls=steps[part.action].action.calls[part.call + 1 :])))
+        seen = "\n".join(message.content for message in _messages(part, steps))
+        used = (_values(seen) - _values("\n".join(before))) & _values("\n".join(later))
+        return max(used, key=lambda value: (len(value), value), default="")
+
+    def _is_condition(self, part: Part) -> bool:
+        """Whether the query seems to make what follows depend on what the part shows.
+
+        It must contain a word of condition, an argument of the part and something that the part shows.
+        """
+        mentions = Mentions(self.task.query)
+        if not _CONDITION.search(fold(self.task.query)):
+            return False
+        found = (message.content for message in _messages(part, self._steps))
+        return any(mentions.names(text) for text in found if text.strip()) and any(
+            mentions.names(str(value))
+            for call in part.of(self.task.solution).calls
+            for value in call.arguments.values()
+        )
+
+    def _may_be_asked(self, part: Part) -> bool:
+        """Whether the query has a word about this part alone: of its values, its name, its documentation or its
+        wording."""
+        rest, own = _steps_without(part, self._steps), part.of(self.task.solution)
+        worded = {*words(self.phrase(self._steps) or "")} - {*words(self.phrase(rest) or "")}
+        about = {*words(action_words(self.documents, own))} | worded
+        about -= {word for step in rest for word in words(action_words(self.documents, step.action))}
+        # A call that is made twice has no words of its own.
+        if not about:
+            return any(signature(step.action) == signature(own) for step in rest)
+        return bool(about & Mentions(self.task.query).words)
+
+
+def triplets(run: Replay) -> tuple[Triplet, ...]:
+    """The steps of a replay."""
+    return tuple(Triplet(turn.action, turn.observation, 0) for turn in run.trajectory.turns)
+
+
+def opening(run: Replay) -> str:
+    """What the episode shows before the first action."""
+    return "\n".join(message.content for message in run.trajectory.opening)
+
+
+def after_the_end(actions: Sequence[Action], played: int, ending: str) -> str:
+    """How a solution goes on after the episode is over, as a line of evidence; empty where it does not.
+
+    In code, a later call at the top level counts if it is on the same object, or ends the episode again.
+    """
+    if played < len(actions):
+        return f"calls after the end: action {played} ends the episode, and {len(actions) - played} more follow"
+    for place, action in enumerate(actions, 1):
+        if ending and ending in [call.name for call in action.calls[:-1]]:
+            return f"calls after the end: action {place} goes on after {ending}"
+        if ending and not action.calls and (line := _goes_on(action, ending.rpartition(".")[2])):
+            return f"calls after the end: the code of action {place} goes on after {ending} with {line}"
+    return ""
+
+
+def _goes_on(action: Action, ending: str) -> str:
+    """The first call of an action's code after the one that ends the episode; empty where there is none."""
+    over = ""
+    for statement in syntax_tree(action).body:
+        for node in ast.walk(statement) if over else ():
+            if isinstance(node, ast.Call) and ((name := _dotted(node.func))[0] == over or name[-1] == ending):
+                return ast.unparse(node)[:100]
+        if isinstance(statement, ast.Expr | ast.Assign) and isinstance(statement.value, ast.Call):
+            name = _dotted(statement.value.func)
+            over = over or (name[0] if name[-1] == ending else "")
+    return ""
+
+
+def _dotted(func: ast.expr) -> list[str]:
+    """The names of a chain of attributes; the first is empty where the chain begins with no name."""
+    names = []
+    while isinstance(func, ast.Attribute):
+        names.append(func.attr)
+        func = func.value
+    return [func.id if isinstance(func, ast.Name) else "", *names[::-1]]
+
+
+def _messages(part: Part, steps: Sequence[Triplet]) -> tuple[Message, ...]:
+    """The messages that answer the part; all of its action where there is not one message for each call."""
+    step = steps[part.action]
+    if part.call is None or len(step.observation.messages) != len(step.action.calls):
+        return step.observation.messages
+    return (step.observation.messages[part.call],)
+
+
+def _steps_without(part: Part, steps: Sequence[Triplet]) -> tuple[Triplet, ...]:
+    rest: tuple[Triplet, ...] = ()
+    if part.call is not None:
+        step, messages = steps[part.action], steps[part.action].observation.messages
+        if len(messages) == len(step.action.calls):
+            messages = (*messages[: part.call], *messages[part.call + 1 :])
+        (action,) = Part(0, part.call).without([step.action])
+        rest = (Triplet(action, dataclasses.replace(step.observation, messages=messages), step.run),)
+    return (*steps[: part.action], *rest, *steps[part.action + 1 :])
+
+
+def _values_by_path(state: Any) -> Counter[tuple[str, str]]:
+    """The values of a state with their paths; the order of lists does not count."""
+    found: Counter[tuple[str, str]] = Counter()
+    waiting: list[tuple[str, Any]] = [("", state)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting += [(f"{path}/{name}", inner) for name, inner in value.items()]
+            value = "{}"  # so that an empty one counts too
+        elif isinstance(value, list | tuple):
+            waiting += [(f"{path}/*", inner) for inner in value]
+            value = "[]"
+        found[path, str(value)] += 1
+    return found
+
+
+def _written(action: Action) -> str:
+    """The values of an action, one per line: the arguments of its calls, or the names and literals of its code."""
+    code = () if action.calls else names_and_literals(action)
+    return "\n".join((*map(str, leaves([call.arguments for call in action.calls])), *code))
+
+
+def _values(text: str) -> set[str]:
+    """The values of a text: its words, also their parts, and its numbers, without common words and truth values."""
+    whole = _WORD.findall(fold(text))
+    found = {*whole, *(piece for word in whole for piece in re.findall(r"\w+", word))}
+    plain = {value for value in found if (len(value) > 1 or value.isdecimal()) and value not in _EMPTY}
+    return {f"{number_of(value):.15g}" if value[0].isdecimal() else value for value in plain} - {"nan"}

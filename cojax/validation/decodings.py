@@ -1,36 +1,56 @@
-"""Undoes common encodings of text: base64, Morse code, leetspeak and others, each in time linear in the text."""
+"""What a text may say in disguise: letters that look alike are read as plain ones, and usual encodings are undone.
+
+The table of letters is Unicode's own (UTS #39, confusables.txt), as the package confusable_homoglyphs ships it. A
+letter that it does not hold goes by its Unicode name: "NEGATIVE SQUARED LATIN CAPITAL LETTER A" is an A. Every decoding
+takes time linear in the text.
+"""
 
 from __future__ import annotations
 
 import base64
-import binascii
 import codecs
+import contextlib
+import functools
 import html
+import itertools
 import re
+import unicodedata
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from cojax.validation.confusables import plain
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+# Cipher → the alphabet, enciphered.
+CIPHERS = {
+    **{f"letters {shift} further on": ALPHABET[shift:] + ALPHABET[:shift] for shift in range(1, 26)},
+    "the alphabet backwards": ALPHABET[::-1],
+}
+# "LATIN … LETTER A", "… SMALL CAPITAL A", "… TURNED A", with or without "WITH HOOK"; not "LATIN LETTER ESH".
+_NAMED = re.compile(r"\b(?:LATIN|SYMBOL) (?:[A-Z-]+ )*?([A-Z])(?: WITH [A-Z -]+)?$")
+# Characters that show nothing: the fillers of Hangul and the blank Braille pattern.
+BLANK = frozenset("\u115f\u1160\u3164\uffa0\u2800")
+_HIDDEN = ("Cf", "Mn", "Me", "Cc", "Cn", "Co")
+# Most characters that one character is replaced by.
+_WIDEST = 18
+# Most decodings one within the other, and most readings of one text.
+_DEEPEST, _READINGS = 3, 32
+# Digits to the letters they stand for, and letters that look alike to one of them.
+_SAME = str.maketrans("0123456789i", "olzeasgtbql")
+# Marks to the letters they stand for; + and ! only next to a word or within one.
+_MARKS = str.maketrans("@$€£¢|", "aselcl")
+_PLUS = re.compile(r"(?<=\w)\+|\+(?=\w)")
+_BANG = re.compile(r"(?<=\w)!(?=\w)|(?<!\S)!(?=\w)")
+WORD = re.compile(r"[^\W_]+")
 
 _LEET = str.maketrans("0123456789@$€£¢+!|", "olzeasgtbqaseectil")
 _LEET_SECOND = str.maketrans("0123456789@$€£¢+!|", "oizeasbtbgaselctil")
-_LEET_DRAWN = {
-    "|\\/|": "m", "/\\/\\": "m", "\\/\\/": "w", "|\\|": "n", "/\\/": "n", "|-|": "h", "|_|": "u", "\\/": "v",
-    "/\\": "a", "|<": "k", "|)": "d", "|>": "p", "|2": "r", "|_": "l", "()": "o", "><": "x", "ph": "f",
-}  # fmt: skip
-_TURNED = str.maketrans("ɐqɔpǝɟƃɥᴉɾʞlɯuodbɹsʇnʌʍxʎzɓıɹ", "abcdefghijklmnopqrstuvwxyzgir")
+_TURNED = str.maketrans("ɐqɔpǝɟƃɥᴉɾʞlɯuodbɹsʇnʌʍxʎzɓıɹ", ALPHABET + "gir")
 _CODE = """
 .- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- -. --- .--. --.- .-. ... - ..- ...- .-- -..- -.-- --..
 ----- .---- ..--- ...-- ....- ..... -.... --... ---.. ----.
 """
-MORSE = dict(zip(_CODE.split(), "abcdefghijklmnopqrstuvwxyz0123456789", strict=True))
-_NUMBERS = {
-    word: number
-    for number, words in enumerate(
-        ("one first a", "two second b", "three third c", "four fourth d", "five fifth", "six sixth", "last final"), 1
-    )
-    for word in words.split()
-}
+MORSE = dict(zip(_CODE.split(), ALPHABET + "0123456789", strict=True))
+_PLACES = ("one first a", "two second b", "three third c", "four fourth d", "five fifth", "six sixth", "last final")
+_NUMBERS = {word: number for number, words in enumerate(_PLACES, 1) for word in words.split()}
 _PART = r"(?:part|piece|step|section|chunk|half|bit|fragment|line)"
 _NUMBER = rf"(?:\d{{1,2}}|{'|'.join(word for word in _NUMBERS if len(word) > 1)})"
 # "Part 2 of 3:", "[2]", "(2/3)", "2.", "second half -"
@@ -58,6 +78,76 @@ _MIXED = re.compile(r"[a-z][0-9@$€£¢+!|][a-z]|[0-9@$€£¢|!][a-z]|[a-z][0-
 _USUAL = 0.75  # least share of ASCII letters, digits and spaces in decoded text
 
 
+def plain(text: str) -> str:
+    """The text, in which ASCII letters replace every other character that looks like them.
+
+    Marks and characters that show nothing are left out; case, punctuation and ASCII itself stay.
+    """
+    return text if text.isascii() else "".join(map(_plain, text))
+
+
+def plain_letters(text: str) -> str:
+    """The text in plain small letters, also in place of marks that stand for letters."""
+    lowered = plain(text.translate(_MARKS)).lower()
+    return _BANG.sub("l", _PLUS.sub("t", lowered)) if "+" in lowered or "!" in lowered else lowered
+
+
+def one_letter(letters: str) -> str:
+    """Plain small letters, with one of all that look alike."""
+    return letters.replace("rn", "m").replace("vv", "w").translate(_SAME)
+
+
+def words(text: str) -> list[str]:
+    """The words of the text, with one letter for all that look alike."""
+    return WORD.findall(one_letter(plain_letters(text)))
+
+
+class JoinedWords:
+    """Some words, joined. A form is looked for in them as whole words, however these are taken apart."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words, self._joined = words, "".join(words)
+
+    @functools.cached_property
+    def _edges(self) -> frozenset[int]:
+        return frozenset(itertools.accumulate(map(len, self._words), initial=0))
+
+    def hold(self, form: str, most: int | None = None) -> bool:
+        """Whether some words in a row, joined, are the form; of the places where it stands, the first `most` count."""
+        return any(
+            place in self._edges and place + len(form) in self._edges
+            for place in itertools.islice(_places(self._joined, form), most)
+        )
+
+
+def _places(text: str, form: str) -> Iterator[int]:
+    place = text.find(form)
+    while place >= 0:
+        yield place
+        place = text.find(form, place + 1)
+
+
+def readings(
+    text: str, deciphered: Callable[[str], Iterable[tuple[str, str]]] = lambda text: ()
+) -> Iterator[tuple[str, str]]:
+    """(how, reading): the text itself, then its decodings and the decodings of these; at most 32 in all.
+
+    `deciphered` gives readings of a text in addition to `decodings`.
+    """
+    seen = {text}
+    level = [("", text)]
+    yield "", text
+    for _ in range(_DEEPEST):
+        found: list[tuple[str, str]] = []
+        for how, reading in level:
+            for name, further in (*decodings(reading), *deciphered(reading)):
+                if further not in seen and len(further) <= 2 * len(text) + 64 and len(seen) < _READINGS:
+                    seen.add(further)
+                    found.append((f"{how}, {name}".removeprefix(", "), further))
+                    yield found[-1]
+        level = found
+
+
 def decodings(text: str) -> Iterator[tuple[str, str]]:
     """(name of the encoding, decoded text) for each encoding that the text may be in."""
     for name, decode in _DECODINGS.items():
@@ -66,94 +156,128 @@ def decodings(text: str) -> Iterator[tuple[str, str]]:
                 yield name, reading
 
 
-def decode_leetspeak(text: str) -> str:
-    """The text with letters in place of the digits and marks that stand for them within words."""
-    words = re.split(r"(\s+)", text)
-    return "".join(word.translate(_LEET) if _MIXED.search(word) else word for word in words)
+@functools.lru_cache(maxsize=1 << 16)
+def _plain(char: str) -> str:
+    if char.isascii():
+        return char
+    if char.isspace():
+        return " " if char not in "\u2028\u2029\x85" else "\n"
+    if char in BLANK:
+        return ""
+    parts = unicodedata.normalize("NFKD", char)[:_WIDEST]
+    shown = "".join(part for part in parts if unicodedata.category(part) not in _HIDDEN)
+    return shown if shown.isascii() else _table().get(char) or "".join(map(_lookalike, shown))
 
 
-def _as_text(data: bytes) -> str | None:
-    """The bytes as text; None where they are not text."""
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return None
+def _lookalike(char: str) -> str:
+    if char.isascii():
+        return char
+    # A letter without a lookalike may have one in its other case.
+    if found := next(filter(None, map(_table().get, (char, char.upper(), char.lower()))), None):
+        return found
+    named = _NAMED.search(unicodedata.name(char, ""))
+    return named[1].lower() if named else char
+
+
+@functools.cache
+def _table() -> Mapping[str, str]:
+    """Character → the ASCII text that Unicode says it looks like, letters preferred to digits and marks."""
+    # The table takes a moment to load, and only texts beyond ASCII need it.
+    from confusable_homoglyphs.confusables import confusables_data
+
+    table: dict[str, str] = {}
+    for char, alike in confusables_data.items():
+        if len(char) > 1 or char.isascii():
+            continue
+        # The package lists pairs of a character and its prototype: two characters with one prototype look alike.
+        apart = (unicodedata.normalize("NFKD", one["c"]) for one in alike)
+        near = ["".join(part for part in one if unicodedata.category(part) != "Mn") for one in apart]
+        around = [other["c"] for one in near for other in confusables_data.get(one, ())]
+        plain_ones = [one for one in near if one.isascii()] or [one for one in around if one.isascii()]
+        if plain_ones:
+            found = min(plain_ones, key=lambda one: (not one.isalpha(), len(one), one.swapcase()))
+            table[char] = "m" if found == "rn" else found
+    return table
+
+
+def _as_text(data: bytes) -> str:
+    """The bytes as text. Raises ValueError where they are not text."""
+    text = data.decode()
     # An ordinary word that happens to be decodable gives letters of any script, and marks.
     usual = sum(char.isascii() and (char.isalnum() or char.isspace()) for char in plain(text))
     shown = all(char.isprintable() or char.isspace() for char in text)
-    return text if len(text) >= 2 and shown and usual >= _USUAL * len(text) else None
+    if len(text) < 2 or not shown or usual < _USUAL * len(text):
+        raise ValueError("no text")
+    return text
 
 
-def _in_place(text: str, pattern: re.Pattern[str], decode: Callable[[str], str | None]) -> Iterator[str]:
-    """The decoded pieces alone, then the text with each of them in its place."""
-    found: list[str] = []
+def _in_place(pattern: re.Pattern[str], *decoders: Callable[[str], str]) -> Callable[[str], Iterator[str]]:
+    """A decoding of what matches the pattern, by the first decoder that does not raise ValueError.
 
-    def replaced(match: re.Match[str]) -> str:
-        reading = decode(match[0])
-        if reading is None:
+    It gives the decoded pieces alone, then the text with each of them in its place.
+    """
+
+    def decode(text: str) -> Iterator[str]:
+        found: list[str] = []
+
+        def replaced(match: re.Match[str]) -> str:
+            for decoder in decoders:
+                with contextlib.suppress(ValueError):
+                    found.append(decoder(match[0]))
+                    return f" {found[-1]} "
             return match[0]
-        found.append(reading)
-        return f" {reading} "
 
-    whole = pattern.sub(replaced, text)
-    if found:
-        yield " ".join(found)
-        yield whole
+        whole = pattern.sub(replaced, text)
+        if found:
+            yield " ".join(found)
+            yield whole
+
+    return decode
 
 
-def _from_base64(token: str) -> str | None:
-    for form in (token, token[::-1], codecs.encode(token, "rot13")):
-        bare = form.strip("=").replace("-", "+").replace("_", "/")
-        # A single character encodes no whole byte.
-        bare = bare[: len(bare) - (len(bare) % 4 == 1)]
-        if (reading := _as_text(base64.b64decode(bare + "=" * (-len(bare) % 4)))) is not None:
-            return reading
-    return None
+def _from_base64(token: str) -> str:
+    bare = token.strip("=").replace("-", "+").replace("_", "/")
+    # A single character encodes no whole byte.
+    bare = bare[: len(bare) - (len(bare) % 4 == 1)]
+    return _as_text(base64.b64decode(bare + "=" * (-len(bare) % 4)))
+
+
+_BASE64_DECODERS = (
+    _from_base64,
+    lambda token: _from_base64(token[::-1]),
+    lambda token: _from_base64(codecs.encode(token, "rot13")),
+)
 
 
 def _base64(text: str) -> Iterator[str]:
     text = _BASE64_LINES.sub("", text)
-    if readings := list(_in_place(text, _BASE64, _from_base64)):
+    if readings := list(_in_place(_BASE64, *_BASE64_DECODERS)(text)):
         # Where some words are base64, shorter ones may be too.
-        yield from (*readings, *_in_place(text, _BASE64_SHORT, _from_base64))
+        yield from (*readings, *_in_place(_BASE64_SHORT, *_BASE64_DECODERS)(text))
 
 
-def _from_base32(token: str) -> str | None:
+def _from_base32(token: str) -> str:
     bare = token.strip("=").upper()
-    try:
-        return _as_text(base64.b32decode(bare + "=" * (-len(bare) % 8)))
-    except binascii.Error:
-        return None
+    return _as_text(base64.b32decode(bare + "=" * (-len(bare) % 8)))
 
 
-def _from_base85(token: str) -> str | None:
-    for decode, form in ((base64.b85decode, token), (base64.a85decode, token.removeprefix("<~").removesuffix("~>"))):
-        try:
-            if (reading := _as_text(decode(form))) is not None:
-                return reading
-        except ValueError:
-            continue
-    return None
+def _from_hex(token: str, turned: bool = False) -> str:
+    digits = re.sub(r"0x|\\x|[^0-9a-fA-F]", "", token)[:: -1 if turned else 1]
+    return _as_text(bytes.fromhex(digits[: len(digits) // 2 * 2]))
 
 
-def _from_hex(token: str) -> str | None:
-    digits = re.sub(r"0x|\\x|[^0-9a-fA-F]", "", token)
-    whole = len(digits) // 2 * 2
-    return _as_text(bytes.fromhex(digits[:whole])) or _as_text(bytes.fromhex(digits[::-1][:whole]))
-
-
-def _from_bits(token: str) -> str | None:
+def _from_bits(token: str) -> str:
     groups = re.findall(r"[01]+", token)
     if len(groups) == 1:
         groups = re.findall(r"[01]{8}", token)
     return _as_text(bytes(int(group, 2) for group in groups if len(group) <= 8))
 
 
-def _from_codes(token: str) -> str | None:
+def _from_codes(token: str) -> str:
     numbers = [int(number) for number in re.findall(r"\d+", token)]
     if all(1 <= number <= 26 for number in numbers):
-        return "".join(chr(96 + number) for number in numbers)
-    return _as_text(bytes(numbers)) if all(9 <= number < 256 for number in numbers) else None
+        return "".join(ALPHABET[number - 1] for number in numbers)
+    return _as_text(bytes(numbers))
 
 
 def _escapes(text: str) -> Iterator[str]:
@@ -186,7 +310,8 @@ def _invisible(text: str) -> Iterator[str]:
         return
     yield "".join(chr(ord(char) - 0xE0000) for char in text if 0xE0020 <= ord(char) < 0xE007F)
     hidden = [ord(char) - 0xFE00 for char in text if 0xFE00 <= ord(char) <= 0xFE0F or 0xE0100 <= ord(char) <= 0xE01EF]
-    yield _as_text(bytes(code if code < 16 else code - (0xE0100 - 0xFE00) + 16 for code in hidden)) or ""
+    with contextlib.suppress(ValueError):
+        yield _as_text(bytes(code if code < 16 else code - (0xE0100 - 0xFE00) + 16 for code in hidden))
 
 
 def _upside_down(text: str) -> Iterator[str]:
@@ -202,13 +327,9 @@ def _spaced(text: str) -> Iterator[str]:
 
 def _leet(text: str) -> Iterator[str]:
     if _MIXED.search(text):
-        yield decode_leetspeak(text)
+        parts = re.split(r"(\s+)", text)
+        yield "".join(part.translate(_LEET) if _MIXED.search(part) else part for part in parts)
         yield text.translate(_LEET_SECOND)
-    drawn = text.lower()
-    for strokes, letter in _LEET_DRAWN.items():
-        drawn = drawn.replace(strokes, letter)
-    if drawn != text.lower():
-        yield drawn.translate(_LEET)
 
 
 def _parts(text: str) -> Iterator[str]:
@@ -216,26 +337,27 @@ def _parts(text: str) -> Iterator[str]:
     marks = list(_MARKER.finditer(text))
     if len(marks) >= 2:
         stops = [mark.start() for mark in marks[1:]] + [len(text)]
+        numbers = [(mark["number"] or mark["letter"] or mark["bare"]).lower() for mark in marks]
         pieces = [
-            (_number(mark["number"] or mark["letter"] or mark["bare"]), text[mark.end() : stop])
-            for mark, stop in zip(marks, stops, strict=True)
+            (_NUMBERS.get(number) or int(number), text[mark.end() : stop])
+            for number, mark, stop in zip(numbers, marks, stops, strict=True)
         ]
         yield " ".join(piece for _, piece in sorted(pieces, key=lambda piece: piece[0]))
-    if quoted := ["".join(filter(None, groups)) for groups in _QUOTED.findall(text)]:
+    if quoted := ["".join(groups) for groups in _QUOTED.findall(text)]:
         yield " ".join(quoted)
-
-
-def _number(word: str) -> int:
-    return int(word) if word.isdigit() else _NUMBERS[word.lower()]
 
 
 _DECODINGS: dict[str, Callable[[str], Iterator[str]]] = {
     "base64": _base64,
-    "base32": lambda text: _in_place(text, _BASE32, _from_base32),
-    "base85": lambda text: _in_place(text, _BASE85, _from_base85),
-    "hexadecimal": lambda text: _in_place(text, _HEX, _from_hex),
-    "binary": lambda text: _in_place(text, _BITS, _from_bits),
-    "numbers for letters": lambda text: _in_place(text, _CODES, _from_codes),
+    "base32": _in_place(_BASE32, _from_base32),
+    "base85": _in_place(
+        _BASE85,
+        lambda token: _as_text(base64.b85decode(token)),
+        lambda token: _as_text(base64.a85decode(token.removeprefix("<~").removesuffix("~>"))),
+    ),
+    "hexadecimal": _in_place(_HEX, _from_hex, functools.partial(_from_hex, turned=True)),
+    "binary": _in_place(_BITS, _from_bits),
+    "numbers for letters": _in_place(_CODES, _from_codes),
     "escapes": _escapes,
     "Morse": _morse,
     "characters that show nothing": _invisible,

@@ -1,18 +1,24 @@
-"""Keeps evaluation tasks out of the pool: refuses a draft that repeats one, in its words, its actions or its end."""
+"""Keeps evaluation tasks out of the pool: refuses a draft that repeats one, in its words, its actions or its end.
+
+A query in disguise is recognised as well: in letters that look alike, a cipher, an encoding, reversed, or in parts.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from cojax.environment.replay import Replay
 from cojax.settings.tree import ValidationSettings
 from cojax.types import Action, Task, content_hash, normalise, to_json
 from cojax.unicode_forms import normal_form
-from cojax.validation.confusables import BLANK, plain
-from cojax.validation.disguise import Disguises
+from cojax.validation.decodings import ALPHABET, BLANK, CIPHERS, WORD, JoinedWords, one_letter, plain, plain_letters
+from cojax.validation.decodings import readings as readings_of
+from cojax.validation.decodings import words as words_of
 from cojax.validation.similarity import Nearest, setup_hash
 
 # Courtesies before and after a request, which do not change it.
@@ -28,42 +34,30 @@ _SCATTERED_MORE = 3
 _FEWEST_DECODED = 4
 # Most evaluation tasks on one setup whose solutions are run; benchmarks have a few on each.
 _MOST_PER_SETUP = 20
-
-
-@dataclasses.dataclass(frozen=True)
-class Words:
-    """The letters and digits of a text in one case and width, with the places in them where words begin and end.
-
-    Texts that differ only in punctuation, accents, marks or the splitting of words have the same letters.
-    """
-
-    letters: str
-    begins: frozenset[int]
-    ends: frozenset[int]
-
-    @classmethod
-    def of(cls, text: str) -> Words:
-        words = _words(text)
-        ends = [0]
-        for word in words:
-            ends.append(ends[-1] + len(word))
-        return cls("".join(words), frozenset(ends[:-1]), frozenset(ends[1:]))
-
-    def contain(self, letters: str) -> bool:
-        """Whether these letters are consecutive whole words of the text."""
-        start = self.letters.find(letters)
-        while start >= 0:
-            if start in self.begins and start + len(letters) in self.ends:
-                return True
-            start = self.letters.find(letters, start + 1)
-        return False
+# Fewest words and letters of a query that is recognised inside a longer reading.
+_FEWEST, _SHORTEST = 3, 12
+# Fewest queries by which words that none of them contains count as filler.
+_REPRESENTATIVE = 100
+# Of a query with other words in between, the least share of neighbouring words that must still be neighbours.
+_NEIGHBOURS = 0.6
+# Most words of a text that are tried with each cipher, and most ciphers that are followed up.
+_TRIED, _CIPHERS = 100, 2
+_CLAUSE = re.compile(r"[.,;:!?…()\[\]\"“”\n]|\s[-–—]\s")
+# Words around the parts of a request that do not belong to it.
+_AROUND = """
+a an and the then next now finally also please kindly hey hi hello thanks ok okay so well
+part parts piece pieces turn continue continued join together combine
+"""
+_FILLER = frozenset(map(one_letter, _AROUND.split()))
+# Cipher → the table that undoes it.
+_CIPHER_TABLES = {name: str.maketrans(alphabet, ALPHABET) for name, alphabet in CIPHERS.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Exclusions:
     """The rules that exclude a task because of an evaluation task. A task is refused when
 
-    - its query, or a paragraph of it, is the query of an evaluation task on any setup, also in disguise (disguise.py);
+    - its query, or a paragraph of it, is the query of an evaluation task on any setup, also in disguise (`Disguises`);
     - its query contains the query of an evaluation task, word for word or scattered, if that is long enough;
     - the cosine of its query with that of an evaluation task, or with a part of it, is above `similarity` (0: not
       compared);
@@ -79,8 +73,9 @@ class Exclusions:
     disguises: Disguises | None = None
     by_setup: Mapping[str, tuple[Task, ...]] = dataclasses.field(default_factory=dict)
     closed: frozenset[str] = frozenset()  # hashes of setups
-    # Setup → the ends of its evaluation tasks' solutions, which are run when they are first asked for.
-    ends: dict[str, tuple[End, ...]] = dataclasses.field(default_factory=dict, compare=False)
+    # Setup → its evaluation tasks whose solution runs, which is when they are first asked for; each with a hash of how
+    # that changes the world.
+    ends: dict[str, tuple[tuple[Task, str], ...]] = dataclasses.field(default_factory=dict, compare=False)
 
     @classmethod
     def of(
@@ -104,6 +99,10 @@ class Exclusions:
             )
         tasks = tuple(tasks)
         texts = sorted({task.query for task in tasks})
+        by_setup: dict[str, tuple[Task, ...]] = {}
+        for task in tasks:
+            if task.solution and len(known := by_setup.get(setup_hash(task), ())) < _MOST_PER_SETUP:
+                by_setup[setup_hash(task)] = (*known, task)
         return cls(
             frozenset(key for text in texts for key in _query_keys(text)),
             frozenset(_plan(task) for task in tasks),
@@ -111,7 +110,7 @@ class Exclusions:
             Nearest(texts) if similarity else None,
             tuple(sorted({part for text in texts for part in _distinctive_parts(text, words)})) if words else (),
             Disguises(texts, _SCATTERED_MORE + words if words else 0),
-            _group_by_setup(tasks),
+            by_setup,
             frozenset(map(setup_hash, closed)),
         )
 
@@ -127,29 +126,26 @@ class Exclusions:
             return "an evaluation task has the same query"
         if _plan(task) in self.plans:
             return "an evaluation task has the same setup and actions"
-        if self.nearest is not None:
-            cosine, _ = self.nearest.to(task.query)
-            if cosine > self.similarity:
-                # The task is not named: drafts.jsonl must not hold evaluation tasks.
-                return f"an evaluation task is worded alike: similarity {cosine:.2f}, above {self.similarity:g}"
-        words = Words.of(task.query)
-        turns = (_query_keys(turn) for turn in _turns(task.query) if _words(turn))
-        if any(words.contain(part) for part in self.distinctive) or any(turn & self.queries for turn in turns):
+        if (cosine := self._cosine(task.query)) > self.similarity:
+            # The task is not named: drafts.jsonl must not hold evaluation tasks.
+            return f"an evaluation task is worded alike: similarity {cosine:.2f}, above {self.similarity:g}"
+        joined = JoinedWords(_shown_words(task.query))
+        turns = (_query_keys(turn) for turn in _turns(task.query) if _shown_words(turn))
+        if any(map(joined.hold, self.distinctive)) or any(turn & self.queries for turn in turns):
             return "it holds the query of an evaluation task word for word"
-        return self._disguised(task.query)
-
-    def _disguised(self, query: str) -> str:
-        """Why the query contains an evaluation task's query in disguise; empty where it does not."""
-        assert self.disguises is not None
-        for how, reading in self.disguises.readings(query):
-            if found := self.disguises.why(how, reading, query):
+        for how, reading in self.disguises.readings(task.query):
+            if found := self.disguises.why(how, reading, task.query):
                 return f"the query of an evaluation task is hidden in it: {found}"
-            wording = reading if how else plain(query)
-            if wording == query or self.nearest is None or len(wording.split()) < _FEWEST_DECODED:
+            wording = reading if how else plain(task.query)
+            if wording == task.query or len(wording.split()) < _FEWEST_DECODED:
                 continue
-            if self.nearest.to(wording)[0] > self.similarity:
+            if self._cosine(wording) > self.similarity:
                 return f"an evaluation task is worded alike: {how or 'letters that look alike'}"
         return ""
+
+    def _cosine(self, text: str) -> float:
+        """That with the nearest evaluation query; 0 where wording is not compared."""
+        return self.nearest.to(text)[0] if self.nearest is not None else 0.0
 
     def why_done(self, task: Task, run: Replay, again: Callable[[Task, tuple[Action, ...]], Replay]) -> str:
         """The rule that excludes the task by the end of its solution, replayed as `run`; empty where none does.
@@ -157,36 +153,160 @@ class Exclusions:
         The run must not change the world in the same way as the solution of an evaluation task on the same setup;
         look-ups do not count. If that solution changes nothing, the run must not earn full reward on that task.
         Evaluation tasks without a solution, or whose solution does not run, are not compared. `again` replays actions
-        on a task.
+        on a task, and raises EnvironmentFailure if the environment failed.
         """
         setup = setup_hash(task)
-        tasks = self.by_setup.get(setup, ())
         if setup not in self.ends:
-            self.ends[setup] = tuple(end for one in tasks if (end := End.of(one, again)) is not None)
+            runs = [(one, again(one, one.solution)) for one in self.by_setup.get(setup, ())]
+            self.ends[setup] = tuple((one, _change(done)) for one, done in runs if done.complete)
         change = _change(run)
-        for end in self.ends[setup]:
-            if end.change != change:
-                continue
-            if change or again(end.task, task.solution).trajectory.reward >= 1.0:
+        for one, theirs in self.ends[setup]:
+            if theirs == change and (change or again(one, task.solution).trajectory.reward >= 1.0):
                 return "an evaluation task on the same setup comes to the same end"
         return ""
 
 
-@dataclasses.dataclass(frozen=True)
-class End:
-    """An evaluation task, and a hash of how its solution changes the world, "" if it changes nothing."""
+class Disguises:
+    """Finds queries that are disguised in other texts."""
 
-    task: Task
-    change: str
+    def __init__(self, queries: Iterable[str], scattered: int = 0):
+        """Queries of at least `scattered` words are also found with other words in between; 0 turns this off."""
+        queries = sorted(set(queries))
+        self._whole: set[str] = set()
+        self._unfilled: set[str] = set()
+        self._starts: dict[str, set[str]] = {}
+        self._spellings: dict[str, set[str]] = {}  # query in one letter for all that look alike → in its own letters
+        self._known: set[str] = set()
+        self._backwards: set[str] = set()
+        for query in queries:
+            self._learn(query)
+        self._representative = len(queries) >= _REPRESENTATIVE
+        self._by_word: dict[str, list[list[str]]] = {}  # the rarest word of a query → its words
+        if scattered:
+            parts = [words_of(part) for query in queries for part in {query, *_paragraphs(query)}]
+            often = collections.Counter(word for part in parts for word in set(part))
+            for part in parts:
+                if len(part) >= scattered:
+                    self._by_word.setdefault(min(part, key=lambda word: (often[word], word)), []).append(part)
 
-    @classmethod
-    def of(cls, task: Task, again: Callable[[Task, tuple[Action, ...]], Replay]) -> End | None:
-        """The end of a task's solution, None if the solution does not run to its end.
+    def _learn(self, query: str) -> None:
+        own = words_of(query)
+        self._known.update(own)
+        self._backwards.update(one_letter(word[::-1]) for word in own)
+        if len(own) > 1:
+            self._unfilled.add(_without_filler(own))
+        for letters in filter(None, _orders(query)):
+            self._whole.add(one_letter(letters))
+        # A single turn of a dialogue may be disguised too.
+        for part in {query, *_paragraphs(query)}:
+            if len(WORD.findall(plain_letters(part))) >= _FEWEST:
+                for letters in _orders(part):
+                    if len(same := one_letter(letters)) >= _SHORTEST:
+                        self._starts.setdefault(same[:_SHORTEST], set()).add(same)
+                        self._spellings.setdefault(same, set()).add(letters)
 
-        Raises EnvironmentFailure if the environment failed.
+    def readings(self, text: str) -> Iterator[tuple[str, str]]:
+        """(how, reading) of the text, as `decodings.readings` gives them, with ciphers that make known words of it."""
+        return readings_of(text, self._deciphered)
+
+    def why(self, how: str, reading: str, text: str) -> str:
+        """The disguise by which a reading of the text is or contains a query; empty where it is and contains none.
+
+        `how` names the decodings of the reading. A query that the text contains openly is not disguised.
         """
-        run = again(task, task.solution)
-        return cls(task, _change(run)) if run.complete else None
+        for piece in (reading, *_paragraphs(reading)):
+            if not (own := words_of(piece)):
+                continue
+            if one_letter("".join(own)) in self._whole or (len(own) > 1 and self._is_enciphered(piece)):
+                return how or "letters that look alike, moved on or reversed"
+            if self._is_whole(own):
+                return how or "words around its parts"
+            if any(self._is_whole(kept) for kept in self._unfamiliar_left_out(piece, own, _FEWEST - bool(how))):
+                return how or "other words between its parts"
+        own = words_of(reading)
+        if contained := self._contained(one_letter("".join(own))):
+            openly = "".join(WORD.findall(text.casefold()))
+            if not all(any(spelling in openly for spelling in self._spellings[query]) for query in contained):
+                return how or "letters that look alike or stand in reverse"
+        return (how or "other words between its parts") if self._scattered(own) else ""
+
+    def _is_whole(self, own: Sequence[str]) -> bool:
+        return len(own) > 1 and (one_letter("".join(own)) in self._whole or _without_filler(own) in self._unfilled)
+
+    def _unfamiliar_left_out(self, text: str, own: Sequence[str], fewest: int) -> Iterator[list[str]]:
+        """The words without those that no query contains, and without clauses of mostly such words."""
+        # Where few queries are known, a word that none contains may matter.
+        if not self._representative or self._known.issuperset(own):
+            return
+        clauses = [words_of(clause) for clause in _CLAUSE.split(text)]
+        familiar = [word for clause in clauses if 2 * self._count_known(clause) > len(clause) for word in clause]
+        yield from (kept for kept in ([word for word in own if word in self._known], familiar) if len(kept) >= fewest)
+
+    def _count_known(self, own: Sequence[str]) -> int:
+        return sum(word in self._known for word in own)
+
+    def _scattered(self, own: Sequence[str]) -> bool:
+        """Whether these words contain all words of a query in their order, most next to the one before."""
+        have, pairs = set(own), set(itertools.pairwise(own))
+        likely = (query for word in have for query in self._by_word.get(word, ()))
+        return any(have.issuperset(query) and _in_order(query, own, pairs) for query in likely)
+
+    def _is_enciphered(self, text: str) -> bool:
+        letters = "".join(WORD.findall(plain_letters(text)))
+        return len(letters) >= 6 and any(
+            one_letter(letters.translate(table)) in self._whole for table in _CIPHER_TABLES.values()
+        )
+
+    def _contained(self, letters: str) -> set[str]:
+        """The queries, as letters, that the letters contain."""
+        return {
+            query
+            for place in range(len(letters) - _SHORTEST + 1)
+            for query in self._starts.get(letters[place : place + _SHORTEST], ())
+            if letters.startswith(query, place)
+        }
+
+    def _deciphered(self, text: str) -> Iterator[tuple[str, str]]:
+        """(cipher, reading) for the ciphers, or spelling backwards, that turn most words into known ones."""
+        lowered = plain_letters(text)
+        unknown = [
+            word
+            for word in dict.fromkeys(WORD.findall(lowered))
+            if len(word) > 2 and one_letter(word) not in self._known
+        ]
+        if not unknown:
+            return
+        unknown = unknown[:: -(-len(unknown) // _TRIED)]
+        scores: list[tuple[int, str, bool]] = []
+        for name, table in {"": {}, **_CIPHER_TABLES}.items():
+            turned = [one_letter(word.translate(table)) for word in unknown]
+            if name:
+                scores.append((self._count_known(turned), name, False))
+            scores.append((sum(word in self._backwards for word in turned), name, True))
+        least = min(2, len(unknown))
+        for score, name, backwards in sorted(scores, key=lambda score: -score[0])[:_CIPHERS]:
+            if score >= least:
+                reading = lowered.translate(_CIPHER_TABLES.get(name, {}))
+                how = ", ".join(filter(None, (name, "backwards" if backwards else "")))
+                yield how, reading[::-1] if backwards else reading
+
+
+def _orders(text: str) -> list[str]:
+    """The letters of the text, forwards and backwards, with its words in either order."""
+    order = ["".join(WORD.findall(token)) for token in plain_letters(text).split()]
+    letters, turned = "".join(order), "".join(order[::-1])
+    return [letters, letters[::-1], turned, turned[::-1]]
+
+
+def _without_filler(own: Sequence[str]) -> str:
+    """The words without filler, joined; all of them where all are filler."""
+    return "".join(word for word in own if word not in _FILLER) or "".join(own)
+
+
+def _in_order(query: Sequence[str], own: Sequence[str], pairs: set[tuple[str, str]]) -> bool:
+    together = sum(pair in pairs for pair in itertools.pairwise(query))
+    words_left = iter(own)
+    return together >= _NEIGHBOURS * (len(query) - 1) and all(word in words_left for word in query)
 
 
 def _change(run: Replay) -> str:
@@ -200,26 +320,17 @@ def _change(run: Replay) -> str:
     return content_hash(changed) if changed else ""
 
 
-def _group_by_setup(tasks: Iterable[Task]) -> dict[str, tuple[Task, ...]]:
-    """Setup → the evaluation tasks on it that have a solution, at most 20."""
-    found: dict[str, tuple[Task, ...]] = {}
-    for task in tasks:
-        if task.solution and len(known := found.get(setup_hash(task), ())) < _MOST_PER_SETUP:
-            found[setup_hash(task)] = (*known, task)
-    return found
-
-
 def _plan(task: Task) -> str:
     """A hash of setup and actions with their arguments; the text of an action counts only where it has no calls."""
     actions = [to_json(action.calls) or action.text for action in task.solution]
     return content_hash([task.environment, task.setup, actions])
 
 
-def _words(text: str) -> Sequence[str]:
+def _shown_words(text: str) -> list[str]:
     """The runs of letters and digits in lower case, without accents, width and invisible characters."""
     folded = normal_form("NFKD", normal_form("NFKD", text).casefold())
     shown = (c for c in folded if unicodedata.category(c) not in ("Cf", "Mn", "Me") and c not in BLANK)
-    return re.findall(r"[^\W_]+", "".join(shown))
+    return WORD.findall("".join(shown))
 
 
 def _query_keys(text: str) -> set[str]:
@@ -227,7 +338,7 @@ def _query_keys(text: str) -> set[str]:
 
     The set is never empty, but an empty string is a key only of a query without any text.
     """
-    words = _words(text)
+    words = _shown_words(text)
     first, last = 0, len(words)
     while first < last and words[first] in _OPENING:
         first += 1
@@ -242,8 +353,13 @@ def _turns(text: str) -> list[str]:
     return [piece.strip() for piece in re.split(r"\n\s*\n", text) if piece.strip()]
 
 
+def _paragraphs(text: str) -> list[str]:
+    """The paragraphs of a text that has several."""
+    return pieces if len(pieces := _turns(text)) > 1 else []
+
+
 def _distinctive_parts(text: str, words: int) -> set[str]:
     """The letters of the query and of its turns, of those with enough words not to agree by chance."""
     least = {text: words, **{turn: _TURN_FACTOR * words for turn in _turns(text) if turn != text}}
-    spelled = {part: _words(part) for part in least}
+    spelled = {part: _shown_words(part) for part in least}
     return {"".join(found) for part, found in spelled.items() if len(found) >= least[part]}

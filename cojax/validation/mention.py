@@ -34,21 +34,17 @@ _UNITS = _split(
     "eighteen nineteen"
 )
 _TENS = _split("twenty thirty forty fifty sixty seventy eighty ninety")
+NUMBERS = {word: number for number, word in (*enumerate(_UNITS), *zip(range(20, 100, 10), _TENS, strict=True))}
 # Number → its word, for those that are hardly said of anything else.
-NUMBERS_IN_WORDS = {
-    **{number: word for number, word in enumerate(_UNITS) if number > 1},
-    **{10 * number: word for number, word in enumerate(_TENS, start=2)},
-}
+NUMBERS_IN_WORDS = {number: word for word, number in NUMBERS.items() if number > 1}
 _ORDINALS = _split("first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth")
 _MONTHS = _split("january february march april may june july august september october november december")
 _DAYS = _split("today tomorrow tonight yesterday next last monday tuesday wednesday thursday friday saturday sunday")
 _SCALES = {"hundred": 100, "thousand": 1_000, "k": 1_000, "million": 1_000_000, "m": 1_000_000, "billion": 10**9}
 _NUMBER_WORDS: Mapping[str, float] = {
-    **{word: number for number, word in enumerate(_UNITS)},
-    **{word: 10 * number for number, word in enumerate(_TENS, start=2)},
+    **NUMBERS,
     **{word: number for number, word in enumerate(_ORDINALS, start=1)},
-    **{word: number for number, word in enumerate(_MONTHS, start=1)},
-    **{word[:3]: number for number, word in enumerate(_MONTHS, start=1)},
+    **{word[:length]: number for number, word in enumerate(_MONTHS, start=1) for length in (3, None)},
     "dozen": 12, "couple": 2, "pair": 2, "half": 0.5, "quarter": 0.25, "once": 1, "twice": 2, "noon": 12,
 }  # fmt: skip
 _PIECE = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+")
@@ -135,6 +131,24 @@ def words(text: str) -> Iterator[str]:
             yield word.replace(",", "")
         elif word not in COMMON and len(word) > 1:
             yield stem(word)
+
+
+def sentences(text: str, ends: str = ".!?") -> list[str]:
+    """The sentences of a text, folded. A line ends one, and so does each of the marks where white space follows."""
+    return [fold(one) for one in re.split(rf"(?<=[{ends}])\s+|\n+", text) if one.strip()]
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """The values within nested mappings and lists, in order."""
+    waiting = [value]
+    while waiting:
+        inner = waiting.pop()
+        if isinstance(inner, Mapping):
+            waiting += reversed([*inner.values()])
+        elif isinstance(inner, list | tuple):
+            waiting += reversed(inner)
+        else:
+            yield inner
 
 
 def number_of(word: str) -> float:

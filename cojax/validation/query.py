@@ -24,8 +24,21 @@ _FILLERS = frozenset("\u115f\u1160\u3164\uffa0")
 _LINES = frozenset("\n\r\t")
 # Joiners and marks of direction, which some languages need.
 _JOINERS = frozenset("\u200c\u200d\u200e\u200f\u061c\u00ad")
+# Category of characters → what they are.
+_UNREADABLE = {
+    "Cs": "half a surrogate pair", "Cc": "a control character", "Cf": "a character that hides or turns text",
+    "Co": "a character for private use",
+}  # fmt: skip
 # Any character but letters, digits, underscores and white space.
 _SIGN = re.compile(r"[^\w\s]")
+
+
+class DraftRefused(Exception):
+    """A check refuses the draft; `quarantine` names the rule for which a person should look at it."""
+
+    def __init__(self, reason: str, quarantine: str = ""):
+        super().__init__(reason)
+        self.quarantine = quarantine
 
 
 def flaw(query: str, longest: int, control_tokens: Sequence[str] = ()) -> str:
@@ -93,18 +106,9 @@ def _unreadable(character: str) -> str:
     """The kind of a character that a query must not hold; empty for any other character."""
     if character in _LINES or character in _JOINERS:
         return ""
-    match unicodedata.category(character):
-        case "Cs":
-            return "half a surrogate pair"
-        case "Cc":
-            return "a control character"
-        case "Cf":
-            return "a character that hides or turns text"
-        case "Co":
-            return "a character for private use"
-        case "Cn" if ord(character) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(character) <= 0xFDEF:
-            return "a code point that is no character"
-    return ""
+    if ord(character) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(character) <= 0xFDEF:
+        return "a code point that is no character"
+    return _UNREADABLE.get(unicodedata.category(character), "")
 
 
 def _folded(text: str) -> str:

@@ -10,13 +10,41 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from cojax.types import TaskDraft, signature
-from cojax.validation.confusables import plain
-from cojax.validation.decodings import decodings
-from cojax.validation.safety_rules import ACTION_RULES, QUERY_RULES
+from cojax.validation.decodings import decodings, plain
+from cojax.validation.mention import leaves
 
+_IN_ACTIONS = "in actions: "
+_RULE = re.compile(r"^\[(.*)\]$", re.MULTILINE)
+_FAMILY = re.compile(r"<([A-Z_]+)>")
+
+
+def _read(text: str) -> Mapping[str, re.Pattern[str]]:
+    """Rule → one pattern that matches where any of its lines does. Raises KeyError for a family not yet named."""
+    families: dict[str, str] = {}
+    sections = [
+        [line for line in section.splitlines() if line and not line.startswith("#")] for section in _RULE.split(text)
+    ]
+
+    def pattern(line: str) -> str:
+        return _FAMILY.sub(lambda name: families[name[1]], line)
+
+    for line in sections[0]:
+        name, _, own = line.partition(" = ")
+        families[name] = pattern(own)
+    return {
+        name: re.compile("|".join(map(pattern, lines)))
+        for (name,), lines in zip(sections[1::2], sections[2::2], strict=True)
+    }
+
+
+_RULES = _read((Path(__file__).parent / "safety_rules.txt").read_text())
+# Rule → its pattern for the query of a draft, and for its actions.
+QUERY_RULES = {name: pattern for name, pattern in _RULES.items() if not name.startswith(_IN_ACTIONS)}
+ACTION_RULES = {name.removeprefix(_IN_ACTIONS): _RULES[name] for name in _RULES if name.startswith(_IN_ACTIONS)}
 _MODEL = {"instructions to a model": QUERY_RULES["instructions to a model"]}
 _COMMON = frozenset(
     ("the", "of", "and", "to", "my", "for", "is", "that", "it", "all", "with", "from", "your", "me", "his", "her")
@@ -32,11 +60,7 @@ def violated_rule(draft: TaskDraft) -> str:
     # The arguments of a call may carry a request to someone else.
     passed_on = [text for action in draft.solution for call in action.calls for text in _argument_texts(call.arguments)]
     readings = [reading for text in dict.fromkeys((asked, *passed_on)) for reading in _readings(text)]
-    searched = (
-        (QUERY_RULES, readings),
-        (ACTION_RULES, [_plain(done), *readings]),
-        (_MODEL, [_plain(done)]),
-    )
+    searched = ((QUERY_RULES, readings), (ACTION_RULES, [_plain(done), *readings]), (_MODEL, [_plain(done)]))
     for rules, texts in searched:
         for name, pattern in rules.items():
             if found := next(filter(None, map(pattern.search, texts)), None):
@@ -69,21 +93,23 @@ def _argument_texts(arguments: Mapping[str, Any]) -> Iterator[str]:
     They are joined because a text may be cut into a list.
     """
     for name, value in arguments.items():
-        keys, values = [str(name)], list[str]()
-        waiting = [value]
-        while waiting:
-            match waiting.pop():
-                case Mapping() as inner:
-                    keys += map(str, inner)
-                    waiting += reversed(list(inner.values()))
-                case list() | tuple() as inner:
-                    waiting += reversed(inner)
-                case leaf:
-                    values.append(str(leaf))
-        yield from (key.replace("_", " ") for key in keys)
+        values = [*map(str, leaves(value))]
+        yield from (key.replace("_", " ") for key in (str(name), *_keys(value)))
         yield from values
         if len(values) > 1:
             yield " ".join(values)
+
+
+def _keys(value: Any) -> Iterator[str]:
+    """The keys of a value at any depth."""
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case Mapping() as inner:
+                yield from map(str, inner)
+                waiting += inner.values()
+            case list() | tuple() as inner:
+                waiting += inner
 
 
 def _plain(text: str) -> str:

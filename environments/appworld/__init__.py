@@ -43,6 +43,8 @@ _JUDGED = 25.0
 EVALUATION = ("test_normal", "test_challenge")
 # The splits from which nothing may be learned.
 RESERVED = ("dev", *EVALUATION)
+# How the code of an action calls a tool.
+CALL_IN_TEXT = r"\bapis\.(\w+\.\w+)"
 
 
 def make(

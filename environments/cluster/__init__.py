@@ -5,7 +5,6 @@
 trainer ── nodes ── one node each ──Ray── actor ── the environment, with its own worker where it is isolated
 (threads)  (which)  (calls, losses)       (a thread an episode)
 
-placed.py      Environment and Episode, as the trainer sees them
 nodes.py       which node gets an episode; nodes that are lost and nodes that join
 node.py        the calls of one actor, and when it is lost
 host.py        the actor: serves the calls
@@ -18,13 +17,19 @@ they are played again elsewhere, as any that the infrastructure lost. Ray is imp
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
+from cojax.environment import PolicyLoss
+from cojax.types import Task
+from ..worker.served import Served, ServedEpisode
+from ..worker.wire import Malformed, read
 from . import connection
 from .connection import check
+from .node import Node
 from .nodes import Nodes
-from .placed import PlacedEnvironment, environment_of
 
 __all__ = ["PlacedEnvironment", "check", "place"]
 
@@ -38,7 +43,39 @@ def place(address: str, name: str, settings: Mapping[str, Any]) -> PlacedEnviron
     nodes = Nodes(connection.connect(address), name, settings)
     try:
         nodes.begin()
-        return environment_of(nodes)
+        return PlacedEnvironment(nodes)
     except BaseException:
         nodes.close()
+        raise
+
+
+class PlacedEnvironment(Served):
+    """An environment on the nodes of a cluster, by the protocol of `cojax.environment.Environment`.
+
+    A call raises what the environment raises on its node, as `play` would see it here; where the node is lost, and for
+    whatever else happens to one, EnvironmentFailure. `layers` says which layers of isolation hold on the nodes.
+    """
+
+    def __init__(self, nodes: Nodes) -> None:
+        super().__init__(nodes.described, nodes.service)
+        self.nodes, self.runs_policy_code = nodes, read(bool, nodes.described["runs_policy_code"])
+        self.close = weakref.finalize(self, nodes.close)
+
+    def start(self, task: Task) -> ServedEpisode:
+        """One episode on one node, to its end."""
+        node, number = self.nodes.place_episode()
+        call = functools.partial(_call_of_episode, node, number, self.runs_policy_code)
+        return ServedEpisode(node, task, call, functools.partial(node.end, number))
+
+
+def _call_of_episode(node: Node, number: int, runs_policy_code: bool, kind: Any, op: str, *arguments: Any) -> Any:
+    """The node's reply as a record of type `kind`.
+
+    In a step or a verdict, a value of the wrong shape is the policy's doing where the environment runs its code.
+    """
+    try:
+        return read(kind, node.call(number, op, list(arguments)))
+    except Malformed as failure:
+        if runs_policy_code and op in ("step", "evaluate"):
+            raise PolicyLoss(str(failure)) from failure
         raise

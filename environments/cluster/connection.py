@@ -81,10 +81,16 @@ def _join(ray: Any, address: str) -> None:
     failed: list[Exception] = []
 
     def join() -> None:
-        try:
-            _try_to_join(ray, address)
-        except Exception as error:
-            failed.append(error)
+        for _ in range(_ATTEMPTS):
+            try:
+                ray.init(address=address, namespace="cojax", log_to_driver=False, configure_logging=False)
+                failed.clear()
+                return
+            except Exception as error:
+                failed[:] = [error]
+                # The server that ray:// starts for a client sometimes ends at once: then it is asked for another.
+                if not isinstance(error, ConnectionError):
+                    return
 
     joining = threading.Thread(target=join, name="cluster-join", daemon=True)
     joining.start()
@@ -97,17 +103,6 @@ def _join(ray: Any, address: str) -> None:
         )
     if reason:
         raise ValueError(f"environment.cluster is {address!r}, which cannot be used: {reason}")
-
-
-def _try_to_join(ray: Any, address: str) -> None:
-    """Connects. The server that ray:// starts for a client sometimes ends at once: then it is asked for another."""
-    for attempt in range(_ATTEMPTS):
-        try:
-            ray.init(address=address, namespace="cojax", log_to_driver=False, configure_logging=False)
-            return
-        except ConnectionError:
-            if attempt + 1 == _ATTEMPTS:
-                raise
 
 
 class RayCluster:
@@ -130,10 +125,9 @@ class RayCluster:
 
         return self._hosts.options(scheduling_strategy=NodeAffinitySchedulingStrategy(place.id, soft=False)).remote()
 
-    def send(self, actor: Any, method: str, *arguments: Any) -> concurrent.futures.Future[Any]:
+    def send(self, method: Any, *arguments: Any) -> concurrent.futures.Future[Any]:
         """Calls a method of an actor."""
-        methods = {"make": actor.make, "call": actor.call, "beat": actor.beat, "end": actor.end}
-        return methods[method].remote(*arguments).future()
+        return method.remote(*arguments).future()
 
     def end(self, actor: Any) -> None:
         """Ends an actor with its processes. Never raises."""

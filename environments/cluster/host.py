@@ -26,12 +26,12 @@ from cojax.environment import (
     running,
     runs_policy_code,
 )
-from cojax.types import Action, Task, from_json, to_json
-from ..worker import child, wire
+from cojax.types import to_json
+from ..worker import wire
+from ..worker.served import Operations, describe, environment_operations, episode_operations
 from ..worker.venv import ROOT
 from . import messages
 
-_Operations = dict[str, Callable[..., Any]]
 # Calls in which a policy's code may have caused what an environment raises; as `cojax.environment.play` attributes it.
 _OF_THE_POLICY = ("step", "evaluate")
 
@@ -42,8 +42,8 @@ class Host:
     def __init__(self) -> None:
         self._threads: dict[int, _CallThread] = {}
         self._current: dict[int, Progress] = {}
-        self._service: _Operations = {}
-        self._episodes: Callable[[], _Operations] = dict
+        self._service: Operations = {}
+        self._episodes: Callable[[], Operations] = dict
         self._failure: type[EnvironmentFailure] = EnvironmentFailure
 
     async def make(self, order: bytes) -> bytes:
@@ -83,18 +83,18 @@ class Host:
                     "same commit there"
                 )
             environment = worlds.load_plain(asked["name"], asked["settings"])
-            self._service = child.environment_operations(environment)
-            self._episodes = functools.partial(_episode_operations, environment)
+            self._service = environment_operations(environment)
+            self._episodes = functools.partial(episode_operations, environment)
             self._failure = PolicyLoss if runs_policy_code(environment) else EpisodeFailure
-            described = child.describe(environment) | {
+            more = {
                 "runs_policy_code": runs_policy_code(environment),
                 "layers": dict(vars(environment).get("layers", {})),
             }
-            return wire.encode({"described": described})
+            return wire.encode({"described": describe(environment) | more})
         except (Exception, SystemExit) as error:
             return wire.encode(wire.failed(wire.START, f"{type(error).__name__}: {error}"))
 
-    def _answer(self, request: dict[str, Any], operations: _Operations) -> bytes:
+    def _answer(self, request: dict[str, Any], operations: Operations) -> bytes:
         number, episode, op = request["id"], request["episode"], request["op"]
         # The wait is over and is not charged. What the environment excuses is taken off `since`, as on a thread of the
         # trainer.
@@ -118,7 +118,7 @@ class Host:
 class _CallThread:
     """A daemon thread that makes the calls of one episode one after another, and then closes it."""
 
-    def __init__(self, operations: _Operations) -> None:
+    def __init__(self, operations: Operations) -> None:
         self.operations = operations
         self._calls: queue.SimpleQueue[tuple[Callable[[], bytes], concurrent.futures.Future[bytes]] | None]
         self._calls = queue.SimpleQueue()
@@ -165,21 +165,3 @@ def code_of(name: str) -> str:
 
 def _counted(progress: Progress) -> float:
     return max(0.0, running() - progress.since)
-
-
-def _episode_operations(environment: Any) -> _Operations:
-    """The calls of one episode; `reset` makes it."""
-    started: list[Any] = []
-
-    def reset(task: Any) -> Any:
-        started.append(environment.start(from_json(Task, task)))
-        return {"messages": started[0].reset(), "tools": started[0].tools()}
-
-    return {
-        "reset": reset,
-        "step": lambda action: started[0].step(from_json(Action, action)),
-        "state": lambda: started[0].state(),
-        "affordances": lambda: started[0].affordances(),
-        "evaluate": lambda: started[0].evaluate(),
-        "close": lambda: [episode.close() for episode in started],
-    }

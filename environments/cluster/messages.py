@@ -13,8 +13,7 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, PolicyLoss
 from ..worker import wire
-from ..worker.records import Malformed, read
-from ..worker.replies import Scan
+from ..worker.wire import Malformed, Scan, read
 
 # The failures that cross as they are, the narrowest first.
 FAILURES: dict[str, type[EnvironmentFailure]] = {
@@ -25,8 +24,8 @@ REQUEST = 64 * 2**20
 # The bounds of a reply in bytes and values: of an episode, and of the whole environment, which may list all tasks.
 _OUTPUT, _VALUES = 32 * 2**20, 1_000_000
 _SERVICE_OUTPUT, _SERVICE_VALUES = 512 * 2**20, 64_000_000
-# Bytes that are examined at a time, and the longest message of a failure in characters.
-_PART, _MESSAGE = 64 * 2**10, 2_000
+# Bytes that are examined at a time.
+_PART = 64 * 2**10
 
 
 def request(number: int, episode: int, op: str, arguments: list[Any]) -> bytes:
@@ -48,8 +47,7 @@ def answer(number: int, episode: int, value: Any, counted: float) -> bytes:
 def failed(number: int, error: EnvironmentFailure, counted: float) -> bytes:
     """The reply that says why there is no value."""
     name = next(name for name, kind in FAILURES.items() if isinstance(error, kind))
-    said = str(error)[:_MESSAGE].encode("utf-8", "replace").decode()
-    return wire.encode({"id": number, "counted": counted, "failure": name, "message": said})
+    return wire.encode({"id": number, "counted": counted, **wire.failed(name, str(error))})
 
 
 def reply(line: object, number: int, episode: int) -> tuple[float, Any, EnvironmentFailure | None]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cojax.environment import PLAYING, Abandoned, EnvironmentFailure, excuse, running
-from ..worker.records import Malformed
+from ..worker.wire import Malformed
 from . import messages
 from .connection import Place, RayCluster
 
@@ -55,7 +55,7 @@ class Node:
             self.open.discard(episode)
         if not self.lost:
             with contextlib.suppress(Exception):
-                self.cluster.send(self.actor, "end", episode)
+                self.cluster.send(self.actor.end, episode)
         self._freed()
 
     def call(self, episode: int, op: str, arguments: list[Any], deadline: float = LONGEST) -> Any:
@@ -66,7 +66,7 @@ class Node:
             number = next(self._numbers)
         line = messages.request(number, episode, op, arguments)
         try:
-            future = self.cluster.send(self.actor, "call", line)
+            future = self.cluster.send(self.actor.call, line)
         except Exception as error:
             self.fail(f"it took no call: {error}")
             raise EnvironmentFailure(self.lost) from error
@@ -124,7 +124,7 @@ class Node:
                 self.process = int(messages.decoded(found)["process"])
                 self.heard, self._beat = running(), None
             if self._beat is None:
-                self._beat = self.cluster.send(self.actor, "beat")
+                self._beat = self.cluster.send(self.actor.beat)
         except Exception as error:
             self.fail(f"{type(error).__name__}: {error}")
             return

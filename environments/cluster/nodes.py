@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from cojax.environment import PLAYING, Abandoned, EnvironmentFailure, Traits, excuse, running
 from ..worker import wire
-from ..worker.records import Malformed, read
+from ..worker.wire import Malformed, read
 from . import messages
 from .connection import Place, RayCluster
 from .host import code_of
@@ -23,6 +23,8 @@ _LOG = logging.getLogger(__name__)
 _BEAT, _JOINED, _LOOK = 0.5, 5.0, 0.25
 # Seconds that a node has to make the environment, and that an episode waits for a node that can take it.
 _MADE, _PLACED = 180.0, 120.0
+# Seconds for a call that concerns the whole environment.
+_SERVICE = 120.0
 # On one node an actor is started at most so many times within so many seconds.
 _STARTS, _WITHIN = 3, 60.0
 
@@ -81,12 +83,12 @@ class Nodes:
         """The node with the fewest open episodes, and the number of a new one there."""
         return self._when_free(lambda node: (node, node.begin()))
 
-    def service(self, op: str, arguments: list[Any], deadline: float) -> Any:
+    def service(self, op: str, *arguments: Any) -> Any:
         """A call that concerns the whole environment. It may be made twice: a lost node's is made on another."""
         while True:
             node = self._when_free(lambda node: node, full=True)
             try:
-                return node.call(0, op, arguments, deadline)
+                return node.call(0, op, list(arguments), _SERVICE)
             except EnvironmentFailure:
                 if not node.lost:
                     node.end(0)  # a call that hangs keeps its thread; the next one gets another
@@ -165,7 +167,7 @@ class Nodes:
             return
         self._started[place.id] = [*recent, now]
         actor = self.cluster.actor(place)
-        self._starting.append(_Start(place, actor, self.cluster.send(actor, "make", self.order), now + _MADE))
+        self._starting.append(_Start(place, actor, self.cluster.send(actor.make, self.order), now + _MADE))
 
     def _finish_starts(self) -> list[tuple[Place, EnvironmentFailure]]:
         """Adds the nodes that have made the environment; those that could not, with the reason."""

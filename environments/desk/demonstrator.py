@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from cojax.types import Action, Call, Task
 from . import generator, office
 from .office import Refused
-from .skills import Skill, carry_out, follow
-from .suite import DESK, Suite, suite_of
+from .skills import DESK, Skill, Suite, carry_out, follow, suite_of
 from .tools import FINISH, perform
 
 
@@ -48,9 +47,7 @@ def demonstrate(
         calls.append(call)
         try:
             if call.name != FINISH:
-                observation, changes = perform(state, call, suite.tools)
-                office.apply(state, changes)
-                return observation
+                return perform(state, call, suite.tools)
         except Refused:
             pass
         # The look-up failed, so it goes on with the name it asked about.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 from collections.abc import Iterator, Mapping
@@ -10,8 +11,8 @@ from typing import Any, TypeVar
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, canonical
 from . import office
 from .office import Refused
-from .suite import DESK, Suite
-from .tools import FINISH, documentation, perform, words
+from .skills import DESK, Suite
+from .tools import FINISH, documentation, effect, perform, words
 
 _T = TypeVar("_T")
 
@@ -51,14 +52,7 @@ class DeskEpisode:
         return Observation(messages, done=self._finished)
 
     def state(self) -> Mapping[str, Any]:
-        shelves = {
-            shelf: {
-                name: {key: list(value) if isinstance(value, list) else value for key, value in entity.items()}
-                for name, entity in entities.items()
-            }
-            for shelf, entities in self._office.items()
-        }
-        return {**shelves, "answer": self._answer, "finished": self._finished}
+        return {**copy.deepcopy(self._office), "answer": self._answer, "finished": self._finished}
 
     def affordances(self) -> tuple[Action, ...]:
         """Every tool with words that exist, were seen or are new; free choices are drawn by a hash of the state."""
@@ -117,8 +111,7 @@ class DeskEpisode:
                 (self._answer,) = words(call.arguments, ("answer",))
             self._finished = True
             return "ok"
-        observation, changes = perform(self._office, call, self._suite.tools)
-        office.apply(self._office, changes)
+        observation = perform(self._office, call, self._suite.tools)
         if gives := self._suite.tools[call.name].gives:
             # A value moves to the end when it is seen again, so that the oldest are dropped first.
             self._seen[gives] = [word for word in self._seen[gives] if word != observation] + [observation]
@@ -129,7 +122,7 @@ class DeskEpisode:
 
     def _works(self, call: Call) -> bool:
         try:
-            perform(self._office, call, self._suite.tools)
+            effect(self._office, call, self._suite.tools)
         except Refused:
             return False
         return True

@@ -17,9 +17,8 @@ from cojax.types import Action, Call, Task, normalise
 from . import office
 from .office import Refused, State
 from .office import new_office as new_office
-from .skills import Skill, carry_out
-from .suite import DESK, Suite
-from .tools import FINISH, perform
+from .skills import DESK, Skill, Suite, carry_out
+from .tools import FINISH, effect, perform
 
 NAME = "desk"
 JOINER = ", then "
@@ -61,13 +60,10 @@ def grown_splits(longest: int, more: float, skew: float) -> Mapping[str, Split]:
     """
     lengths = {count: more ** (count - 1) for count in range(1, longest + 1) if more or count == 1}
     long = {count: 1.0 for count in range(longest // 2 + 1, longest + 1)}
-    shapes = {
-        "seed": (lengths, skew),
-        "dev": (lengths, 0.0),
-        "eval": (lengths, 0.0),
-        "challenge": (long, CHALLENGE_SKEW),
-    }
-    return {name: Split(SPLITS[name].buckets, *shape, longest) for name, shape in shapes.items()}
+    grown = {name: dataclasses.replace(split, lengths=lengths, calls=longest) for name, split in SPLITS.items()}
+    grown["seed"] = dataclasses.replace(grown["seed"], skew=skew)
+    grown["challenge"] = dataclasses.replace(grown["challenge"], lengths=long)
+    return grown
 
 
 Plan = tuple[tuple[Skill, Mapping[str, str]], ...]  # skills with the words in their slots
@@ -119,9 +115,7 @@ def solve(plan: Plan, setup: office.State, suite: Suite = DESK) -> tuple[Call, .
         calls.append(call)
         if call.name == FINISH:
             return "ok"
-        observation, changes = perform(state, call, suite.tools)
-        office.apply(state, changes)
-        return observation
+        return perform(state, call, suite.tools)
 
     try:
         for skill, words in plan:
@@ -169,7 +163,7 @@ def _choose(skill: Skill, state: State, rng: random.Random, suite: Suite) -> dic
             return {}
         words[slot] = rng.choice(options)
     if skill.when is not None and rng.random() < 0.5:
-        found, _ = perform(state, skill.branches[0][0].fill(words), suite.tools)
+        found, _ = effect(state, skill.branches[0][0].fill(words), suite.tools)
         words[skill.when[1]] = found
     return words if len(set(words.values())) == len(words) else {}
 
@@ -188,7 +182,7 @@ def _play(calls: tuple[Call, ...], state: State, suite: Suite) -> None:
     for call in calls:
         if call.name != FINISH:
             try:
-                office.apply(state, perform(state, call, suite.tools)[1])
+                perform(state, call, suite.tools)
             except Refused:
                 continue
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cojax.types import Call, Triplet
 from .generator import JOINER, Plan
-from .skills import Skill, Template
-from .suite import DESK, Suite
+from .skills import DESK, Skill, Suite, Template
 from .tools import FINISH
 
 Done = tuple[Call, str]  # a call and what was observed

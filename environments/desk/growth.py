@@ -10,14 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .office import Change, Entity, Refused, State
-from .skills import Skill
-from .suite import Suite
-from .tools import Tool
-from .words import WORDS
+from . import tools
+from .office import WORDS, Change, State
+from .skills import Skill, Suite
+from .tools import Rule, Tool
 
 # Kinds of words that name records, one for each application of a suite; and those of attributes.
 RECORDS = ("file", "note", "event", "person", "folder")
@@ -84,15 +83,8 @@ def _suite(applications: Sequence[Application], rng: random.Random) -> Suite:
     tools = {tool.name: tool for app in applications for tool in _tools(app)}
     skills = [skill for app in applications for skill in _skills(app, applications, tools, rng)]
     rng.shuffle(skills)
-    records = {app.name: app.record for app in applications}
-
-    def kind(slot: str) -> str:
-        noun = slot.rstrip("0123456789").removeprefix("new_")
-        return records.get(noun, noun)
-
     return Suite(
-        words=WORDS,
-        kind=kind,
+        kinds={app.name: app.record for app in applications},
         shelves={app.name: frozenset({*app.attributes, "marked", "locked", "links"}) for app in applications},
         shelf_of={app.name: app.name for app in applications},
         choices={"text": 3, "day": 3, "address": 3},
@@ -124,27 +116,38 @@ _BARE: Mapping[str, Any] = {"marked": False, "locked": False, "links": []}
 
 def _tools(app: Application) -> Iterator[Tool]:
     """The application's tools; `Tool.slots` maps a parameter to what it takes."""
-    tool_of, shelf, attributes = app.tools, app.name, app.attributes
+    shelf, attributes = app.name, app.attributes
     record = {"record": shelf}
     values = {attribute: attribute for attribute in attributes}
-    yield _tool(tool_of["add"], {"record": f"new_{shelf}", **values}, _add(shelf, attributes), "Add a record.")
+
+    def tool(form: str, slots: Mapping[str, str], rule: Rule, description: str, gives: str = "") -> Tool:
+        return Tool(app.tools[form], description, slots, rule, gives)
+
+    added = tools.add(shelf, *attributes, require=tools.is_word, **_BARE)
+    yield tool("add", {"record": f"new_{shelf}", **values}, added, "Add a record.")
     for attribute in attributes:
-        setter = _set(shelf, (attribute,))
-        yield _tool(tool_of[f"set_{attribute}"], {**record, attribute: attribute}, setter, f"Set the {attribute}.")
-        getter = _get(shelf, attribute)
-        yield _tool(tool_of[f"get_{attribute}"], record, getter, f"Tell the {attribute} of a record.", attribute)
+        put = tools.put(shelf, attribute, require=tools.is_word)
+        yield tool(f"set_{attribute}", {**record, attribute: attribute}, put, f"Set the {attribute}.")
+        told = tools.read(shelf, attribute)
+        yield tool(f"get_{attribute}", record, told, f"Tell the {attribute} of a record.", attribute)
     if len(attributes) > 1:
-        yield _tool(tool_of["fill"], {**record, **values}, _set(shelf, attributes), "Set all of a record.")
-    yield _tool(tool_of["drop"], record, _drop(shelf), "Remove a record.")
-    yield _tool(tool_of["rename"], {**record, "name": f"new_{shelf}"}, _rename(shelf), "Give a record another name.")
-    yield _tool(tool_of["mark"], record, _turn_on(shelf, "marked"), "Mark a record.")
-    yield _tool(tool_of["link"], {**record, "other": shelf}, _link(shelf), "Link a record to another.")
-    yield _tool(tool_of["lock"], record, _turn_on(shelf, "locked"), "Lock a record.")
-    yield _tool(tool_of["seek"], record, _get(shelf, attributes[-1]), "Look at a record.", attributes[-1])
+        put = tools.put(shelf, *attributes, require=tools.is_word)
+        yield tool("fill", {**record, **values}, put, "Set all of a record.")
+    yield tool("drop", record, tools.remove(shelf), "Remove a record.")
+    yield tool("rename", {**record, "name": f"new_{shelf}"}, tools.rename(shelf), "Give a record another name.")
+    yield tool("mark", record, tools.turn_on(shelf, "marked"), "Mark a record.")
+    yield tool("link", {**record, "other": shelf}, _link(shelf), "Link a record to another.")
+    yield tool("lock", record, tools.turn_on(shelf, "locked"), "Lock a record.")
+    yield tool("seek", record, tools.read(shelf, attributes[-1]), "Look at a record.", attributes[-1])
 
 
-def _tool(name: str, slots: Mapping[str, str], rule: Callable[..., Any], description: str, gives: str = "") -> Tool:
-    return Tool(name, description, slots, rule, gives)
+def _link(shelf: str) -> Rule:
+    def rule(state: State, name: str, other: str) -> tuple[Change, ...]:
+        entity = tools.found(state, shelf, name)
+        tools.found(state, shelf, other)
+        return ((shelf, name, {**entity, "links": sorted({*entity["links"], other})}),)
+
+    return rule
 
 
 def _skills(
@@ -214,70 +217,3 @@ def _confused(tool: str, app: Application, tools: Mapping[str, Tool], rng: rando
     ]
     near = [one for one in alike if one.application == app.name]
     return rng.choice(near or alike).name
-
-
-def _entity(state: State, shelf: str, name: str) -> Entity:
-    if (entity := state[shelf].get(name)) is None:
-        raise Refused("no such record")
-    return entity
-
-
-def _expect_free(state: State, shelf: str, name: str) -> None:
-    if name in state[shelf]:
-        raise Refused("record exists")
-
-
-def _valued(attributes: Sequence[str], values: Sequence[str]) -> dict[str, str]:
-    for attribute, value in zip(attributes, values, strict=True):
-        if value not in WORDS[attribute]:
-            raise Refused(f"no such {attribute}")
-    return dict(zip(attributes, values, strict=True))
-
-
-def _add(shelf: str, attributes: Sequence[str]) -> Callable[..., tuple[Change, ...]]:
-    def rule(state: State, name: str, *values: str) -> tuple[Change, ...]:
-        _expect_free(state, shelf, name)
-        return ((shelf, name, {**_valued(attributes, values), **_BARE}),)
-
-    return rule
-
-
-def _set(shelf: str, attributes: Sequence[str]) -> Callable[..., tuple[Change, ...]]:
-    def rule(state: State, name: str, *values: str) -> tuple[Change, ...]:
-        return ((shelf, name, {**_entity(state, shelf, name), **_valued(attributes, values)}),)
-
-    return rule
-
-
-def _get(shelf: str, attribute: str) -> Callable[[State, str], str]:
-    return lambda state, name: str(_entity(state, shelf, name)[attribute])
-
-
-def _drop(shelf: str) -> Callable[[State, str], tuple[Change, ...]]:
-    def rule(state: State, name: str) -> tuple[Change, ...]:
-        _entity(state, shelf, name)
-        return ((shelf, name, None),)
-
-    return rule
-
-
-def _rename(shelf: str) -> Callable[[State, str, str], tuple[Change, ...]]:
-    def rule(state: State, name: str, new: str) -> tuple[Change, ...]:
-        entity = _entity(state, shelf, name)
-        _expect_free(state, shelf, new)
-        return ((shelf, name, None), (shelf, new, entity))
-
-    return rule
-
-
-def _turn_on(shelf: str, switch: str) -> Callable[[State, str], tuple[Change, ...]]:
-    return lambda state, name: ((shelf, name, {**_entity(state, shelf, name), switch: True}),)
-
-
-def _link(shelf: str) -> Callable[[State, str, str], tuple[Change, ...]]:
-    def rule(state: State, name: str, other: str) -> tuple[Change, ...]:
-        entity = _entity(state, shelf, name)
-        _entity(state, shelf, other)
-        return ((shelf, name, {**entity, "links": sorted({*entity["links"], other})}),)
-
-    return rule

@@ -1,4 +1,4 @@
-"""The office's rules: its state and the effect of each tool, as pure functions that return changes.
+"""The office: its words and its state.
 
 State: shelf → name → entity, a plain JSON dict:
 
@@ -17,10 +17,26 @@ equal values.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .words import WORDS
+_WORDS = {
+    "file": "report budget invoice contract resume recipe thesis photo logo song map roster survey manual script chart "
+    "form ticket letter poster sketch table video essay",
+    "folder": "archive drafts projects finance travel taxes legal music school health designs backup",
+    "note": "memo todo ideas shopping goals quotes diary agenda wishes gifts chores books films hints",
+    "person": "ana bob carl dina emil fay gus hana ivan jana kurt lena max nora otto paul quin rosa sam tina uma vera "
+    "walt zoe",
+    "address": " ".join(f"box{number}" for number in range(11, 35)),
+    "event": "standup lunch review party demo training interview launch retreat workshop picnic concert seminar audit "
+    "hike dinner",
+    "day": "monday tuesday wednesday thursday friday saturday sunday",
+    "text": "amber apple bread bronze cedar cloud coral daisy ember falcon ginger honey ivory jade lemon maple mint "
+    "olive onyx pearl pepper plum quartz raven ruby sage silver tulip velvet willow",
+}
+
+# The words by kind. The kinds share none, so a word alone determines its kind.
+WORDS: dict[str, tuple[str, ...]] = {kind: tuple(words.split()) for kind, words in _WORDS.items()}
 
 SHELVES: Mapping[str, frozenset[str]] = {
     "files": frozenset({"folder", "text", "copies"}),
@@ -60,7 +76,6 @@ SHELF = {
     "sender": "mail",
     "event": "calendar",
 }
-DAYS = frozenset(WORDS["day"])
 
 
 class Refused(Exception):
@@ -106,132 +121,10 @@ def facts(office: Mapping[str, Mapping[str, Entity]]) -> dict[str, Any]:
     }
 
 
-def apply(state: State, changes: tuple[Change, ...]) -> None:
+def apply(state: State, changes: Sequence[Change]) -> None:
     """Makes the changes, in order."""
     for shelf, name, entity in changes:
         if entity is None:
             del state[shelf][name]
         else:
             state[shelf][name] = entity
-
-
-def _on(state: State, shelf: str, name: str) -> Entity:
-    if (entity := state[shelf].get(name)) is None:
-        raise Refused(f"no such {SINGULAR[shelf]}")
-    return entity
-
-
-def _free(state: State, shelf: str, name: str) -> None:
-    if name in state[shelf]:
-        raise Refused(f"{SINGULAR[shelf]} exists")
-
-
-def _check_known(state: State, address: str) -> None:
-    if all(contact["address"] != address for contact in state["contacts"].values()):
-        raise Refused("no such address")
-
-
-def _day(day: str) -> None:
-    if day not in DAYS:
-        raise Refused("no such day")
-
-
-def _with(entity: Entity, attribute: str, word: str) -> Entity:
-    """The entity with the word in one of its lists; `Refused` if it is there already."""
-    if word in entity[attribute]:
-        raise Refused("unchanged")
-    return {**entity, attribute: sorted([*entity[attribute], word])}
-
-
-def files_move(state: State, file: str, folder: str) -> tuple[Change, ...]:
-    entity = _on(state, "files", file)
-    _on(state, "folders", folder)
-    return (("files", file, {**entity, "folder": folder}),)
-
-
-def files_copy(state: State, file: str, folder: str) -> tuple[Change, ...]:
-    entity = _on(state, "files", file)
-    _on(state, "folders", folder)
-    return (("files", file, _with(entity, "copies", folder)),)
-
-
-def files_rename(state: State, file: str, name: str) -> tuple[Change, ...]:
-    entity = _on(state, "files", file)
-    _free(state, "files", name)
-    return (("files", file, None), ("files", name, entity))
-
-
-def files_write(state: State, file: str, text: str) -> tuple[Change, ...]:
-    return (("files", file, {**_on(state, "files", file), "text": text}),)
-
-
-def folders_create(state: State, folder: str) -> tuple[Change, ...]:
-    _free(state, "folders", folder)
-    return (("folders", folder, {"shared": []}),)
-
-
-def folders_share(state: State, folder: str, address: str) -> tuple[Change, ...]:
-    entity = _on(state, "folders", folder)
-    _check_known(state, address)
-    return (("folders", folder, _with(entity, "shared", address)),)
-
-
-def notes_add(state: State, note: str, text: str) -> tuple[Change, ...]:
-    _free(state, "notes", note)
-    return (("notes", note, {"text": text}),)
-
-
-def notes_write(state: State, note: str, text: str) -> tuple[Change, ...]:
-    _on(state, "notes", note)
-    return (("notes", note, {"text": text}),)
-
-
-def contacts_add(state: State, person: str, address: str) -> tuple[Change, ...]:
-    _free(state, "contacts", person)
-    return (("contacts", person, {"address": address}),)
-
-
-def calendar_add(state: State, event: str, day: str) -> tuple[Change, ...]:
-    _free(state, "calendar", event)
-    _day(day)
-    return (("calendar", event, {"day": day, "guests": []}),)
-
-
-def calendar_move(state: State, event: str, day: str) -> tuple[Change, ...]:
-    entity = _on(state, "calendar", event)
-    _day(day)
-    return (("calendar", event, {**entity, "day": day}),)
-
-
-def calendar_invite(state: State, event: str, address: str) -> tuple[Change, ...]:
-    entity = _on(state, "calendar", event)
-    _check_known(state, address)
-    return (("calendar", event, _with(entity, "guests", address)),)
-
-
-def mail_send(state: State, address: str, text: str) -> tuple[Change, ...]:
-    _check_known(state, address)
-    texts = state["sent"].get(address, {"texts": []})["texts"]
-    return (("sent", address, {"texts": sorted([*texts, text])}),)
-
-
-def mail_flag(state: State, person: str) -> tuple[Change, ...]:
-    return (("mail", person, {**_on(state, "mail", person), "flagged": True}),)
-
-
-def mail_forward(state: State, person: str, address: str) -> tuple[Change, ...]:
-    entity = _on(state, "mail", person)
-    _check_known(state, address)
-    return (("mail", person, _with(entity, "forwarded", address)),)
-
-
-def read(shelf: str, attribute: str) -> Callable[[State, str], str]:
-    return lambda state, name: str(_on(state, shelf, name)[attribute])
-
-
-def remove(shelf: str) -> Callable[[State, str], tuple[Change, ...]]:
-    def rule(state: State, name: str) -> tuple[Change, ...]:
-        _on(state, shelf, name)
-        return ((shelf, name, None),)
-
-    return rule

@@ -1,18 +1,25 @@
-"""ONE table of skills, from which tasks, the noisy demonstrator and the grammar are made.
+"""ONE table of skills, from which tasks, the noisy demonstrator and the grammar are made; and suites, which have them.
 
 A row has the wording of the skill in a query and the calls that carry it out. `contacts_find(person) > found` binds the
 observation to `found`; every other name is a slot of the wording, whose kind is its name (`new_note` is a title not in
 use, `day2` a second day). The rows are in order of popularity, the most popular first.
+
+Every office is of one suite, which its shelves tell. So an episode offers the tools of its own suite alone. The desk of
+the demo is one suite; growth.py generates others.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from cojax.types import Call
+from . import office
+from .office import State
 from .tools import FINISH, TOOLS, Tool
 
 _CALL = re.compile(r"(\w+)\(([\w, ]*)\)(?: > (\w+))?")
@@ -163,3 +170,53 @@ SKILLS: tuple[Skill, ...] = (
         "calendar_add",
     ),
 )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Suite:
+    """One kind of office. Its skills are in order of popularity, the most popular first.
+
+    A slot without number and prefix is a noun: `new_note` and `note2` are notes. `kinds` maps nouns to the kind of
+    their words, where that is not the noun itself; `shelf_of` maps them to the shelf that holds their words. `shelves`
+    maps a shelf to the attributes of its entities. `choices` says how many words of a kind without a shelf an explorer
+    is offered freely. `reasons` are all that a tool may be refused for.
+    """
+
+    kinds: Mapping[str, str]
+    shelves: Mapping[str, frozenset[str]]
+    shelf_of: Mapping[str, str]
+    choices: Mapping[str, int]
+    tools: Mapping[str, Tool]
+    skills: tuple[Skill, ...]
+    new_office: Callable[[random.Random], State]
+    reasons: tuple[str, ...]
+
+    def vocabulary(self, slot: str) -> Sequence[str]:
+        """All words that a slot may take."""
+        noun = _noun(slot)
+        return office.WORDS[self.kinds.get(noun, noun)]
+
+    def shelf(self, slot: str) -> str | None:
+        """The shelf that holds the slot's words; None for texts, days and addresses, which are on none."""
+        return self.shelf_of.get(_noun(slot))
+
+
+def _noun(slot: str) -> str:
+    return slot.rstrip("0123456789").removeprefix("new_")
+
+
+DESK = Suite(
+    kinds={"sender": "person"},
+    shelves=office.SHELVES,
+    shelf_of=office.SHELF,
+    choices={"text": 3, "day": 3},
+    tools=TOOLS,
+    skills=SKILLS,
+    new_office=office.new_office,
+    reasons=office.REASONS,
+)
+
+
+def suite_of(setup: Mapping[str, Any], suites: Sequence[Suite]) -> Suite:
+    """The suite of an office, told by its shelves; the first one where none fits, which then refuses the office."""
+    return next((suite for suite in suites if set(suite.shelves) == set(setup)), suites[0])

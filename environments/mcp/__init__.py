@@ -1,17 +1,13 @@
 """Any MCP server as an environment; see docs/mcp.md.
 
 launch.py       settings → the worker: of a command, confined, or of an address
-command.py      a command as text → its words, and the files that it reads
 inside.py       in a worker: one server, or one session, an episode
 connection.py   in a worker: a session with a server, by the official SDK
-process.py      in a worker: a server as a process, over stdio
-address.py      in a worker: a server over streamable HTTP
+transports.py   in a worker: the ways to a server, over stdio and over streamable HTTP
 snapshot.py     in a worker: a folder → JSON
 resources.py    a server's resources as two tools
-world.py        an episode's server, as environments/tools acts on it
-opening.py      setup → a world; servers that serve several episodes
-servers.py      ONE table of public servers that this is proved with
-starts.py       the folders in which their episodes start
+world.py        setup → a world: an episode's server, as environments/tools acts on it; servers of several episodes
+servers.py      ONE table of public servers that this is proved with, and the folders in which their episodes start
 sql.py          statements worth trying on the tables of a database
 data.py         installs the public servers
 """
@@ -21,21 +17,18 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cojax.environment import EnvironmentFailure, Traits, ask
-from cojax.types import Call
 from cojax.worlds import function
 from ..tools import ToolEnvironment
 from ..tools.toolset import Refused
 from ..worker import IsolatedEnvironment
 from . import launch
-from .command import variables_of, words_of
-from .opening import Opener
 from .servers import RECIPE, SERVERS, Server
-from .world import NAME, Answers, Offer, calls_of, folder_alone, offer
+from .world import NAME, Answers, Offer, Opener, calls_of, folder_alone, offer
 
 __all__ = ["COUNT", "RECIPE", "cases", "examine", "make"]
 
@@ -103,13 +96,14 @@ def make(
         worker = launch.unconfined(url, headers, errors, limits)
     else:
         worker = launch.confined(command, starts, variables, visible, errors, ignore, limits)
-    with _closed_on_failure(worker):
+    try:
         offered = offer(worker, begun[0])
         opener = _opener(worker, offered, begun, url, reset, state, most)
+        resets = opener.reset.name if opener.reset else ""
         environment = ToolEnvironment(
             NAME,
             # A policy that resets the server would undo what it has done.
-            tools=[tool for tool in offered.all_documents() if tool["function"]["name"] != opener.reset_by],
+            tools=[tool for tool in offered.all_documents() if tool["function"]["name"] != resets],
             open=opener,
             setups=begun,
             affordances=source,
@@ -119,6 +113,9 @@ def make(
         )
         if url:
             _prove(environment, most)
+    except (ValueError, EnvironmentFailure):
+        worker.close()
+        raise
     return environment
 
 
@@ -163,23 +160,14 @@ def examine(
         launch.address_of(url)
         launch.headers_of(headers)
     elif command:
-        words_of(command)
-        variables_of(variables)
+        launch.words_of(command)
+        launch.variables_of(variables)
 
 
 def _public(server: str) -> Server:
     if server not in SERVERS:
         raise ValueError(f"server {server!r} not found; available: {', '.join(SERVERS)}; or give a `command`")
     return SERVERS[server]
-
-
-@contextlib.contextmanager
-def _closed_on_failure(worker: IsolatedEnvironment) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, EnvironmentFailure):
-        worker.close()
-        raise
 
 
 def _opener(
@@ -193,8 +181,8 @@ def _opener(
 ) -> Opener:
     """The source of worlds.
 
-    Raises ValueError for calls that the server does not offer, and for a server at a url whose episodes cannot be
-    compared.
+    Raises ValueError for calls that the server does not offer, for calls to read the state that it refuses at the start
+    of an episode, and for a server at a url whose episodes cannot be compared.
     """
     for setup in setups:
         calls_of("setups", setup.get("calls", ()), offered.names)
@@ -214,20 +202,13 @@ def _opener(
     reset_by = resets[0] if resets else None
     opener = Opener(worker, offered, read, reset=reset_by, kept=concurrency, lasting=bool(url), alone=alone)
     if calls:
-        _try(opener, setups[0], calls)
+        with contextlib.closing(opener(setups[0])) as world:
+            for call in calls:
+                try:
+                    world.call(call.name, call.arguments)
+                except Refused as refusal:
+                    raise ValueError(f"state names {call.name!r}, which the server refuses: {refusal}") from refusal
     return opener
-
-
-def _try(opener: Opener, setup: Mapping[str, Any], calls: Sequence[Call]) -> None:
-    """Raises ValueError for a call to read the state that the server refuses at the start of an episode."""
-    world = opener(setup)
-    try:
-        for call in calls:
-            world.call(call.name, call.arguments)
-    except Refused as refusal:
-        raise ValueError(f"state names {call.name!r}, which the server refuses: {refusal}") from refusal
-    finally:
-        world.close()
 
 
 def _prove(environment: ToolEnvironment, concurrency: int) -> None:
@@ -237,8 +218,7 @@ def _prove(environment: ToolEnvironment, concurrency: int) -> None:
     ValueError, and EnvironmentFailure where the server fails.
     """
     (setup,) = environment.tasks("seed", 1)
-    first, second = environment.start(setup), environment.start(setup)
-    try:
+    with contextlib.closing(environment.start(setup)) as first, contextlib.closing(environment.start(setup)) as second:
         ask(first.reset)
         before = ask(first.state)
         if concurrency == 1:
@@ -256,9 +236,6 @@ def _prove(environment: ToolEnvironment, concurrency: int) -> None:
                         "has one state for all of them; expected concurrency=1"
                     )
                 return
-    finally:
-        first.close()
-        second.close()
 
 
 def _setups(given: str, starts: Path | None) -> list[Mapping[str, Any]]:

@@ -7,12 +7,13 @@ import contextlib
 import json
 import logging
 from collections.abc import Coroutine, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from mcp import Client, MCPError
 from mcp_types import CONNECTION_CLOSED
 
 from . import resources
+from .transports import Address, Process
 
 # The most characters of what a server says of its use.
 _INSTRUCTIONS = 4_000
@@ -33,22 +34,6 @@ class Reply(NamedTuple):
     ok: bool
 
 
-class Transport(Protocol):
-    """A way to a server. `ended` says why it can be used no more, "" while it can."""
-
-    name: str
-    ended: str
-
-    def last_words(self) -> str:
-        """What the server said, beside its messages, when it did not start."""
-
-    def refusal(self) -> str:
-        """Why the transport refused the last message, "" where it did not."""
-
-    def streams(self) -> contextlib.AbstractAsyncContextManager[Any]:
-        """The stream of the server's messages, and the one of messages to it."""
-
-
 class Connection:
     """A session with a server, from `open` on. It ends with this process.
 
@@ -57,7 +42,7 @@ class Connection:
     client answers every request for sampling, roots and elicitation with an error, and does not offer them.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Process | Address) -> None:
         self._transport = transport
         self._loop = asyncio.new_event_loop()
         self._client: Any = None

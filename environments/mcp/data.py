@@ -7,8 +7,7 @@ import subprocess
 from collections.abc import Callable
 
 from ..worker.venv import InstallError, install
-from . import starts
-from .servers import SERVERS, Server
+from .servers import SERVERS, STARTS, Server, start_name
 
 ALL, NONE = "all", "none"
 # What --data can be: all servers, one of them, or none, for a server of one's own.
@@ -28,8 +27,8 @@ def _fill(server: Server) -> None:
     for folder in (part, server.folder):
         shutil.rmtree(folder, ignore_errors=True)
     try:
-        for number in range(starts.COUNT):
-            start = part / starts.name(number)
+        for number in range(STARTS):
+            start = part / start_name(number)
             start.mkdir(parents=True)
             server.fill(start, number)
         part.rename(server.folder)

@@ -13,10 +13,9 @@ from types import MappingProxyType
 from typing import Any
 
 from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet
-from .address import Address, prepare
 from .connection import Connection, ServerEnded
-from .process import Process
 from .snapshot import TooLarge, snapshot
+from .transports import Address, Process, prepare
 
 # The most characters of an answer.
 _ANSWER = 200_000

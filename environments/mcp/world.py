@@ -1,20 +1,31 @@
-"""An episode's server as environments/tools acts on it: calls and a state. The verdict is made here, away from it."""
+"""Worlds: each an episode's server as environments/tools acts on it. The verdict is made here, away from it.
+
+A world has a server of its own, or, where a call resets it, one that served another episode.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import json
+import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, LimitExceeded
-from cojax.types import Action, Call, Task, signature
+from cojax.environment import EnvironmentFailure, LimitExceeded, PolicyLoss, waiting
+from cojax.types import Action, Call, Task, canonical, signature, to_json
+from ..tools.ending import read
 from ..tools.toolset import Refused
 from ..worker import IsolatedEnvironment
-from ..worker.isolated import IsolatedEpisode
+from ..worker.served import ServedEpisode
 from . import resources
 
 NAME = "mcp"
+_LOG = logging.getLogger(__name__)
+# Seconds that a world waits for the only server; the most characters of a state in a message.
+_PATIENCE, _SHOWN = 600.0, 300
 
 Documents = tuple[Mapping[str, Any], ...]
 Caller = Callable[[str, Mapping[str, Any]], str]
@@ -39,7 +50,7 @@ class Answers:
         answers = {}
         for one in self.calls:
             try:
-                answers[signature_of(one)] = _read(call(one.name, one.arguments))
+                answers[signature_of(one)] = read(call(one.name, one.arguments))
             except Refused as refusal:
                 answers[signature_of(one)] = {"refused": str(refusal)}
         return {**folder, "answers": answers} if folder or len(answers) > 1 else next(iter(answers.values()))
@@ -57,27 +68,24 @@ class Turn:
     passed_on: bool = False
 
 
+@dataclasses.dataclass(eq=False)
 class ServerWorld:
     """A world behind a server, which may be `lasting`, at an address.
 
     `leave` is called once, when it is closed, with whether the server may serve another episode.
     """
 
-    def __init__(
-        self,
-        episode: IsolatedEpisode,
-        read: Reader,
-        turn: Turn,
-        leave: Callable[[bool], None],
-        *,
-        lasting: bool = False,
-    ) -> None:
-        self._episode, self._read, self._turn, self._leave = episode, read, turn, leave
-        self._works, self._closed, self._lasting = True, False, lasting
+    episode: ServedEpisode
+    read: Reader
+    turn: Turn
+    leave: Callable[[bool], None]
+    lasting: bool = False
+    _works: bool = dataclasses.field(default=True, init=False)
+    _closed: bool = dataclasses.field(default=False, init=False)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What the server answers. Raises Refused for an error, and LimitExceeded where the server has ended."""
-        seen = self._asked(self._episode.step, Action(calls=(Call(name, arguments),)))
+        seen = self._asked(self.episode.step, Action(calls=(Call(name, arguments),)))
         if seen.done:
             self._works = False
             raise LimitExceeded(seen.text)
@@ -86,20 +94,20 @@ class ServerWorld:
         return seen.text
 
     def state(self) -> Any:
-        return self._read(self._asked(self._episode.state), self.call)
+        return self.read(self._asked(self.episode.state), self.call)
 
     def retire(self) -> None:
         """Has the server serve no other episode, unless it is at an address."""
-        self._works = self._works and self._lasting
+        self._works = self._works and self.lasting
 
     def close(self) -> None:
         """Gives the server back, or ends it with every process of its episode."""
         if not self._closed:
             self._closed = True
-            self._leave(self._works)
+            self.leave(self._works)
 
     def _asked(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        if self._turn.passed_on:
+        if self.turn.passed_on:
             raise EnvironmentFailure("the world has passed its server on to another; expected one world at a time")
         try:
             return question(*arguments)
@@ -137,13 +145,10 @@ class Offer:
 
 def offer(worker: IsolatedEnvironment, setup: Mapping[str, Any]) -> Offer:
     """The offer of the server of an episode in that setup. Raises EnvironmentFailure where it does not start."""
-    episode = worker.start(Task(NAME, "", setup))
-    try:
+    with contextlib.closing(worker.start(Task(NAME, "", setup))) as episode:
         (message,) = episode.reset()
         told = json.loads(message.content)
         return Offer(episode.tools(), tuple(told["reads"]), told["resources"], told["instructions"])
-    finally:
-        episode.close()
 
 
 def difference(expected: Documents, offered: Documents) -> str:
@@ -177,9 +182,172 @@ def calls_of(setting: str, given: str | Sequence[Any], known: Sequence[str]) -> 
     return tuple(made)
 
 
-def _read(text: str) -> Any:
-    """The JSON that a text is, else the text itself."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """A running server, the folder that it started in, and the state to which its reset must lead back."""
+
+    episode: ServedEpisode
+    folder: str
+    start: str
+
+
+@dataclasses.dataclass(eq=False)
+class Opener:
+    """setup → a world. With a `reset`, at most `kept` servers that still work are kept for other episodes, of which the
+    last one kept is taken first.
+
+    A server of a command that its reset does not lead back to its start is replaced by one that starts anew, and none
+    is kept from then on. One at an address (`lasting`) begins with a reset, which must lead to the same state each
+    time. With `alone`, one world is open at a time, and others wait.
+
+    Raises EnvironmentFailure where a server does not start, offers other tools than `offer`, or is not as at its start.
+    """
+
+    worker: IsolatedEnvironment
+    offer: Offer
+    read: Reader
+    reset: Call | None
+    kept: int
+    lasting: bool
+    alone: bool
+
+    def __post_init__(self) -> None:
+        self._idle: list[Server] = []
+        self._first, self._lock = "", threading.Lock()
+        self._kept, self._turns = self.kept if self.reset else 0, Turns() if self.alone else None
+
+    def __call__(self, setup: Mapping[str, Any]) -> ServerWorld:
+        try:
+            return self._opened(setup)
+        except PolicyLoss as loss:  # before a policy has done anything
+            raise EnvironmentFailure(str(loss)) from loss
+
+    def _opened(self, setup: Mapping[str, Any]) -> ServerWorld:
+        turn = self._turns.take() if self._turns else Turn()
+        try:
+            folder = setup.get("folder") or ""
+            server = self._reused(folder) or self._started(folder)
+        except BaseException:
+            self._end(turn)
+            raise
+        leave = functools.partial(self._leave, server, turn)
+        world = ServerWorld(server.episode, self.read, turn, leave, lasting=self.lasting)
+        try:
+            for call in setup.get("calls", ()):
+                world.call(call["name"], call.get("arguments", {}))
+        except BaseException as error:
+            world.close()
+            if isinstance(error, Refused):
+                raise EnvironmentFailure(f"the call of {call['name']!r} in the setup failed: {error}") from error
+            raise
+        return world
+
+    def _started(self, folder: str) -> Server:
+        episode = self.worker.start(Task(NAME, "", {"folder": folder} if folder else {}))
+        try:
+            episode.reset()
+            if episode.tools() != self.offer.documents:
+                raise EnvironmentFailure(difference(self.offer.documents, episode.tools()))
+            if self.reset is None:
+                return Server(episode, folder, "")
+            start = self._after_reset(episode) if self.lasting else self._state(episode)
+            with self._lock:
+                self._first = self._first or start
+            if self.lasting and start != self._first:
+                raise EnvironmentFailure(
+                    f"after {signature_of(self.reset)} the state is {start:.{_SHOWN}}, and after the first one it was "
+                    f"{self._first:.{_SHOWN}}; expected the same state after each reset"
+                )
+            return Server(episode, folder, start)
+        except BaseException as error:
+            episode.close()
+            if isinstance(error, Refused):
+                raise EnvironmentFailure(f"the reset failed: {error}") from error
+            raise
+
+    def _reused(self, folder: str) -> Server | None:
+        """A server that served another episode, after its reset; None where there is none that is as at its start."""
+        while (server := self._taken(folder)) is not None:
+            try:
+                if server.episode.evaluate().reward == 1.0:
+                    if (found := self._after_reset(server.episode)) == server.start:
+                        return server
+                    self._keep_none(f"its state is {found:.{_SHOWN}}, and was {server.start:.{_SHOWN}}")
+            except Refused as refusal:
+                self._keep_none(str(refusal))
+            except EnvironmentFailure:
+                pass  # it was lost since its last episode
+            server.episode.close()
+        return None
+
+    def _keep_none(self, why: str) -> None:
+        """Keeps no server of a command from now on, as the reset does not lead one back to its start."""
+        if self.lasting:
+            return
+        with self._lock:
+            kept, self._kept, ended, self._idle = self._kept, 0, self._idle, []
+        for server in ended:
+            server.episode.close()
+        if kept:
+            _LOG.warning("the reset does not lead a server back to its start, so each episode starts one: %s", why)
+
+    def _taken(self, folder: str) -> Server | None:
+        with self._lock:
+            found = next((server for server in reversed(self._idle) if server.folder == folder), None)
+            if found is not None:
+                self._idle.remove(found)
+            return found
+
+    def _leave(self, server: Server, turn: Turn, works: bool) -> None:
+        """Keeps the server of a world that is closed, or ends it."""
+        with self._lock:
+            keeps = works and self._kept > 0
+            ended = ([self._idle.pop(0)] if len(self._idle) >= self._kept else []) if keeps else [server]
+            self._idle += [server] if keeps else []
+        for one in ended:
+            one.episode.close()
+        self._end(turn)
+
+    def _end(self, turn: Turn) -> None:
+        if self._turns:
+            self._turns.end(turn)
+
+    def _after_reset(self, episode: ServedEpisode) -> str:
+        """The state after the reset. Raises Refused where the server refuses it."""
+        assert self.reset is not None
+        self._world(episode).call(self.reset.name, self.reset.arguments)
+        return self._state(episode)
+
+    def _state(self, episode: ServedEpisode) -> str:
+        return canonical(to_json(self._world(episode).state()))
+
+    def _world(self, episode: ServedEpisode) -> ServerWorld:
+        return ServerWorld(episode, self.read, Turn(), lambda works: None)
+
+
+class Turns:
+    """One turn at a time. A thread that takes one while it has one passes that one on: its first world is over."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Condition()
+        self._holder: tuple[int, Turn] | None = None
+
+    def take(self) -> Turn:
+        """Waits for a turn. Raises EnvironmentFailure where that takes longer than ten minutes."""
+        me, turn = threading.get_ident(), Turn()
+        with waiting(), self._ended:
+            if not self._ended.wait_for(lambda: self._holder is None or self._holder[0] == me, _PATIENCE):
+                raise EnvironmentFailure(
+                    f"another episode has had the server for {_PATIENCE:g} s; expected episodes that end"
+                )
+            if self._holder is not None:
+                self._holder[1].passed_on = True
+            self._holder = me, turn
+        return turn
+
+    def end(self, turn: Turn) -> None:
+        """Ends a turn that was not passed on."""
+        with self._ended:
+            if self._holder is not None and self._holder[1] is turn:
+                self._holder = None
+                self._ended.notify_all()

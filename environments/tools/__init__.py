@@ -17,7 +17,7 @@ The world is plain JSON, or an object with
     call(name, arguments) → text          carries out a tool that is a document; raises an exception to refuse
     over() → bool                         optional: the world itself has ended the episode
     introduction() → text                 optional: what it shows at first; it follows the instructions
-    listen(action)                        optional: is told what the actor wrote, before its calls are made
+    listen(action), listened()            optional: is told what the actor wrote, before and after its calls are made
     on_offer() → documents                optional: those of the tools, of which it may offer some
     close()                               optional: frees what the world holds
 
@@ -44,9 +44,7 @@ Optional:
 
 environment.py  the environment: setups, splits, reference ends, look-ups
 episode.py      one episode
-answers.py      what is said as an answer, and whether it is the expected one
-ending.py       the tool that ends an episode
-abilities.py    what a world may have besides its state
+ending.py       the tool that ends an episode, and the answer
 toolset.py      functions and documents → tools, and their calls
 commands.py     worlds that take commands as text
 arguments.py    arguments worth trying, from schemas and values seen

@@ -8,9 +8,9 @@ from typing import Any
 
 from cojax.environment import Traits
 from cojax.types import Call, Triplet
+from .wording import JOINER, calls_with_observations
 
 ACT, PARAMETER, ENDING = "act", "command", "finish"
-JOINER = ", then "
 # The most characters of a command; commands offered of each verb.
 _LONGEST, _OF_VERB = 300, 8
 
@@ -74,13 +74,8 @@ def phrase(steps: Sequence[Triplet], unasked: Collection[str]) -> str | None:
 
     None where a command was refused, for one whose verb is in `unasked`, and for none at all.
     """
-    clauses: list[str] = []
-    for step in steps:
-        calls, messages = step.action.calls, step.observation.messages
-        if not step.observation.ok or not calls or len(calls) != len(messages):
-            return None
-        commands = [one.arguments.get(PARAMETER, "") for one in calls if one.name != ENDING]
-        if not all(isinstance(command, str) and verb(command) and verb(command) not in unasked for command in commands):
-            return None
-        clauses += [" ".join(command.split()) for command in commands]
-    return f"Please {JOINER.join(clauses)}." if clauses else None
+    done = [one for one, _ in calls_with_observations(steps) if one.name != ENDING]
+    commands = [one.arguments.get(PARAMETER, "") for one in done]
+    if not all(isinstance(command, str) and verb(command) and verb(command) not in unasked for command in commands):
+        return None
+    return f"Please {JOINER.join(' '.join(command.split()) for command in commands)}." if commands else None

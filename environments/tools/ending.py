@@ -1,13 +1,14 @@
-"""The tool that ends an episode: its name, which no tool of the world has, and what it does."""
+"""How an episode ends: the tool that ends it, what an actor says as an answer, and whether it is the expected one."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from cojax.types import Action, Call, Task
+from cojax.types import Action, Call, Task, canonical
 from .toolset import Refused, Tool
 
 # Where a tool of the world has the first name, the second is taken, and then that with a number.
@@ -39,3 +40,26 @@ def _ended(arguments: Mapping[str, Any]) -> str:
     if strange := [name for name in arguments if name != "answer"]:
         raise Refused(f"unknown argument {strange[0]!r:.100}; expected answer, or nothing")
     return "ok"
+
+
+def spoken_answer(action: Action) -> str | None:
+    """The answer in an action without calls: its text without a thought, None where there is none."""
+    return action.text.rpartition("</think>")[2].strip() or None
+
+
+def same_answer(given: str | None, expected: str) -> bool:
+    """Whether an answer is the expected one: as JSON, or as text without differences of case and white space."""
+    if given is None:
+        return False
+    ours, theirs = read(given), read(expected)
+    if isinstance(ours, str) and isinstance(theirs, str):
+        return " ".join(ours.casefold().split()) == " ".join(theirs.casefold().split())
+    return canonical(ours) == canonical(theirs)
+
+
+def read(text: str) -> Any:
+    """The JSON that a text is, else the text itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import random
@@ -12,8 +13,7 @@ from typing import Any
 from cojax.environment import EnvironmentFailure, PolicyLoss, Traits, ask
 from cojax.types import Action, Call, Evaluation, Message, Observation, Task, Triplet, content_hash
 from . import wording
-from .answers import spoken_answer
-from .ending import ending_tool
+from .ending import ending_tool, spoken_answer
 from .episode import End, Rules, ToolEpisode, plain_json
 from .toolset import Tool, toolset
 
@@ -124,18 +124,13 @@ class ToolEnvironment:
         """Whether some call of the tool worked on the first setups, and none changed a state."""
         worked = False
         for task in self._setups[:_TRIED]:
-            episode = self.start(task)
-            try:
+            with contextlib.suppress(EnvironmentFailure), contextlib.closing(self.start(task)) as episode:
                 ask(episode.reset)
                 for call in ask(episode.calls_of, tool)[:_CALLS]:
                     before = ask(episode.state)["world"]
                     worked |= ask(episode.step, Action(calls=(call,))).ok
                     if ask(episode.state)["world"] != before:
                         return False
-            except EnvironmentFailure:
-                continue
-            finally:
-                episode.close()
         return worked
 
     def _end_of(self, task: Task) -> End:
@@ -144,18 +139,16 @@ class ToolEnvironment:
         with self._lock:
             if key in self._ends:
                 return self._ends[key]
-        episode = ToolEpisode(self._rules, task, self._end_of)
         try:
-            episode.reset()
-            episode.retire()  # a server might tell a later episode of the solution
-            start, _ = episode.end()
-            for action in task.solution:
-                episode.step(action)
-            end = End(start, *episode.end())
+            with contextlib.closing(self.start(task)) as episode:
+                episode.reset()
+                episode.retire()  # a server might tell a later episode of the solution
+                start, _ = episode.end()
+                for action in task.solution:
+                    episode.step(action)
+                end = End(start, *episode.end())
         except PolicyLoss as loss:  # in a world of its own, which is not the policy's
             raise EnvironmentFailure(str(loss)) from loss
-        finally:
-            episode.close()
         with self._lock:
             if len(self._ends) >= _ENDS:
                 del self._ends[next(iter(self._ends))]

@@ -6,14 +6,13 @@ import copy
 import dataclasses
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from cojax.environment import EnvironmentFailure
 from cojax.types import NO_CALL, Action, Call, Check, Evaluation, Message, Observation, Task, canonical
-from .abilities import Closes, EndsItself, Introduces, Listens, Offers, Retires
-from .answers import read, same_answer, spoken_answer
 from .arguments import Seen, calls_of, seen_in
+from .ending import read, same_answer, spoken_answer
 from .toolset import DONE, Refused, Tool, perform, toolset
 
 # The most calls of an action that are carried out.
@@ -61,6 +60,11 @@ class Rules:
         return copy.deepcopy(world) if is_json(world) else None
 
 
+def ability(world: Any, name: str) -> Callable[..., Any] | None:
+    """A method that a world may have besides its state and its calls; None where it has none."""
+    return getattr(world, name, None)
+
+
 def is_json(world: Any) -> bool:
     """Whether a world is plain JSON, and so its own state."""
     return isinstance(world, (dict, list))
@@ -104,12 +108,12 @@ class ToolEpisode:
     def reset(self) -> tuple[Message, ...]:
         self._world = self._rules.world(self._task.setup)
         self._opened = True
-        if isinstance(self._world, Offers):
-            self._tools = self._on_offer(self._world)
+        if on_offer := ability(self._world, "on_offer"):
+            self._tools = self._on_offer(on_offer())
         told = self._rules.instructions
         parts = [told if isinstance(told, str) else told(dict(self._task.setup))]
-        if isinstance(self._world, Introduces):
-            parts.append(self._world.introduction())
+        if introduction := ability(self._world, "introduction"):
+            parts.append(introduction())
         text = "\n\n".join(filter(None, parts))
         return (*([Message("system", text)] if text else []), Message("user", self._task.query))
 
@@ -121,8 +125,8 @@ class ToolEpisode:
         """Carries out the calls in order, also after a refused one; one message for each call."""
         if self._finished:
             return self._refused("the episode is over")
-        if isinstance(self._world, Listens):
-            self._world.listen(self._before_its_end(action))
+        if listen := ability(self._world, "listen"):
+            listen(self._before_its_end(action))
         if not action.calls and self._rules.spoken and action.error in ("", NO_CALL):
             self.answer, self._finished = spoken_answer(action), True
             return Observation(done=True)
@@ -139,13 +143,13 @@ class ToolEpisode:
                 text = self._carry_out(call)
             except Refused as refusal:
                 ok, text = False, f"error: {refusal}"
-            self._finished |= isinstance(self._world, EndsItself) and bool(self._world.over())
+            self._finished |= self._over()
             messages.append(Message("tool", text))
             if rest:
                 break
-        if isinstance(self._world, Listens):
-            self._world.listened()
-            self._finished |= isinstance(self._world, EndsItself) and bool(self._world.over())
+        if listened := ability(self._world, "listened"):
+            listened()
+            self._finished |= self._over()
         return Observation(tuple(messages), ok=ok, done=self._finished)
 
     def _before_its_end(self, action: Action) -> Action:
@@ -206,8 +210,8 @@ class ToolEpisode:
         return Evaluation(float(all(check.passed for check in checks)), tuple(checks), partial)
 
     def close(self) -> None:
-        if self._opened and isinstance(self._world, Closes):
-            self._world.close()
+        if self._opened and (close := ability(self._world, "close")):
+            close()
 
     def end(self) -> tuple[Any, str | None]:
         """The state of the world now, and the answer."""
@@ -215,8 +219,8 @@ class ToolEpisode:
 
     def retire(self) -> None:
         """Has what serves the world serve no other episode."""
-        if isinstance(self._world, Retires):
-            self._world.retire()
+        if retire := ability(self._world, "retire"):
+            retire()
 
     def _carry_out(self, call: Call) -> str:
         ending = self._rules.ending
@@ -234,11 +238,16 @@ class ToolEpisode:
         self.answer, self._finished = self.answer if answer is None else answer, True
         return text
 
-    def _on_offer(self, world: Offers) -> Mapping[str, Tool]:
-        """The tools that the world offers. Raises EnvironmentFailure for one that the environment has not, or has
+    def _over(self) -> bool:
+        """Whether the world has ended the episode."""
+        over = ability(self._world, "over")
+        return over is not None and bool(over())
+
+    def _on_offer(self, documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Tool]:
+        """The tools of these documents. Raises EnvironmentFailure for one that the environment has not, or has
         otherwise: the policy would be told of another."""
         own = self._rules.tools
-        offered = toolset(world.on_offer(), none=True)
+        offered = toolset(documents, none=True)
         for name, tool in offered.items():
             if name not in own or own[name].document() != tool.document():
                 raise EnvironmentFailure(
@@ -285,8 +294,8 @@ class ToolEpisode:
         except (Refused, EnvironmentFailure, TypeError):
             return False
         finally:
-            if isinstance(copied, Closes):
-                copied.close()
+            if close := ability(copied, "close"):
+                close()
         return True
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from cojax.environment import EnvironmentFailure, PolicyLoss
 from cojax.types import Action, Call, Evaluation, Task
 from ..worker import IsolatedEnvironment
-from ..worker.isolated import IsolatedEpisode
+from ..worker.served import ServedEpisode
 from .toolset import Refused
 
 # The most calls of an action that are sent, as environments/tools carries out; characters of a text, and of arguments.
@@ -36,7 +36,7 @@ class Opening:
 class WorkerWorld:
     """The world of an episode that was started. The episode answers each call of an action with one message."""
 
-    def __init__(self, episode: IsolatedEpisode) -> None:
+    def __init__(self, episode: ServedEpisode) -> None:
         (message,) = episode.reset()
         self._episode, self.opening = episode, Opening(**json.loads(message.content))
         self._over = False
@@ -112,7 +112,8 @@ def actions_of(solution: Iterable[Any]) -> tuple[Action, ...]:
     made = []
     for one in solution:
         try:
-            made.append(Action(one if isinstance(one, str) else "", () if isinstance(one, str) else (_call(one),)))
+            called = () if isinstance(one, str) else (Call(one["name"], dict(one.get("arguments", {}))),)
+            made.append(Action(one if isinstance(one, str) else "", called))
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise ValueError(f'a solution holds {one!r:.200}; expected text or {{"name", "arguments"}}') from error
     return tuple(made)
@@ -164,10 +165,6 @@ def finite(reward: Any, what: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{what} is {reward!r:.100}; expected a finite number")
     return number
-
-
-def _call(one: Mapping[str, Any]) -> Call:
-    return Call(one["name"], dict(one.get("arguments", {})))
 
 
 def _sendable(calls: tuple[Call, ...]) -> Iterator[Call]:

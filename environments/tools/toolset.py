@@ -11,7 +11,7 @@ import math
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from cojax.environment import EnvironmentFailure
 from cojax.types import Call
@@ -21,13 +21,6 @@ _RESULT = 200_000
 # The observation of a call that returns nothing.
 DONE = "ok"
 _NAME = re.compile(r"\w[\w./:-]{0,127}")
-
-
-class World(Protocol):
-    """One world, as `open` makes it. Where it is plain JSON instead, it is its own state."""
-
-    def state(self) -> Any:
-        """All that counts for success, as JSON."""
 
 
 class Refused(Exception):

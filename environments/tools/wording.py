@@ -21,7 +21,7 @@ def phrase(steps: Sequence[Triplet], ending: str, lookups: Collection[str]) -> s
     worded by that look-up. There is no query if a call was refused, if a look-up is not used, and for an answer that is
     not what the last look-up showed.
     """
-    done = _flatten(steps)
+    done = calls_with_observations(steps)
     clauses: list[str] = []
     said = _Said(done, lookups)
     for index, (call, _) in enumerate(done):
@@ -105,7 +105,7 @@ def _places(shown: Any, value: Any) -> list[tuple[str, ...]]:
     return [()] if shown == value and type(shown) is type(value) else []
 
 
-def _flatten(steps: Sequence[Triplet]) -> list[tuple[Call, str]]:
+def calls_with_observations(steps: Sequence[Triplet]) -> list[tuple[Call, str]]:
     """The calls with their observations; nothing where one was refused, or an action has no call."""
     done: list[tuple[Call, str]] = []
     for step in steps:

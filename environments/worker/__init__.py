@@ -7,21 +7,15 @@ trainer ── client ──socket── supervisor ──socket── fork serv
             (threads)         (deadlines,            (imports and         (confined, single-use)
                                kills, relays)         makes once)
 
-wire.py         messages
-client.py       the supervisor process as the trainer's threads call it
-isolated.py     Environment and Episode on top of it
-served.py       what an environment of another process answers, here or on a node of a cluster
-records.py      reads what a worker sends as records, exactly
-supervisor.py   starts the fork server; ends when the trainer ends, in whatever way
-child_supervision.py    relays calls; enforces deadlines and sizes; decides what caused a loss
-replies.py      reads replies within bounds, as they come in
+client.py       the environment as the trainer's threads call it, and its supervisor process
+served.py       what an environment of another process answers, there and here; also on a node of a cluster
+wire.py         messages; how a child's replies are checked and read as records
+supervisor.py   starts the fork server and relays calls; enforces deadlines and sizes; decides what caused a loss
 timer.py        how much of a call's time counts
 forkserver.py   in the environment's interpreter: imports once, forks children, cleans up after them
-child.py        serves the calls of one episode, or of the environment
 bounds.py       the limits of an episode; which layers of isolation hold
 sandbox.py      confines a child
-view.py         the files that a child sees
-scratch.py      a child's own files, where it has no file system of its own
+view.py         the files that a child sees, and its own
 seccomp.py      the system calls that a child is refused
 kernel.py       system calls that Python lacks
 venv.py         virtual environments of environments
@@ -33,8 +27,7 @@ import sys
 from typing import Any
 
 from .bounds import Bounds
-from .client import Client, Launch
-from .isolated import IsolatedEnvironment, environment_of
+from .client import Client, IsolatedEnvironment, Launch
 
 _BOUNDS = Bounds()
 
@@ -61,4 +54,4 @@ def isolate(
     may have caused any loss of the child after reset. Raises EnvironmentFailure where it cannot be made.
     """
     client = Client(Launch(module, python, settings, bounds, visible, enclosed, hidden))
-    return environment_of(client, bounds, runs_policy_code)
+    return IsolatedEnvironment(client, runs_policy_code)

@@ -1,11 +1,13 @@
-"""The client of a worker: starts its supervisor process and sends it the calls of many threads."""
+"""The trainer's side of a worker: an environment whose calls, of many threads, are sent to a supervisor process."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import importlib.util
+import inspect
 import itertools
 import logging
 import os
@@ -14,13 +16,16 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, excuse, running
+from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, PolicyLoss, excuse, running
+from cojax.types import Task
 from . import wire
 from .bounds import Bounds
+from .served import Served, ServedEpisode
 
 _LOG = logging.getLogger(__name__)
 # Seconds that a supervisor gets to end by itself.
@@ -33,21 +38,6 @@ _LOOK, _EXCUSED = 0.25, 3_600.0
 _REPLACED, _WITHIN = 3, 60.0
 # Our top-level packages: in a wheel this one is within cojax.
 _OURS = tuple(dict.fromkeys(("cojax", __name__.partition(".")[0])))
-# Imports our packages, and nothing else, from their folders; all other imports are the interpreter's own.
-_BOOT = """
-import importlib.util, sys, types
-for name, origin, places in {roots!r}:
-    if origin is None:
-        module = types.ModuleType(name)
-        module.__path__ = places
-        sys.modules[name] = module
-        continue
-    spec = importlib.util.spec_from_file_location(name, origin, submodule_search_locations=places)
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-import importlib
-importlib.import_module("{package}." + sys.argv[1]).main(int(sys.argv[2]))
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +56,48 @@ class Launch:
     visible: tuple[str, ...] = ()
     enclosed: bool = True
     hidden: tuple[str, ...] = ()
+
+
+class IsolatedEnvironment(Served):
+    """An environment in a worker, by the protocol of `cojax.environment.Environment`.
+
+    A failure of the host or the worker raises EnvironmentFailure. A failure of the episode's own process raises
+    EpisodeFailure, or LimitExceeded where the current call may have caused it; from reset on, with `runs_policy_code`,
+    PolicyLoss. `layers` says which layers of isolation hold here.
+    """
+
+    def __init__(self, client: Client, runs_policy_code: bool) -> None:
+        super().__init__(client.connection.described, client.call)
+        self._client, self.runs_policy_code = client, runs_policy_code
+        # Ends every process behind this environment.
+        self.close = client.close
+
+    def start(self, task: Task) -> ServedEpisode:
+        """An episode in a child of its own, which is killed when the episode is closed."""
+        connection = self._client.connect()
+        number = next(connection.episodes)
+        call = functools.partial(_call_of_episode, connection, number, self.runs_policy_code)
+        return ServedEpisode(connection, task, call, functools.partial(connection.end_episode, number))
+
+    @property
+    def supervisor(self) -> int:
+        """The id of the supervisor, from which all other processes of the environment descend."""
+        return self._client.connection.process.pid
+
+
+def _call_of_episode(
+    connection: Connection, number: int, runs_policy_code: bool, kind: Any, op: str, *arguments: Any
+) -> Any:
+    """The child's reply as a record of type `kind`."""
+    try:
+        return wire.read(kind, connection.call(number, op, list(arguments), connection.bounds.deadline))
+    except (EpisodeFailure, LimitExceeded) as failure:
+        if runs_policy_code and op != "reset":
+            raise PolicyLoss(str(failure)) from failure
+        if op == "step" and isinstance(failure, wire.Malformed):
+            # Code in the child could write such a reply on purpose, so that a failing episode counts as lost.
+            raise LimitExceeded(f"the reply to step is no observation: {failure}") from failure
+        raise
 
 
 class Client:
@@ -105,6 +137,18 @@ class Client:
                 self.connection = Connection(self.launch)
             return self.connection
 
+    def call(self, op: str, *arguments: Any) -> Any:
+        """The value of a call that concerns the whole environment."""
+        deadline = self.launch.bounds.service_deadline
+        connection = self.connect()
+        try:
+            return connection.call(0, op, list(arguments), deadline)
+        except EnvironmentFailure:
+            if not connection.ended:
+                raise
+            # The supervisor ended before or during the call. These calls may be made twice.
+            return self.connect().call(0, op, list(arguments), deadline)
+
 
 class Connection:
     """One supervisor process. It ends at the latest when this process exits or is killed.
@@ -117,7 +161,7 @@ class Connection:
         roots, top = [_root(name) for name in _OURS], _top(launch.module)
         # The supervisor never runs the module's code, and the fork server does when it is confined.
         own = [] if top in _OURS else [_root(top)]
-        boot = _BOOT.format(roots=roots, package=__package__)
+        boot = _boot(roots)
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-s", "-P", "-c", boot, "supervisor", str(theirs.fileno())],
@@ -137,17 +181,8 @@ class Connection:
         self.close = weakref.finalize(self, _shut, ours, process, os.getpid())
         _SOCKETS.add(ours)
         shown = [path for _, origin, paths in (*roots, *own) for path in (paths or [os.path.dirname(origin or "")])]
-        order = {
-            "module": launch.module,
-            "roots": own,
-            "python": launch.python,
-            "settings": dict(launch.settings),
-            "bounds": dataclasses.asdict(launch.bounds),
-            "visible": [*shown, *launch.visible],
-            "hidden": list(launch.hidden),
-            "enclosed": launch.enclosed,
-            "boot": boot,
-        }
+        order = {**vars(launch), "bounds": dataclasses.asdict(launch.bounds), "visible": [*shown, *launch.visible]}
+        order |= {"roots": own, "boot": boot}
         first = self.pending[0]
         threading.Thread(target=_read, args=(weakref.ref(self), ours), name="worker-replies", daemon=True).start()
         self._send(order)
@@ -276,6 +311,32 @@ def _failure(code: str) -> type[EnvironmentFailure]:
     if code in wire.OF_THE_CALL:
         return LimitExceeded
     return EpisodeFailure if code in wire.OF_THE_CHILD else EnvironmentFailure
+
+
+def _boot(roots: list[Any]) -> str:
+    """Code that imports our packages from their folders, and runs a module of this one.
+
+    Nothing else is imported from there: all other imports are the interpreter's own.
+    """
+    run = f"importlib.import_module({__package__!r} + '.' + sys.argv[1]).main(int(sys.argv[2]))"
+    return f"import importlib.util, sys, types\n{_IMPORT_FROM}\nfor root in {roots!r}:\n    import_from(*root)\n{run}"
+
+
+def import_from(name: str, origin: str | None, places: list[str] | None) -> None:
+    """Imports a top-level package or module from its own place, where no other is looked for. Raises what it raises."""
+    if origin is None:
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__path__ = places or []
+        return
+    spec = importlib.util.spec_from_file_location(name, origin, submodule_search_locations=places)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{origin} cannot be imported; expected a Python module")
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+
+
+# Read now: the file may be another one when a supervisor is replaced.
+_IMPORT_FROM = inspect.getsource(import_from)
 
 
 def _top(module: str) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import importlib.util
 import os
 import platform
 import selectors
@@ -20,14 +19,16 @@ import signal
 import socket
 import sys
 import traceback
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import child, kernel, scratch, wire
+from cojax.types import to_json
+from . import kernel, view, wire
 from .bounds import Bounds, Layers
-from .sandbox import confine, enclose, leave, needed_files, separate, sweep, trial
+from .client import import_from
+from .sandbox import confine, enclose, leave, separate, sweep, trial
+from .served import Operations, describe, environment_operations, episode_operations
 
 # The longest message on the control socket, in bytes.
 PACKET = 64 * 2**10
@@ -44,15 +45,17 @@ def main(descriptor: int) -> None:
     layers = Layers()
     try:
         bounds = Bounds(**order["bounds"])
-        layers = enclose([*needed_files(), *order["visible"]] if order["enclosed"] else None, order["hidden"], bounds)
+        layers = enclose(
+            [*view.needed_files(), *order["visible"]] if order["enclosed"] else None, order["hidden"], bounds
+        )
         if reason := trial(bounds, layers):
             raise RuntimeError(f"no child can be confined here: {reason}")
         for root in order["roots"]:
-            _import_from(*root)
+            import_from(*root)
         module, _, function = order["module"].partition(":")
         environment = vars(importlib.import_module(module))[function or "make"](**order["settings"])
         ready = {
-            **child.describe(environment),
+            **describe(environment),
             "layers": layers.status(),
             "python": platform.python_version(),
         }
@@ -66,19 +69,6 @@ def main(descriptor: int) -> None:
     control.send(wire.encode({"ready": ready}))
     _Children(control, environment, bounds, layers).serve()
     leave(layers)
-
-
-def _import_from(name: str, origin: str | None, places: list[str] | None) -> None:
-    """Imports a top-level package or module from its own place, where no other is looked for. Raises what it raises."""
-    if origin is None:
-        sys.modules[name] = types.ModuleType(name)
-        sys.modules[name].__path__ = places or []
-        return
-    spec = importlib.util.spec_from_file_location(name, origin, submodule_search_locations=places)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{origin} cannot be imported; expected a Python module")
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
 
 
 def _reason(error: BaseException) -> str:
@@ -100,7 +90,7 @@ class _Children:
         self.control, self.environment, self.bounds, self.layers = control, environment, bounds, layers
         self.born: dict[int, tuple[int, int]] = {}  # process id → (number, slot)
         self.removers: set[int] = set()
-        self.watch = None if layers.files else scratch.Watch(layers.scratch, bounds)
+        self.watch = None if layers.files else view.Watch(layers.scratch, bounds)
 
     def serve(self) -> None:
         woken, waker = socket.socketpair()
@@ -112,7 +102,7 @@ class _Children:
             selector.register(self.control, selectors.EVENT_READ)
             selector.register(woken, selectors.EVENT_READ)
             while True:
-                period = scratch.PERIOD if self.watch and self.born else None
+                period = view.PERIOD if self.watch and self.born else None
                 ready = {key.fileobj for key, _ in selector.select(period)}
                 if woken in ready:
                     woken.recv(4_096)
@@ -183,14 +173,13 @@ class _Children:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
-        make = child.episode_operations if kind == "episode" else child.environment_operations
+        make = episode_operations if kind == "episode" else environment_operations
         confine(self.bounds, self.layers, slot)
         if orphaned():
             return
-        connection = _only(connection)
-        child.serve(connection, make(self.environment))
+        serve(_only(connection), make(self.environment))
 
-    def _kill_oversized(self, watch: scratch.Watch) -> None:
+    def _kill_oversized(self, watch: view.Watch) -> None:
         """Kills children whose scratch folders exceed their bounds."""
         numbers = {slot: number for number, slot in self.born.values()}
         for slot in watch.over(numbers):
@@ -244,6 +233,25 @@ def _exiting():  # type: ignore[no-untyped-def]
 def _end(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+
+
+def serve(connection: socket.socket, operations: Operations) -> None:
+    """In a child: answers requests one at a time by `operations` until the connection ends.
+
+    An exception of the environment is a failure of that call.
+    """
+    stream = connection.makefile("rb")
+    while line := stream.readline(wire.REQUEST):
+        request = wire.decode(line)
+        try:
+            value = to_json(operations[request["op"]](*request["arguments"]))
+            reply = wire.encode({"n": request["n"], "value": value})
+        except MemoryError:
+            reply = wire.encode({"n": request["n"], **wire.failed(wire.LIMIT, "out of memory")})
+        except (Exception, SystemExit) as error:
+            reason = f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()
+            reply = wire.encode({"n": request["n"], **wire.failed(wire.ENVIRONMENT, reason)})
+        connection.sendall(reply)
 
 
 def _is_closed(pipe: int) -> bool:

@@ -36,13 +36,6 @@ _NO_TCP, _NO_SIGNALS = 0b11, 0b11
 _UIDS_FROM = 1_000_000_000
 
 
-def map_user(uid: int, gid: int) -> None:
-    """Maps this user and group to themselves in a new user namespace; no other exists in it."""
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
-
-
 def drop_capabilities(*, but_read: bool = False) -> None:
     """Gives up every capability, for good; `but_read` keeps the one to read files whatever their mode says."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
@@ -57,11 +50,10 @@ def drop_capabilities(*, but_read: bool = False) -> None:
 def parents() -> dict[int, int]:
     """Process id → its parent's, of all visible processes."""
     found = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-                found[int(entry)] = int(fields[1])
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            found[int(pid)] = int(fields[1])
     return found
 
 
@@ -81,18 +73,16 @@ def descendants_of(ancestor: int) -> set[int]:
 def tasks_of(uid: int) -> int:
     """How many threads all processes of a user have."""
     count = 0
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                if os.stat(f"/proc/{entry}").st_uid == uid:
-                    count += len(os.listdir(f"/proc/{entry}/task"))
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{pid}").st_uid == uid:
+                count += len(os.listdir(f"/proc/{pid}/task"))
     return count
 
 
 def first_uid() -> int:
     """The first user id for this process's children, among the ids that exist here; 0 where there are too few."""
-    ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    inside, _, length = max(ranges, key=lambda found: found[2])
+    inside, _, length = max(_uid_ranges(), key=lambda found: found[2])
     block = os.getpid() * MOST_CHILDREN
     if length > _UIDS_FROM + 2 * MOST_CHILDREN:
         return inside + _UIDS_FROM + block % (min(length, 2**32 - 2) - _UIDS_FROM - MOST_CHILDREN)
@@ -102,8 +92,12 @@ def first_uid() -> int:
 
 def is_host_root() -> bool:
     """Whether user id 0 is the host's root, to whom no process limit applies."""
-    ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    return any(inside <= 0 < inside + length and outside - inside == 0 for inside, outside, length in ranges)
+    return any(inside <= 0 < inside + length and outside - inside == 0 for inside, outside, length in _uid_ranges())
+
+
+def _uid_ranges() -> list[tuple[int, ...]]:
+    """(first id here, first id outside, length) of each range of user ids that exists here."""
+    return [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
 
 
 def lower_limit(limit: int, value: int) -> None:
@@ -129,7 +123,13 @@ def possible(action: Callable[[], object]) -> bool:
 
 
 def unshare(flags: int) -> None:
+    """Makes new namespaces. In one of users, this user and group stay what they are; no other exists in it."""
+    uid, gid = os.geteuid(), os.getegid()
     _checked(_LIBC.unshare(flags), "unshare")
+    if flags & NEWUSER:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterable
 
-from . import kernel, scratch, seccomp, view
+from . import kernel, seccomp, view
 from .bounds import Bounds, Layers
 
 # Seconds until the processes of a dead child must be gone.
@@ -33,10 +33,10 @@ def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = (), bounds: B
     os.umask(0o022)
     bounds = bounds or Bounds()
     if sys.platform != "linux":
-        return Layers(user=os.geteuid() != 0, scratch=scratch.make())
+        return Layers(user=os.geteuid() != 0, scratch=view.make_scratch())
     shown = [os.path.abspath(path) for path in visible or () if os.path.exists(path)]
     root = os.geteuid() == 0
-    owned = root or kernel.succeeds(_into_user_namespace)
+    owned = root or kernel.succeeds(lambda: kernel.unshare(kernel.NEWUSER))
     closed = owned and visible is not None
     network = closed and kernel.succeeds(lambda: kernel.unshare(kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS))
     place = ""
@@ -65,8 +65,8 @@ def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = (), bounds: B
         # Made once, for all children with process ids of their own.
         seccomp.program(os.uname().machine, _scope(layers))
     if files:
-        scratch.work_in(place)
-    layers = dataclasses.replace(layers, scratch=place or scratch.make())
+        view.work_in(place)
+    layers = dataclasses.replace(layers, scratch=place or view.make_scratch())
     return _reading(layers, shown)
 
 
@@ -87,14 +87,11 @@ def _reading(layers: Layers, shown: list[str]) -> Layers:
 def separate(layers: Layers) -> None:
     """Gives the next fork of this process a process namespace and, for its scratch files, a mount namespace."""
     flags = kernel.NEWNS if layers.files else 0
-    uid, gid = os.geteuid(), os.getegid()
     if layers.processes:
-        flags |= kernel.NEWPID | kernel.NEWIPC | (kernel.NEWUSER if uid else 0)
+        # Processes are counted by user and namespace: in a namespace of its own the limit is the child's own.
+        flags |= kernel.NEWPID | kernel.NEWIPC | (kernel.NEWUSER if os.geteuid() else 0)
     if flags:
         kernel.unshare(flags)
-    if flags & kernel.NEWUSER:
-        # Processes are counted by user and namespace: in a namespace of its own the limit is the child's own.
-        kernel.map_user(uid, gid)
 
 
 def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
@@ -103,8 +100,8 @@ def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
         view.own_mounts(layers.scratch, bounds, layers.processes)
         own = layers.scratch
     else:
-        own = scratch.make_own(layers.scratch, slot, layers.first_uid and layers.first_uid + slot)
-    scratch.work_in(own)
+        own = view.make_own_scratch(layers.scratch, slot, layers.first_uid and layers.first_uid + slot)
+    view.work_in(own)
     os.chdir(own)
     for limit, value in (
         (resource.RLIMIT_CORE, 0),
@@ -172,7 +169,7 @@ def trial(bounds: Bounds, layers: Layers) -> str:
         reason = words.read()
     os.waitpid(pid, 0)
     if not layers.files:
-        scratch.remove(os.path.join(layers.scratch, "0"))
+        view.remove(os.path.join(layers.scratch, "0"))
     return reason
 
 
@@ -182,7 +179,7 @@ def sweep(layers: Layers, slot: int, known: set[int]) -> int:
     A process namespace does this itself. Returns the process that removes the files that the child left, or 0.
     """
     _sweep(layers, slot, known)
-    return 0 if layers.files else scratch.clear(layers.scratch, slot)
+    return 0 if layers.files else view.clear(layers.scratch, slot)
 
 
 def _sweep(layers: Layers, slot: int, known: set[int]) -> None:
@@ -213,12 +210,7 @@ def _sweep(layers: Layers, slot: int, known: set[int]) -> None:
 def leave(layers: Layers) -> None:
     """Removes the folder that `enclose` made, when no child is left."""
     if not layers.files:
-        scratch.remove(layers.scratch)
-
-
-def needed_files() -> list[str]:
-    """The folders of this interpreter and its packages."""
-    return view.needed_files()
+        view.remove(layers.scratch)
 
 
 def _rule(readable: Iterable[str], own: str) -> None:
@@ -226,9 +218,3 @@ def _rule(readable: Iterable[str], own: str) -> None:
     kernel.prctl(kernel.NO_NEW_PRIVS, 1)
     devices = (f"/dev/{name}" for name in view.DEVICES if os.path.exists(f"/dev/{name}"))
     kernel.landlock(readable, [own, *devices])
-
-
-def _into_user_namespace() -> None:
-    uid, gid = os.geteuid(), os.getegid()
-    kernel.unshare(kernel.NEWUSER)
-    kernel.map_user(uid, gid)

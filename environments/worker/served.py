@@ -1,30 +1,106 @@
-"""What an environment of another process answers, read as records: for workers, and for nodes of a cluster."""
+"""An environment in another process, a worker's or a node's of a cluster: as it answers there, and as it is seen here.
+
+There, `environment_operations` and `episode_operations` map the name of a call to what carries it out. Here, `Served`
+and `ServedEpisode` are the environment and its episodes: they make these calls, and read the replies as records.
+"""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, Traits
-from cojax.types import Action, Task, Triplet, to_json
-from .records import read
+from cojax.environment import Charted, Demonstrated, Environment, EnvironmentFailure, Traits, traits_of
+from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet, from_json, to_json
+from . import wire
+from .wire import Opening, read
 
+Operations = dict[str, Callable[..., Any]]
 # Demonstrations fetched with one call.
 _PAGE = 256
 
 
-class Served:
-    """The calls that concern the whole environment; `_call` makes them, and is the subclass's own.
+def episode_operations(environment: Environment) -> Operations:
+    """The calls of one episode; `reset` makes it."""
+    running: list[Any] = []
 
-    `described` is what `child.describe` says of the environment.
+    def reset(task: Any) -> Any:
+        running.append(environment.start(from_json(Task, task)))
+        return {"messages": running[0].reset(), "tools": running[0].tools()}
+
+    return {
+        "reset": reset,
+        "step": lambda action: running[0].step(from_json(Action, action)),
+        "state": lambda: running[0].state(),
+        "affordances": lambda: running[0].affordances(),
+        "evaluate": lambda: running[0].evaluate(),
+        "close": lambda: [episode.close() for episode in running],
+    }
+
+
+def environment_operations(environment: Environment) -> Operations:
+    """The calls that concern the whole environment."""
+    operations: Operations = {
+        "tools": environment.tools,
+        "tasks": environment.tasks,
+        "phrase": lambda steps: environment.phrase(from_json(tuple[Triplet, ...], steps)),
+    }
+    if isinstance(environment, Charted):
+        operations |= {"popularity": environment.popularity, "neighbours": environment.neighbours}
+    if isinstance(environment, Demonstrated):
+        operations |= {"lexicon": environment.lexicon, "demonstrations": _pages(environment)}
+    return operations
+
+
+def _pages(environment: Demonstrated) -> Callable[..., list[Any]]:
+    """Demonstrations in pages. The iterator is kept, so that the next page costs no more than itself."""
+    reading: tuple[Any, ...] = ()
+    iterator: Iterator[Any] = iter(())
+
+    def page(count: int, seed: int, noise: list[float], start: int, size: int) -> list[Any]:
+        """Demonstrations start … start + size - 1; fewer at the end."""
+        nonlocal reading, iterator
+        if (count, seed, *noise, start) != reading:
+            low, high = noise
+            iterator = itertools.islice(environment.demonstrations(count, seed, (low, high)), start, None)
+        found = list(itertools.islice(iterator, size))
+        reading = (count, seed, *noise, start + len(found))
+        return found
+
+    return page
+
+
+def describe(environment: Environment) -> dict[str, Any]:
+    """What `Served` must know of the environment."""
+    return {
+        "name": environment.name,
+        "charted": isinstance(environment, Charted),
+        "demonstrated": isinstance(environment, Demonstrated),
+        "traits": to_json(traits_of(environment)),
+    }
+
+
+class Served:
+    """An environment of another process, by the protocol of `cojax.environment.Environment`.
+
+    `described` is what `describe` says of it, and the layers of isolation that hold there. `call(op, *arguments)` makes
+    a call that concerns the whole environment. It has the methods of `Charted` and of `Demonstrated` where the
+    environment has them. `close()` ends what is behind it.
     """
 
-    def __init__(self, described: Mapping[str, Any]) -> None:
+    def __init__(self, described: Mapping[str, Any], call: Callable[..., Any]) -> None:
         self.name: str = described["name"]
         self.layers: Mapping[str, bool] = described["layers"]
         self.traits: Traits = read(Traits, described["traits"])
+        self._call = call
+        # Functions without a reference to this object: its processes end with the last reference from elsewhere.
+        if described["charted"]:
+            self.popularity = functools.cache(functools.partial(call, "popularity"))
+            self.neighbours = functools.cache(lambda tool: tuple(call("neighbours", tool)))
+        if described["demonstrated"]:
+            self.lexicon = functools.partial(_lexicon, call)
+            self.demonstrations = functools.partial(_demonstrations, call)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return self._tools
@@ -45,41 +121,54 @@ class Served:
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
         return self._call("phrase", to_json(steps))
 
-    def _call(self, op: str, *arguments: Any) -> Any:
-        raise NotImplementedError
+
+def _lexicon(call: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    names, texts = call("lexicon")
+    return tuple(names), tuple(texts)
 
 
-class ServedCharted(Served):
-    """An environment with the protocol `Charted`, as the scripted explorer needs it."""
-
-    def popularity(self) -> Mapping[str, float]:
-        return self._popularity
-
-    @functools.cached_property
-    def _popularity(self) -> Mapping[str, float]:
-        return self._call("popularity")
-
-    def neighbours(self, tool: str) -> tuple[str, ...]:
-        return self._neighbours(tool)
-
-    @functools.cached_property
-    def _neighbours(self) -> Any:
-        return functools.cache(lambda tool: tuple(self._call("neighbours", tool)))
+def _demonstrations(
+    call: Callable[..., Any], count: int, seed: int, noise: tuple[float, float]
+) -> Iterator[tuple[Task, tuple[Action, ...]]]:
+    for start in itertools.count(0, _PAGE):
+        page = call("demonstrations", count, seed, noise, start, _PAGE)
+        for task, actions in page:
+            yield read(Task, task), read(tuple[Action, ...], actions)
+        if len(page) < _PAGE:
+            return
 
 
-class ServedDemonstrated(Served):
-    """An environment with the protocol `Demonstrated`, from which a policy can be trained from scratch."""
+class ServedEpisode:
+    """One episode in another process. `call(op, *arguments)` makes one of its calls, and `end()` closes it there.
 
-    def lexicon(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        names, texts = self._call("lexicon")
-        return tuple(names), tuple(texts)
+    `server` is where it is played.
+    """
 
-    def demonstrations(
-        self, count: int, seed: int, noise: tuple[float, float]
-    ) -> Iterator[tuple[Task, tuple[Action, ...]]]:
-        for start in itertools.count(0, _PAGE):
-            page = self._call("demonstrations", count, seed, noise, start, _PAGE)
-            for task, actions in page:
-                yield read(Task, task), read(tuple[Action, ...], actions)
-            if len(page) < _PAGE:
-                return
+    def __init__(self, server: Any, task: Task, call: Callable[..., Any], end: Callable[[], None]) -> None:
+        self.server, self._task, self._call, self.close = server, task, call, end
+        self._tools: tuple[Mapping[str, Any], ...] = ()
+
+    def reset(self) -> tuple[Message, ...]:
+        opened = self._call(Opening, "reset", to_json(self._task))
+        self._tools = opened.tools
+        return opened.messages
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return self._tools
+
+    def step(self, action: Action) -> Observation:
+        try:
+            wire.encode(sent := to_json(action))
+        except (ValueError, RecursionError) as error:
+            reason = f"error: the action is not JSON that can be sent: {error}"
+            return Observation((Message("tool", reason[:200]),), ok=False)
+        return self._call(Observation, "step", sent)
+
+    def state(self) -> Mapping[str, Any]:
+        return self._call(Mapping[str, Any], "state")
+
+    def affordances(self) -> tuple[Action, ...]:
+        return self._call(tuple[Action, ...], "affordances")
+
+    def evaluate(self) -> Evaluation:
+        return self._call(Evaluation, "evaluate")

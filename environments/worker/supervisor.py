@@ -2,6 +2,9 @@
 
 It is started by exec, on one end of a socket pair whose other end is the client's. It never opens an episode. When the
 client or the fork server is gone, for whatever reason, it ends and leaves no child behind.
+
+A loss is the child's own (TIMEOUT, WORKER_DIED, LIMIT, LOST, ENVIRONMENT) where a living fork server confirms it, else
+HOST.
 """
 
 from __future__ import annotations
@@ -9,16 +12,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import dataclasses
+import heapq
+import itertools
 import os
 import resource
 import socket
 import subprocess
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from cojax.environment import running
 from . import wire
 from .bounds import Bounds
-from .child_supervision import BEAT, Children
 from .forkserver import PACKET
 from .timer import Timer
 
@@ -29,6 +37,19 @@ _GRACE = 5.0
 _MMAP_THRESHOLD, _RETURNED = -3, 2**17
 # The environment variables of a process that may run a model's code: no keys, no tokens.
 _VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ")
+# Seconds between two reports of progress to the client.
+_BEAT = 0.5
+# The bounds of a reply about the whole environment, in bytes and values: it may hold thousands of tasks.
+_SERVICE_OUTPUT, _SERVICE_VALUES = 512 * 2**20, 64_000_000
+# The episode that stands for the environment itself.
+_SERVICE = 0
+# Seconds between two looks at a current call, and before the first look.
+_LOOK, _FIRST_LOOK = 0.25, 0.1
+# Bytes of a reply that are read at a time; a reply of more bytes asks for room.
+_PART = 64 * 2**10
+# Bytes that the large replies of all children may take together, and how many copies there are of each: as read, as
+# examined, as sent on, and as kept by the allocator.
+_ROOM, _COPIES = 96 * 2**20, 4
 
 
 def main(descriptor: int) -> None:
@@ -75,7 +96,7 @@ async def _serve(connection: socket.socket, trainer: int | None) -> None:
         timer.follow(server.pid)
         while not starting.done() and not over.is_set() and not reader.at_eof():
             await asyncio.wait({starting}, timeout=0.1)
-            if running() - heard > BEAT:
+            if running() - heard > _BEAT:
                 heard = running()
                 writer.write(wire.encode({"counted": {}}))
             if not starting.done() and timer.counted() > timer.deadline:
@@ -131,3 +152,298 @@ async def _first_word(control: socket.socket, order: dict[str, Any]) -> dict[str
         return wire.failed(wire.START, f"{order['python']} ended before the environment was made; see its last words")
     said = wire.decode(word)
     return said if "failure" in said else {"value": said["ready"]}
+
+
+@dataclasses.dataclass
+class _Child:
+    """A child: its number, our end of its socket pair, and the reason why it is gone, "" while it is there."""
+
+    number: int
+    socket: socket.socket
+    turn: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
+    born: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    ended: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    pid: int = 0
+    calls: int = 0
+    gone: str = ""
+
+    def hang_up(self) -> None:
+        """Closes the socket; a call that reads from it ends first."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        if not self.turn.locked():
+            self.socket.close()
+
+
+@dataclasses.dataclass(eq=False)
+class Children:
+    """The children of one environment by episode, and the free slots. Setting `over` ends the service."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    control: socket.socket
+    bounds: Bounds
+    over: asyncio.Event
+
+    def __post_init__(self) -> None:
+        self.children: dict[int, _Child] = {}
+        self.known: dict[int, _Child] = {}  # by number, until the fork server has cleaned up after them
+        self.free: list[int] = list(range(self.bounds.children))
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.timers: dict[int, Timer] = {}  # by request
+        self.numbers = itertools.count(1)
+        self.birth = asyncio.Lock()
+        # As many large replies at the same time as memory has room for, at least one; the others wait.
+        self.room = asyncio.Semaphore(max(1, _ROOM // (_COPIES * self.bounds.output)))
+
+    async def serve(self) -> None:
+        """Serves until the client or the fork server is gone, or `over` is set."""
+        works = (self._read_requests(), self._read_fork_server(), self._report_progress(), self.over.wait())
+        watches = [asyncio.create_task(work) for work in works]
+        await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+        left = [*watches, *self.tasks]
+        for task in left:
+            task.cancel()
+        for ended in await asyncio.gather(*left, return_exceptions=True):
+            if isinstance(ended, Exception) and not isinstance(ended, ConnectionError):
+                traceback.print_exception(ended)
+
+    async def _read_requests(self) -> None:
+        while line := await self.reader.readline():
+            request = wire.decode(line)
+            if request["op"] == "close":
+                self._end_episode(request["episode"])
+                continue
+            self._run(self._answer(request))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _read_fork_server(self) -> None:
+        """Notes which children were forked and which are gone. A gone child's slot, with its user id, is free again."""
+        loop = asyncio.get_running_loop()
+        while packet := await loop.sock_recv(self.control, PACKET):
+            message = wire.decode(packet)
+            if "born" in message:
+                child = self.known[message["born"]]
+                child.pid = message["pid"]
+                child.born.set()
+                continue
+            child = self.known.pop(message["exited"])
+            child.gone = child.gone or message["reason"]
+            child.born.set()
+            child.ended.set()
+            heapq.heappush(self.free, message["slot"])
+
+    async def _report_progress(self) -> None:
+        """Tells the client every `_BEAT` seconds how much time each of its calls has counted."""
+        while True:
+            await asyncio.sleep(_BEAT)
+            # A stopped client reads nothing.
+            if self.timers and self.writer.transport.get_write_buffer_size() < PACKET:
+                self.writer.write(wire.encode({"counted": {str(n): t.counted() for n, t in self.timers.items()}}))
+
+    async def _answer(self, request: dict[str, Any]) -> None:
+        number = request["id"]
+        timer = self.timers[number] = Timer(request["deadline"])
+        async with contextlib.AsyncExitStack() as held:
+            try:
+                reply = await self._reply(request["episode"], request["op"], request["arguments"], timer, held)
+            except ConnectionError:
+                raise
+            except Exception as error:
+                reply = wire.failure(wire.HOST, f"the supervisor failed: {type(error).__name__}: {error}")
+            finally:
+                del self.timers[number]
+            # The child's reply was checked here, so it can be passed on unchanged.
+            self.writer.write(b'{"id":%d,"counted":%.3f,"reply":%b}\n' % (number, timer.total(), reply))
+            await self.writer.drain()
+
+    async def _reply(
+        self, episode: int, op: str, arguments: list[Any], timer: Timer, held: contextlib.AsyncExitStack
+    ) -> bytes:
+        while True:
+            try:
+                with timer.excused():
+                    child = await self._child(episode, op)
+            except OSError as error:
+                return wire.failure(wire.HOST, f"no child could be started: {error}")
+            if child is None:
+                return wire.failure(wire.HOST, "the episode is closed")
+            with timer.excused():
+                await child.turn.acquire()
+            try:
+                if not child.gone:
+                    self._check_silent(child)
+                if child.gone:
+                    if episode == _SERVICE:
+                        # Another call lost the child while this one waited for its turn.
+                        continue
+                    return await self._lost(child, wire.LOST, child.gone, timer)
+                return await self._call(child, op, arguments, timer, held)
+            finally:
+                child.turn.release()
+                if child.gone:
+                    child.hang_up()
+
+    def _check_silent(self, child: _Child) -> None:
+        """Gives up a child that hung up or sent something since its last call."""
+        unasked = peek(child.socket)
+        if unasked is not None:
+            # A closed socket does not prove that the child has ended.
+            self._give_up(child, "the child spoke unasked" if unasked else "the child ended between two calls")
+
+    async def _child(self, episode: int, op: str) -> _Child | None:
+        """The episode's child, forked for its first call; None if the episode is closed. Raises OSError."""
+        async with self.birth:
+            child = self.children.get(episode)
+            if op == "reset" or (episode == _SERVICE and (child is None or child.gone)):
+                child = await self._fork_child(episode)
+        if child is not None and not child.born.is_set():
+            await self._within(child.born, "fork")
+        return child
+
+    async def _call(
+        self, child: _Child, op: str, arguments: list[Any], timer: Timer, held: contextlib.AsyncExitStack
+    ) -> bytes:
+        """One call of a child, which is not trusted: it may not answer, not stop, or not answer this call."""
+        child.calls += 1
+        deadline = timer.deadline
+        service = child is self.children.get(_SERVICE)
+        scan = wire.Scan(_SERVICE_VALUES if service else self.bounds.values)
+        limit = _SERVICE_OUTPUT if service else self.bounds.output
+
+        async def admit() -> None:
+            with timer.excused():
+                await held.enter_async_context(self.room)
+            timer.admitted()
+
+        async def exchange() -> bytes:
+            message = wire.encode({"n": child.calls, "op": op, "arguments": arguments})
+            await asyncio.get_running_loop().sock_sendall(child.socket, message)
+            return await receive(child.socket, scan, limit, admit, timer.begin)
+
+        work = asyncio.create_task(exchange())
+        try:
+            if not await self._finished(work, child, timer):
+                return await self._lost(child, wire.TIMEOUT, f"{op} took longer than {deadline:g} s", timer)
+            return wire.checked(work.result(), child.calls)
+        except OSError:
+            return await self._lost(child, wire.WORKER_DIED, f"the child died during {op}", timer)
+        except ValueError as error:  # beyond a bound, or not JSON
+            return await self._lost(
+                child, wire.LIMIT, f"the reply to {op} is no reply to this call: {error}"[:300], timer
+            )
+        except wire.OutOfMemory as error:
+            return await self._lost(child, wire.LIMIT, str(error), timer)
+        finally:
+            work.cancel()
+            # Its descriptor must stay open until it has ended: the number could be reused for another socket.
+            await asyncio.gather(work, return_exceptions=True)
+
+    async def _finished(self, work: asyncio.Task[bytes], child: _Child, timer: Timer) -> bool:
+        """Whether the call ends before its deadline."""
+        wait = min(_FIRST_LOOK, timer.deadline)
+        while not (await asyncio.wait({work}, timeout=wait))[0]:
+            if wait == _FIRST_LOOK:
+                timer.follow(child.pid)
+            left = timer.deadline - timer.counted()
+            # A reply that was sent but not yet read is not late.
+            if left <= 0 and not peek(child.socket):
+                return False
+            wait = max(0.01, left) if timer.wall < timer.deadline else _LOOK
+        return True
+
+    async def _lost(self, child: _Child, code: str, reason: str, timer: Timer) -> bytes:
+        """The failure, once the fork server has cleaned up after the child; HOST where that does not happen."""
+        self._give_up(child, f"the child was given up: {reason}" if code != wire.LOST else reason)
+        with timer.excused():
+            gone = await self._within(child.ended, "bury")
+        return wire.failure(code if gone else wire.HOST, reason)
+
+    async def _within(self, event: asyncio.Event, what: str) -> bool:
+        """Waits for an action of the fork server; ends the service where it takes longer than `start_deadline`."""
+        waiting = asyncio.create_task(event.wait())
+        until = running() + self.bounds.start_deadline
+        while running() < until:
+            if (await asyncio.wait({waiting}, timeout=1.0))[0]:
+                return True
+        waiting.cancel()
+        print(f"the fork server did not {what} within {self.bounds.start_deadline:g} s", file=sys.stderr, flush=True)
+        self.over.set()
+        return False
+
+    async def _fork_child(self, episode: int) -> _Child:
+        """Has a child forked for the episode. Raises OSError where no slot is free."""
+        if not self.free:
+            raise OSError(f"{self.bounds.children} children are alive; raise the bound `children`")
+        self._end_episode(episode)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        slot, number = heapq.heappop(self.free), next(self.numbers)
+        child = self.children[episode] = self.known[number] = _Child(number, ours)
+        kind = "environment" if episode == _SERVICE else "episode"
+        with theirs:
+            await self._order({"spawn": child.number, "slot": slot, "kind": kind}, [theirs.fileno()])
+        return child
+
+    async def _order(self, order: dict[str, Any], descriptors: list[int]) -> None:
+        while True:
+            try:
+                socket.send_fds(self.control, [wire.encode(order)], descriptors)
+                return
+            except BlockingIOError:
+                await asyncio.sleep(0.001)
+
+    def _give_up(self, child: _Child, reason: str) -> None:
+        if not child.gone:
+            child.gone = reason
+            self._run(self._order({"kill": child.number}, []))
+        child.hang_up()
+
+    def _end_episode(self, episode: int) -> None:
+        if child := self.children.pop(episode, None):
+            self._give_up(child, "the episode is closed")
+
+
+async def receive(
+    source: socket.socket, scan: wire.Scan, limit: int, admit: Callable[[], Awaitable[None]], begun: Callable[[], None]
+) -> bytes:
+    """Reads one line of at most `limit` bytes. Calls `begun` when bytes arrive; awaits `admit` once for a large line.
+
+    Raises ConnectionError where the child hangs up, and ValueError where the line exceeds a bound or more follows it.
+    """
+    loop = asyncio.get_running_loop()
+    line = bytearray()
+    large = False
+    while True:
+        part = await loop.sock_recv(source, _PART)
+        if not part:
+            raise ConnectionError("the child hung up")
+        begun()
+        head, ended, rest = part.partition(b"\n")
+        scan.take(head)
+        line += head
+        if len(line) > limit:
+            raise ValueError(f"it is longer than {limit:,} bytes")
+        if rest:
+            raise ValueError("more follows it")
+        if ended:
+            return bytes(line)
+        if len(line) > _PART:
+            if not large:
+                large = True
+                await admit()
+            await asyncio.sleep(0)  # others have their turn
+
+
+def peek(source: socket.socket) -> bytes | None:
+    """The first byte that waits to be read: None if there is none, b"" if the child hung up."""
+    try:
+        return source.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from cojax.environment import running
 
@@ -18,8 +18,7 @@ _PATIENCE = 5
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
-@dataclasses.dataclass(frozen=True)
-class Usage:
+class Usage(NamedTuple):
     """Seconds of processor time, and seconds in which a thread was ready to run but had no processor."""
 
     worked: float = 0.0

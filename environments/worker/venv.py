@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -157,16 +156,14 @@ def _run(
 
 def _ended(process: subprocess.Popen[bytes], waits: Callable[[int], None]) -> int:
     """The exit status. Raises TimeoutExpired, after it killed the process, at the deadline."""
-    began = time.monotonic()
+    waited = 0.0
     try:
-        while True:
-            left = began + _DEADLINE - time.monotonic()
-            try:
-                return process.wait(min(left, _REPORT_EVERY))
-            except subprocess.TimeoutExpired:
-                if time.monotonic() - began >= _DEADLINE:
-                    raise subprocess.TimeoutExpired(process.args, _DEADLINE) from None
-                waits(round(time.monotonic() - began))
+        while waited < _DEADLINE:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(_REPORT_EVERY)
+            waited += _REPORT_EVERY
+            waits(round(waited))
+        raise subprocess.TimeoutExpired(process.args, _DEADLINE)
     finally:
         process.kill()
 

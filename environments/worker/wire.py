@@ -4,13 +4,23 @@ client → supervisor   {"id", "episode", "op", "arguments", "deadline"}   episo
 supervisor → client   {"id", "counted": seconds, "reply": {"value"} or {"failure", "message"}}
                       {"counted": {id: seconds}}   now and then
 supervisor ⇄ child    {"n", "op", "arguments"} and {"n", "value"} or {"n", "failure", "message"}
+
+A child is not trusted: its replies are bounded before they are parsed, and a value must match its record exactly.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import math
+import types
+import typing
+from collections.abc import Mapping
 from typing import Any, NoReturn
+
+from cojax.environment import EpisodeFailure
+from cojax.types import Message
 
 # The reasons why a call has no value.
 TIMEOUT = "TIMEOUT"  # its deadline passed; the child was killed
@@ -29,6 +39,9 @@ OF_THE_CHILD = frozenset({LOST, ENVIRONMENT})
 _MESSAGE = 2_000
 # Longest request, in bytes: a task or an action, which nothing has checked yet.
 REQUEST = 256 * 2**20
+# The deepest nesting of a reply.
+_DEPTH = 256
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def encode(message: dict[str, Any]) -> bytes:
@@ -68,3 +81,117 @@ def _finite(number: str) -> float:
     """JSON has no infinity, though 1e999 reads as one."""
     value = float(number)
     return value if math.isfinite(value) else _reject(number)
+
+
+class Scan:
+    """Counts the values and nesting levels of JSON text, part by part; the contents of strings do not count.
+
+    A reply made of empty lists takes 30 times its bytes once it is parsed, so values are counted before parsing.
+    """
+
+    def __init__(self, values: int, depth: int = _DEPTH) -> None:
+        self.most, self.deepest = values, depth
+        self.values = self.depth = 0
+        self.quoted = self.escaped = False
+
+    def take(self, part: bytes) -> None:
+        """Counts one part. Raises ValueError where the text so far has too many values or levels, or is not ASCII."""
+        if not part.isascii():
+            raise ValueError("it is not ASCII")
+        if self.escaped and part:
+            part = part[1:]
+            self.escaped = False
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:
+            part, self.escaped = part[:-1], True
+        part = part.replace(b"\\\\", b"").replace(b'\\"', b"")
+        self.values += (part.count(b'"') + self.quoted) // 2
+        self._bound()
+        pieces = part.split(b'"')
+        outside = b"".join(pieces[self.quoted :: 2])
+        self.quoted ^= len(pieces) % 2 == 0
+        self.values += sum(map(outside.count, (b",", b":", b"[", b"{")))
+        self._bound()
+        for bracket in outside.translate(None, _NOT_BRACKETS):
+            self.depth += 1 if bracket in b"[{" else -1
+            if not 0 <= self.depth <= self.deepest:
+                raise ValueError(f"it nests deeper than {self.deepest} levels, or ends what it did not begin")
+
+    def _bound(self) -> None:
+        if self.values > self.most:
+            raise ValueError(f"it holds more than {self.most:,} values")
+
+
+class OutOfMemory(Exception):
+    """The child reports that it ran out of memory."""
+
+
+def checked(line: bytes, call: int) -> bytes:
+    """The reply to pass on to the client. Raises ValueError where it is no reply to this call, and OutOfMemory."""
+    answer = decode(line)
+    if type(answer.get("n")) is not int or answer["n"] != call:
+        raise ValueError("it has not the number of the call")
+    if answer.keys() == {"n", "value"}:
+        return line
+    if answer.keys() != {"n", "failure", "message"} or not isinstance(answer["message"], str):
+        raise ValueError("it has neither a value nor a failure")
+    if answer["failure"] == LIMIT:
+        raise OutOfMemory(answer["message"])
+    return failure(ENVIRONMENT, answer["message"])
+
+
+def failure(code: str, message: str) -> bytes:
+    """A reply that says why there is no value."""
+    return encode(failed(code, message)).rstrip()
+
+
+class Malformed(EpisodeFailure):
+    """A reply is not a record of the expected kind."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Opening:
+    """The reply to `reset`."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...]
+
+
+def read(kind: Any, value: Any) -> Any:
+    """The JSON value of a worker as a record of type `kind`. Raises Malformed where it is none."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if dataclasses.is_dataclass(kind):
+        return _record(typing.cast(type, kind), value)
+    if origin is tuple:
+        return tuple(read(inner[0], item) for item in _of_type(list, value))
+    if origin in (types.UnionType, typing.Union):
+        return None if value is None else read(next(one for one in inner if one is not type(None)), value)
+    if origin is typing.Literal:
+        if not isinstance(value, str) or value not in inner:
+            raise Malformed(f"found {value!r:.50}, expected one of {', '.join(map(str, inner))}")
+        return value
+    if origin is not None:
+        return _of_type(dict, value)
+    return value if kind is float and type(value) is int else _of_type(kind, value)
+
+
+def _record(kind: type, value: Any) -> Any:
+    hints = _hints(kind)
+    if unknown := _of_type(dict, value).keys() - hints:
+        raise Malformed(f"{kind.__name__} has no field {min(unknown)!r:.50}; it has {', '.join(hints)}")
+    try:
+        return kind(**{name: read(hints[name], item) for name, item in value.items()})
+    except TypeError as error:
+        raise Malformed(str(error)[:200]) from error
+
+
+def _of_type(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise Malformed(f"found {type(value).__name__}, expected {kind.__name__}")
+    return value
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)

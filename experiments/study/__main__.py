@@ -23,8 +23,7 @@ from typing import Any
 from cojax.durable import sweep
 from cojax.report.console import CONSOLE, duration
 from cojax.settings.command_line import CommandLineParser
-from cojax.storage.files import read_json, write_json, write_text
-from cojax.storage.folder_lock import RunDirectoryError, lock_folder
+from cojax.storage.files import RunDirectoryError, lock_folder, read_json, write_json, write_text
 from . import figures, schedule, stored, tables
 from .cells import percent
 from .command import check_deadline, check_settings, settings_of, stoppable

@@ -12,8 +12,7 @@ from typing import Any
 from cojax.run.checks import check
 from cojax.settings import presets
 from cojax.settings.reading import spelled_out
-from cojax.storage.files import StorageError
-from cojax.storage.folder_lock import RunDirectoryError
+from cojax.storage.files import RunDirectoryError, StorageError
 from .record import NotFinished
 from .runs import StudyRun, configuration_of
 

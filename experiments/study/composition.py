@@ -51,7 +51,7 @@ def composition(tasks: Sequence[Task], solved: Sequence[bool], actions: int) -> 
     A task with a skill that no task asks for alone is left out. Raises ValueError for a query outside the desk's
     language.
     """
-    read, suite = worlds.part("desk.grammar").read, worlds.part("desk.suite").DESK
+    read, suite = worlds.part("desk.grammar").read, worlds.part("desk.skills").DESK
     skills = [tuple(skill.wording for skill, _ in read(task.query, suite)) for task in tasks]
     alone: dict[str, list[bool]] = defaultdict(list)
     for names, success in zip(skills, solved, strict=True):

@@ -17,8 +17,7 @@ from typing import Any
 
 from cojax.report.console import CONSOLE, duration
 from cojax.settings.command_line import CommandLineParser
-from cojax.storage.files import write_json
-from cojax.storage.folder_lock import lock_folder
+from cojax.storage.files import lock_folder, write_json
 from . import schedule, tables
 from .arms import ARMS
 from .cells import percent

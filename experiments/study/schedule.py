@@ -12,8 +12,7 @@ from pathlib import Path
 
 from cojax.durable import own_file
 from cojax.host.processes import descendants, end
-from cojax.storage.files import last_lines
-from cojax.storage.folder_lock import RunDirectoryError, lock_folder
+from cojax.storage.files import RunDirectoryError, last_lines, lock_folder
 from .launch import OTHERS, VARIABLES
 from .machines import begun_otherwise
 from .runs import StudyRun

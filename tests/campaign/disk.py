@@ -75,11 +75,9 @@ def _mount(folder: str) -> bool:
     """Mounts a file system that this process alone sees; False if the kernel does not allow it."""
     from environments.worker import kernel
 
-    uid, gid = os.geteuid(), os.getegid()
     with contextlib.suppress(OSError, AttributeError):
-        if uid:
+        if os.geteuid():
             kernel.unshare(kernel.NEWUSER)
-            kernel.map_user(uid, gid)
         kernel.unshare(kernel.NEWNS)
         kernel.mount("none", "/", None, kernel.REC | kernel.PRIVATE)
         kernel.mount("tmpfs", folder, "tmpfs", kernel.NOSUID | kernel.NODEV, f"size={_SIZE}")

@@ -14,8 +14,7 @@ from campaign.cases import Canary, Case, Violation, draw
 from cojax.environment import traits_of
 from cojax.types import Action, Call, Task
 from environments.mcp import RECIPE, make
-from environments.mcp.opening import Opener
-from environments.mcp.world import NAME
+from environments.mcp.world import NAME, Opener
 from environments.setups import SetupReport
 from environments.tools import ToolEnvironment
 from environments.worker import IsolatedEnvironment

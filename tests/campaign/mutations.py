@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from cojax.storage.checkpoint import CheckpointError
-from cojax.storage.files import StorageError
-from cojax.storage.folder_lock import RunDirectoryError
+from cojax.storage.files import RunDirectoryError, StorageError
 from cojax.storage.run_directory import RunDirectory
-from cojax.storage.run_files import DERIVED, REMADE
-from cojax.storage.verify import Verified, verify
+from cojax.storage.run_files import DERIVED, REMADE, Verified, verify
 
 Mutation = Callable[[bytes, random.Random], bytes | None]
 

@@ -30,7 +30,7 @@ from cojax.policy.parameters import Params
 from cojax.policy.sharding import make_mesh, place, shard
 from cojax.policy.transformer import initialize
 from cojax.rollout.export import write_item, write_weights
-from cojax.storage.array_files import ArrayFiles, save_params
+from cojax.storage.checkpoint import ArrayFiles, save_params
 
 PROCESS, PORT, FOLDER, MODE = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
 FACTS = {"commit": "abc"}

@@ -11,7 +11,7 @@ from cojax import registry
 from cojax.environment import play
 from cojax.types import Action, Call, Task, Triplet, Turn, content_hash, normalise
 from environments.desk import demonstrator, generator, grammar, growth
-from environments.desk.suite import suite_of
+from environments.desk.skills import suite_of
 
 GROWN = environments.load("desk", suites=6)
 SUITES = growth.suites(6, 5, 0)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import environments
 from cojax.types import Action, Call, canonical
+from environments.desk.office import WORDS
 from environments.desk.tools import FINISH, TOOLS
-from environments.desk.words import WORDS
 
 DESK = environments.load("desk")
 TASKS = DESK.tasks("dev", 20)

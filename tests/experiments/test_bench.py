@@ -13,15 +13,16 @@ from benchmarks import folders
 from benchmarks.machine import bound_seconds
 from benchmarks.results import Spread, as_json, timed
 from benchmarks.update import update
-from cojax.compile.arithmetic import (
+from cojax.compile.shapes import (
+    SHAPES,
     decode_bytes,
     decode_flops,
     forward_flops,
     layer_weights,
+    model_config,
     parameter_count,
     update_flops,
 )
-from cojax.compile.shapes import SHAPES, model_config
 from cojax.policy.config import ModelConfig
 
 ROOT = Path(__file__).parents[2]

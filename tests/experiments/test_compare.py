@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from small_runs import finished
 
-from cojax.report import comparison as compare
+from cojax.report.command import compare
+from cojax.report.comparison import sign_test
 
 
 def ended(folder: Path, scores: dict[str, float]) -> Path:
@@ -19,16 +20,16 @@ def ended(folder: Path, scores: dict[str, float]) -> Path:
 
 
 def test_equal_tasks_do_not_count_in_the_sign_test() -> None:
-    assert compare.sign_test(2, 0) == pytest.approx(0.5)  # both better: 2 · ½²
-    assert compare.sign_test(3, 1) == pytest.approx(10 / 16)
-    assert compare.sign_test(0, 0) == 1.0
+    assert sign_test(2, 0) == pytest.approx(0.5)  # both better: 2 · ½²
+    assert sign_test(3, 1) == pytest.approx(10 / 16)
+    assert sign_test(0, 0) == 1.0
 
 
 def test_the_command_shows_the_figures_and_the_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = ended(tmp_path / "a", {"gained": 0.0, "unchanged": 0.0, "solved": 1.0})
     second = ended(tmp_path / "b", {"gained": 1.0, "unchanged": 0.0, "solved": 1.0})
     page = tmp_path / "page.html"
-    assert compare.main([str(first), str(second), "--tasks", f"--out={page}"]) == 0
+    assert compare([str(first), str(second), "--tasks", f"--out={page}"]) == 0
     shown = capsys.readouterr().out
     assert str(page) in shown
     assert "gained" in page.read_text()
@@ -39,12 +40,12 @@ def test_the_command_shows_the_figures_and_the_tasks(tmp_path: Path, capsys: pyt
 
 def test_a_run_that_has_not_ended_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = ended(tmp_path / "a", {})
-    assert compare.main([str(first), str(tmp_path / "none")]) == 2
+    assert compare([str(first), str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err.startswith(
         f"error: no summary.json in {tmp_path}/none; expected the folder of a run"
     )
     (first / "final.json").write_text("{")
-    assert compare.main([str(first), str(tmp_path / "none")]) == 2
+    assert compare([str(first), str(tmp_path / "none")]) == 2
     assert "Restore it from a copy" in capsys.readouterr().err
 
 
@@ -65,7 +66,7 @@ def test_a_run_that_is_named_twice_is_refused_before_anything_is_read(
     Path("a").mkdir()  # holds no run: reading it would say so
     Path("link").symlink_to("a")
     with pytest.raises(SystemExit) as ended:
-        compare.main(["a", "b", again])
+        compare(["a", "b", again])
     assert ended.value.code == 2
     assert capsys.readouterr() == ("", f"error: {said}\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "link"]
@@ -73,5 +74,5 @@ def test_a_run_that_is_named_twice_is_refused_before_anything_is_read(
 
 def test_more_runs_than_the_page_has_colours_are_refused_early(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        compare.main([f"r{number}" for number in range(13)])
+        compare([f"r{number}" for number in range(13)])
     assert capsys.readouterr() == ("", "error: 13 runs to compare; name at most 12\n")

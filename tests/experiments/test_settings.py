@@ -131,7 +131,7 @@ def test_a_configuration_loads_few_modules_and_no_jax():
     assert loaded == ["False", "False"]
 
 
-@pytest.mark.parametrize("command", ["run", "evaluate", "serve"])
+@pytest.mark.parametrize("command", ["run", "evaluate", "serve", "compile"])
 @pytest.mark.parametrize("flag", ["stesp=3", "learner.micro_rows=0", "engine.slots=0"])
 def test_a_wrong_flag_is_told_before_jax_is_loaded(command, flag):
     program = (
@@ -140,6 +140,7 @@ def test_a_wrong_flag_is_told_before_jax_is_loaded(command, flag):
         "except SystemExit as ended: sys.exit(3 if 'jax' in sys.modules else ended.code)"
     )
     given = ["--config=experiments/desk.py", f"--config.{flag}"]
+    given += ["--target=v5e-16"] * (command == "compile")
     done = subprocess.run([sys.executable, "-c", program, *given], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert done.stdout.startswith(f"error: {flag.partition('=')[0]} is ")

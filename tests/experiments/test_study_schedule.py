@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from patience import patience
 
-from cojax.storage.folder_lock import RunDirectoryError, lock_folder
+from cojax.storage.files import RunDirectoryError, lock_folder
 from experiments.study import schedule
 from experiments.study.arms import COMMON
 from experiments.study.runs import StudyRun

@@ -8,8 +8,7 @@ import pytest
 from patience import patience
 from study_records import record
 
-from cojax.storage.files import StorageError, write_json
-from cojax.storage.folder_lock import lock_folder
+from cojax.storage.files import StorageError, lock_folder, write_json
 from experiments.study import __main__ as command
 from experiments.study import stored
 from experiments.study.arms import ARMS

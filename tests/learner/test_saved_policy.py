@@ -11,7 +11,7 @@ from tiny_learner import CONFIG, PARAMS, make_learner
 
 from cojax.policy.adapters import Lora
 from cojax.rollout.export import restore_item, write_item, write_weights
-from cojax.storage.array_files import SavedParams
+from cojax.storage.checkpoint import SavedParams
 
 
 @pytest.mark.parametrize("lora", [None, Lora(2)])

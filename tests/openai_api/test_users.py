@@ -13,8 +13,7 @@ from cojax.environment import EngineError, EnvironmentFailure
 from cojax.explorer.llm.chat_client import ChatClient
 from cojax.explorer.llm.chat_settings import ChatSettings
 from cojax.openai_api import calls
-from cojax.quality.embedding import EmbeddingError
-from cojax.quality.endpoint import EndpointEmbedding, EndpointSettings
+from cojax.quality.embedding import EmbeddingError, EndpointEmbedding
 from cojax.rollout.endpoint import ChatEndpoint
 from cojax.types import Message
 from environments.tau2.customer import Customer
@@ -34,9 +33,7 @@ def explorer(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
 
 
 def embedding(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
-    return EndpointEmbedding(EndpointSettings(url, "m", timeout=seconds, deadline=seconds, attempts=attempts))(
-        ["hello"]
-    )
+    return EndpointEmbedding(url, "m", timeout=seconds, deadline=seconds, attempts=attempts)(["hello"])
 
 
 def evaluation(url: str, seconds: float = 20.0, attempts: int = 2) -> object:

@@ -11,10 +11,10 @@ from test_report import ATTACK, CHILD, GRANDCHILD, SEED, SOURCE, data_of, episod
 
 from cojax.explorer.llm.journal import Journal
 from cojax.pool import task_record
-from cojax.report import Exchanges, lineage, page_exchanges, read_run, write_report
+from cojax.report import Exchanges, exchanges, lineage, read_run, write_report
 from cojax.report.command import main
+from cojax.report.figures import conversion, feedback, lengths, quality
 from cojax.report.page import contents
-from cojax.report.task_set import conversion, feedback, lengths, quality
 from cojax.signals import kinds
 from cojax.storage.episodes import Episodes
 from cojax.storage.files import Log, write_json
@@ -171,7 +171,7 @@ def test_the_page_holds_each_text_once_and_as_it_was(run: Path) -> None:
     assert [held["texts"][text] for _, text in second["messages"]] == ["move", "moved"]
     assert second["shared"] == 2
     cut = held["texts"][first["messages"][1][1]]
-    assert cut == f"{LONG[: page_exchanges.TEXT]} … [{len(LONG) - page_exchanges.TEXT:,} characters more]"
+    assert cut == f"{LONG[: exchanges.TEXT]} … [{len(LONG) - exchanges.TEXT:,} characters more]"
     assert len(held["texts"]) == len(set(held["texts"]))
     assert [row["text"] is None for row in held["tasks"][CHILD.id]] == [False, False, True]
     assert "kind timeout · reason no reply" in held["tasks"][CHILD.id][2]["about"]
@@ -180,10 +180,10 @@ def test_the_page_holds_each_text_once_and_as_it_was(run: Path) -> None:
 def test_the_page_has_a_bound_and_holds_what_fits_evenly(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stories = contents(read_run(run))["tasks"]
     assert len(stories) == 1
-    monkeypatch.setattr(page_exchanges, "CHARACTERS", 0)
+    monkeypatch.setattr(exchanges, "CHARACTERS", 0)
     data = contents(read_run(run))["exchanges"]
     assert data == {"texts": [], "expeditions": {}, "tasks": {}}
-    order = page_exchanges._spread(list(range(8)))  # type: ignore[arg-type]
+    order = exchanges._spread(list(range(8)))  # type: ignore[arg-type]
     assert order == [0, 4, 2, 6, 1, 5, 3, 7]
 
 

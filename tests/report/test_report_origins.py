@@ -16,6 +16,7 @@ from cojax.report.origins import (
     attempted_by_origin,
     explored_by_origin,
     first_solved,
+    gains,
     gradient_norms,
     groups_by_origin,
     predictions,
@@ -24,7 +25,6 @@ from cojax.report.origins import (
     worth,
 )
 from cojax.report.page import contents
-from cojax.report.tools import gains
 from cojax.storage.episodes import Episodes
 from cojax.storage.files import Log, write_json
 from cojax.types import Action, Call, Lineage, Task

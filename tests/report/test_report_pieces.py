@@ -15,10 +15,10 @@ from large_run import write_run
 from test_report import ATTACK, CHILD, SEED, episode, metrics
 
 from cojax.pool import task_record
-from cojax.report import episodes, groups, page, read_run, write_report
-from cojax.report.groups import EpisodeIndex, advantages_of
+from cojax.report import episodes, page, read_run, write_report
+from cojax.report.episodes import EpisodeIndex, advantages_of
+from cojax.report.figures import paired
 from cojax.report.page import contents
-from cojax.report.paired import paired
 from cojax.report.pieces import Pieces, piece
 from cojax.storage.episodes import Episodes
 from cojax.storage.files import Log, StorageError, write_json
@@ -153,7 +153,7 @@ def test_the_index_leaves_out_steps_evenly(tmp_path: Path, monkeypatch: pytest.M
     contents(read_run(tmp_path / "run"), Pieces("00"), played)
     whole = played.index()
     assert (len(whole["steps"]), played.total) == (10, 1_280)
-    monkeypatch.setattr(groups, "INDEX", len(json.dumps([rows for _, rows in whole["steps"]])) // 2)
+    monkeypatch.setattr(episodes, "INDEX", len(json.dumps([rows for _, rows in whole["steps"]])) // 2)
     assert [step for step, _ in played.index()["steps"]] in ([2, 4, 6, 8, 10], [3, 5, 7, 9], [3, 5, 7, 10])
 
 

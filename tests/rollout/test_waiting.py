@@ -11,8 +11,7 @@ from counter_environment import CounterEnvironment
 from patience import patience
 
 from cojax import environment
-from cojax.environment import Progress, progress
-from cojax.environment.progress import PLAYING, waiting
+from cojax.environment import PLAYING, Progress, waiting
 from cojax.explorer.llm import policy_model
 from cojax.explorer.llm.chat_model import Budget
 from cojax.explorer.llm.policy_model import PolicyModel
@@ -35,8 +34,8 @@ CHAT = Chat(word_tokenizer([], ["count to", "ok"], CounterEnvironment().tools())
 @pytest.fixture
 def skip(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Advances the clock of deadlines by so many seconds, and lets every watcher look at it."""
-    ahead, real = [0.0], progress.running
-    for module in (progress, collect, policy_model):
+    ahead, real = [0.0], environment.running
+    for module in (environment, collect, policy_model):
         monkeypatch.setattr(module, "running", lambda: real() + ahead[0])
     monkeypatch.setattr(policy_model, "_LOOK_EVERY", 0.01)
 
@@ -143,4 +142,4 @@ def test_attempts_that_share_a_slot_take_turns(engine: LocalEngine) -> None:
     result = on_thread(
         "attempts", lambda: Attempts(attempters, 3, 2)(CounterEnvironment(), task, explorer, environment.play)
     ).result(timeout=patience(120))
-    assert "of 3 attempts on the query alone" in result.line
+    assert "of 3 attempts on the query alone" in result.evidence[0]

@@ -26,7 +26,7 @@ from cojax.rollout.export import (
     write_weights,
 )
 from cojax.rollout.sglang.weights import newest_version
-from cojax.storage.array_files import save_params
+from cojax.storage.checkpoint import save_params
 
 CONFIGS = {
     "dense": ModelConfig(96, 32, 40, 2, 4, 2, 16, tie_word_embeddings=False),

@@ -1,7 +1,6 @@
 import copy
 import dataclasses
 
-import pytest
 from records import group, task, trajectory
 
 from cojax.signals import Forgetting
@@ -68,8 +67,3 @@ def test_a_task_twice_in_one_step_is_two_visits() -> None:
     changes, signals = Forgetting().update({}, [group(A, 1), group(A, 0)])
     assert changes == {A.id: [1.0, 0.0]}
     assert len(signals) == 1
-
-
-def test_a_window_without_visits_is_refused() -> None:
-    with pytest.raises(ValueError, match="window is 0 visits"):
-        Forgetting(window=0)

@@ -60,14 +60,14 @@ def test_no_signal_has_the_name_of_a_memory(memory):
     taken = Slow()
     taken.name = memory
     with pytest.raises(ValueError, match=f"its name is '{memory}'; expected a word in small letters other than"):
-        check(taken)
+        check(taken, MEMORIES)
 
 
 @pytest.mark.parametrize(
     ("part", "value", "said"),
     [
         ("name", "Slow One", "its name is 'Slow One'; expected a word in small letters"),
-        ("name", "trajectory", "its name is 'trajectory'; expected a word in small letters other than beliefs, "),
+        ("name", "trajectory", "its name is 'trajectory'; expected a word in small letters other than frontier, "),
         ("colour", "red", "its colour is 'red'; expected one like #d6504b"),
         ("colour", "#000000;x", "its colour is"),
         ("guidance", "be quick", "its guidance is a str; expected cojax.signals.Guidance"),

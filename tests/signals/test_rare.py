@@ -1,6 +1,5 @@
 import dataclasses
 
-import pytest
 from records import task, trajectory
 
 from cojax.signals import Rare
@@ -64,9 +63,3 @@ def test_failed_actions_count_only_when_asked() -> None:
 def test_lost_trajectories_are_not_counted() -> None:
     lost = dataclasses.replace(trajectory(A, 0, "a"), outcome="environment_error")
     assert Rare().update({}, [Group(A, (lost,))]) == ({"(all)": 0}, [])
-
-
-@pytest.mark.parametrize("pattern", [0, -1, "words"])
-def test_an_unknown_pattern_is_refused(pattern) -> None:
-    with pytest.raises(ValueError, match="expected 'sequence' or a length"):
-        Rare(pattern=pattern)

@@ -11,8 +11,7 @@ import small_runs
 from campaign import mutations
 
 from cojax.storage.evaluation_directory import EvaluationDirectory
-from cojax.storage.files import StorageError
-from cojax.storage.folder_lock import RunDirectoryError
+from cojax.storage.files import RunDirectoryError, StorageError
 
 IDENTITY = {"policy": "p", "samples": 2}
 

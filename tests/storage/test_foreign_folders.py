@@ -31,7 +31,7 @@ from cojax.run.policies import keep_tokenizer
 from cojax.storage import files
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
-from cojax.storage.folder_lock import RunDirectoryError
+from cojax.storage.files import RunDirectoryError
 from cojax.storage.run_directory import RunDirectory
 from experiments.study import machines, schedule, stored
 from experiments.study import record as study_record

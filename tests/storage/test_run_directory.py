@@ -18,10 +18,9 @@ from patience import patience
 
 from cojax.metrics import Metrics
 from cojax.storage.evaluation_directory import EvaluationDirectory
-from cojax.storage.files import StorageError
-from cojax.storage.folder_lock import RunDirectoryError
+from cojax.storage.files import RunDirectoryError, StorageError
 from cojax.storage.run_directory import RunDirectory
-from cojax.storage.verify import verify
+from cojax.storage.run_files import verify
 from cojax.types import Action, Group, Task, Trajectory, Turn
 
 HOST = {"evolved": 0, "fresh": 0}

@@ -14,7 +14,7 @@ import pytest
 import environments
 from cojax.types import Task
 from cojax.validation import Exclusions
-from cojax.validation.confusables import plain
+from cojax.validation.decodings import plain
 
 SMALL = "abcdefghijklmnopqrstuvwxyz"
 CYRILLIC = str.maketrans("aeopcxyis", "аеорсхуіѕ")

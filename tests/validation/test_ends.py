@@ -8,12 +8,11 @@ import random
 import pytest
 
 import environments
-from cojax.environment import EnvironmentFailure, Episode, play
+from cojax.environment import Episode, play
 from cojax.environment.replay import replay
 from cojax.explorer.scripted.explorer import ScriptedExplorer
-from cojax.types import Action, Call, Message, Task, TaskDraft, Turn
+from cojax.types import Action, Call, Message, Task, TaskDraft, Trajectory, Turn
 from cojax.validation import Exclusions, Validation
-from cojax.validation.exclusions import End
 
 END = "an evaluation task on the same setup comes to the same end"
 SEPARATOR = "\n\n[next turn]\n\n"
@@ -137,24 +136,23 @@ def test_evaluation_tasks_are_run_once_a_setup_and_only_where_a_draft_is() -> No
     assert runs == ["here"]
 
 
-def test_an_end_that_is_not_known_lets_nothing_through(monkeypatch) -> None:
+def test_an_end_that_is_not_known_lets_nothing_through() -> None:
     """One replay lost to an infrastructure failure must not let later drafts through."""
     desk = environments.load("desk")
     held_out = next(task for task in desk.tasks("eval", 50) if with_a_look_up(desk, task))
-    validate, lost = Validation(desk, Exclusions.of([held_out], words=0)), [True]
+    lost = [True]
+
+    def once_lost(environment, task: Task, act, **limits) -> Trajectory:
+        if task == held_out and lost and lost.pop():
+            return Trajectory(task, outcome="environment_error", error="the worker is gone")
+        return play(environment, task, act, **limits)
+
+    validate = Validation(desk, Exclusions.of([held_out], words=0), play=once_lost)
     solution = with_a_look_up(desk, held_out)
     assert solution is not None
     query = SEPARATOR.join(["see to it as we agreed"] * (held_out.query.count(SEPARATOR) + 1))
     draft = TaskDraft(held_out.environment, held_out.setup, "", query, solution, "")
-    found_out = End.of
-
-    def once_lost(task, again):
-        def lose(*replayed):
-            raise EnvironmentFailure("the worker is gone")
-
-        return found_out(task, lose if lost and lost.pop() else again)
-
-    monkeypatch.setattr(End, "of", once_lost)
     verdicts = [validate(draft, lambda id: False, ScriptedExplorer())[0] for _ in range(2)]
     assert [verdict.status for verdict in verdicts] == ["discarded", "discarded"]
+    assert verdicts[0].evidence[-1] == "environment failed: the worker is gone"
     assert END in verdicts[1].evidence[-1]

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from cojax.environment import EngineError
-from cojax.storage.strict_json import NestedTooDeeply, parse_json
+from cojax.storage.files import NestedTooDeeply, parse_json
 from cojax.types import Message, content_hash
 
 FailureKind = Literal[

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from typing import Any
 
-from cojax.environment import EngineError, OutOfContext, running
-from cojax.environment.progress import PLAYING, Progress
+from cojax.environment import PLAYING, EngineError, OutOfContext, Progress, running
 from cojax.explorer.llm.chat_model import Budget, ChatFailure, FailureKind, ModelReply, check_limits
 from cojax.explorer.llm.counters import Counters
 from cojax.explorer.llm.journal import Journal, call_record, key_of, sent_messages

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cojax.evaluation.measures import MEASURES
+from cojax.evaluation.evaluate import MEASURES
 from cojax.types import Group, Task, Trajectory
 from environments.appworld.goal_completion import goal_completion
 

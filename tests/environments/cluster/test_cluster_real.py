@@ -63,7 +63,7 @@ def test_the_desk_is_the_same_on_nodes(desk, nodes):
     local = environments.load("desk")
     tasks = local.tasks("eval", 60)
     used: Counter[str] = Counter()
-    found = collected(desk, tasks, Solving(tasks, lambda episode: used.update([episode.node.place.id])))
+    found = collected(desk, tasks, Solving(tasks, lambda episode: used.update([episode.server.place.id])))
     assert found == collected(local, tasks, Solving(tasks))
     assert all(trajectory.reward == 1.0 for trajectory in found)
     assert used.keys() == {one.node_id for one in nodes.nodes}
@@ -173,9 +173,9 @@ def test_a_stopped_node_is_lost_when_it_is_silent_for_too_long(nodes, monkeypatc
             episode.step(Action())
         # The wait for a node that says nothing is not charged to the action.
         assert running() - progress.since < 1.0
-        assert episode.node not in environment.nodes.live or episode.node.lost
+        assert episode.server not in environment.nodes.live or episode.server.lost
         other = environment.start(trial("", "none"))
-        assert other.node is not episode.node
+        assert other.server is not episode.server
         other.close()
     finally:
         PLAYING.reset(playing)
@@ -189,10 +189,10 @@ def test_an_actor_that_is_killed_is_replaced_and_its_worker_ends(nodes):
     (task,) = environment.tasks("eval", 1)
     episode = environment.start(task)
     episode.reset()
-    until(lambda: episode.node.process > 0)
-    below = set(family(episode.node.process))
+    until(lambda: episode.server.process > 0)
+    below = set(family(episode.server.process))
     assert len(below) >= 4  # itself, supervisor, fork server, child
-    os.kill(episode.node.process, signal.SIGKILL)
+    os.kill(episode.server.process, signal.SIGKILL)
     with pytest.raises(EnvironmentFailure, match=r"node .* was lost"):
         asked_without_end(episode)
     until(lambda: not any(map(command_line, below)))
@@ -205,12 +205,12 @@ def test_an_environment_that_limits_its_episodes_does_so_on_each_node(nodes):
     assert traits_of(environment).concurrency == 6
     task, started = trial("", "none"), []
     started += [environment.start(task) for _ in range(6)]
-    assert Counter(one.node.place.id for one in started).most_common()[0][1] == 2
+    assert Counter(one.server.place.id for one in started).most_common()[0][1] == 2
     with ThreadPoolExecutor(1) as threads:
         seventh = threads.submit(environment.start, task)
         assert not seventh.done()
         started[3].close()
-        assert seventh.result(patience(100)).node is started[3].node
+        assert seventh.result(patience(100)).server is started[3].server
     environment.close()
     with pytest.raises(EnvironmentFailure, match="was closed"):
         environment.start(task)

@@ -6,7 +6,7 @@ import pytest
 
 from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, PolicyLoss
 from environments.cluster import messages
-from environments.worker.records import Malformed
+from environments.worker.wire import Malformed
 
 
 def test_a_value_comes_back_with_what_its_call_counted():

@@ -14,8 +14,7 @@ from cojax.environment import Actor, play
 from cojax.environment.replay import follow
 from cojax.types import Action, Call, Task, Trajectory
 from environments.mcp import RECIPE
-from environments.mcp.opening import Opener
-from environments.mcp.world import NAME
+from environments.mcp.world import NAME, Opener
 from environments.tools import ToolEnvironment
 from environments.worker import kernel
 from environments.worker.venv import interpreter

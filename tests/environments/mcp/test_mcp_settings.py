@@ -12,8 +12,7 @@ import pytest
 
 import environments
 from environments.mcp import _setups, cases, make
-from environments.mcp.command import files_of, variables_of, words_of
-from environments.mcp.launch import address_of, headers_of
+from environments.mcp.launch import address_of, files_of, headers_of, variables_of, words_of
 from environments.mcp.resources import pages
 
 

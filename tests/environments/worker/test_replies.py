@@ -24,8 +24,7 @@ from cojax.environment.replay import follow
 from cojax.host.processes import memory
 from cojax.types import Action, Check, Evaluation, Message, Observation, Task
 from environments.worker import Bounds, IsolatedEnvironment, isolate, wire
-from environments.worker.records import Malformed, read
-from environments.worker.replies import Scan, checked
+from environments.worker.wire import Malformed, Scan, checked, read
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="isolation needs Linux")
 VALUES = st.recursive(

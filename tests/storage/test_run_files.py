@@ -19,10 +19,9 @@ from cojax.explorer.llm.journal import Journal
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.checksums import CHECKSUM, with_checksum
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES
-from cojax.storage.files import StorageError
-from cojax.storage.folder_lock import RunDirectoryError
+from cojax.storage.files import RunDirectoryError, StorageError
 from cojax.storage.run_directory import RunDirectory
-from cojax.storage.verify import verify
+from cojax.storage.run_files import verify
 
 
 @pytest.fixture(scope="module")

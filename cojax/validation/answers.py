@@ -1,0 +1,288 @@
+"""Checks the answer of a solution: an action must have shown it, the query must ask for it and not give it away.
+
+Whether a query asks is read by English words: plainly, perhaps, or not at all. What the solution does besides accounts
+for some words: a file may be called report, and a tool may say, show or list.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from cojax.explorer.answers import answer_objections, leaves, states_value, written_answers
+from cojax.types import Triplet, normalise
+from cojax.validation.consistency import Documents, action_words, documentation_words
+from cojax.validation.decodings import ALPHABET, CIPHERS, MORSE, MORSE_MARKS, WORD, JoinedWords, plain_letters, readings
+from cojax.validation.decodings import words as words_alike
+from cojax.validation.mention import NUMBERS_IN_WORDS, Mentions, fold, sentences, stem, words
+from cojax.validation.query import DraftRefused
+
+# Answers to a question of yes or no: the query may contain them.
+_TRUTHS = frozenset({"true", "false", "yes", "no"})
+_SHORT = 60  # characters of an answer in a line of evidence
+
+_AUXILIARY = r"(?:is|are|was|were|does|do|did|has|have|had|will|would|can|could|should)"
+_WHAT = r"(?:what|which|who|whom|whose|when|where|why|how|whether)"
+_ITS = r"(?:the|its|his|her|their|this|these|those|all|every|each|any|\w+'s)"
+# A request in the form of a question.
+_REQUEST = re.compile(
+    r"(?:(?:can|could|would|will|may|might|shall|won't|can't|couldn't|wouldn't)\b|(?:do|are|have) (?:you|we|i)\b"
+    r"|is (?:it|that|this|there an?y?)\b.* (?:possible|ok|okay|alright|fine|chance|way)\b"
+    r"|(?:what|how) about \w+ing\b|what if\b|why (?:not|don't)\b)"
+)
+_FIRST = re.compile(
+    r"(?:(?:so|and|but|also|then|now|next|please|finally|first|afterwards|hey|hi|hello|ok|okay|too)\b[ ,]*)+"
+)
+# What begins a question, and what begins a yes-or-no question where a question mark follows.
+_QUESTION = re.compile(
+    rf"(?:(?:on|in|at|to|for|from|by|with|of|under|about) )?(?:(?:what|who|when|where|why|how)(?:'s| {_AUXILIARY})\b"
+    rf"|(?:what|which|whose|how)(?: [\w'-]+){{1,4}}? {_AUXILIARY}\b|how (?:many|much)\b|what about\b)"
+)
+_YES_NO = re.compile(r"(?:is|are|was|were|does|do|did|has|have|had)(?:n't)? \w")
+# What is said of what a query has said before is no question.
+_OF_WHAT_IS_SAID = re.compile(r"\b(?:should|must|ought|goes|go|belongs?|becomes?|needs? to|has to|into)\b")
+_IF_SO = re.compile(r"(?:if|then|in that case|otherwise|unless)\b")
+_THERE = re.compile(r"\b(?:there|then|it|that|this|same|so)\b")
+_PLAINLY = re.compile(
+    rf"\b(?:(?:(?:tell|inform|remind|show|read|list|name) (?:me|us)|let (?:me|us) know"
+    r"|(?:reply|answer|report) to (?:me|us)"
+    rf"|give me (?:back )?{_ITS}|(?:want|need|like|love|wish|have) to (?:know|hear|learn|be told)"
+    r"|wonder(?:ing)?|curious|(?:your|final) answer|as (?:the|an|your|my) answer|answer (?:with|should|is|must))\b"
+    r"|answer ?:)"
+    # "Let me know when it is done" asks for no answer.
+    r"(?! (?:that|when|once|as soon as|after|if) (?:it|this|that|you|all|there|they|done|finished|any\w*|every\w*)\b)"
+)
+# Verbs that ask at the beginning of a clause, where they are none of what the solution does.
+_ORDER = re.compile(
+    r"(tell|say|answer|report|state|return|output|print|display|name|list|show|count)"
+    rf"(?P<back> back)? (?:{_ITS}|(?:(?:on|in|at|to|for|from) )?{_WHAT}|with)\b"
+)
+_SENDS = "send mail message text email notify sms post share reply comment write"
+_SENDING = frozenset(map(stem, _SENDS.split()))
+_LETTING = re.compile(r"\b(?:let|have|make)\b")
+# Words that may ask, where they are none of what the solution does.
+_PERHAPS = re.compile(
+    r"\b(?:tell|inform|answer|know|wonder|curious|let me|bring me|say|reply|respond|show|find|look|check|read|list"
+    r"|count|compute|calculate|determine|identify|retrieve|fetch|provide|print|display|output|return|report|state|mention"
+    r"|describe|explain|specify|confirm|see|learn|remind|repeat|quote|recall|summari[sz]e|total|number|sum|average"
+    r"|amount)\b"
+)
+# What a message is to say asks for nothing.
+_QUOTED = re.compile(r"(?<!\w)[\"“'‘](?=[^\"“”\n]{1,200}\?)[^\"“”\n]{1,200}[\"”'’](?!\w)")
+_CLAUSE = re.compile(r"[,;:()\"“”]|\s[-–—]\s|\b(?:and|then|but)\b")
+_SENTENCE_ENDS = ".!?;"
+
+# Fewest letters of an answer that is looked for: taken apart or encoded, and backwards or in a cipher.
+_SPELLED, _TURNED = 3, 4
+# Most letters of an answer that are looked for, and most places where they are compared with the edges of words.
+_MOST, _PLACES = 200, 100
+_LETTERS = """
+alfa bravo charlie delta echo foxtrot golf hotel india juliett kilo lima mike november oscar papa quebec romeo sierra
+tango uniform victor whiskey xray yankee zulu
+"""
+_SPELLING = _LETTERS.split()
+_OTHERWISE = {"alpha": "alfa", "juliet": "juliett", "whisky": "whiskey"}
+# Words between letters that are spelled one by one.
+_BETWEEN = re.compile(r"\b(?:and|then|followed|by|next|letters?|dash|dot|space)\b|(?<=\w)'s\b")
+_HEX = re.compile(r"\b0x|\\x")
+_NUMBER = re.compile(r"[\d\W_]+")
+
+
+def check_answer(
+    query: str, steps: Sequence[Triplet], end: Mapping[str, Any], ending: str, document: Mapping[str, Any]
+) -> str:
+    """The evidence for the answer that these steps give; "" if they give none. Raises DraftRefused.
+
+    `end` is the last state, which holds the answer under "answer" if the environment keeps one. `ending` is the tool
+    that ends an episode; the first parameter of its `document` carries the answer. An answer in code that is no literal
+    counts as worked out. It must not stand in the query either, except for a number, which may agree by chance.
+    """
+    parameter = next(iter(document.get("parameters", {}).get("properties", {})), None)
+    if against := answer_objections(steps, ending, parameter):
+        raise DraftRefused(against[0])
+    plain = [value for value in written_answers(steps, ending, parameter) if value is not None]
+    worked_out = [value for value in leaves(end.get("answer")) if value not in (None, "") and value not in plain]
+    for value in (*plain, *(value for value in worked_out if isinstance(value, str) and not _is_number(value))):
+        if (said := str(value).strip()).lower() in _TRUTHS:
+            continue
+        if states_value(query, value):
+            raise DraftRefused(f"the query holds the answer {str(value)!r:.{_SHORT}}")
+        if how := hint(query, said):
+            raise DraftRefused(f"the query gives the answer {str(value)!r:.{_SHORT}} away: {how}")
+    if plain:
+        return f"the answer {str(plain[0])!r:.{_SHORT}} is shown by an action, and not in the query"
+    if worked_out:
+        text = f"{str(worked_out[0])!r:.{_SHORT}}"
+        return f"the answer {text} is worked out in code: whether it was shown cannot be told"
+    return ""
+
+
+def takes_answer(end: Mapping[str, Any], ending: str, document: Mapping[str, Any]) -> bool:
+    """Whether an episode with this last state can end with an answer."""
+    return bool(document.get("parameters", {}).get("properties")) if ending else "answer" in end
+
+
+def asking_flaw(
+    query: str, steps: Sequence[Triplet], changing: Collection[int], bare: str | None, given: bool, documents: Documents
+) -> str:
+    """Why the query asks for no answer where one is given, or for one where none is given; "" if it does neither.
+
+    `changing` are the positions of the steps that change the world, and `bare` the environment's wording of the steps
+    with a bare ending, None if it has none.
+    """
+    if given and bare is not None and normalise(bare) == normalise(query):
+        return "the solution gives an answer, and the query asks for none: the environment words it so without one"
+    calls = [(place, call) for place, step in enumerate(steps[:-1]) for call in step.action.calls]
+    done = {word for place in changing for word in words(action_words(documents, steps[place].action))}
+    done |= {word for _, call in calls for word in words(str([*call.arguments.values()]))} | {*words(bare or "")}
+    if not given:
+        found = asks(query, done, len(changing) < len(steps) - 1)
+        return f"the query asks for an answer, {found!r:.{_SHORT}}, and the solution gives none" if found else ""
+    looks = (documentation_words(documents, call.name) for place, call in calls if place not in changing)
+    about = {word for text in looks for word in words(text)} - done
+    return "" if may_ask(query, done, about) else "the solution gives an answer, and the query asks for none"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def asks(query: str, done: Collection[str], looks: bool = False) -> str:
+    """The words by which the query plainly asks for an answer; "" if it does not.
+
+    `done` are the stems of the words that what the solution does accounts for. If it also `looks` something up, a
+    question that the next sentence refers to is no request for an answer.
+    """
+    said = sentences(_QUOTED.sub(" ", query), _SENTENCE_ENDS)
+    clauses = [[*_clauses(sentence)] for sentence in said]
+    rest = " ".join(clause for found in clauses for clause in found if not _ORDER.match(clause))
+    # To tell may be to send, where no other words of the query ask to send; and something may be let say something.
+    sends = not _SENDING.isdisjoint(done) and _SENDING.isdisjoint(words(rest))
+    does = {"tell": sends, "say": bool(_LETTING.search(rest))}
+    for sentence, after, own in zip(said, (*said[1:], ""), clauses, strict=True):
+        if found := _PLAINLY.search(sentence):
+            return found[0]
+        if _IF_SO.match(after) or (looks and _THERE.search(after)):
+            continue
+        asked = sentence.endswith("?")
+        for number, clause in enumerate(own):
+            if _REQUEST.match(clause):
+                continue
+            found = _ORDER.match(clause)
+            if found and (found["back"] or not does.get(found[1], stem(found[1]) in done)):
+                return found[0]
+            if (found := _QUESTION.match(clause)) and (asked or not (number or _OF_WHAT_IS_SAID.search(sentence))):
+                return found[0]
+            if asked and _YES_NO.match(clause):
+                return clause
+    return ""
+
+
+def may_ask(query: str, done: Collection[str], about: Collection[str]) -> bool:
+    """Whether the query may ask for an answer: plainly, by a question, a word that perhaps asks, or one of `about`."""
+    if asks(query, done) or not Mentions(query).words.isdisjoint(about):
+        return True
+    questions = ([*_clauses(one)] for one in sentences(query, _SENTENCE_ENDS) if one.endswith("?"))
+    if any(clauses and not any(map(_REQUEST.match, clauses)) for clauses in questions):
+        return True
+    return any(stem(word) not in done for word in _PERHAPS.findall(fold(query)))
+
+
+def _clauses(sentence: str) -> Iterator[str]:
+    for clause in _CLAUSE.split(sentence):
+        if clause := _FIRST.sub("", clause.strip(), count=1).strip(" .?!"):
+            yield clause
+
+
+def hint(query: str, answer: str) -> str:
+    """How the query gives the answer away, in words; "" if no reading of it does. A number is looked for in words.
+
+    The query is read as it stands and in the readings of decodings.py. In each the forms of the answer are looked for
+    as whole words, which may be taken apart. Encodings of the answer are looked for too, as those of a single word are
+    too short to be decoded.
+    """
+    if _NUMBER.fullmatch(answer):
+        word = NUMBERS_IN_WORDS.get(int(answer) if len(answer) < 3 and answer.isdecimal() else 0)
+        return "in words" if word in WORD.findall(fold(query)) else ""
+    looked_for = _Forms(answer[:_MOST])
+    if len(looked_for.letters) < _SPELLED:
+        return ""
+    for how, reading in readings(query):
+        if found := looked_for.within(reading):
+            return ", ".join(filter(None, (how, found)))
+    return ""
+
+
+class _Forms:
+    """The forms of an answer, in plain letters, with one letter for all that look alike."""
+
+    def __init__(self, answer: str) -> None:
+        own = words_alike(answer)
+        self.letters = "".join(own)
+        self._stems = "".join(map(stem, own))
+        plain = "".join(WORD.findall(plain_letters(answer)))
+        self._turned = dict(_turned(plain)) if len(plain) >= _TURNED else {}
+        self._mixed = sorted(plain) if len(plain) > _TURNED else []
+        consonants = re.sub("[aeiou]", "", plain)
+        self._consonants = consonants if _SPELLED <= len(consonants) < len(plain) else ""
+        self._encoded = dict(_encoded(answer))
+        self._morse = " ".join(MORSE.get(letter, "") for letter in plain)
+
+    def within(self, text: str) -> str:
+        """The form that the text holds, in words; "" if it holds none."""
+        folded = fold(text)
+        if self._morse in " ".join(folded.translate(MORSE_MARKS).split()) and self._morse.strip():
+            return "Morse"
+        own = JoinedWords([_OTHERWISE.get(word, word) for word in WORD.findall(_HEX.sub("", folded))])
+        if how := next((how for form, how in self._encoded.items() if _holds(own, form)), ""):
+            return how
+        alike = words_alike(text)
+        joined = JoinedWords(alike)
+        if _holds(joined, self.letters) or (len(self.letters) >= _TURNED and _holds(joined, self.letters[::-1])):
+            return "taken apart, backwards or in letters that look alike"
+        spelled = JoinedWords(words_alike(_BETWEEN.sub(" ", folded)))
+        if _holds(JoinedWords([*map(stem, alike)]), self._stems) or _holds(spelled, self.letters):
+            return "in the plural, or letter by letter"
+        plain = WORD.findall(plain_letters(text))
+        if any(self._mixed == sorted(word) for word in plain) or self._consonants in plain:
+            return "its letters mixed, or without vowels"
+        joined = JoinedWords(plain)
+        return next((how for form, how in self._turned.items() if _holds(joined, form)), "")
+
+
+def _holds(text: JoinedWords, form: str) -> bool:
+    return len(form) >= _SPELLED and text.hold(form, _PLACES)
+
+
+def _turned(plain: str) -> Iterator[tuple[str, str]]:
+    """(form, how) of letters moved on in the alphabet, and of the alphabet backwards, each also read backwards."""
+    for how, alphabet in CIPHERS.items():
+        form = plain.translate(str.maketrans(ALPHABET, alphabet))
+        if form != plain:
+            yield form, how
+            yield form[::-1], f"{how}, backwards"
+
+
+def _encoded(answer: str) -> Iterator[tuple[str, str]]:
+    """(form, how) of usual encodings of the answer, in small letters and digits alone."""
+    small = fold(answer)
+    for text in dict.fromkeys((answer, small, answer.upper(), answer.title(), small[::-1])):
+        data = text.encode("utf-8", "replace")
+        forms = {
+            "base64": base64.b64encode(data).decode(),
+            "base32": base64.b32encode(data).decode(),
+            "hexadecimal": data.hex(),
+            "binary": "".join(f"{byte:08b}" for byte in data),
+            "character codes": "".join(map(str, data)),
+        }
+        yield from (("".join(WORD.findall(form.casefold())), how) for how, form in forms.items())
+    letters = [ALPHABET.index(letter) for letter in small if letter in ALPHABET]
+    if len(letters) >= _TURNED and len(letters) == len("".join(WORD.findall(small))):
+        yield "".join(str(place + 1) for place in letters), "numbers for letters"
+        yield "".join(_SPELLING[place] for place in letters), "words for letters"
