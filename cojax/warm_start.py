@@ -30,7 +30,7 @@ from cojax.learner import placement as placing
 from cojax.learner.learner import Learner
 from cojax.learner.packing import pack_sequences
 from cojax.learner.update import TrainState
-from cojax.policy import adapters, attention, layers, logprobs, moe, rope, transformer
+from cojax.policy import adapters, attention, logprobs, moe, rope, transformer
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params
 from cojax.rollout import chat as rendering
@@ -44,7 +44,7 @@ from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 
 # Modules whose code decides which policy the same settings give.
 _DECIDING = (
-    adapters, attention, batch, bound_loss, control_tokens, layers, logprobs, losses, moe, objective, optimizer,
+    adapters, attention, batch, bound_loss, control_tokens, logprobs, losses, moe, objective, optimizer,
     packing, parts, placing, rendering, rope, step, templates, tool_calls, transformer, update, vocabulary,
 )  # fmt: skip
 _LOG = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from cojax.explorer.llm import prompting as wording
 from cojax.explorer.scripted.windows import Ending
 from cojax.openai_api.calls import redact
 from cojax.openai_api.client import _error_message
-from cojax.rollout import chat, endpoint, endpoint_actors, tool_calls
+from cojax.rollout import chat, endpoint, tool_calls
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.signals.tools import tools_of
 from cojax.types import Action, Call, Message, Observation, Task, TaskDraft, Trajectory, Triplet, Turn, normalise
@@ -111,7 +111,7 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "JSON": (tool_calls.read_json, 400_000),
     "JSON text": (lambda text: tool_calls.read_json(f'"{text}"'), 200_000),
     "rendering": (rendered, 8_000),
-    "an endpoint": (lambda text: endpoint_actors.action_of(endpoint.ChatReply(text, (("a", "b", text),))), 200_000),
+    "an endpoint": (lambda text: endpoint.action_of(endpoint.ChatReply(text, (("a", "b", text),))), 200_000),
     "records": (lambda text: chat_model.read(chat_model.ModelReply(text), Record), 200_000),
     "fenced records": (
         lambda text: chat_model.read(chat_model.ModelReply('```json\n{"query":"' + text), Record),

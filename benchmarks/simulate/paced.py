@@ -18,9 +18,8 @@ from benchmarks.simulate.servers import Rates, Server
 from cojax import worlds
 from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
-from cojax.rollout.busy_time import BusyTime
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
-from cojax.rollout.engine import Completion, Sampling, Weights, checked_prompt
+from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, checked_prompt
 from cojax.run import policies
 
 # Tokens a second of each server by its requests at once.

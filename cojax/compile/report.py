@@ -19,7 +19,7 @@ from cojax.learner.batch import TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.rehearsal import full_batches
 from cojax.learner.update import TrainState
-from cojax.policy.wanted_tokens import chunk_size
+from cojax.policy.logprobs import chunk_size
 
 # What names of kernels begin with → what they are.
 _FAMILIES = {

@@ -96,8 +96,7 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
     sampling = config.evaluation.temperature
     if subject.policy is None:
         # Imported here: without an endpoint no client is needed.
-        from cojax.rollout.endpoint import ChatEndpoint
-        from cojax.rollout.endpoint_actors import EndpointActors
+        from cojax.rollout.endpoint import ChatEndpoint, EndpointActors
 
         yield EndpointActors(
             ChatEndpoint(

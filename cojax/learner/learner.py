@@ -37,12 +37,9 @@ from cojax.learner.update import (
 )
 from cojax.policy.adapters import Lora, adapted_rows, add_adapters, factors, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
-from cojax.policy.fingerprint import fingerprint
 from cojax.policy.logprobs import TokenScores, token_scores
-from cojax.policy.parameters import parameters
-from cojax.policy.precision import cast_for_compute
-from cojax.policy.routes import RouteShape
-from cojax.policy.sharding import evaluate
+from cojax.policy.moe import RouteShape
+from cojax.policy.parameters import cast_for_compute, evaluate, fingerprint, parameters
 from cojax.policy.transformer import REMAT
 from cojax.rollout.engine import Weights
 from cojax.settings.tree import LearnerSettings

@@ -14,7 +14,7 @@ from cojax.learner.bound_loss import BoundLoss, bind
 from cojax.learner.losses import LOSSES
 from cojax.learner.packing import Pair, capacity, draw_pairs, pack, pack_examples, pack_pairs, round_up, staleness
 from cojax.learner.weightings import WEIGHTINGS
-from cojax.policy.routes import RouteShape
+from cojax.policy.moe import RouteShape
 from cojax.registry import check_settings, find
 from cojax.types import Group
 

@@ -15,7 +15,7 @@ import numpy as np
 from cojax.learner.advantages import token_advantages
 from cojax.learner.batch import DTYPES, IDS, TrainBatch
 from cojax.learner.weightings import batch_token_mean, check_weights, group_token_mean
-from cojax.policy.routes import RouteShape
+from cojax.policy.moe import RouteShape
 from cojax.types import Group, Trajectory
 
 

@@ -23,8 +23,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from cojax.learner.batch import TrainBatch
 from cojax.learner.update import Params, TrainState
 from cojax.policy.config import ModelConfig
-from cojax.policy.parameters import Parameter, leaf_of, parameters, to_hf
-from cojax.policy.sharding import ROWS, devices_along, evaluate, place, shard
+from cojax.policy.parameters import Parameter, evaluate, leaf_of, parameters, to_hf
+from cojax.policy.sharding import ROWS, devices_along, place, shard
 from cojax.rollout.engine import Weights
 from cojax.storage.checkpoint import save_params
 

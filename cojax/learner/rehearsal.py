@@ -21,7 +21,7 @@ from cojax.learner.batch import DTYPES, TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.update import TrainState
 from cojax.policy.attention import block_scores_bytes
-from cojax.policy.routes import RouteShape
+from cojax.policy.moe import RouteShape
 from cojax.policy.transformer import REMAT
 
 AUTO = "auto"  # in place of a name of REMAT: `fastest_that_fits` decides

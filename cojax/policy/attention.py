@@ -1,38 +1,93 @@
-"""Causal attention over packed rows: a flash kernel where the platform has one, plain XLA elsewhere."""
+"""Causal attention over packed rows: a flash kernel where the platform has one, plain XLA elsewhere.
+
+The kernels are JAX's own Pallas kernels. Each maps query [B, T, H, S], key and value [B, T, K, S] and segment_ids
+int32[B, T] to [B, T, H, S]; T is a multiple of BLOCK. `interpret` runs one on a CPU, slowly, which is how it is tested.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from cojax.policy import flash
 from cojax.policy.sharding import ROWS, RULES, platform_of
 
 # Blocks that a row's queries are cut into; block i of n reads only the first (i + 1)/n of the keys.
 _BLOCKS = 8
 _SMALLEST = 32  # tokens a block, below which matrix products are too small to be fast
+Seen = tuple[jax.Array, jax.Array | None]  # what a token sees: segment_ids int32[N, T], window int32[] or None
 _HIDDEN = -1e30  # a score whose softmax weight is exactly 0
+BLOCK = 128
+
+
+def gpu_kernel(
+    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, *, interpret: bool = False
+) -> jax.Array:
+    """The Triton kernel, which needs one key head for every query head."""
+    # Imported here: the package cannot be used on another platform.
+    from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
+
+    heads, size = query.shape[2:]
+    key, value = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (key, value))
+    blocks = BlockSizes(BLOCK, BLOCK, block_q_dkv=64, block_kv_dkv=64, block_q_dq=64, block_kv_dq=64)
+    return mha(query, key, value, segment_ids, size**-0.5, True, block_sizes=blocks, interpret=interpret)
+
+
+def tpu_kernel(
+    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, *, interpret: bool = False
+) -> jax.Array:
+    """Splash attention, row by row."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+    length, heads, size = query.shape[1:]
+    block = next(block for block in (512, 256, BLOCK) if length % block == 0)
+    sizes = splash.BlockSizes(
+        block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, block_q_dq=block, block_kv_dq=block
+    )
+    kernel: Any = splash.make_splash_mha(
+        mask=splash.MultiHeadMask([splash.CausalMask((length, length))] * heads),
+        block_sizes=sizes,
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=interpret,
+    )
+
+    def row(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> jax.Array:
+        query, key, value = (x.swapaxes(0, 1) for x in (query * size**-0.5, key, value))
+        return kernel(query, key, value, splash.SegmentIds(segment_ids, segment_ids)).swapaxes(0, 1)
+
+    return jax.vmap(row)(query, key, value, segment_ids)
+
+
+KERNELS: dict[str, Callable[..., jax.Array]] = {"gpu": gpu_kernel, "tpu": tpu_kernel}
 
 
 def packed_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, mesh: Mesh | None = None
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segment_ids: jax.Array,
+    mesh: Mesh | None = None,
+    window: jax.Array | None = None,
 ) -> jax.Array:
     """softmax(q·k / √S) v, where a token sees the earlier tokens of its own segment and itself.
 
+    With a `window`, int32[], it sees the last so many of these.
+
     query [B, T, H, S], key and value [B, T, K, S] with H a multiple of K; segment_ids int32[B, T]. Returns
     [B, T, H, S] in the dtype of the query; the softmax is in float32. The platform is that of the `mesh`, or of the
-    default device; rows shorter than a kernel's block go through `blockwise` everywhere.
+    default device; rows shorter than a kernel's block, and windows, go through `blockwise` everywhere.
     """
     platform = platform_of(mesh)
-    if platform not in flash.KERNELS or query.shape[1] < flash.BLOCK:
-        return blockwise(query, key, value, segment_ids)
-    length, kernel = query.shape[1], flash.KERNELS[platform]
+    if platform not in KERNELS or query.shape[1] < BLOCK or window is not None:
+        return blockwise(query, key, value, segment_ids, window)
+    length, kernel = query.shape[1], KERNELS[platform]
     # The row is padded with segment 0, which no token of another segment sees.
-    padding = -length % flash.BLOCK
+    padding = -length % BLOCK
     arrays = [jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2)) for x in (query, key, value, segment_ids)]
     if mesh is not None:
         # A kernel is opaque to the partitioner: each device is given its rows and heads.
@@ -43,7 +98,9 @@ def packed_attention(
     return kernel(*arrays)[:, :length]
 
 
-def blockwise(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> jax.Array:
+def blockwise(
+    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, window: jax.Array | None = None
+) -> jax.Array:
     """`packed_attention` in plain XLA, one block of queries after another: all weights of a row never exist at once."""
     rows, length, heads, size = query.shape
     groups = key.shape[2]
@@ -53,22 +110,23 @@ def blockwise(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: j
     query = query.reshape(rows * groups, shared, length, size)
     key, value = (x.transpose(0, 2, 1, 3).reshape(rows * groups, length, size) for x in (key, value))
     # Without the barrier XLA would compute query, key and value anew for every block that reads them.
-    mixed = _mixed(*jax.lax.optimization_barrier((query, key, value)), jnp.repeat(segment_ids, groups, axis=0))
+    seen = jnp.repeat(segment_ids, groups, axis=0), window
+    mixed = _mixed(*jax.lax.optimization_barrier((query, key, value)), seen)
     mixed = mixed.reshape(rows, groups, shared, length, size).transpose(0, 3, 1, 2, 4)
     return mixed.reshape(rows, length, heads, size)
 
 
 @jax.custom_vjp
-def _mixed(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """query [N, R, T, S], key and value [N, T, S], segment_ids [N, T] → [N, R, T, S]: R heads share a key head."""
-    return _forward(query, key, value, segment_ids)[0]
+def _mixed(query: jax.Array, key: jax.Array, value: jax.Array, seen: Seen) -> jax.Array:
+    """query [N, R, T, S], key and value [N, T, S] → [N, R, T, S]: R heads share a key head."""
+    return _forward(query, key, value, seen)[0]
 
 
-def _forward(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> tuple[jax.Array, tuple]:
+def _forward(query: jax.Array, key: jax.Array, value: jax.Array, seen: Seen) -> tuple[jax.Array, tuple]:
     """The result, and the arrays that the backward pass reads: not the weights, which it computes again by blocks."""
     mixed, sums = [], []
     for start, end in _blocks(query.shape[2]):
-        scores = _scores(query, key, segment_ids, start, end)
+        scores = _scores(query, key, seen, start, end)
         top = jnp.max(scores, axis=-1, keepdims=True)
         weights = jnp.exp(scores - top)
         total = jnp.sum(weights, axis=-1, keepdims=True)
@@ -76,12 +134,12 @@ def _forward(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: ja
         mixed.append(_heads(block / total.astype(jnp.float32), query).astype(query.dtype))
         sums.append(_heads(top + jnp.log(total), query))
     joined, log_sums = jnp.concatenate(mixed, axis=2), jnp.concatenate(sums, axis=2)
-    return joined, (query, key, value, segment_ids, joined, log_sums)
+    return joined, (query, key, value, seen, joined, log_sums)
 
 
 def _backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     """The gradient of FlashAttention (arXiv 2205.14135, Algorithm 4), over the blocks of `_forward`."""
-    query, key, value, segment_ids, mixed, log_sums = residuals
+    query, key, value, seen, mixed, log_sums = residuals
     cotangent = jax.lax.optimization_barrier(cotangent)
     projection = jnp.sum(cotangent.astype(jnp.float32) * mixed.astype(jnp.float32), axis=-1, keepdims=True)
     query_slopes, key_slopes, value_slopes = [], jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
@@ -89,7 +147,7 @@ def _backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Ar
         queries, slopes_of_mixed, shift, log_sum = (
             _rows(x[:, :, start:end]) for x in (query, cotangent, projection, log_sums)
         )
-        weights = jnp.exp(_scores(query, key, segment_ids, start, end) - log_sum)
+        weights = jnp.exp(_scores(query, key, seen, start, end) - log_sum)
         slopes = weights * (_product(slopes_of_mixed, value[:, :end], 2) - shift) * query.shape[-1] ** -0.5
         weights, slopes = weights.astype(value.dtype), slopes.astype(key.dtype)
         query_slopes.append(_heads(_product(slopes, key[:, :end], 1), query))
@@ -113,14 +171,17 @@ def block_scores_bytes(length: int) -> int:
     return 4 * max(((end - start) * end for start, end in _blocks(length)), default=0)
 
 
-def _scores(query: jax.Array, key: jax.Array, segment_ids: jax.Array, start: int, end: int) -> jax.Array:
+def _scores(query: jax.Array, key: jax.Array, seen: Seen, start: int, end: int) -> jax.Array:
     """float32[N, R · (end − start), end] of the queries start … end, _HIDDEN where a query does not see a key."""
     scores = _product(_rows(query[:, :, start:end]), key[:, :end], 2) * query.shape[-1] ** -0.5
-    seen = segment_ids[:, start:end, None] == segment_ids[:, None, :end]
-    seen &= jnp.arange(start, end)[:, None] >= jnp.arange(end)[None]
+    segment_ids, window = seen
+    visible = segment_ids[:, start:end, None] == segment_ids[:, None, :end]
+    visible &= jnp.arange(start, end)[:, None] >= jnp.arange(end)[None]
+    if window is not None:
+        visible &= jnp.arange(start, end)[:, None] - jnp.arange(end)[None] < window
     count, shared = query.shape[:2]
     scores = scores.reshape(count, shared, end - start, end)
-    return jnp.where(seen[:, None], scores, _HIDDEN).reshape(count, -1, end)
+    return jnp.where(visible[:, None], scores, _HIDDEN).reshape(count, -1, end)
 
 
 def _rows(x: jax.Array) -> jax.Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,55 @@ _DTYPES = ("float32", "bfloat16", "float16")
 # Fields that change the arithmetic, with the only value that this decoder supports.
 _FIXED: Mapping[str, Any] = {"hidden_act": "silu", "use_sliding_window": False, "mlp_bias": False}
 _FIXED_SPARSE: Mapping[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": []}
-_FIXED_LLAMA: Mapping[str, Any] = {"pretraining_tp": 1}
-# What a llama file says besides: its class takes tokens 1 and 2 for the ends of a text where none are named.
-_LLAMA_FIELDS: Mapping[str, Any] = {"mlp_bias": False, "bos_token_id": None, "eos_token_id": None}
-_FAMILIES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-}
 _SPARSE_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
 _LARGEST = 2**31 - 1  # of a size
 # Of what is made one by one.
 _MOST: Mapping[str, int] = {"num_hidden_layers": 1_000, "num_experts": 1_024}
-_QWEN3_HEAD_DIM = 128  # of a qwen3 file without head_dim; in other families it is hidden_size / heads
-_LLAMA_POSITIONS = 2_048  # of a llama file without max_position_embeddings
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Models of one Hugging Face class: the parts that they have, and what their config.json says and leaves out.
+
+    `attention_bias` and `qk_norm` are as in `ModelConfig`; with `sparse` the feed-forward parts are mixtures of
+    experts. `fixed` are fields that change the arithmetic, with the only supported value; `written` are fields
+    that our files hold besides the shape. `left_out` gives the fields of `ModelConfig` that a file does not name, such
+    as `windows`.
+    """
+
+    model_type: str
+    architecture: str
+    attention_bias: bool = False
+    qk_norm: bool = False
+    sparse: bool = False
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    left_out: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda hf: {}
+
+
+FAMILIES: Mapping[str, Family] = {
+    family.model_type: family
+    for family in (
+        Family(
+            "llama",
+            "LlamaForCausalLM",
+            fixed={"pretraining_tp": 1},
+            # Its class takes tokens 1 and 2 for the ends of a text where none are named.
+            written={"mlp_bias": False, "bos_token_id": None, "eos_token_id": None},
+            # The first files have no grouped heads.
+            left_out=lambda hf: {
+                "max_position_embeddings": 2_048,
+                "num_key_value_heads": hf.get("num_attention_heads"),
+            },
+        ),
+        Family("qwen2", "Qwen2ForCausalLM", attention_bias=True),
+        # In other families head_dim is hidden_size / heads.
+        Family("qwen3", "Qwen3ForCausalLM", qk_norm=True, left_out=lambda hf: {"head_dim": 128}),
+        Family(
+            "qwen3_moe", "Qwen3MoeForCausalLM", qk_norm=True, sparse=True, fixed=_FIXED_SPARSE, written=_FIXED_SPARSE
+        ),
+    )
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +75,8 @@ class ModelConfig:
     `attention_bias` puts a bias on query, key and value (Qwen2); `qk_norm` normalises each head's queries and keys
     (Qwen3); Llama has neither. With `num_experts`, every layer sends each token through `num_experts_per_tok` experts
     of width `moe_intermediate_size`, and intermediate_size is unused; `norm_topk_prob` makes the chosen experts'
-    weights sum to 1. `rope_scaling` None is plain rotary embedding.
+    weights sum to 1. `rope_scaling` None is plain rotary embedding. `windows` are the attention windows of the
+    layers in turn, repeated over all of them: a token sees the last so many tokens, itself among them; 0 is no window.
     """
 
     vocab_size: int
@@ -64,14 +99,40 @@ class ModelConfig:
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = False
     rope_scaling: RopeScaling | None = None
+    windows: tuple[int, ...] = ()
 
     @property
     def sparse(self) -> bool:
         """Whether the feed-forward parts are mixtures of experts."""
         return self.num_experts > 0
 
+    @property
+    def layer_windows(self) -> tuple[int, ...] | None:
+        """The window of every layer, the largest number where it has none; None where no layer has one."""
+        if not any(self.windows):
+            return None
+        return tuple(self.windows[i % len(self.windows)] or _LARGEST for i in range(self.num_hidden_layers))
+
+    @property
+    def family(self) -> Family:
+        """The family that has these parts. Raises ValueError for parts that no family has."""
+        if self.layer_windows is not None:
+            raise ValueError(f"windows {self.windows} have no Hugging Face class among {', '.join(FAMILIES)}")
+        parts = self.attention_bias, self.qk_norm, self.sparse
+        for family in FAMILIES.values():
+            if (family.attention_bias, family.qk_norm, family.sparse) == parts:
+                return family
+        if self.qk_norm and self.attention_bias:
+            raise ValueError(
+                "qk_norm with attention_bias has no Hugging Face class; Qwen3 has the norm alone, Qwen2 the bias alone"
+            )
+        raise ValueError("experts without qk_norm have no Hugging Face class; Qwen3-MoE has the norm")
+
     def __post_init__(self) -> None:
         _check_numbers(self)
+        object.__setattr__(self, "windows", tuple(self.windows))  # a list, where it was read from JSON
+        if any(type(window) is not int or not 0 <= window <= _LARGEST for window in self.windows):
+            raise ValueError(f"windows are {self.windows!r:.80}; expected whole numbers of tokens, 0 for no window")
         if not self.head_dim and self.num_attention_heads > 0:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
@@ -121,52 +182,35 @@ class ModelConfig:
 
         Raises ValueError for a combination of bias, norm and experts that no family has.
         """
-        if self.qk_norm and self.attention_bias:
-            raise ValueError(
-                "qk_norm with attention_bias has no Hugging Face class; Qwen3 has the norm alone, Qwen2 the bias alone"
-            )
-        if self.sparse and not self.qk_norm:
-            raise ValueError("experts without qk_norm have no Hugging Face class; Qwen3-MoE has the norm")
-        family = _family(self)
-        left_out = ("qk_norm", "param_dtype", "rope_theta", "rope_scaling", *(() if self.sparse else _SPARSE_FIELDS))
+        family = self.family
+        left_out = {"qk_norm", "param_dtype", "rope_theta", "rope_scaling", "windows"}
+        left_out |= set() if self.sparse else set(_SPARSE_FIELDS)
         return {
-            "architectures": [_FAMILIES[family]],
-            "model_type": family,
+            "architectures": [family.architecture],
+            "model_type": family.model_type,
             **{name: value for name, value in dataclasses.asdict(self).items() if name not in left_out},
             "dtype": self.param_dtype,
             "torch_dtype": self.param_dtype,
             **write_rope(self.rope_theta, self.rope_scaling),
             **{name: value for name, value in _FIXED.items() if name != "mlp_bias"},
-            **(_FIXED_SPARSE if self.sparse else {}),
-            **(_LLAMA_FIELDS if family == "llama" else {}),
+            **family.written,
         }
-
-
-def _family(config: ModelConfig) -> str:
-    if config.qk_norm:
-        return "qwen3_moe" if config.sparse else "qwen3"
-    return "qwen2" if config.attention_bias else "llama"
 
 
 def _fields(hf: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `ModelConfig` by a config.json. Raises ValueError for a value that is not supported."""
-    family = hf.get("model_type")
-    if family not in _FAMILIES:
-        raise ValueError(f"model_type {family!r:.80} is not supported; available: {', '.join(_FAMILIES)}")
-    _refuse_unsupported(hf)
-    values = {field.name: hf[field.name] for field in dataclasses.fields(ModelConfig) if hf.get(field.name) is not None}
+    family = FAMILIES.get(hf.get("model_type"))  # type: ignore[arg-type]
+    if family is None:
+        raise ValueError(f"model_type {hf.get('model_type')!r:.80} is not supported; available: {', '.join(FAMILIES)}")
+    _refuse_unsupported(hf, family)
+    names = {field.name for field in dataclasses.fields(ModelConfig)} - {"windows"}
+    found = {name: hf[name] for name in names if hf.get(name) is not None}
+    values = family.left_out(hf) | found
     values["rope_theta"], values["rope_scaling"] = read_rope(hf)
-    values["attention_bias"] = family == "qwen2"
-    values["qk_norm"] = family in ("qwen3", "qwen3_moe")
+    values["attention_bias"], values["qk_norm"] = family.attention_bias, family.qk_norm
     values["tie_word_embeddings"] = bool(hf.get("tie_word_embeddings"))
     values["dtype"] = values["param_dtype"] = hf.get("dtype") or hf.get("torch_dtype") or "float32"
-    if family == "qwen3":
-        values.setdefault("head_dim", _QWEN3_HEAD_DIM)
-    if family == "llama":
-        values.setdefault("max_position_embeddings", _LLAMA_POSITIONS)
-        # The first files of this family have no grouped heads.
-        values.setdefault("num_key_value_heads", hf.get("num_attention_heads"))
-    if family == "qwen3_moe":
+    if family.sparse:
         return values | _sparse_fields(hf)
     return {name: value for name, value in values.items() if name not in _SPARSE_FIELDS}
 
@@ -183,19 +227,16 @@ def _check_numbers(config: ModelConfig) -> None:
             raise ValueError(f"{field.name} is {value!r:.80}; expected a finite number")
 
 
-def _refuse_unsupported(hf: Mapping[str, Any]) -> None:
+def _refuse_unsupported(hf: Mapping[str, Any], family: Family) -> None:
     """Raises ValueError, naming the field, for a value that changes the arithmetic and is not supported."""
-    own = {"qwen3_moe": _FIXED_SPARSE, "llama": _FIXED_LLAMA}
-    fixed = {**_FIXED, **own.get(hf["model_type"], {})}
-    for name, expected in fixed.items():
+    for name, expected in {**_FIXED, **family.fixed}.items():
         found = hf.get(name)
         if found is not None and found != expected:
             raise ValueError(f"config.json has {name}={found!r:.80}; only {expected!r} is supported")
-    has_bias = hf["model_type"] == "qwen2"
-    if hf.get("attention_bias") not in (None, has_bias):
+    if hf.get("attention_bias") not in (None, family.attention_bias):
         raise ValueError(
             f"config.json has attention_bias={hf['attention_bias']!r:.80}; "
-            f"for {hf['model_type']} only {has_bias} is supported"
+            f"for {family.model_type} only {family.attention_bias} is supported"
         )
     if unlike := sorted(set(hf.get("layer_types") or ()) - {"full_attention"}):
         raise ValueError(f"config.json has layer_types with {unlike[0]!r:.80}; only 'full_attention' is supported")

@@ -15,9 +15,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
-from cojax.policy.sharding import ROWS, RULES, devices_along
+from cojax.policy.sharding import ROWS, RULES, devices_along, platform_of
 from cojax.policy.transformer import hidden_states, routed_hidden_states, score_tokens, scoring_matrix
-from cojax.policy.wanted_tokens import chunk_size, chunks_needed, gather, piece, ungather, wanted_first, with_piece
 
 KEPT_BYTES = 256 * 2**20  # of logits that a device keeps for the backward pass; more are computed again there
 
@@ -140,7 +139,7 @@ def _scores(
 
 
 def _forward(
-    fixed: _Settings, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array, keep: bool = False
+    fixed: _Settings, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array, *, keep: bool = False
 ) -> tuple[tuple[jax.Array, jax.Array], Any]:
     """The scores, and what `_backward` reads, which the scaled logits are part of if `keep`."""
 
@@ -173,12 +172,6 @@ def _forward(
     if fixed.entropy == "none":
         return (logprobs, jnp.zeros_like(logprobs)), residuals
     return (logprobs, jnp.where(wanted, ungather(found[2], wanted), 0.0)), residuals
-
-
-def _forward_of_gradient(
-    fixed: _Settings, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array
-) -> tuple[tuple[jax.Array, jax.Array], Any]:
-    return _forward(fixed, matrix, hidden, targets, wanted, fixed.keep)
 
 
 def _backward(fixed: _Settings, residuals: Any, cotangents: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
@@ -223,7 +216,7 @@ def _backward(fixed: _Settings, residuals: Any, cotangents: tuple[jax.Array, jax
     return of_matrix.astype(matrix.dtype), of_hidden, None, None
 
 
-_scores.defvjp(_forward_of_gradient, _backward)
+_scores.defvjp(lambda fixed, *arrays: _forward(fixed, *arrays, keep=fixed.keep), _backward)
 
 
 def _per_device(fixed: _Settings, loop: Callable[..., Any], arguments: str, results: str) -> Callable[..., Any]:
@@ -292,3 +285,43 @@ def _is_target(fixed: _Settings, targets: jax.Array, scores: jax.Array) -> jax.A
     """bool[..., V]: true at the target, over the part of the vocabulary that this device scores."""
     first = jax.lax.axis_index("tensor") * scores.shape[-1] if devices_along(fixed.mesh, "tensor") > 1 else 0
     return targets[..., None] == first + jax.lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
+
+
+def chunk_size(rows: int, length: int, mesh: Mesh | None) -> int:
+    """How many tokens of each of so many rows, which are spread over the mesh, have their logits made at a time.
+
+    128; on a GPU as many as make 1,024 tokens of a device's rows, where that is more; never more than the length − 1
+    tokens of a row that are scored. On a GPU, a chunk's products take less time than reading and writing the whole
+    float32 gradient of the matrix, which each chunk does.
+    """
+    few, many = 128, 1024
+    size = few if platform_of(mesh) != "gpu" else max(few, many * devices_along(mesh, *ROWS) // rows)
+    return min(size, length - 1)
+
+
+def chunks_needed(wanted: jax.Array, chunk: int) -> jax.Array:
+    """The number of chunks that hold the wanted entries of every row."""
+    return (jnp.max(jnp.sum(wanted, axis=1)) + chunk - 1) // chunk
+
+
+def wanted_first(wanted: jax.Array, chunk: int) -> jax.Array:
+    """int32[B, N']: the indices of a row, wanted ones first; N' is N rounded up to whole chunks."""
+    order = jnp.argsort(~wanted, axis=1, stable=True)
+    return jnp.pad(order, ((0, 0), (0, -wanted.shape[1] % chunk)))
+
+
+def gather(x: jax.Array, order: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), axis=1)
+
+
+def ungather(x: jax.Array, wanted: jax.Array) -> jax.Array:
+    """The inverse of `gather`, where wanted."""
+    return gather(x, jnp.maximum(jnp.cumsum(wanted, axis=1) - 1, 0))
+
+
+def piece(x: jax.Array, index: jax.Array, chunk: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(x, index * chunk, chunk, axis=1)
+
+
+def with_piece(x: jax.Array, new: jax.Array, index: jax.Array, chunk: int) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(x, new, index * chunk, axis=1)

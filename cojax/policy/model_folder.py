@@ -62,7 +62,8 @@ def read_params(folder: Path, config: ModelConfig, mesh: Mesh | None = None) -> 
     entries = _entries(folder)
     if config.tie_word_embeddings:
         entries.pop(TIED_HEAD, None)
-    _check(entries, config, _declared(folder))
+    hf = read_config_json(folder) if (folder / CONFIG).exists() else {}
+    _check(entries, config, hf.get("dtype") or hf.get("torch_dtype"))
     params: Params = {}
     for row in parameters(config):
         params = with_leaf(params, row, _leaf(row, config, entries, mesh))
@@ -118,8 +119,10 @@ def write_arrays(
         places = {outline.name: name for name, contents in zip(names, files, strict=True) for outline in contents}
         total = {"total_size": sum(outline.size for outline in outlines)}
         _write_json(folder / INDEX, {"metadata": total, "weight_map": places})
-    for old in _former(folder, {*names, *([INDEX] if count > 1 else [])}):
-        old.unlink()
+    kept = {*names, *([INDEX] if count > 1 else [])}
+    for old in (*folder.glob("model*.safetensors"), folder / INDEX):
+        if old.name not in kept:  # of another model: a reader would take it for ours
+            old.unlink(missing_ok=True)
     _write_json(folder / CONFIG, config.to_hf())
     sync_folder(folder)
 
@@ -173,14 +176,6 @@ def weight_map(folder: Path) -> dict[str, str]:
     if outside := [name for name in places.values() if Path(name).name != name]:
         raise DamagedFile(f"{path} names {outside[0]!r:.80}; expected files of its own folder")
     return places
-
-
-def _declared(folder: Path) -> str | None:
-    """The dtype that config.json names, or None."""
-    if not (folder / CONFIG).exists():
-        return None
-    hf = read_config_json(folder)
-    return hf.get("dtype") or hf.get("torch_dtype")
 
 
 def read_config_json(folder: Path) -> dict[str, Any]:
@@ -256,13 +251,6 @@ def _check_params(config: ModelConfig, params: Params) -> None:
         if found != expected:
             faults.append(f"{row.name} is {found[0]}{list(found[1])}, expected {expected[0]}{list(expected[1])}")
     raise_faults(faults)
-
-
-def _former(folder: Path, kept: set[str]) -> Iterator[Path]:
-    """Weights of another model in the folder: a reader would take them for ours."""
-    for path in (*folder.glob("model*.safetensors"), folder / INDEX):
-        if path.name not in kept and path.exists():
-            yield path
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -1,21 +1,28 @@
 """The sparse feed-forward of Qwen3-MoE: every token visits the k experts that its router scores highest.
 
 No token is ever dropped: there is no capacity, so padding and other rows cannot push a token out.
+The routes of a token are the experts that it went through when it was sampled.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import dataclasses
 import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import ROWS, RULES
 
+# The most experts whose numbers, and -1, fit into one byte.
+_BYTE = 128
 _EXPERT, _TENSOR = RULES["experts"], RULES["mlp"]
 
 
@@ -155,18 +162,57 @@ def differing_share(own: jax.Array, routes: jax.Array) -> jax.Array:
     return jnp.where(routes[:, 0] < 0, 0.0, share)
 
 
-class RouterFacts(NamedTuple):
-    """Per layer: `load` float32[L, E], each expert's share of all visits; `entropy` float32[L], mean nats a token."""
+@dataclasses.dataclass(frozen=True)
+class RouteShape:
+    """The shape of routes of a sparse model, [..., L, k]: `chosen` (k) of `experts` in each of `layers` (L).
 
-    load: jax.Array
-    entropy: jax.Array
+    A token whose routes are not known has -1 throughout: the learner's own router then chooses for it.
+    """
 
+    layers: int
+    chosen: int
+    experts: int
 
-def layer_facts(routing: Routing, real: jax.Array) -> RouterFacts:
-    """The facts of one layer; `real` bool[N] is false at padding, which does not count."""
-    counted = real.astype(jnp.float32)
-    tokens = jnp.maximum(jnp.sum(counted), 1.0)
-    chosen = jax.nn.one_hot(routing.experts, routing.probabilities.shape[-1]).sum(1)
-    surprise = -jnp.sum(jax.scipy.special.xlogy(routing.probabilities, routing.probabilities), axis=-1)
-    load = jnp.sum(chosen * counted[:, None], axis=0) / (tokens * routing.experts.shape[1])
-    return RouterFacts(load, jnp.sum(surprise * counted) / tokens)
+    @classmethod
+    def of(cls, config: ModelConfig) -> RouteShape:
+        """Raises ValueError for a dense model."""
+        if not config.sparse:
+            raise ValueError("the model has num_experts 0: its tokens have no routes; set --config.learner.routes=own")
+        return cls(config.num_hidden_layers, config.num_experts_per_tok, config.num_experts)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """int8, or int16 where there are more than 128 experts; little-endian."""
+        return np.dtype("<i1" if self.experts <= _BYTE else "<i2")
+
+    def unknown(self, *leading: int) -> np.ndarray:
+        """Routes that are not known: -1 throughout, [*leading, L, k]."""
+        return np.full((*leading, self.layers, self.chosen), -1, self.dtype)
+
+    def encode(self, routes: np.ndarray) -> str:
+        """Base64 of [N, L, k] in `dtype`: L · k bytes a token, or twice as many."""
+        return base64.b64encode(np.ascontiguousarray(routes, self.dtype).tobytes()).decode("ascii")
+
+    def decode(self, text: str, dtype: np.dtype | None = None) -> np.ndarray:
+        """[N, L, k] in the shape's `dtype`, from numbers written in that dtype or another.
+
+        Raises ValueError for text that `encode` cannot have written for this shape.
+        """
+        dtype = dtype or self.dtype
+        try:
+            content = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise ValueError(f"routes are no base64: {error}") from error
+        token = self.layers * self.chosen * dtype.itemsize
+        if len(content) % token:
+            raise ValueError(
+                f"routes have {len(content)} bytes; expected a multiple of {token}, which are {self.layers} layers × "
+                f"{self.chosen} experts of {dtype.itemsize} bytes"
+            )
+        routes = np.frombuffer(content, dtype).reshape(-1, self.layers, self.chosen)
+        if routes.size and (routes.min() < 0 or routes.max() >= self.experts):
+            raise ValueError(f"routes name experts {routes.min()}–{routes.max()}; the model has 0–{self.experts - 1}")
+        ordered = np.sort(routes, axis=-1)
+        if (ordered[..., 1:] == ordered[..., :-1]).any():
+            raise ValueError("routes name an expert twice for one token and layer; expected each at most once")
+        return routes.astype(self.dtype)

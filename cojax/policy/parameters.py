@@ -6,6 +6,7 @@ Loading, export, shapes and sharding all read this table and nothing else.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -161,15 +162,10 @@ def to_hf(config: ModelConfig, params: Params) -> Iterator[tuple[str, np.ndarray
             yield name, row.to_hf(np.asarray(source[index]), config)
 
 
-def stored_dtype(config: ModelConfig, row: Parameter) -> str:
-    """`config.param_dtype`, for every row."""
-    return config.param_dtype
-
-
 def from_hf(
     config: ModelConfig,
     arrays: Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]],
-    dtype_of: Callable[[ModelConfig, Parameter], str] = stored_dtype,
+    dtype_of: Callable[[ModelConfig, Parameter], str] = lambda config, row: config.param_dtype,
     place: Callable[[Parameter, np.ndarray], Any] = lambda row, leaf: jnp.asarray(leaf),
 ) -> Params:
     """Parameters from Hugging Face arrays, cast to the dtype that `dtype_of` gives for their row.
@@ -239,3 +235,67 @@ def with_leaf(params: Params, row: Parameter, leaf: jax.Array) -> Params:
 def _with(node: Params, path: tuple[str, ...], leaf: jax.Array) -> Params:
     key, *rest = path
     return {**node, key: _with(node.get(key, {}), tuple(rest), leaf) if rest else leaf}
+
+
+_BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+
+
+def fingerprint(tree: Any) -> str:
+    """32 hexadecimal digits from the bits, shapes and dtypes of all leaves in order, computed on their devices.
+
+    Two trees of one shape that differ in any bit have the same fingerprint with a probability of about 2⁻⁶⁴. It does
+    not protect against someone who looks for such a pair.
+    """
+    leaves = jax.tree.leaves(tree)
+    digest = hashlib.sha256(repr([(leaf.shape, str(leaf.dtype)) for leaf in leaves]).encode())
+    digest.update(np.asarray(_sums(leaves)).tobytes())
+    return digest.hexdigest()[:32]
+
+
+@jax.jit
+def _sums(leaves: list[jax.Array]) -> jax.Array:
+    """uint32[leaves, 2]: two different sums over the numbers of a leaf, each number mixed with its index."""
+    rows = []
+    for leaf in leaves:
+        bits = jax.lax.bitcast_convert_type(leaf, _BITS[leaf.dtype.itemsize]).astype(jnp.uint32)
+        # The index is computed axis by axis: flattening an array that is spread over devices would gather it.
+        index = jnp.zeros(leaf.shape, jnp.uint32)
+        for axis, size in enumerate(leaf.shape):
+            index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
+        mixed = _mix(bits + _mix(index))
+        rows.append(jnp.stack([mixed.sum(dtype=jnp.uint32), _mix(mixed ^ index).sum(dtype=jnp.uint32)]))
+    return jnp.stack(rows)
+
+
+def _mix(bits: jax.Array) -> jax.Array:
+    """A bijection of 32 bits after which each bit depends on all (the constants are lowbias32's)."""
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x7FEB352D)
+    bits = (bits ^ (bits >> 15)) * jnp.uint32(0x846CA68B)
+    return bits ^ (bits >> 16)
+
+
+def evaluate(function: Callable[[Any], Any], tree: Any) -> Any:
+    """function(tree); of ShapeDtypeStructs, the outlines of arrays that are nowhere, the outline of its result."""
+    outlined = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
+    return jax.eval_shape(function, tree) if outlined else function(tree)
+
+
+def compute_dtype(config: ModelConfig, row: Parameter) -> str:
+    """The dtype that a parameter is computed with; a router's product is float32."""
+    is_matrix = row.path[0] == "embed" or (bool(row.inputs) and "router" not in row.axes)
+    return config.dtype if is_matrix else config.param_dtype
+
+
+def cast_for_compute(config: ModelConfig, params: Params) -> Params:
+    """The same policy, to the bit, with matrices as `config.dtype`; small vectors and routers keep their dtype.
+
+    Leaves that already have their dtype are not copied; layouts over a mesh stay. Outlines give outlines,
+    without a layout.
+    """
+
+    def cast(params: Params) -> Params:
+        for row in parameters(config):
+            params = with_leaf(params, row, leaf_of(params, row).astype(compute_dtype(config, row)))
+        return params
+
+    return evaluate(cast, params)

@@ -97,17 +97,8 @@ def resolve(folder_or_hub_id: str | Path) -> Path:
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="mesh")
-def _logits(
-    config: ModelConfig,
-    params: Params,
-    tokens: jax.Array,
-    positions: jax.Array,
-    segment_ids: jax.Array,
-    *,
-    mesh: Mesh | None,
-) -> jax.Array:
-    hidden = transformer.hidden_states(config, params, tokens, positions, segment_ids, mesh=mesh)
-    return transformer.logits(config, params, hidden)
+def _logits(config: ModelConfig, params: Params, *rows: jax.Array, mesh: Mesh | None) -> jax.Array:
+    return transformer.logits(config, params, transformer.hidden_states(config, params, *rows, mesh=mesh))
 
 
 _logprobs = jax.jit(logprobs.token_logprobs, static_argnums=0, static_argnames="mesh")

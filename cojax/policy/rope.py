@@ -126,42 +126,24 @@ def read_rope(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
 
 def _scaling(kind: str, entry: Mapping[str, Any], name: str, hf: Mapping[str, Any]) -> RopeScaling:
     reach = hf.get("max_position_embeddings") or 0
-    original = (
-        hf.get("original_max_position_embeddings") or entry.get("original_max_position_embeddings") or reach
-        if kind != "linear"
-        else 0
-    )
-    if kind == "llama3":
-        return _llama3(int(original), entry, name)
-    factor = entry.get("factor")
-    if factor is None and kind == "yarn" and original:
-        factor = reach / original
-    if not isinstance(factor, (int, float)):
-        raise ValueError(f"config.json has {name}.factor={factor!r:.80}; expected a number")
-    if kind == "linear":
-        return RopeScaling("linear", float(factor))
-    attention_factor = _attention_factor(float(factor), entry)
-    if not 0 < attention_factor < math.inf:
-        raise ValueError(f"config.json has {name} with attention factor {attention_factor}; expected a positive number")
-    return RopeScaling(
-        "yarn",
-        float(factor),
-        int(original),
-        attention_factor,
-        float(entry.get("beta_fast") or 32),
-        float(entry.get("beta_slow") or 1),
-        bool(entry.get("truncate", True)),
-    )
-
-
-def _llama3(original: int, entry: Mapping[str, Any], name: str) -> RopeScaling:
+    original = hf.get("original_max_position_embeddings") or entry.get("original_max_position_embeddings") or reach
+    if kind == "yarn" and original and entry.get("factor") is None:
+        entry = {**entry, "factor": reach / original}
     # transformers has no defaults for these.
-    fields = ("factor", "low_freq_factor", "high_freq_factor")
-    for field in fields:
+    for field in ("factor", "low_freq_factor", "high_freq_factor") if kind == "llama3" else ("factor",):
         if not isinstance(entry.get(field), (int, float)):
             raise ValueError(f"config.json has {name}.{field}={entry.get(field)!r:.80}; expected a number")
-    factor, low, high = (float(entry[field]) for field in fields)
-    return RopeScaling("llama3", factor, original, low_freq_factor=low, high_freq_factor=high)
+    factor = float(entry["factor"])
+    if kind == "linear":
+        return RopeScaling(kind, factor)
+    if kind == "llama3":
+        low, high = float(entry["low_freq_factor"]), float(entry["high_freq_factor"])
+        return RopeScaling(kind, factor, int(original), low_freq_factor=low, high_freq_factor=high)
+    attention_factor = _attention_factor(factor, entry)
+    if not 0 < attention_factor < math.inf:
+        raise ValueError(f"config.json has {name} with attention factor {attention_factor}; expected a positive number")
+    fast, slow = float(entry.get("beta_fast") or 32), float(entry.get("beta_slow") or 1)
+    return RopeScaling(kind, factor, int(original), attention_factor, fast, slow, bool(entry.get("truncate", True)))
 
 
 def _attention_factor(factor: float, entry: Mapping[str, Any]) -> float:

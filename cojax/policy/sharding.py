@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -76,12 +75,6 @@ def check_divides(config: ModelConfig, mesh: Mesh) -> None:
                     f"{row.name} has {axis}={sizes[axis]}, which {RULES[axis]}={parts} does not divide; "
                     "choose a mesh size that does"
                 )
-
-
-def evaluate(function: Callable[[Any], Any], tree: Any) -> Any:
-    """function(tree); of ShapeDtypeStructs, the outlines of arrays that are nowhere, the outline of its result."""
-    outlined = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
-    return jax.eval_shape(function, tree) if outlined else function(tree)
 
 
 def place(leaf: jax.Array | np.ndarray, sharding: Sharding) -> jax.Array:

@@ -78,9 +78,8 @@ FLOATS = tuple(_DTYPES)  # the codes that can be read
 
 def dtype_code(name: str) -> str:
     """The format's code of "float32", "bfloat16" or "float16". Raises ValueError for another."""
-    for code, dtype in _DTYPES.items():
-        if dtype.name == name:
-            return code
+    if (code := {dtype.name: code for code, dtype in _DTYPES.items()}.get(name)) is not None:
+        return code
     raise ValueError(f"dtype {name!r} is not supported; available: float32, bfloat16, float16")
 
 

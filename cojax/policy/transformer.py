@@ -1,7 +1,9 @@
 """The decoder: Llama, Qwen2, Qwen2.5, Qwen3 and Qwen3-MoE (pre-norm, RMSNorm, grouped-query attention, rotary, SwiGLU).
 
-Flax NNX only defines the modules (layers.py). Parameters are `Params`, a nested dict of arrays whose layer leaves are
-stacked [L, ...]. Training jits pure functions of them, never a module. Layers run under one `lax.scan`.
+Flax NNX only defines the modules; one with arrays exists only within one trace. Parameters are `Params`, a nested dict
+of arrays whose layer leaves are stacked [L, ...]. Training jits pure functions of them, never a module, and scans over
+the layers. Training and sampling use the same block: its argument `attend` decides where keys come from, the row itself
+in training, the row and a cache in sampling.
 """
 
 from __future__ import annotations
@@ -15,13 +17,186 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from cojax.policy.adapters import merge_layer
 from cojax.policy.attention import packed_attention
 from cojax.policy.config import ModelConfig
-from cojax.policy.layers import Attend, Block, EmbeddingAndHead, Rotation, block_of, embedding_and_head, rotation
-from cojax.policy.moe import RouterFacts, SparseFeedForward, differing_share, layer_facts
+from cojax.policy.moe import RouteShape, SparseFeedForward, differing_share
 from cojax.policy.parameters import Params
-from cojax.policy.routes import RouteShape
+from cojax.policy.rope import frequencies
 from cojax.policy.sharding import RULES, constrain
+
+Attend = Callable[..., jax.Array]  # query, key, value → mixed values
+
+
+class Rotation(NamedTuple):
+    """cos and sin of every position's angles, float32[B, T, 1, head_dim]."""
+
+    cos: jax.Array
+    sin: jax.Array
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Rotates [B, T, heads, head_dim] in HF's layout: entry i pairs with i + head_dim / 2."""
+        first, second = jnp.split(x, 2, axis=-1)
+        turned = jnp.concatenate([-second, first], axis=-1)
+        return (x * self.cos + turned * self.sin).astype(x.dtype)
+
+
+def rotation(config: ModelConfig, positions: jax.Array) -> Rotation:
+    """Angles θ_i(p) = p · rope_theta^(−2i / head_dim) (RoFormer, arXiv 2104.09864) of positions int32[B, T].
+
+    With rope scaling the frequencies are stretched, and cos and sin are multiplied by its factor.
+    """
+    turns, factor = frequencies(config.rope_theta, config.head_dim, config.rope_scaling)
+    angles = positions[..., None, None].astype(jnp.float32) * turns
+    angles = jnp.concatenate([angles, angles], axis=-1)
+    return Rotation(jnp.cos(angles) * factor, jnp.sin(angles) * factor)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention; query head h reads key head h // (heads / key heads)."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        width, size = config.hidden_size, config.head_dim
+
+        def project(heads: int) -> nnx.LinearGeneral:
+            bias = config.attention_bias
+            return nnx.LinearGeneral(width, (heads, size), use_bias=bias, **_linear(config, width), rngs=rngs)
+
+        self.query = project(config.num_attention_heads)
+        self.key = project(config.num_key_value_heads)
+        self.value = project(config.num_key_value_heads)
+        self.output = nnx.LinearGeneral(
+            (config.num_attention_heads, size), width, axis=(-2, -1), use_bias=False, rngs=rngs,
+            dot_general=_flat_product if config.dtype == "bfloat16" else None,
+            **_linear(config, config.num_attention_heads * size * 2 * config.num_hidden_layers),
+        )  # fmt: skip
+        if config.qk_norm:
+            self.query_norm, self.key_norm = _norm(config, size, rngs), _norm(config, size, rngs)
+        self.normed = config.qk_norm
+
+    def __call__(self, x: jax.Array, rotate: Rotation, attend: Attend) -> jax.Array:
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        if self.normed:
+            query, key = self.query_norm(query), self.key_norm(key)
+        return self.output(attend(rotate(query), rotate(key), value))
+
+
+class FeedForward(nnx.Module):
+    """SwiGLU: down(silu(gate(x)) · up(x))."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        width, inner = config.hidden_size, config.intermediate_size
+        self.gate = nnx.LinearGeneral(width, inner, use_bias=False, **_linear(config, width), rngs=rngs)
+        self.up = nnx.LinearGeneral(width, inner, use_bias=False, **_linear(config, width), rngs=rngs)
+        fan = inner * 2 * config.num_hidden_layers
+        self.down = nnx.LinearGeneral(inner, width, use_bias=False, **_linear(config, fan), rngs=rngs)
+
+    def __call__(self, x: jax.Array, mesh: Mesh | None = None) -> jax.Array:
+        inner = jax.nn.silu(self.gate(x)) * self.up(x)
+        return self.down(constrain(inner, mesh, *[None] * (inner.ndim - 2), "mlp"))
+
+
+class Block(nnx.Module):
+    """One pre-norm layer: attention, then feed-forward, each added to its input."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        self.attention_norm = _norm(config, config.hidden_size, rngs)
+        self.attention = Attention(config, rngs)
+        self.feed_forward_norm = _norm(config, config.hidden_size, rngs)
+        self.feed_forward = (SparseFeedForward if config.sparse else FeedForward)(config, rngs)
+
+    def __call__(self, x: jax.Array, rotate: Rotation, attend: Attend, mesh: Mesh | None = None) -> jax.Array:
+        x = self.after_attention(x, rotate, attend)
+        return x + self.feed_forward(self.feed_forward_norm(x), mesh)
+
+    def after_attention(self, x: jax.Array, rotate: Rotation, attend: Attend) -> jax.Array:
+        """The first half of the layer: the residual stream after attention."""
+        return x + self.attention(self.attention_norm(x), rotate, attend)
+
+    def routed(
+        self, x: jax.Array, rotate: Rotation, attend: Attend, routes: jax.Array | None = None, mesh: Mesh | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Calls a sparse block, and returns the experts that its router chooses too, int32[N, k].
+
+        With `routes` int[N, k] tokens go through those experts instead (`SparseFeedForward.replay`).
+        """
+        x = self.after_attention(x, rotate, attend)
+        normed, experts = self.feed_forward_norm(x), self.feed_forward
+        assert isinstance(experts, SparseFeedForward)
+        own = experts.route(normed)
+        routing = own if routes is None else experts.replay(own, routes)
+        return x + experts.mixed(normed, routing, mesh), own.experts
+
+
+class Embedding(nnx.Module):
+    """Looks tokens up in a table. Rows are cast after the look-up, so that gradients add up in the stored dtype."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        init, shape = nnx.initializers.normal(config.hidden_size**-0.5), (config.vocab_size, config.hidden_size)
+        self.embedding = nnx.Param(init(rngs.params(), shape, jnp.dtype(config.param_dtype)))
+        self.dtype = jnp.dtype(config.dtype)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        return jnp.take(self.embedding[...], tokens, axis=0).astype(self.dtype)
+
+
+class EmbeddingAndHead(nnx.Module):
+    """The modules around the layers: embedding, final norm, and a head unless it is tied to the embedding."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        self.embed = Embedding(config, rngs)
+        self.final_norm = _norm(config, config.hidden_size, rngs)
+        if not config.tie_word_embeddings:
+            self.head = nnx.LinearGeneral(
+                config.hidden_size, config.vocab_size, use_bias=False, **_linear(config, config.hidden_size), rngs=rngs
+            )
+
+
+def embedding_and_head(config: ModelConfig, params: Params) -> EmbeddingAndHead:
+    """Embedding, final norm and head with these parameters."""
+    ends, _ = _definitions(config)
+    return nnx.merge(ends, {name: arrays for name, arrays in params.items() if name != "layers"})
+
+
+def block_of(config: ModelConfig, arrays: Params) -> Block:
+    """One layer with its arrays; adapters among them are summed into their matrices."""
+    _, block = _definitions(config)
+    return nnx.merge(block, merge_layer(arrays, jnp.dtype(config.dtype)))
+
+
+@functools.cache
+def _definitions(config: ModelConfig) -> tuple[Any, Any]:
+    """The definitions of the modules, without arrays, made once per config."""
+    abstract = nnx.eval_shape(lambda: (EmbeddingAndHead(config, nnx.Rngs(0)), Block(config, nnx.Rngs(0))))
+    return nnx.split(abstract[0])[0], nnx.split(abstract[1])[0]
+
+
+def _norm(config: ModelConfig, size: int, rngs: nnx.Rngs) -> nnx.RMSNorm:
+    return nnx.RMSNorm(
+        size, epsilon=config.rms_norm_eps, dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype),
+        rngs=rngs,
+    )  # fmt: skip
+
+
+def _flat_product(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: Any) -> jax.Array:
+    """The product [..., H, S] × [H, S, D] → [..., D] over one axis of H · S numbers.
+
+    Over two axes, jaxlib 0.12 sums the kernel's gradient in bfloat16 on CPUs. In float32 both have the same precision,
+    and other bits.
+    """
+    flat = x.reshape(*x.shape[:-2], -1)
+    return jax.lax.dot_general(
+        flat, kernel.reshape(-1, kernel.shape[-1]), (((flat.ndim - 1,), (0,)), ((), ())), **options
+    )
+
+
+def _linear(config: ModelConfig, fan_in: int) -> dict[str, Any]:
+    return {
+        "kernel_init": nnx.initializers.normal(fan_in**-0.5),
+        "dtype": jnp.dtype(config.dtype),
+        "param_dtype": jnp.dtype(config.param_dtype),
+    }
+
 
 # What the backward pass keeps of a layer; it computes the rest a second time. From fastest to smallest: everything;
 # results of matrix products; only the layer's input.
@@ -64,14 +239,15 @@ def hidden_states(
 
     tokens, positions, segment_ids are int32[B, T]; a token sees the earlier tokens of its own segment and itself;
     segment 0 is padding. `remat` names an entry of REMAT: what is kept for the backward pass. With a `mesh`,
-    activations are constrain over it and each device computes its own experts; B must be a multiple of data × fsdp.
+    activations are spread over it and each device computes its own experts; B must be a multiple of data × fsdp.
     """
     ends, x, rotate, attend = _embed_inputs(config, params, tokens, positions, segment_ids, mesh)
 
-    def layer(x: jax.Array, arrays: Params) -> tuple[jax.Array, None]:
-        return constrain(block_of(config, arrays)(x, rotate, attend, mesh), mesh, None), None
+    def layer(x: jax.Array, given: tuple[Params, jax.Array | None]) -> tuple[jax.Array, None]:
+        block, within = block_of(config, given[0]), functools.partial(attend, window=given[1])
+        return constrain(block(x, rotate, within, mesh), mesh, None), None
 
-    x, _ = jax.lax.scan(REMAT[remat](layer), x, params["layers"])
+    x, _ = jax.lax.scan(REMAT[remat](layer), x, (params["layers"], _windows(config)))
     x = x.reshape(*tokens.shape, -1)
     return ends.final_norm(x)
 
@@ -96,36 +272,20 @@ def routed_hidden_states(
     ends, x, rotate, attend = _embed_inputs(config, params, tokens, positions, segment_ids, mesh)
     by_layer = jnp.moveaxis(routes.reshape(tokens.size, *routes.shape[2:]), 1, 0)
 
-    def layer(x: jax.Array, given: tuple[Params, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        arrays, sampler_routes = given[0], given[1].astype(jnp.int32)
-        x, own = block_of(config, arrays).routed(x, rotate, attend, sampler_routes if replay else None, mesh)
+    def layer(x: jax.Array, given: tuple[Params, jax.Array | None, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        block, within = block_of(config, given[0]), functools.partial(attend, window=given[1])
+        sampler_routes = given[2].astype(jnp.int32)
+        x, own = block.routed(x, rotate, within, sampler_routes if replay else None, mesh)
         return constrain(x, mesh, None), differing_share(own, sampler_routes)
 
-    x, shares = jax.lax.scan(REMAT[remat](layer), x, (params["layers"], by_layer))
+    x, shares = jax.lax.scan(REMAT[remat](layer), x, (params["layers"], _windows(config), by_layer))
     x = x.reshape(*tokens.shape, -1)
     return ends.final_norm(x), jnp.mean(shares, axis=0).reshape(tokens.shape)
 
 
-def router_facts(
-    config: ModelConfig, params: Params, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
-) -> RouterFacts:
-    """How the routers of a sparse model constrain the tokens of packed rows; padding does not count.
-
-    It runs a forward pass of its own, so that it costs nothing in training. Raises ValueError for a dense model.
-    """
-    if not config.sparse:
-        raise ValueError("the model has num_experts 0, so no router; only a sparse model has router facts")
-    _, x, rotate, attend = _embed_inputs(config, params, tokens, positions, segment_ids, None)
-    real = segment_ids.reshape(-1) != 0
-
-    def layer(x: jax.Array, arrays: Params) -> tuple[jax.Array, RouterFacts]:
-        block = block_of(config, arrays)
-        x = block.after_attention(x, rotate, attend)
-        normed, experts = block.feed_forward_norm(x), block.feed_forward
-        assert isinstance(experts, SparseFeedForward)
-        return x + experts(normed), layer_facts(experts.route(normed), real)
-
-    return jax.lax.scan(layer, x, params["layers"])[1]
+def _windows(config: ModelConfig) -> jax.Array | None:
+    """int32[L]: the window of every layer, where any has one."""
+    return None if config.layer_windows is None else jnp.asarray(config.layer_windows, jnp.int32)
 
 
 def _embed_inputs(
@@ -140,9 +300,9 @@ def _embed_inputs(
     shape, count = tokens.shape, tokens.size
     ends, rotate = embedding_and_head(config, params), rotation(config, positions.reshape(count))
 
-    def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    def attend(query: jax.Array, key: jax.Array, value: jax.Array, *, window: jax.Array | None) -> jax.Array:
         query, key, value = (x.reshape(*shape, *x.shape[1:]) for x in (query, key, value))
-        mixed = packed_attention(query, key, value, segment_ids, mesh)
+        mixed = packed_attention(query, key, value, segment_ids, mesh, window)
         return mixed.reshape(count, *mixed.shape[2:])
 
     # Tokens are one axis between attentions: a kernel's gradient that sums over two axes is slow on CPU.
@@ -208,8 +368,9 @@ def cached_hidden_states(
     ends = embedding_and_head(config, params)
     x = constrain(ends.embed(tokens), mesh)
     written, chosen = [], []
-    for old, arrays in zip(cache, params["layers"], strict=True):
-        x, new, routes = cached_layer(config, arrays, old, x, positions, slots, span, routed=routed, mesh=mesh)
+    windows = config.layer_windows or (None,) * len(cache)
+    for old, arrays, window in zip(cache, params["layers"], windows, strict=True):
+        x, new, routes = cached_layer(config, arrays, old, x, positions, slots, span, window, routed=routed, mesh=mesh)
         written.append(new)
         if routes is not None:
             chosen.append(routes)
@@ -224,12 +385,13 @@ def cached_layer(
     positions: jax.Array,
     slots: jax.Array | None,
     span: int | None,
+    window: jax.Array | int | None,
     *,
     routed: bool,
     mesh: Mesh | None,
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
     """One layer of `cached_hidden_states`, with parameters `arrays`: its output dtype[R, C, D], its cache, and its
-    routes int[R, C, k] or None."""
+    routes int[R, C, k] or None. `window` is its window, None for none."""
     rows = jnp.arange(x.shape[0]) if slots is None else slots
     written = []
 
@@ -243,7 +405,7 @@ def cached_layer(
         if slots is not None:
             near = Cache(new.key[..., :span], new.value[:, :, :span])
             seen = Cache(*(entries.at[slots].get(mode="clip") for entries in near))
-        return _attend_cache(query, seen, positions)
+        return _attend_cache(query, seen, positions, window)
 
     block, rotate, routes = block_of(config, arrays), rotation(config, positions), None
     if routed:
@@ -254,7 +416,7 @@ def cached_layer(
     return constrain(x, mesh), written[0], routes
 
 
-def _attend_cache(query: jax.Array, cache: Cache, positions: jax.Array) -> jax.Array:
+def _attend_cache(query: jax.Array, cache: Cache, positions: jax.Array, window: jax.Array | int | None) -> jax.Array:
     """Softmax over the cache's whole fixed length; positions after the query's have weight exactly 0."""
     rows, chunk, heads, size = query.shape
     kv_heads, length = cache.key.shape[1], cache.key.shape[-1]
@@ -263,6 +425,8 @@ def _attend_cache(query: jax.Array, cache: Cache, positions: jax.Array) -> jax.A
     scores = jnp.einsum("rkqh,rkht->rkqt", query, cache.key, preferred_element_type=jnp.float32)
     scores = scores.reshape(rows, kv_heads, -1, chunk, length)
     visible = (jnp.arange(length) <= positions[..., None])[:, None, None]
+    if window is not None:
+        visible &= (positions[..., None] - jnp.arange(length) < window)[:, None, None]
     weights = jax.nn.softmax(jnp.where(visible, scores, -1e30), axis=-1).reshape(rows, kv_heads, -1, length)
     mixed = jnp.einsum("rkqt,rkth->rkqh", weights.astype(cache.value.dtype), cache.value)
     return jnp.moveaxis(mixed.reshape(rows, kv_heads, -1, chunk, size), 3, 1).reshape(rows, chunk, heads, size)

@@ -1,21 +1,274 @@
-"""Tasks → groups: plays many episodes in parallel, each with deadlines and a typed outcome."""
+"""Tasks → groups: plays many episodes in parallel, each with deadlines and a typed outcome.
+
+Every episode runs on a daemon thread. If its environment or engine exceeds a deadline, the thread is abandoned, and the
+outcome of the episode follows from the phase in which it hung. A lost episode is played again with the same seeds: a
+limit hit in `step` counts against the policy only if that happens twice. Where the actions may have made the
+environment fail otherwise, they alone are played first. They are charged if they are lost again, and an episode of the
+task without any action is evaluated.
+"""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import logging
 import math
+import queue
+import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 
-from cojax.environment import Environment
+from cojax.environment import Abandoned, Environment, Progress, play, running, runs_policy_code
+from cojax.environment.replay import follow
+from cojax.host.deadlines import ADVICE
 from cojax.rollout.chat import Actors
-from cojax.rollout.episode_threads import EpisodeRequest, EpisodeThreads
-from cojax.rollout.episode_threads import Limits as Limits  # callers take them from here
-from cojax.rollout.episode_threads import RolloutStopped as RolloutStopped
-from cojax.types import Group, Task, Trajectory
+from cojax.settings.tree import LimitSettings
+from cojax.types import INFRASTRUCTURE, Action, Group, Outcome, Task, Trajectory
 
+_LOG = logging.getLogger(__name__)
+# Phase → outcome. A hang in `step` is attributed to the action if it happens twice, any other to the infrastructure.
+_OUTCOME_OF_HANG: dict[str, Outcome] = {"act": "engine_error", "step": "timeout"}
+# If an environment runs code that a policy wrote, that code may also make the evaluation hang.
+_OUTCOME_OF_CODE_HANG: dict[str, Outcome] = {**_OUTCOME_OF_HANG, "evaluate": "timeout"}
 _NONE: Mapping[str, Trajectory] = types.MappingProxyType({})
+# Seconds between two checks of the deadlines.
+_CHECK_EVERY = 0.05
+
+
+class RolloutStopped(RuntimeError):
+    """The caller asked to stop before all episodes were played."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Limits of one episode, how many are played at once, and how many may be lost.
+
+    `environment_deadline` bounds one call of the environment and `engine_deadline` one completion, in seconds; time in
+    which this process was suspended, or the episode waited for a slot of the engine, does not count. `retries` is how
+    often an episode lost to the infrastructure is played again. An episode that hung is always played again, once.
+    `collect` raises if the share of lost episodes is above `error_rate`.
+    """
+
+    max_turns: int = LimitSettings.max_turns
+    environment_deadline: float = 60.0
+    engine_deadline: float = LimitSettings.engine_deadline
+    retries: int = LimitSettings.retries
+    error_rate: float = LimitSettings.error_rate
+    concurrency: int = LimitSettings.concurrency
+
+
+@dataclasses.dataclass
+class EpisodeRequest:
+    """One episode to play: its index in the results, its seed, and the attempt under way.
+
+    `suspected` is a loss that its own actions may have caused, while that is found out: `follows` are then the actions
+    of the play under way, those of the loss or none. None stands for what the policy does.
+    """
+
+    index: int
+    task: Task
+    episode: str
+    seed: tuple[int, ...]
+    attempt: int = 0
+    lost: int = 0  # attempts lost to the infrastructure
+    hung: bool = False  # an earlier attempt hung, possibly because of the policy's action
+    progress: Progress = dataclasses.field(default_factory=Progress)
+    suspected: Trajectory | None = None
+    follows: tuple[Action, ...] | None = None
+
+    @property
+    def session(self) -> str:
+        return f"{self.episode}-{self.attempt}"
+
+    def ended(self, outcome: Outcome, error: str) -> Trajectory:
+        """The turns so far, with an outcome that the episode itself did not reach."""
+        turns, opening = tuple(self.progress.turns), self.progress.opening
+        return Trajectory(self.task, self.episode, opening, turns, outcome=outcome, error=error)
+
+
+class EpisodeThreads:
+    """Threads that play episodes of one environment; for one call of `play`."""
+
+    def __init__(
+        self,
+        actors: Actors,
+        environment: Environment,
+        limits: Limits,
+        on_episode: Callable[[Trajectory], None],
+    ):
+        self.actors, self.environment = actors, environment
+        self.limits, self.on_episode = limits, on_episode
+        self.policy_code = runs_policy_code(environment)  # a policy's code may make it hang
+        self.todo: queue.SimpleQueue[EpisodeRequest | None] = queue.SimpleQueue()
+        self.done: queue.SimpleQueue[tuple[EpisodeRequest, Progress, Trajectory | BaseException]] = queue.SimpleQueue()
+        self.running: dict[int, EpisodeRequest] = {}
+        self.lock = threading.Lock()
+        self.threads = 0
+        self.stopped = False
+
+    def play(
+        self,
+        jobs: Sequence[EpisodeRequest],
+        results: dict[int, Trajectory],
+        enough: Callable[[Mapping[int, Trajectory]], bool],
+        stop: Callable[[], bool],
+    ) -> list[Trajectory]:
+        """Plays the jobs that are not in `results`, until all are or `enough` says that the results suffice.
+
+        Adds to `results`. Returns one trajectory for each job, in the order of the jobs. Episodes that were not waited
+        for have the outcome `cut`. Raises RolloutStopped soon after `stop` turns true.
+        """
+        missing = [job for job in jobs if job.index not in results]
+        for job in missing:
+            self.todo.put(job)
+        for _ in range(min(len(missing), self.limits.concurrency)):
+            self._start_worker()
+        try:
+            while len(results) < len(jobs) and not enough(results):
+                if stop():
+                    raise RolloutStopped(f"stopped with {len(results)} of {len(jobs)} episodes played")
+                self._receive(results)
+        finally:
+            self._stop_workers()
+        return [results.get(job.index) or job.ended("cut", "not waited for") for job in jobs]
+
+    def _receive(self, results: dict[int, Trajectory]) -> None:
+        """Waits a moment for the next result, and adds it to `results` unless its episode is played again."""
+        try:
+            job, progress, result = self.done.get(timeout=_CHECK_EVERY)
+        except queue.Empty:
+            self._abandon_late()
+            return
+        if progress is not job.progress:
+            return
+        if isinstance(result, BaseException):
+            raise result
+        attributed = self._attributed(job, result)
+        if attributed is None or self._retry(job, attributed):
+            return
+        results[job.index] = attributed
+        self.on_episode(attributed)
+
+    def _attributed(self, job: EpisodeRequest, result: Trajectory) -> Trajectory | None:
+        """The result, as a timeout if its actions made the environment fail; None while that is being found out."""
+        lost = job.progress.suspect or (job.follows is not None and result.outcome == "timeout")
+        if job.suspected is None:
+            if lost:
+                job.suspected = result
+                self._queue(job, tuple(turn.action for turn in result.turns))
+            return None if lost else result
+        if job.follows and lost:
+            self._queue(job, ())
+            return None
+        # Of an episode without actions, `truncated` means that it was evaluated.
+        charged = job.follows == () and result.outcome == "truncated"
+        suspected, job.suspected, job.follows = job.suspected, None, None
+        if not charged:
+            return suspected
+        job.hung = True  # it was played again already
+        _LOG.warning("episode %s is failed by its actions, which break it again (%s)", job.episode, suspected.error)
+        return dataclasses.replace(suspected, outcome="timeout")
+
+    def _retry(self, job: EpisodeRequest, result: Trajectory) -> bool:
+        """Plays a lost episode again with the same seeds. Returns False if the result is final.
+
+        An episode that hung is played again once, so that a hang counts against the policy only if it is repeated. An
+        episode lost to the infrastructure is played again while retries are left.
+        """
+        if result.outcome == "timeout":
+            if job.hung:
+                return False
+            job.hung = True
+        elif result.outcome in INFRASTRUCTURE and job.lost < self.limits.retries:
+            job.lost += 1
+        else:
+            return False
+        _LOG.warning("episode %s lost (%s: %s); playing it again", result.episode, result.outcome, result.error)
+        job.attempt += 1
+        self._queue(job, None)
+        return True
+
+    def _queue(self, job: EpisodeRequest, follows: tuple[Action, ...] | None) -> None:
+        """Plays the episode anew: with these actions, or None for the policy's."""
+        job.follows, job.progress = follows, Progress()
+        self.todo.put(job)
+
+    def _start_worker(self) -> None:
+        self.threads += 1
+        threading.Thread(target=self._work, name=f"episode-{self.threads}", daemon=True).start()
+
+    def _work(self) -> None:
+        while (job := self.todo.get()) is not None:
+            progress, session = job.progress, job.session
+            progress.since = running()
+            with self.lock:
+                if self.stopped:
+                    return
+                self.running[job.index] = job
+            try:
+                taken = job.follows
+                result: Trajectory | BaseException = play(
+                    self.environment,
+                    job.task,
+                    self.actors(session, job.seed) if taken is None else follow(taken),
+                    max_turns=self.limits.max_turns if taken is None else len(taken),
+                    episode=job.episode,
+                    progress=progress,
+                )
+            except Abandoned:
+                return
+            except BaseException as bug:
+                result = bug
+            finally:
+                self.actors.release(session)
+            with self.lock:
+                if progress.abandoned:
+                    return
+                self.running.pop(job.index, None)
+            self.done.put((job, progress, result))
+
+    def _abandon_late(self) -> None:
+        """Abandons the threads that exceeded a deadline, and starts others in their place."""
+        now = running()
+        with self.lock:
+            late = [job for job in self.running.values() if now - job.progress.since > self._deadline(job)]
+            for job in late:
+                job.progress.abandoned = True
+                del self.running[job.index]
+        for job in late:
+            phase, progress = job.progress.phase, job.progress
+            self.actors.release(job.session)
+            self._start_worker()
+            if progress.result is not None:  # it hangs in close(): its evaluation is already done and counts
+                self.done.put((job, progress, progress.result))
+                continue
+            error = f"{phase} took longer than {self._deadline(job):g} s and was abandoned on its thread"
+            if phase != "act":
+                error += ADVICE
+            outcomes = _OUTCOME_OF_CODE_HANG if self.policy_code else _OUTCOME_OF_HANG
+            outcome: Outcome = outcomes.get(phase, "environment_error")
+            lost = job.ended(outcome, error)
+            progress.suspect = phase == "evaluate" and outcome == "environment_error" and bool(lost.turns)
+            self.done.put((job, progress, lost))
+
+    def _deadline(self, job: EpisodeRequest) -> float:
+        return self.limits.engine_deadline if job.progress.phase == "act" else self.limits.environment_deadline
+
+    def _stop_workers(self) -> None:
+        """Ends idle threads and abandons busy ones."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.todo.get_nowait()
+        with self.lock:
+            self.stopped = True
+            for job in self.running.values():
+                job.progress.abandoned = True
+            abandoned = list(self.running.values())
+        for job in abandoned:
+            self.actors.release(job.session)
+        for _ in range(self.threads):
+            self.todo.put(None)
 
 
 class RolloutError(RuntimeError):

@@ -7,6 +7,8 @@ its path. Every completion carries the version of the weights that sampled it.
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from numbers import Real
 from typing import Literal, Protocol, runtime_checkable
@@ -47,7 +49,7 @@ class Completion:
 
     `weights_version` is that of the last token. If weights changed during the completion, `spans` holds (version,
     number of tokens) for each stretch, oldest first; the numbers add up to all tokens. It is empty if one version
-    sampled them all. `routes` is empty, or the experts that tokens went through, as text (`cojax.policy.routes`). It
+    sampled them all. `routes` is empty, or the experts that tokens went through, as text (`cojax.policy.moe`). It
     covers the tokens of the conversation that no earlier completion of the session reported, except the last token,
     which was never fed.
     """
@@ -75,6 +77,12 @@ class Weights:
     path: Callable[[], str] | None = None
     fingerprint: Callable[[], str] | None = None
     save: Callable[[str, str], None] | None = None
+
+
+def check_length(max_length: int, positions: int) -> None:
+    """Raises ValueError for conversations longer than the model's positions."""
+    if max_length > positions:
+        raise ValueError(f"max_length {max_length} exceeds the model's max_position_embeddings {positions}")
 
 
 def checked_prompt(prompt: Iterable[int], vocabulary: int, length: int) -> list[int]:
@@ -137,3 +145,28 @@ class Engine(Protocol):
         """
 
     def close(self) -> None: ...
+
+
+class BusyTime:
+    """Wall time during which at least one `with` block of this object runs, in seconds; any thread may run a block."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running, self._since, self._total = 0, 0.0, 0.0
+
+    @property
+    def seconds(self) -> float:
+        with self._lock:
+            return self._total + (time.perf_counter() - self._since if self._running else 0.0)
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._running:
+                self._since = time.perf_counter()
+            self._running += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._running -= 1
+            if not self._running:
+                self._total += time.perf_counter() - self._since

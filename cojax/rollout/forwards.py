@@ -13,9 +13,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from cojax.policy.config import ModelConfig
-from cojax.policy.layers import embedding_and_head
 from cojax.policy.sharding import constrain
-from cojax.policy.transformer import Cache, Params, cached_hidden_states, cached_layer, logits
+from cojax.policy.transformer import Cache, Params, cached_hidden_states, cached_layer, embedding_and_head, logits
 
 
 def prefill(
@@ -41,9 +40,10 @@ def prefill(
     ends = {name: arrays for name, arrays in params.items() if name != "layers"}
     x, positions = _embed(config, ends, tokens, start, length, mesh)
     written, chosen = [], []
-    for number, (old, arrays) in enumerate(zip(cache, layers, strict=True), 1):
+    windows = config.layer_windows or (None,) * len(layers)
+    for number, (old, arrays, window) in enumerate(zip(cache, layers, windows, strict=True), 1):
         last = number == len(layers)
-        x, new, routes = _layer(config, arrays, old, x, positions, slots, span, last, routed, mesh)
+        x, new, routes = _layer(config, arrays, old, x, positions, slots, span, window, last, routed, mesh)
         written.append(new)
         if routes is not None:
             chosen.append(routes)
@@ -67,12 +67,13 @@ def _layer(
     positions: jax.Array,
     slots: jax.Array,
     span: int,
+    window: jax.Array | int | None,
     last: bool,
     routed: bool,
     mesh: Mesh | None,
 ) -> tuple[jax.Array | None, Cache, jax.Array | None]:
     """Nobody reads the output of the `last` layer, so it is not computed."""
-    x, new, routes = cached_layer(config, arrays, old, x, positions, slots, span, routed=routed, mesh=mesh)
+    x, new, routes = cached_layer(config, arrays, old, x, positions, slots, span, window, routed=routed, mesh=mesh)
     return None if last else x, new, routes
 
 

@@ -69,14 +69,7 @@ def word_tokenizer(
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_tokens([AddedToken(control, special=True, normalized=False) for control in CONTROLS])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        unk_token="<unk>",
-        pad_token="<|endoftext|>",
-        eos_token="<|im_end|>",
-        chat_template=CHATML,
-    )
+    return _with_template(tokenizer, unk_token="<unk>")
 
 
 def byte_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
@@ -103,13 +96,14 @@ def byte_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    return _with_template(tokenizer, clean_up_tokenization_spaces=False)
+
+
+def _with_template(tokenizer: Tokenizer, **more: Any) -> PreTrainedTokenizerFast:
+    """The tokenizer with the control tokens and the template that writes them."""
     tokenizer.add_tokens([AddedToken(control, special=True, normalized=False) for control in CONTROLS])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<|endoftext|>",
-        eos_token="<|im_end|>",
-        chat_template=CHATML,
-        clean_up_tokenization_spaces=False,
+        tokenizer_object=tokenizer, pad_token="<|endoftext|>", eos_token="<|im_end|>", chat_template=CHATML, **more
     )
 
 

@@ -31,7 +31,7 @@ from cojax.learner.learner import Learner
 from cojax.learner.placement import advanced, copied, finite, piece, replicated
 from cojax.learner.update import TrainState, divided, united
 from cojax.policy.config import ModelConfig
-from cojax.policy.fingerprint import fingerprint
+from cojax.policy.parameters import fingerprint
 from cojax.policy.transformer import Params
 from cojax.report.console import CONSOLE
 from cojax.run import assemble, methods

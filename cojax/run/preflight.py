@@ -31,7 +31,7 @@ from cojax.learner.rehearsal import rehearse
 from cojax.report.console import CONSOLE
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Weights
-from cojax.rollout.sglang.released_memory import RELEASED_MEMORY
+from cojax.rollout.sglang.client import RELEASED_MEMORY
 from cojax.run import assemble, checks, initial_policy, mesh, methods
 from cojax.run.parts import Parts
 from cojax.run.processes import ALONE, Together, read_params

@@ -27,9 +27,7 @@ from cojax.durable import crc32, regular_file
 from cojax.policy import model_folder
 from cojax.policy.adapters import Lora, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
-from cojax.policy.fingerprint import fingerprint
-from cojax.policy.parameters import Params, parameters, to_hf
-from cojax.policy.precision import cast_for_compute
+from cojax.policy.parameters import Params, cast_for_compute, fingerprint, parameters, to_hf
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params, load_tokenizer
 from cojax.run.processes import ALONE, Together, read_params, write_params

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 
 import jax
@@ -22,16 +23,15 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.model_folder import CONFIG
 from cojax.report.console import CONSOLE
 from cojax.rollout.export import check_weights
-from cojax.rollout.sglang.connections import Connections
+from cojax.rollout.sglang.client import Connections, RequestFailed, RequestRefused, Router
 from cojax.rollout.sglang.fleet import Fleet
-from cojax.rollout.sglang.process import ServerProcess
-from cojax.rollout.sglang.server import LabelledWeights
+from cojax.rollout.sglang.process import LaunchSettings, RouterProcess, ServerProcess
+from cojax.rollout.sglang.server import LabelledWeights, Server
 from cojax.rollout.sglang.supervisor import FleetSettings
 from cojax.run import engines
 from cojax.run.checks import check
 from cojax.run.configuration import configuration
-from cojax.serving.routed import RoutedFleet
-from cojax.serving.served import FAULTS, Checkpoints, LocalFolders, Source, Versions, Watch
+from cojax.serving.sources import FAULTS, Checkpoints, LocalFolders, Source, Versions, Watch
 
 _LOG = logging.getLogger("cojax.serve")
 
@@ -39,6 +39,8 @@ _LOG = logging.getLogger("cojax.serve")
 _LABEL = "as-started"
 _LAST_PORT = 65_535
 _POLL = 0.5  # seconds between two looks for a new version
+_ROUTER_POLL = 1.0  # seconds between two looks at what is behind the router
+_ROUTER_PATIENCE = 30.0  # seconds for a router to take a server that it was given
 
 
 def serve(config: ConfigDict, host: str, stop: threading.Event, run: str = "", router: str = "") -> int:
@@ -49,20 +51,17 @@ def serve(config: ConfigDict, host: str, stop: threading.Event, run: str = "", r
     Raises ValueError for wrong settings, FileNotFoundError or ValueError where there are no weights to start with.
     """
     check(config)
-    if router and not _is_port(router) and not engines.is_address(router):
+    is_port = router.isascii() and router.isdigit() and 1 <= int(router) <= _LAST_PORT
+    if router and not is_port and not engines.is_address(router):
         raise ValueError(f"--router is {router!r}; expected a port, or http://HOST:PORT of a router to join")
     if not config.sglang.port:
         raise ValueError("sglang.port is 0; a trainer must know where to find the servers: --config.sglang.port=30000")
-    if router.isdigit() and 0 <= int(router) - config.sglang.port < config.sglang.servers:
+    if is_port and 0 <= int(router) - config.sglang.port < config.sglang.servers:
         raise ValueError(
             f"--router={router} is the port of a server: sglang.servers={config.sglang.servers} take as many ports "
             f"from sglang.port={config.sglang.port} on; choose another"
         )
     return asyncio.run(_serve(config, host, stop, run, router))
-
-
-def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdigit() and 1 <= int(text) <= _LAST_PORT
 
 
 async def _serve(config: ConfigDict, host: str, stop: threading.Event, run: str, router: str) -> int:
@@ -184,3 +183,61 @@ def run(host: str, follow: str, router: str) -> None:
     except FAULTS as error:
         CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
         sys.exit(1)
+
+
+class RoutedFleet:
+    """Puts each server of `fleet` behind the router once it is up, and takes it away at the end.
+
+    `router` is a port, on which a router is started here and kept running, or the address of one.
+    """
+
+    def __init__(self, router: str, launch: LaunchSettings, fleet: Fleet, connections: Connections) -> None:
+        self._process = RouterProcess(launch, int(router)) if router.isdigit() else None
+        # Where others reach this host.
+        self._host = socket.gethostname() if launch.host in ("0.0.0.0", "::") else launch.host
+        url = f"http://{'127.0.0.1' if launch.host == '0.0.0.0' else launch.host}:{router}"
+        self._router = Router(url if self._process else router.rstrip("/"), connections)
+        self._fleet = fleet
+        self._given: dict[str, float] = {}  # address → when the router was given it
+
+    async def keep(self) -> None:
+        """Does so until it is cancelled."""
+        fault = ""
+        while True:
+            try:
+                if self._process is not None and not self._process.running:
+                    _LOG.info("a router starts on port %d; its log is %s", self._process.port, self._process.log)
+                    await asyncio.to_thread(self._process.start)
+                    self._given.clear()
+                await self._update()
+                fault = ""
+            except (RequestFailed, RequestRefused, OSError) as error:
+                # One that starts does not answer for a while.
+                if str(error) != fault and not (self._process and not self._given):
+                    _LOG.warning("the router: %s", error)
+                fault = str(error)
+            await asyncio.sleep(_ROUTER_POLL)
+
+    async def _update(self) -> None:
+        present, now = await self._router.servers(), time.monotonic()
+        for server in self._fleet.servers:
+            url = self._address(server)
+            if server.up and url not in present and now - self._given.get(url, -_ROUTER_PATIENCE) >= _ROUTER_PATIENCE:
+                await self._router.add(url)
+                self._given[url] = now
+                _LOG.info("%s is behind the router %s", url, self._router.url)
+            if server.state == "lost" and url in present:
+                await self._router.remove(url)
+
+    def _address(self, server: Server) -> str:
+        assert server.process is not None
+        return f"http://{self._host}:{server.process.port}"
+
+    async def close(self) -> None:
+        """Takes the servers away, so that no request is sent to them any more; ends a router that was started here."""
+        if self._process is not None:
+            await asyncio.to_thread(self._process.stop)
+            return
+        for server in self._fleet.servers:
+            with contextlib.suppress(RequestFailed, RequestRefused):
+                await self._router.remove(self._address(server))

@@ -24,7 +24,7 @@ from cojax.explorer.llm.chat_client import ChatClient
 from cojax.explorer.llm.chat_settings import ChatSettings
 from cojax.rollout.endpoint import ChatEndpoint
 from cojax.rollout.engine import Sampling
-from cojax.rollout.sglang import connections, server_client
+from cojax.rollout.sglang import client as sglang_client
 from cojax.types import Message
 
 _TIMEOUT = 0.6
@@ -183,16 +183,16 @@ def _evaluate(server: EndpointServer) -> str:
 
 def _sample(server: EndpointServer) -> str:
     async def ask() -> str:
-        pool = connections.Connections()
+        pool = sglang_client.Connections()
         try:
-            endpoint = server_client.ServerClient(server.url, pool)
+            endpoint = sglang_client.ServerClient(server.url, pool)
             async with asyncio.timeout(3.0):
                 reply = await endpoint.generate([1, 2], Sampling(1.0, 8, (9,)), 8, 100, "r", 1)
             return _WORD if reply.tokens == (7, 7, 7) else json.dumps(reply.tokens)
         finally:
             await pool.aclose()
 
-    failures = (connections.RequestFailed, connections.RequestRefused, TimeoutError)
+    failures = (sglang_client.RequestFailed, sglang_client.RequestRefused, TimeoutError)
     ending = _ending(lambda: asyncio.run(ask()), *failures)
     # This client has no key: one that its failure quotes came from the server.
     return "failed" if ending.endswith("holds the key") else ending

@@ -14,7 +14,7 @@ from patience import patience
 from several_processes import ROOT, free_port
 from small_runs import tree
 
-from cojax.rollout.weight_items import restore_item
+from cojax.rollout.export import restore_item
 
 PROGRAM = Path(__file__).parent / "two_program.py"
 

@@ -26,8 +26,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
 from cojax.policy.sharding import make_mesh, place, shard
 from cojax.policy.transformer import initialize
-from cojax.rollout.export import write_weights
-from cojax.rollout.weight_items import write_item
+from cojax.rollout.export import write_item, write_weights
 from cojax.storage.checkpoint import ArrayFiles, save_params
 
 PROCESS, PORT, FOLDER, MODE = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4]

@@ -13,7 +13,7 @@ from cojax.compile import targets
 from cojax.learner.objective import objective
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import Chat
-from cojax.rollout.sglang.released_memory import RELEASED_MEMORY, ReleasedMemoryFile
+from cojax.rollout.sglang.client import RELEASED_MEMORY, ReleasedMemoryFile
 from cojax.rollout.templates import PROBE
 from cojax.rollout.vocabulary import byte_tokenizer
 from cojax.run import assemble, preflight

@@ -18,7 +18,7 @@ from cojax.learner.rehearsal import rehearse
 from cojax.learner.update import TrainState
 from cojax.policy.adapters import Lora
 from cojax.policy.config import ModelConfig
-from cojax.policy.routes import RouteShape
+from cojax.policy.moe import RouteShape
 from cojax.policy.sharding import make_mesh
 from cojax.policy.transformer import initialize
 from cojax.storage.checkpoint import Checkpointer

@@ -11,8 +11,7 @@ from tiny_learner import GROUPS, PARAMS, bits, flat_array, make_learner
 from cojax.learner.optimizer import adamw
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_logprobs
-from cojax.policy.parameters import leaf_of, parameters
-from cojax.policy.precision import cast_for_compute
+from cojax.policy.parameters import cast_for_compute, leaf_of, parameters
 from cojax.policy.transformer import initialize
 
 WIDE = ModelConfig(64, 64, 128, 2, 4, 2, 16, attention_bias=True, qk_norm=False)

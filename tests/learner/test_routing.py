@@ -16,7 +16,7 @@ from cojax.learner.losses import LOSSES
 from cojax.learner.packing import decode_routes
 from cojax.learner.rehearsal import rehearse
 from cojax.policy.config import ModelConfig
-from cojax.policy.routes import RouteShape
+from cojax.policy.moe import RouteShape
 from cojax.types import Action, Group, Task, Trajectory, Turn, from_json, to_json
 
 CONFIG = ModelConfig(

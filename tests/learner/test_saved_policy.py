@@ -10,8 +10,7 @@ from small_runs import tree
 from tiny_learner import CONFIG, PARAMS, make_learner
 
 from cojax.policy.adapters import Lora
-from cojax.rollout.export import write_weights
-from cojax.rollout.weight_items import restore_item, write_item
+from cojax.rollout.export import restore_item, write_item, write_weights
 from cojax.storage.checkpoint import SavedParams
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cojax.compile.targets import H100, lowered_for
-from cojax.policy import attention, flash
+from cojax.policy import attention
 from cojax.policy.attention import packed_attention
 from cojax.policy.sharding import make_mesh
 
@@ -39,13 +39,28 @@ def test_gradient_is_that_of_dense_attention() -> None:
         np.testing.assert_allclose(found, expected, atol=5e-6)
 
 
+@pytest.mark.parametrize("window", [1, 7, 70])
+def test_a_window_hides_what_lies_before_it(window: int) -> None:
+    """Values and gradients are those of dense attention with such a mask."""
+    arrays, segments = rows(length=70, heads=4, groups=2, size=8)
+    distance = np.arange(70)[:, None] - np.arange(70)
+    mask = (distance >= 0) & (distance < window) & (segments[:, :, None] == segments[:, None, :])
+
+    def dense(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> jax.Array:
+        return jax.nn.dot_product_attention(query, key, value, mask=mask[:, None])
+
+    windowed = functools.partial(packed_attention, window=jnp.int32(window))
+    for found, expected in zip(results(windowed, arrays, segments), results(dense, arrays, segments), strict=True):
+        np.testing.assert_allclose(found, expected, atol=5e-6)
+
+
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_the_kernel_of_an_accelerator_computes_the_same(platform: str) -> None:
     """The kernel that runs there, interpreted: values and gradients, grouped heads, several segments and padding."""
     arrays, segments = rows(length=256, heads=2, groups=1, size=16)
 
     def kernel(*given: jax.Array) -> jax.Array:
-        return flash.KERNELS[platform](*given, interpret=True)
+        return attention.KERNELS[platform](*given, interpret=True)
 
     for found, expected in zip(
         results(kernel, arrays, segments), results(attention.blockwise, arrays, segments), strict=True
@@ -54,7 +69,7 @@ def test_the_kernel_of_an_accelerator_computes_the_same(platform: str) -> None:
 
 
 def test_a_kernel_gets_its_rows_and_heads_of_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(flash.KERNELS, "cpu", functools.partial(flash.tpu, interpret=True))
+    monkeypatch.setitem(attention.KERNELS, "cpu", functools.partial(attention.tpu_kernel, interpret=True))
     arrays, segments = rows(length=130, heads=2, groups=1, size=16)
     mesh = make_mesh(devices=jax.devices()[:1])
     found = jax.jit(functools.partial(packed_attention, mesh=mesh))(*arrays[:3], segments)

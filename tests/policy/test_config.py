@@ -98,9 +98,19 @@ def test_reads_llama_with_what_its_files_leave_out() -> None:
     assert (written["bos_token_id"], written["eos_token_id"]) == (None, None)
 
 
+def test_windows_are_whole_numbers_that_no_file_names() -> None:
+    config = dataclasses.replace(TINY, windows=[4, 0])  # as read from JSON
+    assert (config.windows, config.layer_windows, TINY.layer_windows) == ((4, 0), (4, 2**31 - 1), None)
+    assert ModelConfig.from_hf({**TINY.to_hf(), "windows": [4]}) == TINY
+    with pytest.raises(ValueError, match=r"windows are .*expected whole numbers"):
+        dataclasses.replace(TINY, windows=(-1,))
+
+
 def test_has_no_name_for_norm_with_bias() -> None:
     with pytest.raises(ValueError, match="has no Hugging Face class"):
         ModelConfig(61, 32, 40, 2, 4, 2, 16, attention_bias=True).to_hf()
+    with pytest.raises(ValueError, match=r"windows \(4, 0\) have no Hugging Face class among llama, qwen2"):
+        dataclasses.replace(TINY, windows=(4, 0)).to_hf()
     with pytest.raises(ValueError, match="experts without qk_norm"):
         dataclasses.replace(MOE, qk_norm=False).to_hf()
 

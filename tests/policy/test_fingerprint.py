@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from patience import patience
 
-from cojax.policy.fingerprint import fingerprint
+from cojax.policy.parameters import fingerprint
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -38,7 +38,7 @@ def test_zeros_of_another_shape_or_dtype_and_leaves_in_another_order_differ() ->
 SPREAD = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from cojax.policy.fingerprint import fingerprint
+from cojax.policy.parameters import fingerprint
 array = jnp.arange(8.0 * 6).reshape(8, 6)
 places = [NamedSharding(Mesh(np.asarray(jax.devices()), ("data",)), PartitionSpec(*axes)) for axes in (("data",), ())]
 assert len(jax.devices()) == 4

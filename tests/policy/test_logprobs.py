@@ -11,8 +11,8 @@ import pytest
 from references import one_segment, reference
 
 from cojax.policy import logprobs, transformer
+from cojax.policy.logprobs import chunk_size
 from cojax.policy.sharding import AXES
-from cojax.policy.wanted_tokens import chunk_size
 
 _SETTINGS = ("temperature", "chunk", "remat", "entropy")
 token_logprobs = jax.jit(logprobs.token_logprobs, static_argnums=0, static_argnames=_SETTINGS[:3])

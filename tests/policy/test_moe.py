@@ -10,9 +10,8 @@ import pytest
 from references import hidden_states, initialize, one_segment
 
 from cojax.policy.config import ModelConfig
-from cojax.policy.moe import Kernels, Routing, layer_facts, mix_dense, mix_grouped
+from cojax.policy.moe import Kernels, mix_dense, mix_grouped
 from cojax.policy.parameters import to_hf
-from cojax.policy.transformer import router_facts
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.local import LocalEngine
 
@@ -107,27 +106,6 @@ def test_padding_changes_no_bit_of_a_text() -> None:
     first = hidden_states(CONFIG, params, tokens, positions, segments)
     second = hidden_states(CONFIG, params, np.where(segments == 0, 60 - tokens, tokens), positions, segments)
     np.testing.assert_array_equal(first[:, :8], second[:, :8])
-
-
-def test_facts_by_hand() -> None:
-    """Two real tokens of three: experts 0, 1 and 0, 2; probabilities uniform (ln 4) and certain (0 nats)."""
-    probabilities = jnp.array([[0.25] * 4, [1.0, 0, 0, 0], [0, 0, 0, 1.0]])
-    routing = Routing(jnp.array([[0, 1], [0, 2], [3, 1]]), jnp.ones((3, 2)), probabilities)
-    found = layer_facts(routing, jnp.array([True, True, False]))
-    np.testing.assert_allclose(found.load, [0.5, 0.25, 0.25, 0.0])
-    np.testing.assert_allclose(found.entropy, np.log(4) / 2, rtol=1e-6)
-
-
-def test_router_facts_of_every_layer() -> None:
-    tokens = np.arange(24, dtype=np.int32).reshape(2, 12)
-    batch = (tokens, *one_segment(tokens))
-    found = jax.jit(router_facts, static_argnums=0)(CONFIG, initialize(CONFIG, 0), *batch)
-    assert (found.load.shape, found.entropy.shape) == ((2, 8), (2,))
-    np.testing.assert_allclose(found.load.sum(axis=1), [1, 1], rtol=1e-6)
-    assert np.all((found.entropy > 0) & (found.entropy < np.log(8)))
-    dense = ModelConfig(61, 32, 40, 2, 4, 2, 16)
-    with pytest.raises(ValueError, match="num_experts 0, so no router"):
-        router_facts(dense, {}, *batch)
 
 
 def test_the_engine_gives_the_same_bits_in_any_company() -> None:

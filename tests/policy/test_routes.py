@@ -11,8 +11,7 @@ from references import initialize, one_segment
 from cojax.policy import transformer
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_scores
-from cojax.policy.moe import differing_share
-from cojax.policy.routes import RouteShape
+from cojax.policy.moe import RouteShape, differing_share
 
 CONFIG = ModelConfig(
     29, 32, 40, 2, 4, 2, 16, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True

@@ -1,5 +1,7 @@
 """The decoder against transformers' own logits, packed against separate rows, cached against uncached."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,6 +37,24 @@ def test_cached_logits_are_those_of_transformers(name: str) -> None:
         hidden, cache, _ = cached_hidden_states(config, split, cache, fed, jnp.array([[index - 16], [32], [index]]))
         found.append(hidden[2])
     np.testing.assert_allclose(logits(config, params, jnp.concatenate(found)), values["logits"], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("windows", "reach"), [((3,), 4), ((3, 0), 12), ((0, 2), 12)])
+def test_layers_that_differ_in_their_windows(windows: tuple[int, ...], reach: int) -> None:
+    """A token is seen `reach` tokens later at most, by all layers together; cached states are the uncached ones."""
+    config = dataclasses.replace(CONFIG, windows=windows)
+    params, tokens = initialize(config, 0), np.arange(12, dtype=np.int32)[None]
+    row = one_segment(tokens)
+    found = hidden_states(config, params, tokens, *row)
+    other = hidden_states(config, params, np.where(tokens == 0, 60, tokens), *row)
+    assert np.flatnonzero(np.any(np.asarray(found != other)[0], axis=-1)).tolist() == list(range(min(reach + 1, 12)))
+    cache, split = make_cache(config, slots=1, length=16), unstack(config, params)
+    cached = []
+    for index in range(12):
+        fed = jnp.array([[index]])
+        hidden, cache, _ = cached_hidden_states(config, split, cache, fed, fed)
+        cached.append(hidden[0])
+    np.testing.assert_allclose(jnp.concatenate(cached), found[0], atol=1e-5, rtol=0)
 
 
 def test_packed_segments_do_not_see_each_other() -> None:

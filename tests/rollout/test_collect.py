@@ -13,9 +13,8 @@ from cojax.environment import EngineError, EnvironmentFailure, LimitExceeded
 from cojax.learner.advantages import group_relative
 from cojax.learner.packing import pack
 from cojax.rollout.chat import Chat, PolicyActors, no_document
-from cojax.rollout.collect import EpisodeCollector, Limits, RolloutError, RolloutStopped
+from cojax.rollout.collect import EpisodeCollector, EpisodeRequest, EpisodeThreads, Limits, RolloutError, RolloutStopped
 from cojax.rollout.engine import Completion, Sampling
-from cojax.rollout.episode_threads import EpisodeRequest, EpisodeThreads
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.types import Action, Call, Group
 

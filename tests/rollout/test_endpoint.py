@@ -13,8 +13,9 @@ from patience import patience
 from cojax.environment import EngineError, OutOfContext, play
 from cojax.openai_api import calls
 from cojax.rollout.collect import EpisodeCollector, Limits
-from cojax.rollout.endpoint import ChatEndpoint, ChatReply
-from cojax.rollout.endpoint_actors import (
+from cojax.rollout.endpoint import (
+    ChatEndpoint,
+    ChatReply,
     EndpointActor,
     EndpointActors,
     action_of,

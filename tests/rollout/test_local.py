@@ -1,5 +1,6 @@
 """The local engine: the same bits in any company, sessions, stops, weights, failures."""
 
+import dataclasses
 import functools
 import random
 import threading
@@ -104,6 +105,7 @@ def test_what_an_earlier_session_left_behind_is_never_seen(engine: LocalEngine) 
 
 
 @pytest.mark.compiles
+@pytest.mark.parametrize("engine", [1], indirect=True)  # lanes run the same programs
 def test_logprobs_are_the_learners(engine: LocalEngine) -> None:
     prompt = [random.Random(0).randrange(101) for _ in range(50)]
     first = engine.generate(prompt, Sampling(0.7, 20), session="a", seed=(1,))
@@ -114,6 +116,19 @@ def test_logprobs_are_the_learners(engine: LocalEngine) -> None:
     found = token_logprobs(CONFIG, params(0), tokens, positions, segments, temperature=0.7)[0]
     np.testing.assert_allclose(found[50:70], first.logprobs, atol=2e-5, rtol=0)
     np.testing.assert_allclose(found[73:], second.logprobs, atol=2e-5, rtol=0)
+
+
+def test_logprobs_are_the_learners_where_layers_have_windows() -> None:
+    config = dataclasses.replace(CONFIG, windows=(5, 0))
+    made, prompt = initialize(config, 0), [random.Random(0).randrange(101) for _ in range(40)]
+    running = LocalEngine(config, slots=2, max_length=64, lanes=1, prefill_rows=1, prefill_chunks=(8,))
+    running.load(Weights(0, lambda: to_hf(config, made)))
+    found = running.generate(prompt, Sampling(1.0, 12), session="a", seed=(1,))
+    running.close()
+    tokens = np.array([[*prompt, *found.tokens]], np.int32)
+    positions, segments = np.arange(tokens.size, dtype=np.int32)[None], np.ones_like(tokens)
+    expected = token_logprobs(config, made, tokens, positions, segments)[0, 40:]
+    np.testing.assert_allclose(found.logprobs, expected, atol=2e-5, rtol=0)
 
 
 def test_greedy_takes_the_most_likely_token(engine: LocalEngine) -> None:

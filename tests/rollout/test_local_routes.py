@@ -8,8 +8,8 @@ from compiling import initialize
 from cojax.learner.packing import decode_routes
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_scores
+from cojax.policy.moe import RouteShape
 from cojax.policy.parameters import to_hf
-from cojax.policy.routes import RouteShape
 from cojax.rollout.engine import Routed, Sampling, Weights
 from cojax.rollout.local import LocalEngine
 from cojax.types import Action, Task, Trajectory, Turn

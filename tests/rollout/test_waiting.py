@@ -18,7 +18,7 @@ from cojax.explorer.llm.policy_model import PolicyModel
 from cojax.host.background import on_thread
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
-from cojax.rollout import batching, episode_threads
+from cojax.rollout import batching, collect
 from cojax.rollout.chat import Chat, PolicyActors, no_document
 from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.rollout.engine import Completion, Sampling, Weights
@@ -35,7 +35,7 @@ CHAT = Chat(word_tokenizer([], ["count to", "ok"], CounterEnvironment().tools())
 def skip(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Advances the clock of deadlines by so many seconds, and lets every watcher look at it."""
     ahead, real = [0.0], environment.running
-    for module in (environment, episode_threads, policy_model):
+    for module in (environment, collect, policy_model):
         monkeypatch.setattr(module, "running", lambda: real() + ahead[0])
     monkeypatch.setattr(policy_model, "_LOOK_EVERY", 0.01)
 

@@ -15,9 +15,17 @@ from small_runs import tree
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
-from cojax.rollout.export import load_params, read_label, write_weights
+from cojax.rollout.export import (
+    check_item,
+    is_item,
+    load_params,
+    other_model,
+    read_label,
+    restore_item,
+    write_item,
+    write_weights,
+)
 from cojax.rollout.sglang.weights import newest_version
-from cojax.rollout.weight_items import check_item, is_item, other_model, restore_item, write_item
 from cojax.storage.checkpoint import save_params
 
 CONFIGS = {

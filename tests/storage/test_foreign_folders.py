@@ -24,7 +24,7 @@ from cojax.report import command as report
 from cojax.report.comparison import result
 from cojax.report.episodes import words_of
 from cojax.rollout import export
-from cojax.rollout.sglang.released_memory import ReleasedMemoryFile
+from cojax.rollout.sglang.client import ReleasedMemoryFile
 from cojax.run import cache_memory, held_out, preflight, summary, trained
 from cojax.run.origins import origin_of
 from cojax.run.policies import keep_tokenizer

@@ -6,27 +6,123 @@ reply names the weights that sampled it. A completion from other weights than re
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
 import hashlib
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
+
+import tenacity
 
 from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
-from cojax.rollout.engine import Completion, Sampling, Weights, checked_prompt
+from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_length, checked_prompt
 from cojax.rollout.export import check_weights
-from cojax.rollout.sglang.completions import Completions
-from cojax.rollout.sglang.connections import Connections
-from cojax.rollout.sglang.experts import route_shape
+from cojax.rollout.sglang.client import (
+    RELEASED_MEMORY,
+    Connections,
+    ReleasedMemoryFile,
+    RequestFailed,
+    RequestRefused,
+    RoutesRequest,
+    ServerFailed,
+    ServerReply,
+    route_shape,
+)
 from cojax.rollout.sglang.fleet import Fleet
-from cojax.rollout.sglang.loop_thread import LoopThread
 from cojax.rollout.sglang.process import LaunchSettings, ServerProcess
-from cojax.rollout.sglang.released_memory import RELEASED_MEMORY, ReleasedMemoryFile
-from cojax.rollout.sglang.server import LabelledWeights, ServerLimits
+from cojax.rollout.sglang.server import LabelledWeights, Server, ServerLimits
 from cojax.rollout.sglang.supervisor import FleetSettings
 from cojax.rollout.sglang.weights import WeightsFolder
 from cojax.settings.tree import SGLangSettings
+
+_T = TypeVar("_T")
+
+
+class LoopThread:
+    """Runs coroutines for other threads until `close`. From then on all callers, also waiting ones, get EngineError."""
+
+    def __init__(self) -> None:
+        self._entry = threading.Lock()  # no call enters the event loop once `_down` is set
+        self._down = ""  # why it is closed
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._detached: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="SGLangEngine", daemon=True)
+        self._thread.start()
+
+    def raise_if_closed(self) -> None:
+        """Raises EngineError if the loop is closed."""
+        if self._down:
+            raise EngineError(self._down)
+
+    def call(self, coroutine: Coroutine[Any, Any, _T], cancelled: str = "") -> _T:
+        """The coroutine's result. Raises EngineError if the loop is closed, or, with the message `cancelled`, if the
+        coroutine is cancelled."""
+        with self._entry:
+            if self._down:
+                coroutine.close()
+                raise EngineError(self._down)
+            future = asyncio.run_coroutine_threadsafe(self._tracked(coroutine), self._loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise EngineError(self._down or cancelled) from None
+
+    def call_soon(self, function: Callable[[str], None], argument: str) -> None:
+        """Calls the function on the loop without waiting for it; does nothing once the loop is closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, argument)
+
+    def run_detached(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Runs a coroutine that nothing but `close` waits for. Must be called on the loop."""
+        task = self._loop.create_task(coroutine)
+        self._detached.add(task)
+        task.add_done_callback(self._detached.discard)
+
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Cancels all calls, runs `last`, and ends loop and thread. Returns False if it was closed before."""
+        with self._entry:
+            if self._down:
+                return False
+            self._down = "the engine was closed"
+        asyncio.run_coroutine_threadsafe(self._cancel_and_run(last), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        return True
+
+    async def _tracked(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        task = asyncio.current_task()
+        assert task is not None
+        self._calls.add(task)
+        try:
+            return await coroutine
+        finally:
+            self._calls.discard(task)
+
+    async def _cancel_and_run(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        # These are all calls: every call that entered before has registered itself on the loop by now.
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.gather(*self._detached, return_exceptions=True)
+        await last()
+
+
+@dataclasses.dataclass
+class SampledCounts:
+    """Counts of completions, of their prompts' tokens, and of the prompt tokens found in a prefix cache."""
+
+    completions: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
 
 class SGLangEngine:
@@ -42,7 +138,7 @@ class SGLangEngine:
     `generate` takes at most `deadline` seconds and `attempts` requests, to any servers. If weights change during a
     completion, it is kept with `mixed`, with its spans, and sampled again without. With `routes`, completions report
     which experts tokens went through. `busy_seconds` is the wall time with at least one completion running, `served`
-    counts the servers' answers.
+    counts the servers' answers, `fleet` are the servers.
 
     At temperature 0 the most likely token is chosen, and log-probabilities are those at temperature 1. `seed` decides
     the random numbers only if servers run with --enable-deterministic-inference.
@@ -70,21 +166,11 @@ class SGLangEngine:
     ) -> None:
         if bool(urls or router) == (launch is not None):
             raise ValueError("give urls of running servers, or a router, or launch, which says how to start some")
-        if follow and release_memory:
-            raise ValueError(
-                "servers that follow take weights at any time; they cannot give their memory back. Unset sglang.follow "
-                "or sglang.release_memory"
-            )
-        if sync == "orbax" and not follow:
-            raise ValueError(
-                "what all processes save together is restored on the rollout host by `python -m experiments.serve`; "
-                "set sglang.follow=True here and there, or sglang.sync=folder"
-            )
+        _check_following(follow, release_memory, sync)
         _check_sizes(config, max_length, servers, attempts)
         shape = route_shape(config, routes, mixed)
         self._config, self._length, self._dtype, self._follow = config, max_length, dtype, follow
-        self._sync = sync
-        self._release_memory, self.tells_routes = release_memory, shape is not None
+        self._sync, self._release_memory, self.tells_routes = sync, release_memory, shape is not None
         self._run = uuid.uuid4().hex[:8]  # part of every label, so that labels of two runs on one server differ
         self._versions: dict[str, int] = {}  # label → version
         self._folders: list[Path] = []
@@ -92,7 +178,8 @@ class SGLangEngine:
         self._loading = threading.Lock()
         self._store = WeightsFolder(folder)
         self._connections = Connections()
-        self._fleet = Fleet(
+        # Its state belongs to the event loop: other threads may read it, not change it.
+        self.fleet = Fleet(
             self._connections,
             [url.rstrip("/") for url in urls],
             [ServerProcess(launch, index) for index in range(servers)] if launch else [],
@@ -100,21 +187,17 @@ class SGLangEngine:
             router=router,
             released=ReleasedMemoryFile(folder / RELEASED_MEMORY),
         )
-        self._loop = LoopThread("SGLangEngine", "the engine was closed")
-        prefix = self._run if router else ""
-        self._completions = Completions(
-            self._fleet, self._loop, self._versions, config.vocab_size, deadline, attempts, mixed, prefix, shape
-        )
-        self.served = self._completions.served
+        self._loop = LoopThread()
+        self._deadline, self._attempts, self._mixed, self._shape = deadline, attempts, mixed, shape
+        self._key_prefix = self._run if router else ""
+        self._busy, self.served = BusyTime(), SampledCounts()
+        # On the event loop: session → its call, and the tokens whose routes an earlier completion reported.
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
+        self._routes_known: dict[str, int] = {}
 
     @property
     def busy_seconds(self) -> float:
-        return self._completions.busy.seconds
-
-    @property
-    def fleet(self) -> Fleet:
-        """The servers. Their state belongs to the event loop: other threads may read it, not change it."""
-        return self._fleet
+        return self._busy.seconds
 
     def load(self, weights: Weights) -> None:
         """Writes `weights` to disk, has the servers load them, and returns once every server that is up serves them.
@@ -127,17 +210,17 @@ class SGLangEngine:
         with self._loading:
             self._loop.raise_if_closed()
             given = (weights.version, weights.fingerprint()) if weights.fingerprint is not None else None
-            target = self._fleet.target
+            target = self.fleet.target
             if target is None or given is None or given != self._loaded:
                 self._loaded = None
                 target = self._write(weights)
-            elif self._fleet.serving:
+            elif self.fleet.serving:
                 return
-            self._loop.call(self._fleet.sync(target))
+            self._loop.call(self.fleet.sync(target))
             self._loaded = given
             # Kept: the previous version, for a server that was left out, and folders that servers are still reading.
             self._folders = [*self._folders, target.folder][-2:]
-            self._store.prune([*self._folders, *self._fleet.reading()])
+            self._store.prune([*self._folders, *self.fleet.reading()])
 
     def _write(self, weights: Weights) -> LabelledWeights:
         """Writes the weights to disk under a unique label."""
@@ -161,24 +244,24 @@ class SGLangEngine:
         # A token outside the vocabulary would crash a server.
         tokens = checked_prompt(prompt, self._config.vocab_size, self._length)
         self._loop.raise_if_closed()
-        if self._fleet.target is None:
+        if self.fleet.target is None:
             raise EngineError("the engine has no weights; call load first")
         room = min(sampling.max_tokens, self._length - len(tokens))
         digest = hashlib.sha256(repr(tuple(int(part) for part in seed)).encode()).digest()
         number = int.from_bytes(digest[:8], "little") >> 1
-        call = self._completions.generate(tokens, sampling, room, session, number)
+        call = self._complete(tokens, sampling, room, session, number)
         return self._loop.call(call, f"session {session!r} was released while generating")
 
     def release(self, session: str) -> None:
         """Forgets the session, if known. A running call of the session raises EngineError."""
-        self._loop.call_soon(self._completions.forget, session)
+        self._loop.call_soon(self._forget, session)
 
     def rest(self) -> None:
         """With `release_memory`, has the servers release the memory of weights and cache until the next `load`."""
         with self._loading:
             self._loop.raise_if_closed()
-            if self._release_memory and self._fleet.target is not None:
-                self._loop.call(self._fleet.rest())
+            if self._release_memory and self.fleet.target is not None:
+                self._loop.call(self.fleet.rest())
 
     def close(self) -> None:
         """Ends the servers that this engine started; waiting callers get EngineError. May be called twice."""
@@ -186,14 +269,125 @@ class SGLangEngine:
             self._store.close()
 
     async def _close(self) -> None:
-        await self._fleet.close()
+        await self.fleet.close()
         await self._connections.aclose()
+
+    # --- on the event loop ---
+
+    async def _complete(self, tokens: list[int], sampling: Sampling, room: int, session: str, seed: int) -> Completion:
+        """At most `room` tokens that continue `tokens`. Raises EngineError, or ValueError for a session in use."""
+        if session in self._tasks:
+            raise ValueError(f"session {session!r} is still generating; one call at a time")
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks[session] = task
+        tries = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(self._attempts),
+            wait=tenacity.wait_random_exponential(multiplier=0.2, max=10.0),
+            retry=tenacity.retry_if_exception_type(RequestFailed),
+            reraise=True,
+        )
+        try:
+            with self._busy:
+                async with asyncio.timeout(self._deadline):
+                    return await tries(self._attempt, tokens, sampling, room, session, seed)
+        except TimeoutError as error:
+            faults = self.fleet.faults()
+            raise EngineError(
+                f"no completion within {self._deadline:g} s" + (f"; servers left out: {faults}" if faults else "")
+            ) from error
+        except RequestFailed as error:
+            raise EngineError(f"no completion in {self._attempts} attempts, the last: {error}") from error
+        except RequestRefused as error:
+            raise EngineError(str(error)) from error
+        finally:
+            del self._tasks[session]
+
+    def _forget(self, session: str) -> None:
+        """Ends the session, if known, and cancels its call."""
+        if session in self._tasks:
+            self._tasks[session].cancel()
+        self._routes_known.pop(session, None)
+        self.fleet.forget(session)
+
+    async def _attempt(self, tokens: list[int], sampling: Sampling, room: int, session: str, seed: int) -> Completion:
+        """One request to one server. Raises RequestFailed if another may succeed."""
+        server = await self.fleet.route(session)
+        assert self.fleet.target is not None
+        label, rid = self.fleet.target.label, uuid.uuid4().hex
+        key = hashlib.sha256(f"{self._key_prefix}-{session}".encode()).hexdigest()[:32] if self._key_prefix else ""
+        routes = None if self._shape is None else RoutesRequest(self._shape, self._routes_known.get(session, 0))
+        request = asyncio.create_task(
+            server.client.generate(tokens, sampling, room, self._config.vocab_size, rid, seed, key, routes)
+        )
+        server.requests.add(request)
+        try:
+            reply = await request
+            server.replies += 1
+            self.served.completions += 1
+            self.served.prompt_tokens += len(tokens)
+            self.served.cached_tokens += min(max(0, reply.cached), len(tokens))
+            completion = self._completion(reply, server, label, sampling)
+            if routes is not None:
+                self._routes_known[session] = len(tokens) + len(reply.tokens) - 1
+            return completion
+        except ServerFailed as error:
+            self.fleet.suspect(server, str(error))
+            raise
+        except asyncio.CancelledError:
+            request.cancel()
+            self._loop.run_detached(self.fleet.abort(server, rid))
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise RequestFailed(f"a server was left out: {server.fault or self.fleet.faults()}") from None
+        finally:
+            server.requests.discard(request)
+
+    def _completion(self, reply: ServerReply, server: Server, label: str, sampling: Sampling) -> Completion:
+        """The completion in a reply. Raises RequestFailed if it was not sampled from the weights asked for, `label`."""
+        assert self.fleet.target is not None
+        labels = [name for name, _ in reply.spans]
+        if unknown := [name for name in labels if name not in self._versions]:
+            fault = f"sampled from weights {unknown[0]!r}, which are not of this run"
+            self.fleet.suspect(server, f"it {fault}")
+            raise RequestFailed(f"{server.name} {fault}")
+        # Even a mixed one must end with current weights: a router may choose a server that is left out.
+        stale = labels[-1] not in (label, self.fleet.target.label)
+        if stale or (len(labels) > 1 and not self._mixed):
+            raise RequestFailed(f"{server.name} sampled from weights {' and '.join(labels)}, asked for {label}")
+        spans: list[tuple[int, int]] = []
+        for name, count in reply.spans:
+            version = self._versions[name]
+            if spans and spans[-1][0] == version:
+                spans[-1] = version, spans[-1][1] + count
+            else:
+                spans.append((version, count))
+        stopped = reply.stopped or reply.tokens[-1] in sampling.stop_tokens
+        return Completion(
+            reply.tokens,
+            reply.logprobs,
+            spans[-1][0],
+            "stop" if stopped else "length",
+            tuple(spans) if len(spans) > 1 else (),
+            reply.routes,
+        )
+
+
+def _check_following(follow: bool, release_memory: bool, sync: str) -> None:
+    if follow and release_memory:
+        raise ValueError(
+            "servers that follow take weights at any time; they cannot give their memory back. Unset sglang.follow "
+            "or sglang.release_memory"
+        )
+    if sync == "orbax" and not follow:
+        raise ValueError(
+            "what all processes save together is restored on the rollout host by `python -m experiments.serve`; "
+            "set sglang.follow=True here and there, or sglang.sync=folder"
+        )
 
 
 def _check_sizes(config: ModelConfig, max_length: int, servers: int, attempts: int) -> None:
-    if max_length > config.max_position_embeddings:
-        raise ValueError(
-            f"max_length {max_length} exceeds the model's max_position_embeddings {config.max_position_embeddings}"
-        )
+    check_length(max_length, config.max_position_embeddings)
     if min(servers, attempts, max_length - 1) < 1:
         raise ValueError("servers and attempts must be at least 1, max_length at least 2")

@@ -9,17 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cojax.environment import EngineError
-from cojax.rollout.sglang.connections import Connections, RequestFailed, RequestRefused
-from cojax.rollout.sglang.conversations import Conversations
+from cojax.rollout.sglang.client import (
+    Connections,
+    ReleasedMemory,
+    ReleasedMemoryFile,
+    RequestFailed,
+    RequestRefused,
+    Router,
+    ServerClient,
+)
 from cojax.rollout.sglang.process import ServerProcess
-from cojax.rollout.sglang.released_memory import ReleasedMemory, ReleasedMemoryFile
-from cojax.rollout.sglang.router import Router
 from cojax.rollout.sglang.server import LabelledWeights, Server
-from cojax.rollout.sglang.server_client import ServerClient
 from cojax.rollout.sglang.supervisor import FleetSettings, Supervisor
 
 _LOG = logging.getLogger(__name__)
@@ -49,8 +53,10 @@ class Fleet:
         self.servers = [self._attached(url) for url in urls]
         restarts = settings.limits.restarts
         self.servers += [Server(ServerClient("", connections), process, restarts) for process in processes]
-        self.conversations = Conversations(self.servers, router, connections)
-        self.supervisor = Supervisor(self.conversations, settings)
+        # Represents whichever server the router chooses; its health is not checked.
+        self._router = Server(ServerClient(router, connections), None, 0, "up") if router else None
+        self._assigned: dict[str, Server] = {}  # session → its server
+        self.supervisor = Supervisor(self.cancel, settings)
         self._watches: dict[Server, asyncio.Task[None]] = {}
         self._discovery: asyncio.Task[None] | None = None
 
@@ -71,7 +77,58 @@ class Fleet:
             await changed.wait_for(lambda: not self.supervisor.syncing and (self._up() or self.all_lost))
             if self.all_lost:
                 raise EngineError(f"no SGLang server is left: {self.faults()}")
-            return self.conversations.find(session)
+            return self._find(session)
+
+    def _find(self, session: str) -> Server:
+        """The session's server if it is up, otherwise the server with the fewest conversations among those up.
+
+        At least one server must be up.
+        """
+        if self._router is not None:
+            return self._router
+        server = self._assigned.get(session)
+        if server is None or not server.up:
+            self.forget(session)
+            up = (server for server in self.servers if server.up)
+            server = min(up, key=lambda server: (server.sessions, len(server.requests)))
+            server.sessions += 1
+            self._assigned[session] = server
+        return server
+
+    def forget(self, session: str) -> None:
+        """Ends the session's assignment to a server, if it has one."""
+        server = self._assigned.pop(session, None)
+        if server is not None:
+            server.sessions -= 1
+
+    def suspect(self, server: Server, fault: str) -> None:
+        """Marks the server as down and has its health checked now; it gets no new request before.
+
+        Behind a router the fault may be any server's, so all are checked.
+        """
+        if server is self._router:
+            for each in self.servers:
+                each.check_now.set()
+            return
+        if server.up:
+            server.state, server.fault = "down", fault
+        server.check_now.set()
+
+    def cancel(self, server: Server, hung: bool) -> None:
+        """Cancels the requests of a server that is left out, so that they can be sent to another.
+
+        A router itself repeats the requests of a dead server. For a server that hangs (`hung`), it does not say which
+        requests it has, so all requests through the router are cancelled.
+        """
+        others: Iterable[asyncio.Task[object]] = self._router.requests if self._router is not None and hung else ()
+        for request in [*server.requests, *others]:
+            request.cancel()
+
+    async def abort(self, server: Server, rid: str) -> None:
+        """Ends a request whose answer is no longer wanted; behind a router, on whichever server it runs."""
+        servers = self.servers if server is self._router else [server]
+        aborts = (each.client.abort(rid) for each in servers if each.client.url)
+        await asyncio.gather(*aborts, return_exceptions=True)
 
     def faults(self) -> str:
         """What is wrong with each server that is not up."""

@@ -1,4 +1,7 @@
-"""Starts SGLang servers as child processes, each with a log file and a guard that ends it when this process ends."""
+"""Starts SGLang servers, and a router in front of them, as child processes.
+
+Each has a log file, and a guard that ends it when this process ends.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,8 @@ import socket
 import threading
 from pathlib import Path
 
-from cojax.durable import own_file
 from cojax.host.processes import usable_cores
-from cojax.rollout.sglang.guarded import GuardedProcess
+from cojax.rollout.sglang.guard import GuardedProcess
 from cojax.settings.tree import SGLangSettings
 from cojax.storage.files import last_lines
 
@@ -26,6 +28,13 @@ _CPU_FLAGS = (
     "--sleep-on-idle",
 )  # fmt: skip
 _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(_SHIMS)}
+# The router sends all requests of one key to one server, new keys to the server with the fewest, and notices within
+# seconds that a server is gone. Its own settings wait a minute.
+_ROUTER_FLAGS = (
+    "--policy", "manual", "--assignment-mode", "min_group", "--health-check-interval-secs", "2",
+    "--health-check-timeout-secs", "30", "--health-failure-threshold", "2", "--health-success-threshold", "1",
+    "--worker-startup-check-interval", "1", "--log-level", "warn",
+)  # fmt: skip
 # The server reserves a few positions of its context.
 _SPARE_POSITIONS = 8
 
@@ -122,12 +131,8 @@ class ServerProcess:
             self._guarded.end(signal.SIGUSR1)
             self.starts += 1
             self.port = free_port(self.launch.host, self.launch.port + self.index if self.launch.port else 0)
-            self.log.parent.mkdir(parents=True, exist_ok=True)
             command = self.launch.command(self.index, self.port, model.absolute(), label)
-            with open(self.log, "ab", opener=own_file) as log:
-                log.write(f"\n=== {shlex.join(command)}\n".encode())
-                log.flush()
-                self._guarded.start(command, log, self.launch.environment())
+            self._guarded.start(command, self.log, self.launch.environment())
 
     def stop(self) -> None:
         """Ends the server and its descendants for good, by force after a few seconds, and returns when they are gone.
@@ -149,6 +154,33 @@ class ServerProcess:
             return "\n".join(last_lines(self.log)[-15:])
         except OSError:
             return ""
+
+
+class RouterProcess:
+    """A router on `port`, started by the interpreter of `launch`, without servers behind it yet."""
+
+    def __init__(self, launch: LaunchSettings, port: int) -> None:
+        self.port, self._launch, self._guarded = port, launch, GuardedProcess()
+        self.log = launch.logs / "router.log"
+
+    @property
+    def running(self) -> bool:
+        return self._guarded.running
+
+    def start(self) -> None:
+        """Starts it without waiting for it. Raises OSError if port or log cannot be opened."""
+        self._guarded.end(signal.SIGUSR1)
+        launch = self._launch
+        command = [
+            launch.python, "-m", "sglang_router.launch_router", "--host", launch.host,
+            "--port", str(free_port(launch.host, self.port)), "--prometheus-port", str(free_port("127.0.0.1")),
+            "--prometheus-host", "127.0.0.1", *_ROUTER_FLAGS,
+        ]  # fmt: skip
+        self._guarded.start(command, self.log, launch.environment())
+
+    def stop(self) -> None:
+        """Ends it, and returns when it is gone. May be called twice."""
+        self._guarded.end(signal.SIGTERM)
 
 
 def free_port(host: str, port: int = 0) -> int:

@@ -9,10 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from cojax.rollout.sglang.connections import RequestFailed, RequestRefused
+from cojax.rollout.sglang.client import ReleasedMemory, RequestFailed, RequestRefused, ServerClient
 from cojax.rollout.sglang.process import ServerProcess
-from cojax.rollout.sglang.released_memory import ReleasedMemory
-from cojax.rollout.sglang.server_client import ServerClient
 from cojax.settings.tree import SGLangSettings
 
 _LOG = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ import contextlib
 import dataclasses
 import logging
 import time
+from collections.abc import Callable
 
-from cojax.rollout.sglang.connections import RequestFailed, RequestRefused, ServerFailed
-from cojax.rollout.sglang.conversations import Conversations
+from cojax.rollout.sglang.client import RequestFailed, RequestRefused, ServerFailed
 from cojax.rollout.sglang.server import LabelledWeights, Server, ServerLimits, State
 
 _LOG = logging.getLogger(__name__)
@@ -43,15 +43,16 @@ class Supervisor:
     """Watches servers, each in its own task, so that no server waits for another; for one event loop.
 
     The fleet sets the `target`, the weights that servers should have, and whether it is `syncing` or `resting`. It may
-    wait on `changed` for a change of any server's state.
+    wait on `changed` for a change of any server's state. `cancel` ends the requests of a server that is left out, and
+    is told whether it hangs.
     """
 
-    def __init__(self, conversations: Conversations, settings: FleetSettings) -> None:
+    def __init__(self, cancel: Callable[[Server, bool], None], settings: FleetSettings) -> None:
         self.target: LabelledWeights | None = None
         self.syncing = self.resting = False
         self.changed = asyncio.Condition()
         self.settings, self.limits = settings, settings.limits
-        self._conversations = conversations
+        self._cancel = cancel
 
     async def watch(self, server: Server) -> None:
         """Checks the server at every interval, and whenever `check_now` is set, until it is cancelled."""
@@ -115,7 +116,7 @@ class Supervisor:
         server.state, server.fault = state, fault
         server.absent = server.absent and state != "up"
         if state in ("down", "lost"):
-            self._conversations.cancel(server, hung)
+            self._cancel(server, hung)
         async with self.changed:
             self.changed.notify_all()
 

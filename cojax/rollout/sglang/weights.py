@@ -15,9 +15,16 @@ from cojax.durable import own_file
 from cojax.policy.config import ModelConfig
 from cojax.policy.tensor_files import DamagedFile
 from cojax.rollout.engine import Weights
-from cojax.rollout.export import check_weights, prune_weights, read_label, write_weights
+from cojax.rollout.export import (
+    check_item,
+    check_weights,
+    is_item,
+    prune_weights,
+    read_label,
+    write_item,
+    write_weights,
+)
 from cojax.rollout.sglang.server import LabelledWeights
-from cojax.rollout.weight_items import check_item, is_item, write_item
 from cojax.storage.files import explain, is_number
 
 _LOG = logging.getLogger(__name__)

@@ -10,10 +10,15 @@ import pytest
 from chat_server import Answer, Endless, in_turn, serving
 
 from cojax.rollout.engine import Sampling
-from cojax.rollout.sglang.connections import Connections, RequestFailed, RequestRefused, ServerFailed
-from cojax.rollout.sglang.replies import read_reply
-from cojax.rollout.sglang.router import Router
-from cojax.rollout.sglang.server_client import ServerClient
+from cojax.rollout.sglang.client import (
+    Connections,
+    RequestFailed,
+    RequestRefused,
+    Router,
+    ServerClient,
+    ServerFailed,
+    read_reply,
+)
 
 
 def asked(url: str, times: int = 1) -> Exception:

@@ -13,9 +13,8 @@ from patience import patience
 
 from cojax.environment import EngineError
 from cojax.rollout.engine import Completion, Sampling
-from cojax.rollout.sglang.connections import Connections, RequestFailed, RequestRefused
+from cojax.rollout.sglang.client import Connections, RequestFailed, RequestRefused, ServerClient
 from cojax.rollout.sglang.server import LabelledWeights, ServerLimits
-from cojax.rollout.sglang.server_client import ServerClient
 from cojax.rollout.sglang.weights import WeightsFolder
 
 
@@ -30,10 +29,10 @@ def test_conversations_stay_where_their_prefix_is_and_new_ones_go_where_there_ar
     assert len(homes) == 18
     for number in (0, 2, 4):
         engine.release(f"s{number}")
-    until(lambda: sorted(engine.fleet.conversations.loads().values()) == [0, 3])
+    until(lambda: sorted(server.sessions for server in engine.fleet.servers) == [0, 3])
     for number in range(10, 13):
         ask(engine, f"s{number}")
-    assert sorted(engine.fleet.conversations.loads().values()) == [3, 3]
+    assert sorted(server.sessions for server in engine.fleet.servers) == [3, 3]
 
 
 def test_each_request_says_what_the_policy_needs(pair, make) -> None:
@@ -237,7 +236,7 @@ def test_releasing_a_session_ends_its_call_and_aborts_it(pair, make) -> None:
 
 
 def test_a_server_that_hangs_loses_its_requests_to_another(pair, make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cojax.rollout.sglang.server_client._HEALTH", 0.3)
+    monkeypatch.setattr("cojax.rollout.sglang.client._HEALTH", 0.3)
     engine = make(pair)
     engine.load(weights(0))
     ask(engine, "a"), ask(engine, "b")
@@ -320,7 +319,7 @@ def test_hundreds_of_callers_share_one_client(pair, make) -> None:
     assert len(done) == 600
     assert sum(server.count("generate") for server in pair) == 600
     assert engine.busy_seconds > 0
-    until(lambda: sum(engine.fleet.conversations.loads().values()) == 0)
+    until(lambda: sum(server.sessions for server in engine.fleet.servers) == 0)
 
 
 @pytest.mark.parametrize("status", [200, 400])

@@ -14,11 +14,11 @@ from fake_sglang import LIMITS, FakeServer
 
 from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
+from cojax.policy.moe import RouteShape
 from cojax.policy.parameters import to_hf
-from cojax.policy.routes import RouteShape
 from cojax.rollout.engine import Sampling, Weights
+from cojax.rollout.sglang.client import RoutesRequest
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.experts import RoutesRequest
 from cojax.rollout.sglang.process import LaunchSettings
 
 CONFIG = ModelConfig(

@@ -15,11 +15,10 @@ from fake_sglang import CONFIG, LIMITS, PARAMS, FakeServer, ask, hang_on, until,
 from patience import patience
 
 from cojax.environment import EngineError
-from cojax.policy.fingerprint import fingerprint
-from cojax.policy.parameters import to_hf
+from cojax.policy.parameters import fingerprint, to_hf
 from cojax.policy.transformer import Params, initialize
 from cojax.rollout.engine import Weights
-from cojax.rollout.sglang.connections import Connections
+from cojax.rollout.sglang.client import Connections
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.fleet import Fleet
 from cojax.rollout.sglang.process import ServerProcess
@@ -288,7 +287,7 @@ def test_who_is_not_there_is_waited_for_as_long_as_a_start_may_take_and_who_refu
 
 
 def test_the_fault_that_counts_is_told_and_no_server_stays_paused(pair, make, monkeypatch) -> None:
-    monkeypatch.setattr("cojax.rollout.sglang.server_client._QUICK", 0.3)
+    monkeypatch.setattr("cojax.rollout.sglang.client._QUICK", 0.3)
     engine = make(pair[:1], limits=ServerLimits(startup=0.5, sync=2.0, probe_every=60.0))
     pair[0].behave = lambda path, body, answer: {"update_weights_from_disk": 400, "continue_generation": 500}.get(
         path, 200

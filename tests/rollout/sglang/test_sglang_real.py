@@ -226,7 +226,7 @@ def during_a_long_completion(engine: SGLangEngine, act: Callable[[], None]) -> C
 def test_a_sync_in_the_middle_gives_spans_that_are_each_their_versions_own(
     fresh: SGLangEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fresh._completions, "mixed", True)
+    monkeypatch.setattr(fresh, "_mixed", True)
     new = written(1, tmp_path / "new")
     completion = during_a_long_completion(fresh, lambda: fresh.load(new))
     assert [version for version, _ in completion.spans] == [0, 1], "the completion ended before the sync"

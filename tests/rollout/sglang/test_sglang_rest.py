@@ -10,8 +10,7 @@ from fake_sglang import CONFIG, PARAMS, FakeServer, ask, until, weights
 from patience import patience
 
 from cojax.environment import EngineError
-from cojax.policy.fingerprint import fingerprint
-from cojax.policy.parameters import to_hf
+from cojax.policy.parameters import fingerprint, to_hf
 from cojax.rollout.engine import Weights
 from cojax.rollout.sglang.server import Server, ServerLimits
 

@@ -28,8 +28,8 @@ from cojax.rollout.engine import Weights
 from cojax.rollout.export import read_label, write_weights
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.weights import WeightsFolder
-from cojax.serving import served
-from cojax.serving.served import Checkpoints, LocalFolders, Versions, Watch
+from cojax.serving import sources
+from cojax.serving.sources import Checkpoints, LocalFolders, Versions, Watch
 from cojax.storage.checkpoint import CheckpointError, save_params
 
 __all__ = ["config", "host", "launched"]  # fixtures
@@ -276,7 +276,8 @@ def test_a_host_serves_a_run_that_nobody_trains(config, launched, tmp_path: Path
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from cojax.serving.served import LocalFolders
+from cojax.serving import sources
+from cojax.serving.sources import LocalFolders
 print(LocalFolders(sys.argv[1]).make(1, lambda folder: folder.mkdir()), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -296,7 +297,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_not(
 
 
 def test_folders_are_in_memory_where_they_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(served.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(sources.tempfile, "gettempdir", lambda: str(tmp_path))
     folders = LocalFolders()
     try:
         small, large = (folders.make(size, Path.mkdir) for size in (1, 2**50))

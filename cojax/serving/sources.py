@@ -24,10 +24,9 @@ import numpy as np
 from cojax.durable import own_file
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters
-from cojax.rollout.export import prune_weights, write_weights
+from cojax.rollout.export import is_item, item_bytes, other_model, prune_weights, restore_item, write_weights
 from cojax.rollout.sglang.server import LabelledWeights
 from cojax.rollout.sglang.weights import newest_version
-from cojax.rollout.weight_items import is_item, item_bytes, other_model, restore_item
 from cojax.run import trained
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
 from cojax.storage.files import is_number, lock_folder

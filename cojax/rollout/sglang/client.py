@@ -1,0 +1,497 @@
+"""The HTTP calls to SGLang servers and their router: completions, health, weights, and the release of memory."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import json
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+
+from cojax.openai_api.plain_http import NOT_PACKED, no_cookies, one_line
+from cojax.policy.config import ModelConfig
+from cojax.policy.moe import RouteShape
+from cojax.rollout.engine import Sampling
+from cojax.storage.files import read_json, write_json
+
+RELEASED_MEMORY = "asleep.json"  # in sglang.folder
+_LOG = logging.getLogger(__name__)
+# Bytes of an answer, and characters of it that a message quotes.
+MOST, _QUOTED = 8 * 2**20, 500
+_CONNECT_SECONDS = 10.0
+# The server closes idle connections after 5 s. We close them earlier, so that no request meets a closed one.
+_KEEP_ALIVE = 2.0
+_T = TypeVar("_T")
+# Deadlines in seconds: of calls that are fast on a healthy server, and of those that move memory.
+_QUICK = 10.0
+_SLOW = 120.0
+_HEALTH = 40.0  # the server itself gives up after 20
+# Bytes of a sampled token in an answer: its id twice, its log-prob and its text.
+_TOKEN_BYTES = 256
+# The server's names for its kinds of memory.
+_WEIGHTS, _OTHER_MEMORY = "weights", ("kv_cache", "cuda_graph")
+# The policy `manual` of sglang-router sends requests of one key to one server; `cache_aware` reads the tokens instead.
+_ROUTING_KEY = "X-SMG-Routing-Key"
+# Base64 of int32[tokens, layers, experts a token], row-major (sglang 0.5.23, managers/detokenizer_manager.py).
+_WIRE = np.dtype("<i4")
+# Log-probs that a sampled token can have: no float32 probability is below e^-104, and rounding makes none far above 1.
+_LEAST_LOGPROB, _MOST_LOGPROB = -200.0, 0.01
+# Characters of the label of weights: far above what ours have.
+_LONGEST_LABEL = 200
+
+
+class RequestFailed(Exception):
+    """A request had no usable answer; another attempt may have one."""
+
+
+class ServerFailed(RequestFailed):
+    """The server did not answer, or failed: its health must be checked before it gets another request."""
+
+
+class RequestRefused(Exception):
+    """The server understood the request and refused it; another attempt will not help."""
+
+
+class Connections:
+    """Open connections, each in its own HTTP client, for one event loop and any number of servers.
+
+    One httpx client for all would search all its connections for each request. With hundreds of connections that costs
+    more than the request.
+    """
+
+    def __init__(self) -> None:
+        self._context = httpx.create_ssl_context()
+        self._idle: dict[str, list[httpx.AsyncClient]] = collections.defaultdict(list)
+
+    async def call(
+        self,
+        method: str,
+        origin: str,
+        path: str,
+        body: Any = None,
+        seconds: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        most: int = MOST,
+    ) -> Any:
+        """The JSON that `origin`/`path` answers within `seconds` (None: no limit), None for an empty answer.
+
+        Raises RequestFailed for no answer in time and for status 408, 429 and 503, RequestRefused for any other 4xx,
+        ServerFailed for any other status, for invalid JSON, for more than `most` bytes and for a broken connection.
+        """
+        url, timeout = f"{origin}/{path}", httpx.Timeout(seconds, connect=_CONNECT_SECONDS, pool=None)
+        idle = self._idle[origin]
+        client = idle.pop() if idle else self._client()
+        try:
+            # The timeout of httpx bounds a single read; a slow answer may take any number of reads.
+            async with (
+                asyncio.timeout(seconds),
+                client.stream(method, url, json=body, timeout=timeout, headers=headers) as response,
+            ):
+                content = await _content(response, most)
+        except (httpx.ReadTimeout, TimeoutError) as error:
+            raise RequestFailed(f"{url} did not answer within {seconds:g} s") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ServerFailed(f"{url}: {type(error).__name__} {error}".rstrip()) from error
+        finally:
+            idle.append(client)
+        status = response.status_code
+        if response.is_success:
+            try:
+                return json.loads(content) if content.strip() else None
+            except (ValueError, RecursionError) as error:
+                raise ServerFailed(f"{url} answered what is no JSON: {_quoted(content)!r}") from error
+        retry, refused = status in (408, 429, 503), 400 <= status < 500
+        failure = RequestFailed if retry else RequestRefused if refused else ServerFailed
+        raise failure(f"{url} answered {status}: {_reason(content)}")
+
+    def _client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            limits=httpx.Limits(keepalive_expiry=_KEEP_ALIVE),
+            verify=self._context,
+            trust_env=False,
+            cookies=no_cookies(),
+            headers=NOT_PACKED,
+        )
+
+    async def aclose(self) -> None:
+        """Closes all connections; none may be in use."""
+        await asyncio.gather(*(client.aclose() for idle in self._idle.values() for client in idle))
+
+
+async def _content(response: httpx.Response, most: int) -> bytes:
+    """The bytes of an answer as they are sent. Raises ServerFailed for more than `most`."""
+    content = bytearray()
+    async for piece in response.aiter_raw():
+        content += piece
+        if len(content) > most:
+            raise ServerFailed(f"{response.url} answered with more than {most:,} bytes")
+    return bytes(content)
+
+
+def _reason(content: bytes) -> str:
+    """The server's own error message, shortened to fit into ours."""
+    try:
+        body = json.loads(content)
+        body = body.get("error", body)
+        return one_line(str(body.get("message", body))[:_QUOTED])
+    except (ValueError, AttributeError, RecursionError):
+        return _quoted(content)
+
+
+def _quoted(content: bytes) -> str:
+    return one_line(content[:_QUOTED].decode("utf-8", "replace"))
+
+
+def route_shape(config: ModelConfig, routes: bool, mixed: bool) -> RouteShape | None:
+    """The shape of the routes that completions report, None if they report none.
+
+    Raises ValueError for a model with experts that SGLang cannot serve, and for settings that exclude routes.
+    """
+    if config.sparse and config.tie_word_embeddings:
+        raise ValueError(
+            "SGLang reads no tied embedding of a model with experts, and would sample from an empty head; give the "
+            "model a head of its own (tie_word_embeddings false), or set engine.name=local"
+        )
+    if routes and mixed:
+        raise ValueError(
+            "a completion during which weights changed is fed again under the new ones, so the experts that sampled "
+            "its tokens are not known. Unset sglang.mixed, or set learner.routes=own"
+        )
+    return RouteShape.of(config) if routes else None
+
+
+@dataclasses.dataclass(frozen=True)
+class RoutesRequest:
+    """Asks for the routes of a conversation's tokens from `start` on; earlier completions reported those before."""
+
+    shape: RouteShape
+    start: int = 0
+
+    def body(self) -> dict[str, Any]:
+        """The fields to add to the body of /generate."""
+        return {"return_routed_experts": True, "routed_experts_start_len": self.start}
+
+    def bytes(self, tokens: int) -> int:
+        """An upper bound for the bytes of the routes of a conversation of `tokens` tokens, in base64."""
+        return 4 * (tokens * self.shape.layers * self.shape.chosen * _WIRE.itemsize // 3 + 1)
+
+    def read(self, about: Mapping[str, Any], tokens: int) -> str:
+        """The routes in a reply's `meta_info`, as `RouteShape.encode` writes them.
+
+        The conversation has `tokens` tokens; the last was never fed and has no route. Raises KeyError, TypeError or
+        ValueError for an answer that is not the routes of exactly the other tokens from `start` on.
+        """
+        reported = about["routed_experts"]
+        if not isinstance(reported, str):
+            raise TypeError(f"routed_experts is {type(reported).__name__}; expected base64")
+        routes = self.shape.decode(reported, _WIRE)
+        if len(routes) != tokens - 1 - self.start:
+            raise ValueError(f"routed_experts of {len(routes)} tokens; expected {tokens - 1 - self.start}")
+        return self.shape.encode(routes)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerReply:
+    """One sampled continuation.
+
+    `spans` holds (label of the weights, number of tokens) for each stretch sampled by one version, oldest first.
+    `cached` is the number of prompt tokens in the server's prefix cache. `routes` are the experts asked for, as text.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    spans: tuple[tuple[str, int], ...]
+    stopped: bool
+    cached: int = 0
+    routes: str = ""
+
+
+def read_reply(answer: Any, room: int, vocabulary: int, stops: Collection[int] = ()) -> ServerReply:
+    """The completion of 1 to `room` tokens below `vocabulary` in the JSON of a reply, without routes.
+
+    One of `stops` may only be its last token.
+
+    Raises KeyError, TypeError, ValueError, IndexError or OverflowError for a reply that is not a complete completion.
+    """
+    about = answer["meta_info"]
+    finish = about["finish_reason"]
+    if finish["type"] not in ("stop", "length"):
+        raise ValueError(f"it ended by {finish!r:.200}")
+    pairs = about["output_token_logprobs"]
+    tokens, logprobs = tuple(int(pair[1]) for pair in pairs), tuple(float(pair[0]) for pair in pairs)
+    if list(tokens) != answer["output_ids"]:
+        raise ValueError(f"{len(answer['output_ids'])} tokens, but log-probs of {len(tokens)} or of others")
+    if min(tokens, default=0) < 0 or max(tokens, default=0) >= vocabulary:
+        raise ValueError(f"tokens span {min(tokens)}–{max(tokens)}; the vocabulary has 0–{vocabulary - 1}")
+    if not 0 < len(tokens) <= room:
+        raise ValueError(f"{len(tokens)} tokens, asked for 1 to {room}")
+    if beyond := [logprob for logprob in logprobs if not _LEAST_LOGPROB <= logprob <= _MOST_LOGPROB]:
+        raise ValueError(f"a log-prob is {beyond[0]:g}, which no sampled token has")
+    if not set(stops).isdisjoint(tokens[:-1]):
+        raise ValueError("it goes on after a token that ends it")
+    versions = about["weight_versions"]
+    spans = tuple((label_of(span["version"]), int(span["end"]) - int(span["start"])) for span in versions)
+    if sum(count for _, count in spans) != len(tokens) or min((count for _, count in spans), default=0) < 1:
+        raise ValueError(f"versions of {sum(count for _, count in spans)} tokens, but there are {len(tokens)}")
+    return ServerReply(tokens, logprobs, spans, finish["type"] == "stop", int(about.get("cached_tokens", 0)))
+
+
+def label_of(found: Any) -> str:
+    """The label of weights that a server names, cut."""
+    return str(found)[:_LONGEST_LABEL]
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerClient:
+    """The server at `url`, called over connections that many servers share."""
+
+    url: str
+    connections: Connections
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        room: int,
+        vocabulary: int,
+        rid: str,
+        seed: int,
+        key: str = "",
+        routes: RoutesRequest | None = None,
+    ) -> ServerReply:
+        """Samples at most `room` tokens of 0 … `vocabulary` − 1. The caller bounds the time.
+
+        A router whose policy is `manual` sends all requests with one `key` to one server. `routes` says for which
+        tokens to report experts, None for none. Log-probs are those of logits / temperature; at temperature 0 those at
+        temperature 1. A server uses the seed only if it runs with --enable-deterministic-inference. Raises
+        RequestFailed or RequestRefused.
+        """
+        answer = await self._post(
+            "generate",
+            {
+                "rid": rid,
+                "input_ids": list(prompt),
+                "return_logprob": True,
+                "sampling_params": {
+                    "temperature": sampling.temperature,
+                    "max_new_tokens": room,
+                    "stop_token_ids": list(sampling.stop_tokens),
+                    "sampling_seed": seed,
+                },
+                **({} if routes is None else routes.body()),
+            },
+            None,
+            headers={_ROUTING_KEY: key} if key else None,
+            most=MOST + room * _TOKEN_BYTES + (0 if routes is None else routes.bytes(len(prompt) + room)),
+        )
+        try:
+            reply = read_reply(answer, room, vocabulary, sampling.stop_tokens)
+            if routes is None:
+                return reply
+            return dataclasses.replace(reply, routes=routes.read(answer["meta_info"], len(prompt) + len(reply.tokens)))
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+            raise RequestFailed(
+                f"{self.url} answered what is no completion: {type(error).__name__}: {one_line(str(error))[:300]}"
+            ) from error
+
+    async def abort(self, rid: str) -> None:
+        """Ends the request of this id, whose answer is no longer wanted."""
+        await self._post("abort_request", {"rid": rid}, _QUICK)
+
+    async def version(self) -> str:
+        """The label of the weights it serves. Raises RequestFailed or RequestRefused while the server is not up."""
+        return await self._read("model_info", lambda answer: label_of(answer["weight_version"]))
+
+    async def check_health(self) -> None:
+        """Has the server generate a token. Raises RequestFailed if it does not, ServerFailed if it is gone."""
+        await self.connections.call("GET", self.url, "health", seconds=_HEALTH)
+
+    async def can_release_memory(self) -> bool:
+        """Whether it can release memory, or runs on the CPU, where a request to release memory does nothing."""
+        return await self._read("server_info", lambda i: bool(i["enable_memory_saver"]) or i["device"] == "cpu")
+
+    async def reports_routes(self) -> bool:
+        """Whether it can report which experts tokens went through."""
+        return await self._read("server_info", lambda info: bool(info["enable_return_routed_experts"]))
+
+    async def incarnation(self) -> str:
+        """A text that identifies the server's process: how long its parts took to start. A restart changes it."""
+        parts = await self._read("server_info", lambda info: [part["startup_time"] for part in info["internal_states"]])
+        return json.dumps(parts)
+
+    async def rest(self, released: ReleasedMemory) -> None:
+        """Has it release the memory of cache, weights and graphs; it answers no completion until it is woken.
+
+        Running requests are put back in the queue first: a server that is not idle would crash. Raises RequestFailed or
+        RequestRefused. Raises StorageError if the release cannot be recorded; then nothing is released.
+        """
+        await self._pause()
+        try:
+            # Recorded before the request: the memory may be gone even if no answer comes.
+            await released.add((_WEIGHTS, *_OTHER_MEMORY))
+        except BaseException:
+            await asyncio.shield(self._unpause())
+            raise
+        await self._post("release_memory_occupation", {"tags": sorted(released.kinds)}, _SLOW)
+
+    async def wake(self, released: ReleasedMemory) -> None:
+        """Ends a `rest` without new weights: the memory of the weights is allocated again, but without their values."""
+        for tag in sorted(released.kinds):
+            await self._post("resume_memory_occupation", {"tags": [tag]}, _SLOW)
+            await released.remove([tag])
+        await self._post("continue_generation", {}, _QUICK)
+
+    async def update(self, folder: Path, label: str, released: ReleasedMemory) -> None:
+        """Has it load the weights in `folder`, which must have the same path on the server. The caller bounds the time.
+
+        Running requests are put back in the queue. They continue with the new weights and a recomputed cache. Memory in
+        `released` is taken again: that of the weights before the update, the rest after it, so that the server never
+        takes more than it needs while it shares the accelerator with the learner. Raises RequestFailed or
+        RequestRefused.
+        """
+        await self._pause()
+        try:
+            if _WEIGHTS in released.kinds:
+                await self._post("resume_memory_occupation", {"tags": [_WEIGHTS]}, _SLOW)
+                await released.remove([_WEIGHTS])
+            await self._post(
+                "update_weights_from_disk",
+                {"model_path": str(folder), "weight_version": label, "flush_cache": True},
+                None,
+            )
+            if released:
+                await self._post("resume_memory_occupation", {"tags": sorted(released.kinds)}, _SLOW)
+                await released.remove(released.kinds)
+        except BaseException:
+            # A server that stays paused answers no request. But one without its memory must stay paused.
+            if not released:
+                await asyncio.shield(self._unpause())
+            raise
+        await asyncio.shield(self._post("continue_generation", {}, _QUICK))
+        if (found := await self.version()) != label:
+            raise ServerFailed(f"{self.url} serves weights {found!r} after an update to {label!r}")
+
+    async def _pause(self) -> None:
+        """Puts the running requests back in the queue; they continue if this raises RequestFailed or RequestRefused."""
+        try:
+            await self._post("pause_generation", {"mode": "retract"}, _QUICK)
+        except BaseException as error:
+            # The server may have paused although no answer came, unless it was never reached.
+            if not isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout):
+                await asyncio.shield(self._unpause())
+            raise
+
+    async def _unpause(self) -> None:
+        """Ends a pause after a fault. A failure of this call is ignored, so that the first fault is reported."""
+        with contextlib.suppress(RequestFailed, RequestRefused):
+            await self._post("continue_generation", {}, _QUICK)
+
+    async def _read(self, path: str, read: Callable[[Any], _T]) -> _T:
+        """The result of `read` for the answer. Raises ServerFailed if the answer lacks a field."""
+        answer = await self.connections.call("GET", self.url, path, seconds=_QUICK)
+        try:
+            return read(answer)
+        except (KeyError, TypeError) as error:
+            raise ServerFailed(f"{self.url}/{path} answered without {error}; expected SGLang 0.5.23") from error
+
+    async def _post(self, path: str, body: dict[str, Any], seconds: float | None, **more: Any) -> Any:
+        return await self.connections.call("POST", self.url, path, body, seconds, **more)
+
+
+class ReleasedMemoryFile:
+    """The record of all servers that have released memory, by URL. One trainer writes it, from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._found: dict[str, tuple[str, list[str]]] = {}
+        try:
+            for url, (incarnation, kinds) in read_json(path).items():
+                self._found[url] = str(incarnation), list(map(str, kinds))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            _LOG.warning("%s is not read: %s. Start those servers again that still lack their memory", path, error)
+
+    def find(self, url: str) -> tuple[str, list[str]]:
+        """The `ServerClient.incarnation` that released memory at this address, and the kinds; empty if none."""
+        return self._found.get(url, ("", []))
+
+    def write(self, url: str, incarnation: str, kinds: Iterable[str]) -> None:
+        """Records the kinds of memory that a server has released; no kinds remove its entry. Raises StorageError."""
+        with self._lock:
+            if lacking := sorted(kinds):
+                self._found[url] = incarnation, lacking
+            else:
+                self._found.pop(url, None)
+            write_json(self._path, self._found)
+
+
+@dataclasses.dataclass(eq=False)
+class ReleasedMemory:
+    """The `kinds` of memory that one server has released, and the `incarnation` of its process at that time.
+
+    The file names a kind from before its release until it is restored. It must be correct: a server crashes if it is
+    asked to restore memory that it has, or to load weights without memory for them.
+    """
+
+    url: str = ""
+    file: ReleasedMemoryFile | None = None
+    incarnation: str = ""
+    kinds: set[str] = dataclasses.field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        if self.file is not None:
+            self.incarnation, kinds = self.file.find(self.url)
+            self.kinds.update(kinds)
+
+    def __bool__(self) -> bool:
+        return bool(self.kinds)
+
+    async def add(self, kinds: Iterable[str]) -> None:
+        """Records further kinds. Raises StorageError if that fails; then no memory may be released."""
+        more = self.kinds.union(kinds)
+        await self._record(more)
+        self.kinds = more
+
+    async def remove(self, kinds: Iterable[str]) -> None:
+        """Records that these kinds are restored. Raises StorageError if that fails."""
+        self.kinds = self.kinds.difference(kinds)
+        await self._record(self.kinds)
+
+    async def _record(self, kinds: set[str]) -> None:
+        if self.file is not None:
+            await asyncio.to_thread(self.file.write, self.url, self.incarnation, kinds)
+
+
+class Router:
+    """The router at `url`, asked and told which servers are behind it."""
+
+    def __init__(self, url: str, connections: Connections) -> None:
+        self.url, self._connections = url, connections
+
+    async def servers(self) -> dict[str, str]:
+        """Address → id of each server behind it. Raises RequestFailed or RequestRefused."""
+        answer = await self._connections.call("GET", self.url, "workers", None, _QUICK)
+        try:
+            return {str(worker["url"]).rstrip("/"): str(worker["id"]) for worker in answer["workers"]}
+        except (KeyError, TypeError) as error:
+            raise ServerFailed(f"{self.url}/workers answered without {error}; expected sglang-router 0.3.2") from error
+
+    async def add(self, server: str) -> None:
+        """Puts the server at this address behind it. Raises RequestFailed or RequestRefused."""
+        await self._connections.call("POST", self.url, "workers", {"url": server}, _QUICK)
+
+    async def remove(self, server: str) -> None:
+        """Takes the server at this address from it, if it is there. Raises RequestFailed or RequestRefused."""
+        if (number := (await self.servers()).get(server)) is not None:
+            path = f"workers/{quote(number, safe='')}"
+            await self._connections.call("DELETE", self.url, path, None, _QUICK)
