@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from cojax.settings.tree import WandbSettings
 from cojax.storage.checksums import CheckedLog
 from cojax.storage.files import Log, open_file, write_text
 
@@ -108,11 +107,14 @@ class Stopwatch:
 
 @dataclasses.dataclass(frozen=True)
 class Wandb:
-    """Settings of a W&B run; `mode` is "online" or "offline"."""
+    """Settings of a W&B run; `mode` is "online" or "offline".
+
+    Where `name` or `mode` is "", the variables WANDB_NAME and WANDB_MODE decide, as W&B reads them.
+    """
 
     project: str
-    name: str = WandbSettings.name
-    mode: str = WandbSettings.mode
+    name: str = ""
+    mode: str = ""
 
 
 class Metrics:
@@ -271,7 +273,7 @@ def _start_wandb(folder: Path, settings: Wandb, config: Mapping[str, Any]) -> An
     return wandb.init(
         project=settings.project,
         name=settings.name or None,
-        mode=settings.mode,
+        mode=settings.mode or None,
         id=known,
         resume="allow",
         dir=str(folder),

@@ -38,7 +38,7 @@ from cojax.rollout import control_tokens, templates, tool_calls, vocabulary
 from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Engine
 from cojax.rollout.export import save_model
-from cojax.settings.tree import WarmStartSettings
+from cojax.settings.tree import TeachingSettings
 from cojax.storage.files import read_json, write_json
 from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 
@@ -64,11 +64,11 @@ class Schedule:
     """
 
     steps: int = 600
-    batch_size: int = WarmStartSettings.batch_size
+    batch_size: int = TeachingSettings.batch_size
     lengthen: int = 250
     check_every: int = 50
     target: float = 0.2
-    epochs: bool = WarmStartSettings.epochs
+    epochs: bool = TeachingSettings.epochs
 
     def reach(self, step: int, count: int) -> int:
         """How many of `count` demonstrations, shortest first, batch `step` draws from; never less than a batch."""

@@ -18,7 +18,7 @@ def adamw(
     *,
     warmup_steps: int = OptimizerSettings.warmup_steps,
     decay_steps: int = OptimizerSettings.decay_steps,
-    decay_to: float = OptimizerSettings.decay_to,
+    decay_to: float = 0.1,
     b1: float = 0.9,
     b2: float = 0.95,
     weight_decay: float = OptimizerSettings.weight_decay,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from cojax.settings.tree import PreferenceSettings
+from cojax.settings.tree import RoundsSettings
 
 # Kinds of pairs of the target: an expert over its own failure, an expert over the second agent's failure, and a failure
 # over another one.
@@ -37,22 +37,22 @@ class Preference:
     `hard`.
     """
 
-    beta: float = PreferenceSettings.beta
+    beta: float = RoundsSettings.beta
     dpo: float = 0.5
     sft: float = 0.5
-    own: float = PreferenceSettings.own
-    other: float = PreferenceSettings.other
-    failures: float = PreferenceSettings.failures
-    margin: float = PreferenceSettings.margin
-    extra_turns: int = PreferenceSettings.extra_turns
-    reference: str = PreferenceSettings.reference
-    agent: str = PreferenceSettings.agent
-    share: float = PreferenceSettings.share
-    experts: str = PreferenceSettings.experts
-    epochs: int = PreferenceSettings.epochs
-    batch_size: int = PreferenceSettings.batch_size
-    learning_rate: float = PreferenceSettings.learning_rate
-    hard: float = PreferenceSettings.hard
+    own: float = RoundsSettings.own
+    other: float = RoundsSettings.other
+    failures: float = RoundsSettings.failures
+    margin: float = RoundsSettings.margin
+    extra_turns: int = RoundsSettings.extra_turns
+    reference: str = RoundsSettings.reference
+    agent: str = RoundsSettings.agent
+    share: float = RoundsSettings.share
+    experts: str = RoundsSettings.experts
+    epochs: int = RoundsSettings.epochs
+    batch_size: int = RoundsSettings.batch_size
+    learning_rate: float = RoundsSettings.learning_rate
+    hard: float = RoundsSettings.hard
 
     @property
     def kinds(self) -> dict[str, float]:

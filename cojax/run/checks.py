@@ -40,7 +40,8 @@ def check_run(config: ConfigDict) -> None:
     engines.check_servers(config)
     policies.check_folder(config)
     _check_pretrained(config)
-    explorers.check(config, {config.explorer.name, explorers.initial(config)})
+    if "llm" in (config.explorer.name, explorers.initial(config)):
+        explorers.chat_settings(config)
     check_mesh(config)
 
 

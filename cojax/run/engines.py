@@ -63,7 +63,6 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
         servers=section.servers,
         limits=server_limits(config),
         deadline=config.limits.engine_deadline,
-        attempts=section.attempts,
         dtype=section.dtype,
         mixed=section.mixed,
         follow=section.follow,

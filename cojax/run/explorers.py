@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from cojax.environment import Actor, Charted, EngineError, Environment, Episode, traits_of
 from cojax.explorer import Explorer
 from cojax.explorer.careless import CarelessExplorer
-from cojax.explorer.llm.chat_model import Budget, ChatModel, check_limits
+from cojax.explorer.llm.chat_model import Budget, ChatModel
 from cojax.explorer.llm.chat_settings import ChatSettings
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.journal import Journal
@@ -38,14 +38,6 @@ _WIDTH = 2
 def initial(config: ConfigDict) -> str:
     """The name of the explorer that finds D_0."""
     return config.initial_explorer or config.explorer.name
-
-
-def check(config: ConfigDict, names: Collection[str]) -> None:
-    """Raises ValueError if the explorers of these names cannot work with their settings."""
-    if "llm" in names:
-        chat_settings(config)
-    if "policy" in names:
-        check_limits(settings(config.llm))
 
 
 def check_ending(config: ConfigDict, environment: Environment) -> None:
@@ -99,7 +91,6 @@ def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
     from cojax.explorer.llm.policy_model import PolicyModel
 
     section = settings(config.llm)
-    check_limits(section)
     chat_model = PolicyModel(
         made.engine,
         made.chat,
@@ -129,7 +120,6 @@ def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatMo
         ending=ending(config, made.environment),
         separator=section.separator,
         shortest=section.shortest,
-        window=section.window,
         width=traits.width(config, made.environment, _WIDTH),
         # A model has its own deadlines; it may wait for a free request and between attempts.
         play=WatchedPlay(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import itertools
 from collections.abc import Iterator, Sequence
 
 from cojax.registry.annotations import description
 from cojax.run.entries import CHOICES
 from cojax.settings.command_line import CommandLineParser
 from cojax.settings.presets import PRESETS
-from cojax.settings.tree import LEAVES, OPEN, SECTIONS, Leaf, leaves_of
+from cojax.settings.tree import ENTRIES, LEAVES, OPEN, SECTIONS, Leaf, leaves_of
 from cojax.signals import SIGNALS
 
 _HEAD = """# Settings
@@ -44,6 +45,18 @@ def lines() -> Iterator[str]:
             yield _row(whole, LEAVES[whole])
         yield ""
     yield "## Settings of entries\n"
+    yield "Each of these is read by the entries in the first column alone.\n"
+    for prefix, of in itertools.groupby(ENTRIES, lambda one: one[0]):
+        sections = list(of)
+        yield f"### `{prefix}`\n"
+        if len(sections) == 1:
+            yield f"{inspect.getdoc(sections[0][2])}\n"
+        yield "| read by | setting | default | range | meaning |\n|---|---|---|---|---|"
+        for _, entries, section in sections:
+            for name in leaves_of(section):
+                yield f"| {entries} {_row(f'{prefix}.{name}', LEAVES[f'{prefix}.{name}'])}"
+        yield ""
+    yield "### Of registries\n"
     yield "Each section sets keywords of the entry in the second column, whose signature declares their ranges.\n"
     yield "| section | keywords of |\n|---|---|"
     for name, whose in OPEN.items():
@@ -91,5 +104,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _rows(words: Sequence[str]) -> Iterator[str]:
     """The rows of the settings, and of the sections of entries, with one of the words in their names."""
     for line in lines():
-        if line.startswith("| `") and any(word in line.split("`")[1] for word in words):
+        if line.startswith("| ") and "`" in line and any(word in line.split("`")[1] for word in words):
             yield line

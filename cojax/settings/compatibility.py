@@ -1,23 +1,31 @@
-"""The settings of a run directory, also of one that another release made: a setting that it lacks is its default."""
+"""The settings of a run directory, also of one that another release made.
+
+A setting that it lacks is its default. One that is gone since is left out if it had the value that it always has now.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.registry.annotations import convert_setting
+from cojax.registry.annotations import convert_setting, shown
 from cojax.settings.base import get_config
-from cojax.settings.tree import LEAVES
+from cojax.settings.tree import GONE, LEAVES
 from cojax.storage.files import CheckpointError, read_json
 
 _RESTORE = "Restore it from a copy"
 
 
 def in_todays_keys(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in a config.json, and from `defaults` those that it lacks, as JSON holds them."""
+    """The settings in a config.json, and from `defaults` those that it lacks, as JSON holds them.
+
+    Raises CheckpointError for a setting that this release does not have any more, with another value than it has now.
+    """
     settings = json.loads(json.dumps(stored))
     if isinstance(path := (model := _section(settings, "model")).get("path"), str) and path:
         # A relative path of other releases was read from the folder in which the command was started.
@@ -25,7 +33,26 @@ def in_todays_keys(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> di
     if path and "epochs" not in (warm := _section(settings, "warm_start")):
         # Releases without warm_start.epochs took a model folder as it is, whatever the other settings were.
         warm["steps"] = 0
+    for name, (value, instead) in GONE.items():
+        section, _, key = name.rpartition(".")
+        holds = functools.reduce(_below, section.split("."), settings)
+        if isinstance(holds, dict) and key in holds and (found := holds.pop(key)) != value:
+            raise CheckpointError(
+                f"the run was made with {name}={shown(found)}, a setting that is no more: it is always {value!r} now. "
+                f"Go on with the release that made the run, or without the setting: take it, and the last entry, "
+                f"`checksum`, out of config.json. In a new run, {instead}"
+            )
     return _filled(settings, json.loads(json.dumps(defaults)))
+
+
+def check_begun(workdir: Path) -> None:
+    """Raises CheckpointError where the folder holds checkpoints of a run with a setting that is gone since.
+
+    Whatever else is wrong with the folder is told by who claims it.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        if any((workdir / "checkpoints").iterdir()):
+            in_todays_keys(read_json(workdir / "config.json")["config"], {})
 
 
 def settings_of(workdir: Path) -> dict[str, Any]:
@@ -41,6 +68,8 @@ def settings_of(workdir: Path) -> dict[str, Any]:
         for name, value in learner["lora"].items():
             convert_setting(f"learner.lora.{name}", LEAVES[f"learner.lora.{name}"].range, as_tuples(value))
         return settings
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
     except OSError as error:
         raise CheckpointError(
             f"{workdir} is no run directory ({path.name}: {error.strerror or error}); expected the workdir of "
@@ -57,6 +86,10 @@ def as_tuples(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: as_tuples(inner) for name, inner in value.items()}
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value
+
+
+def _below(place: Any, part: str) -> Any:
+    return place.get(part) if isinstance(place, dict) else None
 
 
 def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:

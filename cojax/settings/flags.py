@@ -13,6 +13,7 @@ from ml_collections import config_flags
 
 from cojax.command import worded
 from cojax.registry.annotations import RegistryError, convert_setting, description, from_text
+from cojax.settings.compatibility import check_begun
 from cojax.settings.config_file import EXPERIMENTS, ConfigFileParser, FlagError, check_file
 from cojax.settings.ranges import RANGES, check_ranges, is_free_form, is_open, is_section, unknown
 from cojax.settings.reading import spelled_out
@@ -50,6 +51,8 @@ def parse(argv: list[str]) -> list[str]:
             raise FlagError(f"unexpected argument {rest[1]!r}; settings are given as --config.KEY=VALUE")
         if CONFIG.value is not None:
             _check_values()
+            if "workdir" in flags.FLAGS:
+                check_begun(Path(CONFIG.value.workdir))
         return rest
     except (FlagError, CheckpointError, RegistryError) as error:
         reason = str(error)

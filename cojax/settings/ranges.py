@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from cojax.command import worded
 from cojax.registry.annotations import RegistryError, convert_setting, description, shown
-from cojax.settings.tree import LEAVES, OPEN
+from cojax.settings.tree import GONE, LEAVES, OPEN
 
 # Characters of an unknown name that an error shows.
 _SHOWN = 100
@@ -114,6 +114,11 @@ def is_free_form(name: str) -> bool:
 
 def unknown(name: str) -> str:
     """The error for an unknown setting: it suggests settings with the same last name first, then similar ones."""
+    if name in GONE:
+        value, instead = GONE[name]
+        section = name.rpartition(".")[0]
+        rest = ", ".join(one for one in RANGES if one.rpartition(".")[0] == section)
+        return f"{name} is no setting any more: it is always {value!r}; {instead}. The settings of {section} are {rest}"
     known = [*RANGES, *OPEN, *ENTRY_SETTINGS]
     low, last = name.lower(), name.lower().rpartition(".")[2]
     near = [one for one in known if one.lower() == low]

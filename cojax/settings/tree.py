@@ -9,7 +9,7 @@ names one of your own.
 
 import dataclasses
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from cojax.registry.annotations import Range
@@ -83,8 +83,9 @@ class OptimizerSettings:
 
     learning_rate: AtLeast0 = setting(1e-06, "the highest rate")
     warmup_steps: Number = setting(0, "updates over which the rate rises linearly")
-    decay_steps: Number = setting(0, "updates over which the rate falls linearly; 0: constant, as in the paper")
-    decay_to: Share = setting(0.1, "share of the rate that is left after decay_steps")
+    decay_steps: Number = setting(
+        0, "updates over which the rate falls linearly to a tenth; 0: constant, as in the paper"
+    )
     weight_decay: AtLeast0 = setting(0.0, "of matrices and embeddings, not of norms and biases")
     clip_norm: Above0 = setting(1.0, "largest global norm of the gradient")
     moments_dtype: DType = setting("", 'storage dtype of both moments; "" is the parameters\'')
@@ -166,16 +167,6 @@ class ModelSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class WarmStartLoraSettings:
-    """Adapters that learn in a warm start on a model folder, and are then summed into its matrices."""
-
-    rank: Number = setting(0, "0 is off: all weights learn")
-    alpha: Above0 = setting(16.0, "adapters are scaled by alpha / rank")
-    targets: tuple[Matrix, ...] = setting((), "the matrices that get adapters; () is all")
-    learning_rate: AtLeast0 = setting(0.002, "first learning rate of the adapters; it falls linearly to a twentieth")
-
-
-@dataclasses.dataclass(frozen=True)
 class WarmStartSettings:
     """Supervised training before the run: of a policy from scratch, or on the pretrained weights of model.path."""
 
@@ -184,24 +175,6 @@ class WarmStartSettings:
         "",
         'the split whose solutions are demonstrations; `initial` is D_0, "" the environment\'s own demonstrator',
     )
-    batch_size: Count = setting(32, "demonstrations per batch")
-    lengthen: Number = setting(200, "batches over which demonstrations are added, from the shortest to the longest")
-    check_every: Count = setting(150, "batches between two scores on the development split")
-    target: AtLeast0 = setting(1.0, "success on the development split at which training stops")
-    check_tasks: Count = setting(200, "development tasks per score")
-    demonstrations: Count = setting(8000, "number of demonstrations; for a model folder few are enough, e.g. 272")
-    noise_low: Share = setting(0.1, "share of wrong actions of the demonstrator at the most popular skill")
-    noise_high: Share = setting(0.85, "share of wrong actions of the demonstrator at the least popular skill")
-    learning_rate: AtLeast0 = setting(0.003, "first learning rate from scratch; it falls linearly to a twentieth")
-    pretrained_learning_rate: AtLeast0 = setting(
-        0.0003,
-        "first learning rate on all weights of a model folder; it falls linearly to a twentieth",
-    )
-    epochs: bool = setting(
-        False,
-        "learn every demonstration once, in random order, before any is learned again; needs lengthen=0",
-    )
-    lora: WarmStartLoraSettings = WarmStartLoraSettings()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,46 +197,6 @@ class EngineSettings:
         "prompts whose tokens the local engine reads at a time; rows that are empty take as long as full ones",
     )
     max_length: AtLeast2 = setting(4096, "most tokens of a conversation")
-
-
-@dataclasses.dataclass(frozen=True)
-class SGLangSettings:
-    """Servers for engine.name=sglang: running ones, or ones launched on this host."""
-
-    urls: str = setting("", 'running servers, http://HOST:PORT,…; "" launches sglang.servers on this host')
-    router: str = setting(
-        "",
-        "sglang-router's address, which completion requests go to; without `urls` its servers are those used",
-    )
-    servers: Count = setting(1, "number of servers to launch")
-    python: str = setting("", 'an interpreter with SGLang; "" is the one of `make sglang`, which serves on the CPU')
-    device: str = setting("", 'cpu, or "" to leave the choice to SGLang and `flags`')
-    flags: str = setting("", 'more flags of sglang.launch_server, e.g. "--tp 4 --base-gpu-id {index}"')
-    port: Annotated[int, Range(0, 65_535)] = setting(0, "port of the first launched server; 0: any free ports")
-    dtype: Literal["", "float32", "bfloat16", "float16"] = setting(
-        "",
-        'dtype of the weights that servers load; "" is the policy\'s own',
-    )
-    folder: str = setting("", 'folder of weights/ and logs, with the same path for every server; "" is the workdir')
-    follow: bool = setting(False, "servers at `urls` load new weights from `folder` by themselves (experiments.serve)")
-    sync: Literal["", "folder", "orbax"] = setting(
-        "",
-        "folder: process 0 writes a model folder; orbax: all processes save together, each its part, and "
-        'experiments.serve restores it, for which `follow` is needed; "": orbax with several processes and '
-        "`follow`",
-    )
-    local: str = setting(
-        "",
-        'where experiments.serve keeps model folders that it made itself; "": /dev/shm where they fit into '
-        "memory, else the temporary folder",
-    )
-    startup_deadline: Seconds = setting(600.0, "for a server to start")
-    sync_deadline: Seconds = setting(600.0, "for a server to load new weights")
-    probe_every: Seconds = setting(10.0, "between two checks of a server's health")
-    restarts: Number = setting(5, "most restarts of each launched server")
-    attempts: Count = setting(6, "most requests for one completion")
-    mixed: bool = setting(False, "keep completions during which weights changed, instead of sampling them again")
-    release_memory: bool = setting(False, "servers release the memory of weights and cache while the learner works")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,48 +240,11 @@ class ExplorerSettings:
         'the tool that ends an episode; "" if an action without a call ends it. Where the environment states its '
         "own ending, that one holds",
     )
-    stretch: tuple[int, ...] = setting(
-        (-1, 0, 1, 2),
-        "scripted and careless: numbers of actions by which a draft's length may differ from its parent's",
-    )
-    longest: Count = setting(3, "scripted and careless: most actions of a draft that nothing guides")
-    cut: Share = setting(0.0, "scripted and careless: probability that a user turn ends after a step of a draft")
-    mistakes: Share = setting(0.3, "careless: probability that a draft confuses two names")
-    separator: str = setting("", 'llm and policy: text between user turns of a query; "": a query has one turn')
-    shortest: Count = setting(3, "llm and policy: fewest actions of a draft")
-    window: Annotated[int, "a number of characters", Range(2_000)] = setting(
-        60000,
-        "llm and policy: most untrusted characters of a prompt",
-    )
     width: Count | None = setting(
         None,
         "expeditions in parallel, independent of limits.concurrency; they do not see each other's results. None: "
         "2 for llm and policy, otherwise 1; no more than the environment says it can have",
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class LLMSettings:
-    """The model of explorer=llm; explorer=policy uses the limits. The API key is read from OPENAI_API_KEY.
-
-    Budgets are for one evolution; the search for D_0 counts as one. 40 contexts of 4 runs of 8 steps take about four
-    million tokens.
-    """
-
-    base_url: str = setting("", "an OpenAI-compatible endpoint, http://HOST:PORT/v1")
-    model: str = setting("", "the name of the model at the endpoint")
-    timeout: Seconds = setting(120.0, "for one request")
-    deadline: Seconds = setting(3600.0, "for one evolution")
-    attempts: Count = setting(4, "most requests for one reply")
-    concurrency: Count = setting(8, "requests in parallel")
-    max_tokens: Count = setting(2048, "most tokens of one reply")
-    max_tokens_per_evolution: Count = setting(10000000, "most tokens of an evolution, prompts included")
-    max_requests_per_evolution: Count = setting(10000, "most requests of an evolution")
-    temperature: AtLeast0 = setting(0.7, "temperature of replies")
-    price_in: AtLeast0 = setting(0.0, "price per million prompt tokens, for the cost in the metrics")
-    price_out: AtLeast0 = setting(0.0, "price per million reply tokens")
-    send_schema: bool = setting(True, "False for an endpoint that refuses response_format")
-    send_seed: bool = setting(True, "False for an endpoint that refuses seed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -416,54 +312,19 @@ class QualitySettings:
         "local: hashed n-grams, no model; endpoint: quality.model at quality.base_url, which also receives the "
         "queries of the evaluation tasks",
     )
-    base_url: str = setting("", "an OpenAI-compatible endpoint; its key is OPENAI_API_KEY")
-    model: str = setting("", "the name of the embedding model at the endpoint")
 
 
 @dataclasses.dataclass(frozen=True)
 class WandbSettings:
-    """Sends the metrics to Weights & Biases as well."""
+    """Sends the metrics to Weights & Biases as well. WANDB_NAME and WANDB_MODE name the run and its mode."""
 
     project: str = setting("", 'the project; "" is off')
-    name: str = setting("", "name of the run")
-    mode: Literal["online", "offline", "disabled", "shared"] = setting("online", "mode of wandb")
 
 
 @dataclasses.dataclass(frozen=True)
 class PreferenceSettings:
-    """How every method but coevolve learns: in rounds, each of which is a step, from pairs or from experts."""
+    """Learning from preferences: in rounds, and beside the groups of coevolve."""
 
-    beta: Above0 = setting(0.1, "β of DPO (ETO, round 1)")
-    dpo: Above0 | None = setting(None, "λ_DPO, the weight of DPO; None: 0.5 (reviews), for eto 1 (ETO)")
-    sft: AtLeast0 | None = setting(
-        None,
-        "λ_SFT, the weight of imitating a pair's expert; None: 0.5 (reviews), for eto 0 (ETO)",
-    )
-    own: AtLeast0 = setting(1.0, "weight of pairs of an expert and the agent's own failure (ours)")
-    other: AtLeast0 = setting(1.0, "weight of pairs of an expert and the other agent's failure (ours)")
-    failures: AtLeast0 = setting(1.0, "weight of pairs of two failures (ours)")
-    margin: Share = setting(
-        0.0,
-        "a failure is preferred over another one whose partial reward is lower by more than this (ours)",
-    )
-    extra_turns: Number = setting(5, "turns of a failure that count beyond the number that its expert has (ETO)")
-    reference: Literal["round", "initial"] = setting(
-        "round",
-        "DPO's reference: the policy at the beginning of the round, or the initial one (ETO)",
-    )
-    agent: Literal["failure", "positive", "none"] = setting(
-        "failure",
-        "the second agent: failure learns from failures alone, positive learns as the target does, none (paper)",
-    )
-    share: PositiveShare = setting(0.5, "share of each group's episodes that the second agent plays (ours)")
-    experts: Literal["solutions", "successes", "both"] = setting(
-        "solutions",
-        "experts: solutions of tasks, successes of the round, or both: these where a task has no solution (paper)",
-    )
-    epochs: Count = setting(3, "how often a round learns each of its examples (ETO)")
-    batch_size: Count = setting(32, "pairs or trajectories of an update (ETO)")
-    learning_rate: AtLeast0 = setting(1e-06, "of rounds, in place of optimizer.learning_rate (ETO)")
-    hard: Share = setting(0.6, "partial reward from which on a failure is a hard negative (paper)")
     hard_negatives: AtLeast0 = setting(
         0.0,
         "with method=coevolve: weight of DPO of a success over a hard negative of its group; 0 is off (ours)",
@@ -546,11 +407,9 @@ class Settings:
     model: ModelSettings = ModelSettings()
     warm_start: WarmStartSettings = WarmStartSettings()
     engine: EngineSettings = EngineSettings()
-    sglang: SGLangSettings = SGLangSettings()
     mesh: MeshSettings = MeshSettings()
     distributed: DistributedSettings = DistributedSettings()
     explorer: ExplorerSettings = ExplorerSettings()
-    llm: LLMSettings = LLMSettings()
     validation: ValidationSettings = ValidationSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     quality: QualitySettings = QualitySettings()
@@ -558,6 +417,186 @@ class Settings:
     preference: PreferenceSettings = PreferenceSettings()
 
 
+# The settings of entries: what one entry alone reads. They stand in a section beside others, and are set as those are.
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptedSettings:
+    """The explorers `scripted` and `careless`, which have no model."""
+
+    stretch: tuple[int, ...] = setting(
+        (-1, 0, 1, 2),
+        "numbers of actions by which a draft's length may differ from its parent's",
+    )
+    longest: Count = setting(3, "most actions of a draft that nothing guides")
+    cut: Share = setting(0.0, "probability that a user turn ends after a step of a draft")
+
+
+@dataclasses.dataclass(frozen=True)
+class CarelessSettings:
+    """The explorer `careless`."""
+
+    mistakes: Share = setting(0.3, "probability that a draft confuses two names")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelExplorerSettings:
+    """The explorers `llm` and `policy`."""
+
+    separator: str = setting("", 'text between user turns of a query; "": a query has one turn')
+    shortest: Count = setting(3, "fewest actions of a draft")
+
+
+@dataclasses.dataclass(frozen=True)
+class LLMSettings:
+    """The model of explorer=llm; explorer=policy uses the limits. The API key is read from OPENAI_API_KEY.
+
+    Budgets are for one evolution; the search for D_0 counts as one. 40 contexts of 4 runs of 8 steps take about four
+    million tokens.
+    """
+
+    base_url: str = setting("", "an OpenAI-compatible endpoint, http://HOST:PORT/v1")
+    model: str = setting("", "the name of the model at the endpoint")
+    timeout: Seconds = setting(120.0, "for one request")
+    deadline: Seconds = setting(3600.0, "for one evolution")
+    concurrency: Count = setting(8, "requests in parallel")
+    max_tokens: Count = setting(2048, "most tokens of one reply")
+    max_tokens_per_evolution: Count = setting(10000000, "most tokens of an evolution, prompts included")
+    max_requests_per_evolution: Count = setting(10000, "most requests of an evolution")
+    temperature: AtLeast0 = setting(0.7, "temperature of replies")
+    price_in: AtLeast0 = setting(0.0, "price per million prompt tokens, for the cost in the metrics")
+    price_out: AtLeast0 = setting(0.0, "price per million reply tokens")
+    send_schema: bool = setting(True, "False for an endpoint that refuses response_format")
+    send_seed: bool = setting(True, "False for an endpoint that refuses seed")
+
+
+@dataclasses.dataclass(frozen=True)
+class SGLangSettings:
+    """Servers for engine.name=sglang: running ones, or ones launched on this host."""
+
+    urls: str = setting("", 'running servers, http://HOST:PORT,…; "" launches sglang.servers on this host')
+    router: str = setting(
+        "",
+        "sglang-router's address, which completion requests go to; without `urls` its servers are those used",
+    )
+    servers: Count = setting(1, "number of servers to launch")
+    python: str = setting("", 'an interpreter with SGLang; "" is the one of `make sglang`, which serves on the CPU')
+    device: str = setting("", 'cpu, or "" to leave the choice to SGLang and `flags`')
+    flags: str = setting("", 'more flags of sglang.launch_server, e.g. "--tp 4 --base-gpu-id {index}"')
+    port: Annotated[int, Range(0, 65_535)] = setting(0, "port of the first launched server; 0: any free ports")
+    dtype: Literal["", "float32", "bfloat16", "float16"] = setting(
+        "",
+        'dtype of the weights that servers load; "" is the policy\'s own',
+    )
+    folder: str = setting("", 'folder of weights/ and logs, with the same path for every server; "" is the workdir')
+    follow: bool = setting(False, "servers at `urls` load new weights from `folder` by themselves (experiments.serve)")
+    sync: Literal["", "folder", "orbax"] = setting(
+        "",
+        "folder: process 0 writes a model folder; orbax: all processes save together, each its part, and "
+        'experiments.serve restores it, for which `follow` is needed; "": orbax with several processes and '
+        "`follow`",
+    )
+    local: str = setting(
+        "",
+        'where experiments.serve keeps model folders that it made itself; "": /dev/shm where they fit into '
+        "memory, else the temporary folder",
+    )
+    startup_deadline: Seconds = setting(600.0, "for a server to start")
+    sync_deadline: Seconds = setting(600.0, "for a server to load new weights")
+    probe_every: Seconds = setting(10.0, "between two checks of a server's health")
+    restarts: Number = setting(5, "most restarts of each launched server")
+    mixed: bool = setting(False, "keep completions during which weights changed, instead of sampling them again")
+    release_memory: bool = setting(False, "servers release the memory of weights and cache while the learner works")
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundsSettings:
+    """How every method but coevolve learns: in rounds, each of which is a step, from pairs or from experts."""
+
+    beta: Above0 = setting(0.1, "β of DPO (ETO, round 1)")
+    dpo: Above0 | None = setting(None, "λ_DPO, the weight of DPO; None: 0.5 (reviews), for eto 1 (ETO)")
+    sft: AtLeast0 | None = setting(
+        None,
+        "λ_SFT, the weight of imitating a pair's expert; None: 0.5 (reviews), for eto 0 (ETO)",
+    )
+    own: AtLeast0 = setting(1.0, "weight of pairs of an expert and the agent's own failure (ours)")
+    other: AtLeast0 = setting(1.0, "weight of pairs of an expert and the other agent's failure (ours)")
+    failures: AtLeast0 = setting(1.0, "weight of pairs of two failures (ours)")
+    margin: Share = setting(
+        0.0,
+        "a failure is preferred over another one whose partial reward is lower by more than this (ours)",
+    )
+    extra_turns: Number = setting(5, "turns of a failure that count beyond the number that its expert has (ETO)")
+    reference: Literal["round", "initial"] = setting(
+        "round",
+        "DPO's reference: the policy at the beginning of the round, or the initial one (ETO)",
+    )
+    agent: Literal["failure", "positive", "none"] = setting(
+        "failure",
+        "the second agent: failure learns from failures alone, positive learns as the target does, none (paper)",
+    )
+    share: PositiveShare = setting(0.5, "share of each group's episodes that the second agent plays (ours)")
+    experts: Literal["solutions", "successes", "both"] = setting(
+        "solutions",
+        "experts: solutions of tasks, successes of the round, or both: these where a task has no solution (paper)",
+    )
+    epochs: Count = setting(3, "how often a round learns each of its examples (ETO)")
+    batch_size: Count = setting(32, "pairs or trajectories of an update (ETO)")
+    learning_rate: AtLeast0 = setting(1e-06, "of rounds, in place of optimizer.learning_rate (ETO)")
+    hard: Share = setting(0.6, "partial reward from which on a failure is a hard negative (paper)")
+
+
+@dataclasses.dataclass(frozen=True)
+class TeachingSettings:
+    """What a warm start shows the policy, and when it ends."""
+
+    batch_size: Count = setting(32, "demonstrations per batch")
+    lengthen: Number = setting(200, "batches over which demonstrations are added, from the shortest to the longest")
+    check_every: Count = setting(150, "batches between two scores on the development split")
+    target: AtLeast0 = setting(1.0, "success on the development split at which training stops")
+    check_tasks: Count = setting(200, "development tasks per score")
+    demonstrations: Count = setting(8000, "number of demonstrations; for a model folder few are enough, e.g. 272")
+    noise_low: Share = setting(0.1, "share of wrong actions of the demonstrator at the most popular skill")
+    noise_high: Share = setting(0.85, "share of wrong actions of the demonstrator at the least popular skill")
+    learning_rate: AtLeast0 = setting(0.003, "first learning rate from scratch; it falls linearly to a twentieth")
+    pretrained_learning_rate: AtLeast0 = setting(
+        0.0003,
+        "first learning rate on all weights of a model folder; it falls linearly to a twentieth",
+    )
+    epochs: bool = setting(
+        False,
+        "learn every demonstration once, in random order, before any is learned again; needs lengthen=0",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TeachingLoraSettings:
+    """Adapters that learn in a warm start on a model folder, and are then summed into its matrices."""
+
+    rank: Number = setting(0, "0 is off: all weights learn")
+    learning_rate: AtLeast0 = setting(0.002, "first learning rate of the adapters; it falls linearly to a twentieth")
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingSettings:
+    """The embedding `endpoint`."""
+
+    base_url: str = setting("", "an OpenAI-compatible endpoint; its key is OPENAI_API_KEY")
+    model: str = setting("", "the name of the embedding model at the endpoint")
+
+
+# Section, the entries that read these settings, and the class that declares them.
+ENTRIES: Sequence[tuple[str, str, type]] = (
+    ("explorer", "explorers scripted, careless", ScriptedSettings),
+    ("explorer", "explorer careless", CarelessSettings),
+    ("explorer", "explorers llm, policy", ModelExplorerSettings),
+    ("llm", "explorer llm", LLMSettings),
+    ("sglang", "engine sglang", SGLangSettings),
+    ("preference", "methods of rounds", RoundsSettings),
+    ("warm_start", "a warm start", TeachingSettings),
+    ("warm_start.lora", "a warm start", TeachingLoraSettings),
+    ("quality", "embedding endpoint", EmbeddingSettings),
+)
 # Open section → the entry whose keywords it sets. The entry's signature declares their names and ranges.
 OPEN: Mapping[str, str] = {
     "environment": "environment.name, e.g. --config.environment.isolated=True",
@@ -569,6 +608,18 @@ OPEN: Mapping[str, str] = {
     "admission_settings": "synthesis.admit",
     "signal_settings": "each signal, under its name, e.g. --config.signal_settings.forgetting.window=5; the name of "
     "package.module:name is `name`",
+}
+
+# A setting of older releases → what it always is now, as JSON holds it, and what to do where that does not suffice.
+GONE: Mapping[str, tuple[Any, str]] = {
+    "warm_start.lora.alpha": (16.0, "scale warm_start.lora.learning_rate"),
+    "warm_start.lora.targets": ([], "adapt all matrices"),
+    "optimizer.decay_to": (0.1, "give cojax.learner.optimizer.adamw another share"),
+    "llm.attempts": (4, "let a proxy repeat requests"),
+    "explorer.window": (60_000, "give an explorer of your own another one"),
+    "sglang.attempts": (6, "let a router repeat requests"),
+    "wandb.name": ("", "set the variable WANDB_NAME"),
+    "wandb.mode": ("online", "set the variable WANDB_MODE"),
 }
 
 
@@ -600,9 +651,9 @@ def leaves_of(section: type) -> dict[str, Leaf]:
 
 # Dotted name → section; the settings without a section stand under "".
 SECTIONS: dict[str, type] = dict(_sections(Settings))
-# Every setting by its dotted name.
+# Every setting by its dotted name, those of entries after the others.
 LEAVES: dict[str, Leaf] = {
     f"{name}.{leaf}".lstrip("."): about
-    for name, section in SECTIONS.items()
+    for name, section in (*SECTIONS.items(), *((name, section) for name, _, section in ENTRIES))
     for leaf, about in leaves_of(section).items()
 }

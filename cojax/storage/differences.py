@@ -17,7 +17,7 @@ FREE_SETTINGS = frozenset(
         "accept_changed_code", "engine.slots", "environment.cluster",
         "limits.error_rate", "limits.concurrency", "limits.retries", "limits.environment_deadline",
         "limits.engine_deadline", "learner.micro_rows", "learner.remat", "mesh", "sglang", "distributed",
-        "llm.base_url", "llm.timeout", "llm.deadline", "llm.attempts", "llm.concurrency",
+        "llm.base_url", "llm.timeout", "llm.deadline", "llm.concurrency",
         "llm.max_tokens_per_evolution", "llm.max_requests_per_evolution", "llm.price_in", "llm.price_out",
         "llm.send_schema", "llm.send_seed",
         "quality.base_url",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ import pytest
 from cojax.run import entries
 from cojax.run.checks import check
 from cojax.settings import base
-from cojax.settings.compatibility import in_todays_keys
+from cojax.settings.compatibility import check_begun, in_todays_keys
+from cojax.settings.tree import GONE
 from cojax.storage.checkpoint import CheckpointError
 from experiments import continued, desk
 
@@ -20,7 +23,7 @@ def test_an_absent_key_is_its_default_of_today() -> None:
     filled = in_todays_keys(stored, base.get_config().to_dict())
     assert filled["steps"] == 3
     assert filled["llm"]["timeout"] == 5.0
-    assert filled["llm"]["attempts"] == 4
+    assert filled["llm"]["concurrency"] == 8
     assert filled["explorer"]["stretch"] == [-1, 0, 1, 2]  # as JSON holds it
     assert filled["signal_settings"] == {"rare": {"percent": 1.0}}
     assert stored == {"steps": 3, "llm": {"timeout": 5.0}, "signal_settings": {"rare": {"percent": 1.0}}}
@@ -48,6 +51,48 @@ def test_of_an_entry_the_papers_setting_comes_before_its_own() -> None:
     assert defaults["learner"]["loss_settings"] == {"kl_coefficient": 1e-3}
     assert defaults["environment"] == {"name": "", "cluster": "", "isolated": False}
     assert defaults["signal_settings"]["rare"] == {"pattern": "sequence", "percent": 5.0}
+
+
+OLD = {name: value for name, (value, _) in GONE.items()}  # as the release before wrote them
+
+
+def old_settings(**changed: object) -> dict:
+    """The settings that the release before wrote, with other values of some that are gone."""
+    stored = json.loads(json.dumps(desk.get_config().to_dict()))
+    for name, value in {**OLD, **changed}.items():
+        section, _, key = name.rpartition(".")
+        functools.reduce(dict.__getitem__, section.split("."), stored)[key] = value
+    return stored
+
+
+def test_a_run_of_the_release_before_goes_on_as_if_the_settings_that_are_gone_had_never_been(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"config": old_settings()}))
+    check(continued.get_config(str(tmp_path)))
+    assert in_todays_keys(old_settings(), base.get_config().to_dict()) == json.loads(
+        json.dumps(desk.get_config().to_dict())
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("llm.attempts", 9, "let a proxy"),
+        ("optimizer.decay_to", 0.2, "give"),
+        ("warm_start.lora.targets", ["key"], "ad"),
+    ],
+)
+def test_a_run_with_another_value_of_a_setting_that_is_gone_is_refused(
+    name: str, value: object, instead: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"config": old_settings(**{name: value})}))
+    said = f"the run was made with {name}={value!r}, a setting that is no more: it is always {OLD[name]!r} now. Go on"
+    with pytest.raises(CheckpointError, match=re.escape(said)) as caught:
+        continued.get_config(str(tmp_path))
+    assert f"In a new run, {instead}" in str(caught.value)
+    check_begun(tmp_path)  # it never reached a checkpoint: there is nothing to go on from
+    (tmp_path / "checkpoints/1").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        check_begun(tmp_path)
 
 
 def test_a_run_goes_on_with_its_own_settings(tmp_path: Path) -> None:

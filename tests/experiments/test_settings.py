@@ -20,7 +20,7 @@ from cojax.run.checks import check
 from cojax.settings import base
 from cojax.settings.ranges import ENTRY_SETTINGS, RANGES, leaves
 from cojax.settings.reading import JUDGES
-from cojax.settings.tree import LEAVES, OPEN, SECTIONS, leaves_of
+from cojax.settings.tree import ENTRIES, GONE, LEAVES, OPEN, SECTIONS, leaves_of
 from experiments import alfworld, appworld, bfcl, desk, scienceworld, tau2
 
 ROOT = Path(__file__).parents[2]
@@ -109,10 +109,39 @@ def test_what_was_read_as_a_value_once_is_refused_by_name(name, value, said):
 def test_the_reference_lists_every_setting_and_is_current():
     kept = (Path(__file__).parents[2] / "docs/settings.md").read_text()
     assert kept == "\n".join(reference.lines()) + "\n", "run python -m experiments.reference > docs/settings.md"
-    listed = re.findall(r"^\| `([^`]+)` \| `([^`]*)` \| (.+) \| (.+) \|$", kept, re.MULTILINE)
-    assert {name for name, _, _, _ in listed} == RANGES.keys()
-    assert all(bounds and meaning for _, _, bounds, meaning in listed)
-    assert ("learner.lora.alpha", "16.0") in {(name, default) for name, default, _, _ in listed}
+    listed = re.findall(r"^\| (?:([\w ,]+) \| )?`([^`]+)` \| `([^`]*)` \| (.+) \| (.+) \|$", kept, re.MULTILINE)
+    assert [name for _, name, _, _, _ in listed] == list(RANGES)
+    assert all(bounds and meaning for _, _, _, bounds, meaning in listed)
+    assert ("", "sampling.temperature", "0.9") in {one[:3] for one in listed}
+    assert ("explorers scripted, careless", "explorer.longest", "3") in {one[:3] for one in listed}
+
+
+def test_the_shared_settings_are_few():
+    assert sum(len(leaves_of(section)) for section in SECTIONS.values()) <= 140
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        (
+            "wandb.mode=offline",
+            "wandb.mode is no setting any more: it is always 'online'; set the variable WANDB_MODE. The",
+        ),
+        ("optimizer.decay_to=0.2", "optimizer.decay_to is no setting any more: it is always 0.1; give cojax."),
+    ],
+)
+def test_a_flag_of_a_setting_that_is_gone_names_the_rest(flag, said):
+    given = [sys.executable, "-m", "experiments.run", "--config=experiments/desk.py", f"--config.{flag}"]
+    done = subprocess.run(given, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout.startswith(f"error: {said}")
+    section = flag.partition(".")[0]
+    rest = ", ".join(name for name in RANGES if name.startswith(f"{section}."))
+    assert done.stdout.endswith(f"The settings of {section} are {rest}\n")
+
+
+def test_what_is_gone_is_no_setting():
+    assert not GONE.keys() & (RANGES.keys() | set(ENTRY_SETTINGS))
 
 
 def test_the_settings_of_entries_that_are_suggested_are_those_that_entries_declare():
@@ -163,7 +192,8 @@ def test_a_setting_allows_the_names_of_its_table(name, table):
 
 
 def test_what_imports_nothing_has_the_same_defaults():
+    of_entries = {name: section for name, _, section in ENTRIES}
     for function, section in ((Lora, "learner.lora"), (Lora, "warm_start.lora"), (make_mesh, "mesh")):
         own = {one.name: one.default for one in inspect.signature(function).parameters.values()}
-        for name, leaf in leaves_of(SECTIONS[section]).items():
+        for name, leaf in leaves_of({**SECTIONS, **of_entries}[section]).items():
             assert own.get(name, leaf.default) in (leaf.default, inspect.Parameter.empty), (section, name)

@@ -25,7 +25,7 @@ class ChatSettings:
     model: str
     timeout: float = LLMSettings.timeout
     deadline: float = LLMSettings.deadline
-    attempts: int = LLMSettings.attempts
+    attempts: int = 4
     concurrency: int = LLMSettings.concurrency
     max_tokens: int = LLMSettings.max_tokens
     max_tokens_per_evolution: int = 2_000_000

@@ -24,7 +24,7 @@ from cojax.explorer.llm.instructions import attempt_instructions, exploration_in
 from cojax.explorer.llm.prompting import version
 from cojax.explorer.llm.reflection import Reflection, add_reflection, reflection_prompt
 from cojax.explorer.scripted.windows import Ending
-from cojax.settings.tree import ExplorerSettings
+from cojax.settings.tree import ModelExplorerSettings
 from cojax.signals import Guidance
 from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
 
@@ -50,9 +50,9 @@ class LLMExplorer:
     runs: int = 4
     steps: int = 8
     ending: str = "finish"
-    separator: str = ExplorerSettings.separator
-    shortest: int = ExplorerSettings.shortest
-    window: int = ExplorerSettings.window
+    separator: str = ModelExplorerSettings.separator
+    shortest: int = ModelExplorerSettings.shortest
+    window: int = 60_000
     width: int = 1
     play: Play = world.play
     kind: str = "llm"

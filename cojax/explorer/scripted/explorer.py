@@ -22,7 +22,7 @@ from cojax.explorer.scripted.windows import (
     tool_documentation,
     windows,
 )
-from cojax.settings.tree import ExplorerSettings
+from cojax.settings.tree import ExplorerSettings, ScriptedSettings
 from cojax.signals import Guidance
 from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
 
@@ -58,10 +58,10 @@ class ScriptedExplorer:
     steps: int = ExplorerSettings.steps
     neighbours: Callable[[str], tuple[str, ...]] = no_neighbours
     ending: str = ExplorerSettings.ending
-    stretch: tuple[int, ...] = ExplorerSettings.stretch
-    longest: int = ExplorerSettings.longest
+    stretch: tuple[int, ...] = ScriptedSettings.stretch
+    longest: int = ScriptedSettings.longest
     tries: int = 12
-    cut: float = ExplorerSettings.cut
+    cut: float = ScriptedSettings.cut
     chase: float = 0.7
     focus_weight: float = 8.0
     neighbour_weight: float = 3.0

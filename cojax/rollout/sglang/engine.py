@@ -155,7 +155,7 @@ class SGLangEngine:
         servers: int = SGLangSettings.servers,
         limits: ServerLimits | None = None,
         deadline: float = 600.0,
-        attempts: int = SGLangSettings.attempts,
+        attempts: int = 6,
         dtype: str = SGLangSettings.dtype,
         mixed: bool = SGLangSettings.mixed,
         follow: bool = SGLangSettings.follow,
