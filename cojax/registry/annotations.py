@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import math
 import types
 import typing
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:  # an interpreter of a world has no pydantic: it is imported where values are checked
+    import pydantic
+    from pydantic_core import CoreSchema
 
 
 class RegistryError(ValueError):
@@ -35,6 +40,21 @@ class Range:
         above = self.low is None or value > self.low or (value == self.low and not self.low_open)
         below = self.high is None or value < self.high or (value == self.high and not self.high_open)
         return above and below
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: pydantic.GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core.core_schema import no_info_after_validator_function
+
+        return no_info_after_validator_function(self._holding, handler(source))
+
+    def _holding(self, value: Any) -> Any:
+        """The value. Raises ValueError for a number, or one of a tuple, that is not in the range; a text is in any."""
+        if any(
+            one not in self
+            for one in (value if isinstance(value, tuple) else (value,))
+            if isinstance(one, (int, float))
+        ):
+            raise ValueError
+        return value
 
     def __str__(self) -> str:
         if None not in (self.low, self.high) and not (self.low_open or self.high_open):
@@ -108,60 +128,44 @@ _WORDS = {
 
 
 def _converted(annotation: Any, value: Any) -> Any:
-    """The value converted to the annotated type. Raises ValueError where it is not allowed."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        inner = _converted(arguments[0], value)
-        numbers = inner if isinstance(inner, tuple) else () if inner is None or isinstance(inner, str) else (inner,)
-        if any(number not in one for one in arguments[1:] if isinstance(one, Range) for number in numbers):
-            raise ValueError
-        return inner
-    if origin is Literal:
-        if not any(value == one and type(value) is type(one) for one in arguments):
-            raise ValueError
-        return value
-    if origin in (typing.Union, types.UnionType):
-        return _first(arguments, value)
-    if origin is tuple or annotation is tuple:
-        return _tuple(arguments, value)
-    if annotation is Any:
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError
-        return value
-    if annotation in (None, type(None)):
-        if value is not None:
-            raise ValueError
-        return None
-    return _scalar(annotation, value)
-
-
-def _scalar(annotation: Any, value: Any) -> Any:
-    """Converts a value to bool, int, float or str. Raises ValueError for any other value.
+    """The value converted to the annotated type. Raises ValueError where it is not allowed.
 
     A whole number is a float too; True is neither. NaN and infinity are refused, as config.json cannot hold them, and
     whole numbers of more than 64 bits.
     """
-    if annotation not in (bool, int, float, str) or (isinstance(value, bool) and annotation is not bool):
+    from pydantic.errors import PydanticUserError
+
+    try:
+        found = _adapter(annotation).validate_python(value if annotation is Any else _as_tuples(value))
+    except (PydanticUserError, RecursionError) as error:  # an annotation, or a value, that no flag has
+        raise ValueError from error
+    if not _is_sound(value, found):
         raise ValueError
-    if annotation is float and isinstance(value, int):
-        try:
-            value = float(value)
-        except OverflowError as error:
-            raise ValueError from error
-    if not isinstance(value, annotation) or (isinstance(value, float) and not math.isfinite(value)):
-        raise ValueError
-    if isinstance(value, int) and not -LARGEST - 1 <= value <= LARGEST:
-        raise ValueError
-    return value
+    return found
 
 
-def _first(annotations: tuple[Any, ...], value: Any) -> Any:
-    """The value by the first annotation that keeps its type, else by the first that converts it."""
-    found = [_converted(one, value) for one in annotations if _converts(one, value)]
-    exact = [one for one in found if type(one) is type(value)]
-    if not found:
-        raise ValueError
-    return (exact or found)[0]
+@functools.cache
+def _adapter(annotation: Any) -> pydantic.TypeAdapter[Any]:
+    from pydantic import ConfigDict, TypeAdapter
+
+    return TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
+def _as_tuples(value: Any) -> Any:
+    """Lists as tuples, at every depth: JSON has no tuples."""
+    return tuple(map(_as_tuples, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _is_sound(value: Any, found: Any) -> bool:
+    """Whether a number is finite, of at most 64 bits, and was not made of a truth value or of a fraction."""
+    if isinstance(found, (list, tuple)):
+        return all(map(_is_sound, value, found))
+    if isinstance(found, float):
+        return math.isfinite(found) and not isinstance(value, bool)
+    if isinstance(found, int):
+        of_kind = isinstance(value, bool) == isinstance(found, bool) and not isinstance(value, float)
+        return of_kind and -LARGEST - 1 <= found <= LARGEST
+    return True
 
 
 def _converts(annotation: Any, value: Any) -> bool:
@@ -170,16 +174,3 @@ def _converts(annotation: Any, value: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _tuple(arguments: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, (tuple, list)):
-        raise ValueError
-    if not arguments:
-        return tuple(value)
-    if arguments == ((),):
-        arguments = ()
-    inner = (arguments[0],) * len(value) if arguments and arguments[-1] is ... else arguments
-    if len(inner) != len(value):
-        raise ValueError
-    return tuple(_converted(one, item) for one, item in zip(inner, value, strict=True))
