@@ -45,8 +45,10 @@ class ArrayStore(Protocol):
 class ArrayFiles:
     """`ArrayStore` by Orbax. Where arrays are spread over several processes, all of them call it."""
 
-    def __init__(self) -> None:
-        self._orbax = ocp.Checkpointer(ocp.StandardCheckpointHandler())
+    @functools.cached_property
+    def _orbax(self) -> ocp.Checkpointer:
+        """Made when it is needed: it starts JAX's backend, before which processes find each other or are forked."""
+        return ocp.Checkpointer(ocp.StandardCheckpointHandler())
 
     def save(self, folder: Path, arrays: Any) -> None:
         self._orbax.save(folder, args=ocp.args.StandardSave(arrays))
