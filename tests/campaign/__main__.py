@@ -22,8 +22,9 @@ import signal
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from campaign import episodes, faults, leaks
 from campaign.cases import COUNTS, EPISODES, FAULTS, Canary
@@ -33,6 +34,9 @@ from cojax.settings.command_line import CommandLineParser
 
 # The most violations that the JSON object names; all are printed.
 _NAMED = 50
+_STOPS = (signal.SIGINT, signal.SIGTERM)
+# Python's callbacks, JAX's among them, whose exceptions it prints and forgets.
+_SWALLOWING = ("_xla_gc_callback", "__del__")
 
 
 def number(text: str) -> int:
@@ -163,7 +167,7 @@ def quiet_logs() -> Iterator[None]:
 @contextlib.contextmanager
 def stopped_once() -> Iterator[None]:
     """Turns the first SIGINT or SIGTERM into a KeyboardInterrupt."""
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, interrupt) for number in (*_STOPS, signal.SIGALRM)}
     try:
         yield
     finally:
@@ -171,9 +175,17 @@ def stopped_once() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def interrupt(*_: object) -> NoReturn:
-    """Raises KeyboardInterrupt; ignores further signals, so that the campaign can end in order."""
-    for signalled in (signal.SIGINT, signal.SIGTERM):
+def interrupt(number: int, frame: types.FrameType | None) -> None:
+    """Raises KeyboardInterrupt; ignores further signals, so that the campaign can end in order.
+
+    What a callback of the garbage collector raises is lost: there the signal waits for its end.
+    """
+    while frame is not None:
+        if frame.f_code.co_name in _SWALLOWING:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            return
+        frame = frame.f_back
+    for signalled in (*_STOPS, signal.SIGALRM):
         signal.signal(signalled, signal.SIG_IGN)
     raise KeyboardInterrupt
 

@@ -71,7 +71,7 @@ def test_what_listens_there_and_is_no_cluster_is_given_up_and_the_command_ends(s
 def test_a_command_says_it_in_one_line(command, tmp_path):
     policy = ["--config.workdir=w"] if command == "run" else ["--endpoint=http://localhost:1", "--endpoint_model=m"]
     given = [f"--config={ROOT}/experiments/desk.py", "--config.environment.cluster=ray://h:1", *policy]
-    code = f"{WITHOUT_RAY}from experiments import {command}; {command}.start()"
+    code = f"{WITHOUT_RAY}from experiments import {command}; {command}.main()"
     done = subprocess.run(
         [sys.executable, "-c", code, *given],
         cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin", "HOME": str(tmp_path / "home")},
