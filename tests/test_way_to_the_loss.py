@@ -22,13 +22,14 @@ import cojax.coevolve
 from cojax.learner import losses
 
 root, out, way = sys.argv[1:4]
+rooms = tuple(root + room for room in ("cojax/", "environments/", "experiments/"))
 stacks, exponential, sample = [], losses.bounded_exp, cojax.coevolve.sample_groups
 
 def first_line(log_ratio):
     frame, names = sys._getframe(1), []
     of_grpo = frame.f_code.co_name == "grpo"
     while frame is not None:
-        if frame.f_code.co_filename.startswith(root):
+        if frame.f_code.co_filename.startswith(rooms):
             names.append(frame.f_code.co_name)
         frame = frame.f_back
     if of_grpo:
