@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from cojax.environment import replies
 from cojax.evaluation import reflexion
 from cojax.explorer import answers as shown_answers
-from cojax.explorer.llm import abstraction, acting, completion
+from cojax.explorer.llm import abstraction, acting, chat_client
 from cojax.explorer.llm import chat_model as chat_model
 from cojax.explorer.llm import prompting as wording
 from cojax.explorer.scripted.windows import Ending
@@ -82,7 +82,7 @@ def rendered(text: str) -> None:
 
 def _completion(text: str) -> None:
     with contextlib.suppress(TypeError):  # as by the client
-        completion.read_completion(json.loads(text), 9)
+        chat_client.read_completion(json.loads(text), 9)
 
 
 SENT = Action(calls=(Call("send_mail", {"text": "a", "x": "1"}),))

@@ -12,7 +12,7 @@ from typing import Any
 
 from cojax.environment import Environment, Episode
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
-from cojax.explorer.llm.fitting import fit_texts, shorten
+from cojax.explorer.llm.prompting import fit_texts, shorten
 from cojax.rollout.chat import Chat
 from cojax.types import Action, Evaluation, Group, Message, Observation, Task, Trajectory, Triplet
 

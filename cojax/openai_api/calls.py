@@ -1,8 +1,12 @@
-"""Calls to OpenAI-compatible endpoints: the address, the key, how a call can fail, and when it is tried again."""
+"""Calls to OpenAI-compatible endpoints: the address, the key, how a call can fail, and when it is tried again.
+
+Also what requests to servers that are not trusted have in common: nothing packed, no cookies, words on one line.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import http.cookiejar
 import itertools
 import os
 import random
@@ -17,6 +21,8 @@ _PASSING = frozenset({"unreachable", "timeout", "server", "rate", "malformed"})
 # Seconds between attempts: the first wait is doubled each time, up to the longest. An endpoint that asks for more is
 # given up.
 FIRST_WAIT, LONGEST_WAIT = 0.5, 120.0
+# Headers that ask for bodies as they are. Bodies are read as they are sent: what is packed may expand without end.
+NOT_PACKED = {"Accept-Encoding": "identity"}
 # A shorter key is a placeholder, and may be a common word.
 _SHORTEST_KEY = 8
 
@@ -113,3 +119,14 @@ def with_retries(
                 raise
         wait(pause)
         number = next(numbers)
+
+
+def no_cookies() -> http.cookiejar.CookieJar:
+    """A jar that takes no cookie: a client keeps all that it is given, and sends all with every request."""
+    return http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=()))
+
+
+def one_line(text: str) -> str:
+    """The text on one line, without what cannot be printed or encoded: a server's words forge no line of a log."""
+    plain = text.encode("utf-8", "replace").decode()
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in plain).split())

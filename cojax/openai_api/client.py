@@ -16,8 +16,7 @@ import httpx
 import openai
 
 from cojax.host.background import on_thread
-from cojax.openai_api.calls import Address, CallFailed, read_key, redact
-from cojax.openai_api.plain_http import NOT_PACKED, no_cookies, one_line
+from cojax.openai_api.calls import NOT_PACKED, Address, CallFailed, no_cookies, one_line, read_key, redact
 
 _T = TypeVar("_T")
 # Bytes of a chat completion and of embeddings: far above what any model gives.

@@ -13,8 +13,7 @@ from ml_collections import ConfigDict
 from cojax.environment import Actor, Charted, EngineError, Environment, Episode, traits_of
 from cojax.explorer import Explorer
 from cojax.explorer.careless import CarelessExplorer
-from cojax.explorer.llm.chat_model import Budget, ChatModel
-from cojax.explorer.llm.chat_settings import ChatSettings
+from cojax.explorer.llm.chat_model import Budget, ChatModel, ChatSettings
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.journal import Journal
 from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours

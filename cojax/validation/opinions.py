@@ -15,8 +15,7 @@ from cojax.environment import Actor, Environment
 from cojax.environment.replay import Play
 from cojax.explorer import Metered
 from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatModel, seed_of, structured_reply
-from cojax.explorer.llm.fitting import shorten
-from cojax.explorer.llm.prompting import bullets, data, parts, prompt
+from cojax.explorer.llm.prompting import bullets, data, parts, prompt, shorten
 from cojax.types import Task, TaskDraft, Trajectory, Verdict, signature
 from cojax.validation.query import DraftRefused
 

@@ -19,7 +19,7 @@ from campaign.hostile_replies import BEHAVIOURS, DISGUISES, STAGES, Behaviour, l
 from cojax.environment import play
 from cojax.environment.replay import follow
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_settings import ChatSettings
+from cojax.explorer.llm.chat_model import ChatSettings
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Synthesis, synthesize
 from cojax.types import Action, Call, Signal, Task

@@ -21,7 +21,7 @@ from campaign.cases import Violation, draw
 from campaign.endpoint import EndpointServer, Script, answered, completion, serving
 from cojax.environment import EngineError, OutOfContext
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_settings import ChatSettings
+from cojax.explorer.llm.chat_model import ChatSettings
 from cojax.rollout.endpoint import ChatEndpoint
 from cojax.rollout.engine import Sampling
 from cojax.rollout.sglang import client as sglang_client

@@ -11,7 +11,7 @@ from patience import patience
 
 from cojax.environment import EngineError, EnvironmentFailure
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_settings import ChatSettings
+from cojax.explorer.llm.chat_model import ChatSettings
 from cojax.openai_api import calls
 from cojax.quality.embedding import EmbeddingError, EndpointEmbedding
 from cojax.rollout.endpoint import ChatEndpoint

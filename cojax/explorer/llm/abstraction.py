@@ -11,8 +11,7 @@ from pydantic import BaseModel, Field
 from cojax.environment import Environment
 from cojax.explorer import Exploration
 from cojax.explorer.answers import answer_objections
-from cojax.explorer.llm.fitting import fit_pairs, fit_texts, shorten
-from cojax.explorer.llm.prompting import bullets, data, fill, parts, prompt
+from cojax.explorer.llm.prompting import bullets, data, fill, fit_pairs, fit_texts, parts, prompt, shorten
 from cojax.explorer.scripted.windows import Ending
 from cojax.types import Action, Call, Message, Task, TaskDraft, Triplet, normalise, signature
 

@@ -5,11 +5,13 @@ A reply is untrusted text. A call that fails raises `ChatFailure`; an error neve
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import json
 import math
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar
@@ -17,6 +19,8 @@ from typing import Any, Literal, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from cojax.environment import EngineError
+from cojax.openai_api.calls import Address
+from cojax.settings.tree import LLMSettings
 from cojax.storage.files import NestedTooDeeply, parse_json
 from cojax.types import Message, content_hash
 
@@ -265,3 +269,79 @@ def _json(text: str) -> Any:
         json.dumps(value, ensure_ascii=False).encode()
         return value
     raise reason or ValueError("nothing there")
+
+
+class Counters:
+    """Amounts by name, and failures by kind."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._amounts: collections.Counter[str] = collections.Counter()
+        self._failures: collections.Counter[str] = collections.Counter()
+
+    def reset(self) -> None:
+        with self._guard:
+            self._amounts.clear()
+            self._failures.clear()
+
+    def count(self, **amounts: int) -> None:
+        with self._guard:
+            self._amounts.update(amounts)
+
+    def failed(self, kind: FailureKind) -> None:
+        with self._guard:
+            self._failures[kind] += 1
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Counts a ChatFailure that the block raises; it is still raised."""
+        try:
+            yield
+        except ChatFailure as failure:
+            self.failed(failure.kind)
+            raise
+
+    def amounts(self, *names: str) -> dict[str, int]:
+        """The amounts of these names; 0 for a name that was never counted."""
+        with self._guard:
+            return {name: self._amounts[name] for name in names}
+
+    def failures(self) -> dict[str, int]:
+        with self._guard:
+            return dict(self._failures)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatSettings:
+    """Where and how to call `model`: `base_url` is like http://HOST:PORT/v1.
+
+    `timeout` bounds one request and `deadline` an evolution, in seconds. A reply takes at most `attempts` requests and
+    has at most `max_tokens` tokens. At most `concurrency` requests run in parallel. An evolution spends at most
+    `max_tokens_per_evolution` tokens, prompts included, and `max_requests_per_evolution` requests: a request that could
+    exceed them is not sent. `price_in` and `price_out` are per million tokens, in any currency. Set `send_schema` to
+    False for an endpoint that refuses `response_format`, and `send_seed` for one that refuses `seed`. Raises ValueError
+    for settings that cannot work.
+    """
+
+    base_url: str
+    model: str
+    timeout: float = LLMSettings.timeout
+    deadline: float = LLMSettings.deadline
+    attempts: int = 4
+    concurrency: int = LLMSettings.concurrency
+    max_tokens: int = LLMSettings.max_tokens
+    max_tokens_per_evolution: int = 2_000_000
+    max_requests_per_evolution: int = 4_000
+    temperature: float = LLMSettings.temperature
+    price_in: float = LLMSettings.price_in
+    price_out: float = LLMSettings.price_out
+    send_schema: bool = LLMSettings.send_schema
+    send_seed: bool = LLMSettings.send_seed
+
+    def __post_init__(self) -> None:
+        _ = self.address
+        check_limits(dataclasses.asdict(self))
+
+    @property
+    def address(self) -> Address:
+        return Address(self.base_url, self.model, "llm.base_url", "llm.model")

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel
 
-from cojax.explorer.llm.fitting import fit_pairs, shorten
-from cojax.explorer.llm.prompting import data, fill, parts, prompt
+from cojax.explorer.llm.prompting import data, fill, fit_pairs, parts, prompt, shorten
 from cojax.types import ExplorationContext, Message, Signal, Trajectory, signature
 
 # The most characters of a line that is taken from a reflection, and the most lines of one of its lists.

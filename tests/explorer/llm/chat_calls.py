@@ -5,8 +5,7 @@ from chat_server import ChatServer
 from pydantic import BaseModel
 
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_model import Budget, ChatFailure
-from cojax.explorer.llm.chat_settings import ChatSettings
+from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatSettings
 from cojax.explorer.llm.journal import Journal
 from cojax.types import Message
 

@@ -13,7 +13,7 @@ import environments
 from cojax.environment import play
 from cojax.environment.replay import follow
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_settings import ChatSettings
+from cojax.explorer.llm.chat_model import ChatSettings
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.journal import Journal
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Expedition, Synthesis, synthesize

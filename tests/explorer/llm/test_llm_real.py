@@ -26,7 +26,7 @@ from patience import patience
 import environments
 from cojax.environment import Environment
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_settings import ChatSettings
+from cojax.explorer.llm.chat_model import ChatSettings
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf

@@ -18,7 +18,7 @@ import environments
 from cojax.explorer import Exploration
 from cojax.explorer.llm.chat_model import Budget, ModelReply
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.fitting import fit_pairs, fit_texts, shorten
+from cojax.explorer.llm.prompting import fit_pairs, fit_texts, shorten
 from cojax.types import (
     Action,
     Evaluation,

@@ -7,8 +7,7 @@ import pytest
 
 from cojax.explorer.llm import prompting as wording
 from cojax.explorer.llm.acting import action_format
-from cojax.explorer.llm.fitting import shorten
-from cojax.explorer.llm.prompting import data, fill, parts, prompt
+from cojax.explorer.llm.prompting import data, fill, parts, prompt, shorten
 
 FILES = sorted(path.stem for path in (Path(wording.__file__).parent / "prompts").glob("*.md"))
 
