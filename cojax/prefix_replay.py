@@ -38,7 +38,7 @@ def prefix(task: Task, memory: Mapping[str, int]) -> Sequence[Action]:
 
 
 class PrefixLengths:
-    """A detector that raises no signals: task id → how many actions its next episodes replay.
+    """A statistic: task id → how many actions its next episodes replay.
 
     After a group that was solved in more than half of its episodes it is one less, after one solved in fewer one more:
     so success stays near one half while the policy grows (a staircase).

@@ -57,8 +57,13 @@ def no_evidence(discount: float) -> dict[str, Any]:
     return {_STEPS: 0, _DISCOUNT: discount}
 
 
-def add_evidence(memory: Mapping[str, Any], found: Mapping[str, Evidence]) -> dict[str, Any]:
-    """The changes to the memory by a step in which `found` was seen."""
+def add_evidence(memory: Mapping[str, Any], seen: Iterable[tuple[Iterable[str], float, float]]) -> dict[str, Any]:
+    """The changes to the memory by a step in which (keys, successes, failures) were seen."""
+    found: dict[str, Evidence] = {}
+    for keys, solved, failed in seen:
+        for key in keys:
+            before = found.get(key, (0.0, 0.0))
+            found[key] = before[0] + solved, before[1] + failed
     now = memory[_STEPS] + 1
     changes: dict[str, Any] = {_STEPS: now}
     for key, counts in found.items():
@@ -93,7 +98,7 @@ def _tools(actions: Sequence[Action]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Beliefs:
-    """A detector that raises no signals: it keeps the evidence, in memory.jsonl under the name `beliefs`.
+    """A statistic: it keeps the evidence, in memory.jsonl under the name `beliefs`.
 
     The memory maps a key to (solved, failed, step of the last change). `discount` is γ.
     """
@@ -104,15 +109,13 @@ class Beliefs:
         return no_evidence(self.discount)
 
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
-        found: dict[str, Evidence] = {}
-        for group in groups:
-            solved, failed = group.solved, len(group.valid) - group.solved
-            if group.valid:
-                # The policy did not play the replayed actions, so they are no evidence.
-                for key in _keys(group.task.solution[replayed(group.valid[0]) :]):
-                    before = found.get(key, (0.0, 0.0))
-                    found[key] = before[0] + solved, before[1] + failed
-        return add_evidence(memory, found), []
+        # The policy did not play the replayed actions, so they are no evidence.
+        seen = (
+            (_keys(group.task.solution[replayed(group.valid[0]) :]), group.solved, len(group.valid) - group.solved)
+            for group in groups
+            if group.valid
+        )
+        return add_evidence(memory, seen), []
 
 
 def _keys(actions: Sequence[Action]) -> list[str]:

@@ -25,7 +25,6 @@ from cojax.environment import Charted
 from cojax.registry.annotations import Range
 from cojax.synthesis.beliefs import (
     Discount,
-    Evidence,
     Posterior,
     Strength,
     add_evidence,
@@ -42,7 +41,7 @@ from cojax.types import Group, Signal
 
 @dataclasses.dataclass(frozen=True)
 class Credits:
-    """A detector that raises no signals: it counts live and dead groups, in memory.jsonl under the name `credits`.
+    """A statistic: it counts live and dead groups, in memory.jsonl under the name `credits`.
 
     The memory maps a key to (live, dead, step of the last change). `discount` is γ.
     """
@@ -53,16 +52,16 @@ class Credits:
         return no_evidence(self.discount)
 
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
-        found: dict[str, Evidence] = {}
-        for group in groups:
-            if group.task.lineage is None or len(group.valid) < 2:
-                continue
-            live = float(group.live)
-            kind = group.task.origin
-            for key in (_key(kind), *(_key(kind, tool) for tool in solution_tools(group.task))):
-                before = found.get(key, (0.0, 0.0))
-                found[key] = before[0] + live, before[1] + 1.0 - live
-        return add_evidence(memory, found), []
+        seen = (
+            (
+                [_key(group.task.origin, tool) for tool in ("", *solution_tools(group.task))],
+                float(group.live),
+                1.0 - group.live,
+            )
+            for group in groups
+            if group.task.lineage is not None and len(group.valid) >= 2
+        )
+        return add_evidence(memory, seen), []
 
 
 def _key(kind: str, tool: str = "") -> str:

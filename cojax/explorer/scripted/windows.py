@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import Environment, ask
-from cojax.explorer.scripted.run import argument_values, tool_of, words_of
 from cojax.types import Action, Call, Message, Observation, Triplet
 
 
@@ -61,6 +60,22 @@ def phrase_steps(environment: Environment, steps: Sequence[Triplet]) -> str | No
     Every exception of the environment becomes EnvironmentFailure.
     """
     return ask(environment.phrase, steps)
+
+
+def tool_of(action: Action) -> str:
+    """The tool of the first call; "" for an action without calls."""
+    return action.calls[0].name if action.calls else ""
+
+
+def argument_values(action: Action) -> frozenset[str]:
+    """The values of the action's arguments, as text."""
+    return frozenset(str(value) for call in action.calls for value in call.arguments.values())
+
+
+def words_of(text: str) -> set[str]:
+    """The words of an observation, both unchanged and without the punctuation that JSON puts around them."""
+    words = text.split()
+    return {*words, *(word.strip("\"'{}[](),:") for word in words)} - {""}
 
 
 def draft_lengths(base: int, stretch: Sequence[int], longest: int, rng: random.Random) -> Iterator[int]:
