@@ -312,7 +312,7 @@ class Counters:
 
 
 @dataclasses.dataclass(frozen=True)
-class ChatSettings:
+class ChatSettings(LLMSettings):
     """Where and how to call `model`: `base_url` is like http://HOST:PORT/v1.
 
     `timeout` bounds one request and `deadline` an evolution, in seconds. A reply takes at most `attempts` requests and
@@ -323,20 +323,9 @@ class ChatSettings:
     for settings that cannot work.
     """
 
-    base_url: str
-    model: str
-    timeout: float = LLMSettings.timeout
-    deadline: float = LLMSettings.deadline
     attempts: int = 4
-    concurrency: int = LLMSettings.concurrency
-    max_tokens: int = LLMSettings.max_tokens
     max_tokens_per_evolution: int = 2_000_000
     max_requests_per_evolution: int = 4_000
-    temperature: float = LLMSettings.temperature
-    price_in: float = LLMSettings.price_in
-    price_out: float = LLMSettings.price_out
-    send_schema: bool = LLMSettings.send_schema
-    send_seed: bool = LLMSettings.send_seed
 
     def __post_init__(self) -> None:
         _ = self.address

@@ -285,8 +285,4 @@ class ExplorationRun:
 
 def mentioning(actions: Sequence[Action], words: Collection[str]) -> list[Action]:
     """The actions that have one of these words as an argument."""
-    return [
-        action
-        for action in actions
-        if any(str(value) in words for call in action.calls for value in call.arguments.values())
-    ]
+    return [action for action in actions if not argument_values(action).isdisjoint(words)]
