@@ -25,21 +25,19 @@ from cojax.report.console import CONSOLE, duration
 from cojax.settings.command_line import CommandLineParser
 from cojax.storage.files import RunDirectoryError, lock_folder, read_json, write_json, write_text
 from . import figures, schedule, stored, tables
-from .cells import percent
 from .command import check_deadline, check_settings, settings_of, stoppable
-from .comparison import differing_parts, mismatch
+from .comparison import differing_facts, differing_parts, mismatch, variables_of, with_stored_variables
 from .launch import VARIABLES
-from .machines import differing_facts, variables_of, with_stored_variables
-from .markdown import render_page
+from .markdown import percent, render_page
 from .record import Record, record_or_reason
-from .runs import StudyRun
+from .runs import ROOT, StudyRun
 from .summary import Records, complete_seeds, summarise
 from .table import DEFAULT_SEEDS, Table
 from .tables import DEVELOPMENT_SEEDS, TABLES
 
 _ALL = "all"
 # Records that are part of the repository.
-KEPT = schedule.ROOT / "results"
+KEPT = ROOT / "results"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

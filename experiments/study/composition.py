@@ -23,7 +23,7 @@ from cojax.settings.command_line import CommandLineParser
 from cojax.types import Task, content_hash
 from . import stored
 from .breakdown import LONG, held_out_tasks
-from .cells import markdown_table
+from .markdown import markdown_table
 from .record import Record
 
 MASTERED = 0.75  # a skill is mastered if this share of the tasks that ask for it alone is solved

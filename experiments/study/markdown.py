@@ -7,9 +7,33 @@ from typing import Any
 
 from cojax.registry.commits import shortened
 from .breakdown import LONG
-from .cells import interval, markdown_table, points
 from .failures import EXAMPLES_HEAD, FAILURES_HEAD, example_rows, failure_rows
 from .origins import PREDICTED_HEAD, WORTH_HEAD, predicted_rows, worth_rows
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown: the head, and rows of as many cells."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def interval(found: Mapping[str, Any]) -> str:
+    """A mean share (keys mean, low, high) in per cent, with half the width of its interval where it has one."""
+    if found["mean"] is None:
+        return "–"
+    mean = f"{100 * found['mean']:.1f}"
+    return mean if found["low"] is None else f"{mean} ± {100 * (found['high'] - found['mean']):.1f}"
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share in per cent; a dash where it is not known."""
+    return "–" if share is None else f"{100 * share:.{digits}f}"
+
+
+def points(value: float | None) -> str:
+    """A difference of shares in points, with its sign."""
+    return "–" if value is None else f"{100 * value:+.1f}"
+
 
 # Budgets in the order of the table, with their titles.
 _BUDGETS: Mapping[str, str] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -14,6 +15,7 @@ from cojax.settings.ranges import RANGES, is_open, is_section, unknown
 from .. import desk
 from .launch import VARIABLES
 
+ROOT = Path(__file__).parents[2]
 # Sections of the configuration that decide the warm start, beside the seed.
 _WARM_START = ("warm_start", "model", "environment")
 Settings = Mapping[str, Any]  # dotted name of a leaf of experiments/desk.py → value

@@ -13,11 +13,10 @@ from pathlib import Path
 from cojax.durable import own_file
 from cojax.host.processes import descendants, end
 from cojax.storage.files import RunDirectoryError, last_lines, lock_folder
+from .comparison import begun_otherwise
 from .launch import OTHERS, VARIABLES
-from .machines import begun_otherwise
-from .runs import StudyRun
+from .runs import ROOT, StudyRun
 
-ROOT = Path(__file__).parents[2]
 _POLL = 0.5  # seconds
 # Seconds that a run may take to stop: it first ends its step and writes a checkpoint.
 _GRACE = 120.0

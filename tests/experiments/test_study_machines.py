@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from experiments.study.comparison import begun_otherwise, differing_facts, variables_of, with_stored_variables
 from experiments.study.launch import VARIABLES
-from experiments.study.machines import begun_otherwise, differing_facts, variables_of, with_stored_variables
 from experiments.study.runs import StudyRun
 
 OLD = {

@@ -8,7 +8,7 @@ from study_records import record
 
 from cojax.storage.files import write_json
 from environments import load
-from experiments.study import schedule, stored
+from experiments.study import stored
 from experiments.study.arms import COMMON
 from experiments.study.comparison import differing_parts, mismatch
 from experiments.study.record import (
@@ -21,7 +21,8 @@ from experiments.study.record import (
     refusal_counts,
     solved_tasks,
 )
-from experiments.study.shape import check_record
+from experiments.study.stored import check_record
+from experiments.study.runs import ROOT
 from experiments.study.tables import jobs
 from experiments.study.tasks import describe_tasks, least_popular
 
@@ -113,7 +114,7 @@ def test_a_record_of_other_settings_is_refused_by_what_differs(tmp_path):
         stored.read_runs(tmp_path, [other])
     (pretrained,) = jobs(["pretrained-static"], [301])
     absolute = copy.deepcopy(pretrained.config)
-    absolute["model"]["path"] = str(schedule.ROOT / "models/SmolLM2-135M-Instruct")
+    absolute["model"]["path"] = str(ROOT / "models/SmolLM2-135M-Instruct")
     assert mismatch({"config": absolute}, pretrained.config) == ""
     absolute["model"]["path"] = "/elsewhere/SmolLM2-135M-Instruct"
     assert mismatch({"config": absolute}, pretrained.config).endswith("now 'models/SmolLM2-135M-Instruct'")

@@ -17,7 +17,7 @@ from experiments.study.breakdown import breakdowns, prior_mastery
 from experiments.study.failures import failures_of
 from experiments.study.markdown import render_page
 from experiments.study.origins import worth_of
-from experiments.study.shape import check_record
+from experiments.study.stored import check_record
 from experiments.study.summary import summarise
 from experiments.study.table import Table
 from experiments.study.tables import jobs
