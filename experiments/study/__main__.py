@@ -25,15 +25,13 @@ from cojax.report.console import CONSOLE, duration
 from cojax.settings.command_line import CommandLineParser
 from cojax.storage.files import RunDirectoryError, lock_folder, read_json, write_json, write_text
 from . import figures, schedule, stored, tables
-from .command import check_deadline, check_settings, settings_of, stoppable
 from .comparison import differing_facts, differing_parts, mismatch, variables_of, with_stored_variables
 from .launch import VARIABLES
 from .markdown import percent, render_page
 from .record import Record, record_or_reason
-from .runs import ROOT, StudyRun
+from .runs import ROOT, StudyRun, check_deadline, check_settings, settings_of, stoppable
 from .summary import Records, complete_seeds, summarise
-from .table import DEFAULT_SEEDS, Table
-from .tables import DEVELOPMENT_SEEDS, TABLES
+from .tables import DEFAULT_SEEDS, DEVELOPMENT_SEEDS, TABLES, Table
 
 _ALL = "all"
 # Records that are part of the repository.

@@ -1,14 +1,22 @@
-"""The arms: what each changes of the settings that all share."""
+"""The arms: what each changes of the settings that all share, and what it is called in tables."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from cojax import imports
 from .. import desk, desk_smollm2
-from . import grounds
 from .runs import Settings, changes
-from .table import Arm
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """What one arm changes of the common settings, and what it is called in tables."""
+
+    title: str
+    settings: Settings
+
 
 # Settings that all arms share beside experiments/desk.py: a run on one core, so one lane.
 COMMON: Settings = {
@@ -56,6 +64,56 @@ _PRETRAINED: Settings = {
 # Drafts of up to six actions, and fewer environment steps than feedback plays in 100 steps (seeds 101 to 106: 43,638
 # on average).
 _LONG: Settings = {"explorer.longest": 6, "environment_steps": 43_000}
+
+# The grounds of the study of signals, where choice matters (docs/signals-study.md).
+# An evolution adds 8 tasks, far fewer than there are skills. The demonstrator masters most skills, and hardly ever does
+# the least popular ones right. Where there are hundreds of skills to keep, the desk's learning rate loses too many.
+_GROUND: Settings = {
+    "environment.skew": 0.4,
+    "environment.steep": 2.0,
+    "warm_start.steps": 800,
+    "warm_start.target": 1.0,
+    "warm_start.noise_low": 0.02,
+    "warm_start.noise_high": 0.9,
+    "steps": 80,
+    "batch_size": 16,
+    "initial_tasks": 50,
+    "optimizer.learning_rate": 2e-4,
+    "optimizer.decay_steps": 80,
+    "explorer.stretch": (-1, 0, 1),
+    "synthesis.contexts": 8,
+    "synthesis.budget": 8,
+    "evaluation.tasks": 1000,
+}
+# 207 tools and 251 skills; nine of ten tasks need one of these.
+_WIDE: Settings = {**_GROUND, "environment.suites": 4, "environment.more": 0.1}
+# Half as many, in longer tasks.
+_DEEP: Settings = {**_GROUND, "environment.suites": 2, "environment.more": 0.8, "explorer.longest": 6}
+# Eight evolutions with 80 candidates each, tried 8 times, are as many episodes as 80 steps with 8 tasks.
+_PROBED: Settings = {"synthesis.admit": "probe", "batch_size": 8}
+# Tried 4 times, they are as many as 80 steps with 4 tasks.
+_HARDEST: Settings = {
+    "synthesis.admit": "probe",
+    "admission_settings.attempts": 4,
+    "admission_settings.unselected": 0.0,
+    "admission_settings.prefer": "hardest",
+    "batch_size": 12,
+}
+_METHODS: Mapping[str, tuple[str, Settings]] = {
+    "static": ("static D_0", {"evolve": "none"}),
+    "random": ("random exploration", {"evolve": "random"}),
+    "uniform": ("uniform", {"evolve": "uniform"}),
+    # With the explorer's actions counted, as many environment actions as `best`.
+    "uniform-more": ("uniform, a quarter more episodes", {"evolve": "uniform", "batch_size": 20}),
+    "control": ("control: guided, without signals", {"evolve": "trajectory"}),
+    "feedback": ("feedback (CoEvolve)", {"evolve": "feedback"}),
+    "credited": ("credited: feedback by what it led to", {"evolve": "credited"}),
+    "posteriors": ("posteriors", {"evolve": "posteriors"}),
+    "frontier": ("frontier", {"evolve": "frontier", "synthesis.prefix_replay": True}),
+    "probe": ("probe", {"evolve": "uniform", **_PROBED}),
+    "hardest": ("hardest", {"evolve": "uniform", **_HARDEST}),
+    "best": ("best: posteriors and hardest", {"evolve": "posteriors", **_HARDEST}),
+}
 
 
 ARMS: Mapping[str, Arm] = {
@@ -158,6 +216,11 @@ ARMS: Mapping[str, Arm] = {
             **_LONG,
         },
     ),
-    **grounds.ARMS,
+    # Each method on each ground.
+    **{
+        f"{ground}-{name}": Arm(title, {**settings, **own})
+        for ground, settings in (("wide", _WIDE), ("deep", _DEEP))
+        for name, (title, own) in _METHODS.items()
+    },
     "hard-negatives": Arm("feedback + hard negatives", {"evolve": "feedback", "preference.hard_negatives": 0.1}),
 }

@@ -22,9 +22,9 @@ from cojax.report.console import CONSOLE
 from cojax.settings.command_line import CommandLineParser
 from cojax.types import Task, content_hash
 from . import stored
-from .breakdown import LONG, held_out_tasks
 from .markdown import markdown_table
 from .record import Record
+from .summary import LONG, held_out_tasks
 
 MASTERED = 0.75  # a skill is mastered if this share of the tasks that ask for it alone is solved
 

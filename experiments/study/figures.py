@@ -19,7 +19,7 @@ from cojax.signals import SIGNALS
 from cojax.storage.files import replace_file
 from .arms import ARMS
 from .record import Record, cross_table
-from .statistics import estimate
+from .summary import estimate
 
 # Okabe and Ito's palette, which colour-blind people can distinguish.
 _PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C", "#000000")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cojax.registry.commits import shortened
-from .breakdown import LONG
-from .failures import EXAMPLES_HEAD, FAILURES_HEAD, example_rows, failure_rows
-from .origins import PREDICTED_HEAD, WORTH_HEAD, predicted_rows, worth_rows
+from .record import FAILURE_SHARES
+from .summary import EXAMPLES, LONG
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -54,6 +53,14 @@ _WEAKEST = (
 )
 _WORST = f"{_TOOL} The tenth is told for each run by itself, after training, from the same held-out tasks."
 _LONG = f"Held-out tasks of {LONG} and more actions, finish counted."
+
+_WORTH_HEAD = (
+    "arm", "origin", "groups", "live", "share", "explorer's actions", "a live group", "tools first solved",
+    "norm of its steps",
+)  # fmt: skip
+_PREDICTED_HEAD = ("arm", "predicted by", "rank correlation", "runs", "tasks")
+_FAILURES_HEAD = ("arm", "agent", "failures", "hard negatives", "different actions", "different ends", "distance")
+_EXAMPLES_HEAD = ("arm", *EXAMPLES.values())
 
 
 def render_page(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
@@ -267,7 +274,7 @@ def _by_tool(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _worth(summary: Mapping[str, Any]) -> list[str]:
-    rows = worth_rows(summary["arms"])
+    rows = _worth_rows(summary["arms"])
     head = (
         "## What tasks were worth, by origin\n\nMeans over seeds. A group is live if its episodes differ in reward: "
         "only then has it a policy gradient. Groups are those of training, and actions those of its expeditions. A "
@@ -276,19 +283,19 @@ def _worth(summary: Mapping[str, Any]) -> list[str]:
     )
     if not rows:
         return []
-    predicted = predicted_rows(summary["arms"])
+    predicted = _predicted_rows(summary["arms"])
     told = "Success at a task's first visit, as it was predicted of its draft and as it came (Spearman, mean of runs):"
     return [
         head,
-        markdown_table(WORTH_HEAD, rows),
-        *([told, markdown_table(PREDICTED_HEAD, predicted)] if predicted else []),
+        markdown_table(_WORTH_HEAD, rows),
+        *([told, markdown_table(_PREDICTED_HEAD, predicted)] if predicted else []),
     ]
 
 
 def _failures(summary: Mapping[str, Any]) -> list[str]:
     """What the agents' failures were like, where arms learn from preferences."""
     arms = summary["arms"]
-    if not (rows := failure_rows(arms)):
+    if not (rows := _failure_rows(arms)):
         return []
     most = max(arm["failures"]["records"] for arm in arms if "failures" in arm)
     seeds = len(summary["seeds"])
@@ -298,8 +305,66 @@ def _failures(summary: Mapping[str, Any]) -> list[str]:
         "`preference.hard` or more; distance is the mean of log π_second − log π_target on the second agent's tokens, "
         "at the end, in nats."
     )
-    return [head, markdown_table(FAILURES_HEAD, rows), "Pairs and examples that were learned from:",
-            markdown_table(EXAMPLES_HEAD, example_rows(arms))]  # fmt: skip
+    return [head, markdown_table(_FAILURES_HEAD, rows), "Pairs and examples that were learned from:",
+            markdown_table(_EXAMPLES_HEAD, _example_rows(arms))]  # fmt: skip
+
+
+def _worth_rows(arms: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """For each arm and origin: groups, live groups and their share, actions of the explorer, those a live group, tools
+    first solved, the norm."""
+    return [
+        (
+            arm["title"],
+            origin,
+            f"{one['groups']:,.0f}",
+            f"{one['live']:,.0f}",
+            f"{100 * one['live'] / one['groups']:.0f} %" if one["groups"] else "–",
+            f"{one['actions']:,.0f}",
+            f"{one['actions'] / one['live']:.1f}" if one["live"] else "–",
+            "–" if one.get("solved") is None else f"{one['solved']:.1f}",
+            "–" if one.get("norm") is None else f"{one['norm']:.3f}",
+        )
+        for arm in arms
+        for origin, one in arm.get("origins", {}).items()
+    ]
+
+
+def _predicted_rows(arms: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """For each arm and predictor: the mean rank correlation, the runs that give one, and how many tasks a run has."""
+    return [
+        (
+            arm["title"],
+            name,
+            "–" if one["rho"] is None else f"{one['rho']:+.2f}",
+            f"{one['runs']}",
+            f"{one['tasks']:,.0f}",
+        )
+        for arm in arms
+        for name, one in arm.get("predicted", {}).items()
+    ]
+
+
+def _failure_rows(arms: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """For each arm and agent: failures among its episodes, shares of its failures, its distance to the target."""
+    return [
+        (
+            arm["title"],
+            agent,
+            *("–" if one.get(name) is None else f"{100 * one[name]:.0f} %" for name in ("failures", *FAILURE_SHARES)),
+            "–" if one.get("distance") is None else f"{one['distance']:.2f}",
+        )
+        for arm in arms
+        for agent, one in arm.get("failures", {}).get("agents", {}).items()
+    ]
+
+
+def _example_rows(arms: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """For each arm: how many examples of each kind were learned from."""
+    return [
+        (arm["title"], *(f"{found['examples'][name]:,.0f}" if name in found["examples"] else "–" for name in EXAMPLES))
+        for arm in arms
+        if (found := arm.get("failures"))
+    ]
 
 
 def _refused(summary: Mapping[str, Any]) -> list[str]:

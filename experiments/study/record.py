@@ -2,26 +2,99 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.environment import Environment
+import numpy as np
+
+from cojax import worlds
+from cojax.environment import Charted, Environment
 from cojax.pool import task_from_record
-from cojax.quality import HashedNgrams, describe_pool
-from cojax.report.run import read_run
+from cojax.quality import HashedNgrams, describe_pool, greatest_similarity
+from cojax.report.lineage import histories
+from cojax.report.origins import worth
+from cojax.report.run import Run, read_run
 from cojax.run import held_out
 from cojax.signals import SIGNALS
 from cojax.storage.files import Log, StorageError, read_json
 from cojax.types import INFRASTRUCTURE, Task, content_hash
 from .comparison import mismatch
-from .failures import failures_of
-from .origins import worth_of
 from .runs import StudyRun
-from .tasks import SPANNING, describe_tasks, environment_of, least_popular
+
+# How many tasks of the development split span the plane, which is then the same for every run.
+SPANNING = 300
+_COORDINATE = 4  # digits of what the processor may round otherwise
+Columns = dict[str, list[Any]]
+COLUMNS = ("step", "origin", "turns", "tool", "x", "y", "similarity")
+
+
+def environment_of(config: Mapping[str, Any]) -> Environment:
+    """The environment of a run's configuration, with its settings, in this process."""
+    given = {
+        name: value for name, value in config["environment"].items() if name not in ("name", "isolated", "cluster")
+    }
+    return worlds.load(config["environment"]["name"], **given)
+
+
+def least_popular(environment: Environment, ending: str) -> Callable[[Task], str]:
+    """A function from a task to the least popular tool of its solution, without the tool `ending`, which ends episodes.
+
+    It returns an empty text where there is no such tool, or where the environment does not know popularities.
+    """
+    known = environment.popularity() if isinstance(environment, Charted) else {}
+    popularity = {name: value for name, value in known.items() if name != ending}
+
+    def tool(task: Task) -> str:
+        names = [call.name for action in task.solution for call in action.calls if call.name in popularity]
+        return min(names, key=lambda name: (popularity[name], name), default="")
+
+    return tool
+
+
+def describe_tasks(
+    tasks: Sequence[Task], targets: Sequence[Task], tool: Callable[[Task], str], spanning: Sequence[Task]
+) -> Columns:
+    """The columns COLUMNS of at least one task.
+
+    They are `step` and `origin` of the task, `turns` of its solution, its `tool`, `x` and `y` in the plane, and
+    `similarity`, the greatest cosine to one of `targets`, the evaluated tasks. `spanning` are the tasks that span the
+    plane.
+    """
+    embed = HashedNgrams()
+    embeddings = embed([task.query for task in tasks])
+    centre, axes = _plane(tuple(task.query for task in spanning))
+    points = (embeddings - centre) @ axes.T
+    similarity = greatest_similarity(embeddings, embed([task.query for task in targets]))
+    return {
+        "step": [task.lineage.step if task.lineage else 0 for task in tasks],
+        "origin": [task.origin for task in tasks],
+        "turns": [len(task.solution) for task in tasks],
+        "tool": [tool(task) for task in tasks],
+        "x": [round(float(x), _COORDINATE) for x in points[:, 0]],
+        "y": [round(float(y), _COORDINATE) for y in points[:, 1]],
+        "similarity": [round(float(cosine), _COORDINATE) for cosine in similarity],
+    }
+
+
+@functools.cache
+def _plane(queries: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The centre float64[D] and the two principal axes float64[2, D] of these queries.
+
+    With the development tasks' queries, all runs are drawn in the same plane. The largest entry of an axis is positive.
+    """
+    embeddings = HashedNgrams()(list(queries)).astype(np.float64)
+    centre = embeddings.mean(axis=0)
+    centred = embeddings - centre
+    # Computed from inner products of tasks: there are far fewer tasks than dimensions.
+    spread, vectors = np.linalg.eigh(centred @ centred.T)
+    axes = (vectors[:, -2:].T @ centred)[::-1] / np.sqrt(spread[-2:][::-1])[:, None]
+    return centre, axes * np.sign(axes[np.arange(2), np.abs(axes).argmax(axis=1)])[:, None]
+
 
 Record = dict[str, Any]
 # Columns of metrics.jsonl that a record has, one value a step.
@@ -29,6 +102,14 @@ CURVES = ("success", "turns", "live_groups", "tasks")
 _DIGITS = 6
 # The part of a line of evidence that is about a single draft: from an id, a colon or a quoted text on.
 _DETAIL = re.compile(r"(:| '| [0-9a-f]{12,}).*", re.DOTALL)
+# Of an origin: groups played of its tasks, those of them that were live, and actions of the explorer to find them.
+ORIGIN_COUNTS = ("groups", "live", "actions")
+# Of an origin, where it is known: how many tools its tasks were the first to solve, and the mean norm of the gradient
+# of the steps that its live groups were in.
+ORIGIN_MEASURES = ("solved", "norm")
+# Shares of an agent's failures: with a partial reward that makes them hard negatives, with different actions, with
+# different end states.
+FAILURE_SHARES = ("hard", "distinct", "ends")
 # What is counted of each evolution and origin.
 EVOLUTION = ("expeditions", "fruitful", "drafts", "tasks")
 
@@ -205,6 +286,69 @@ def evolutions(expeditions: Iterable[Mapping[str, Any]], drafts: Iterable[Mappin
         {"step": step, "origin": origin, **{name: of[name] for name in EVOLUTION}}
         for (step, origin), of in sorted(counts.items())
     ]
+
+
+def worth_of(run: Run) -> dict[str, Any]:
+    """The keys `origins` and `predicted` of a run's record, D_0's tasks included.
+
+    `origins` has ORIGIN_COUNTS and ORIGIN_MEASURES by origin; a measure that is not known is None. `predicted` has for
+    each predictor of the report (cojax/report/origins.py) that predicted the success of a task Spearman's `rho` of
+    predicted and realised success, None where it is not given, and the number of `tasks`.
+    """
+    found = worth(run, histories(run))
+    return {
+        "origins": {
+            row["origin"]: {
+                "groups": row["groups"] or 0,
+                "live": row["live"] or 0,
+                "actions": row["explored"][1],
+                "solved": None if row["solved"] is None else len(row["solved"]),
+                "norm": None if row["norm"] is None else round(row["norm"], _DIGITS),
+            }
+            for row in found["rows"]
+        },
+        "predicted": {
+            name: {"rho": None if one["rho"] is None else round(one["rho"], _DIGITS), "tasks": one["pairs"]}
+            for name, one in found["ranks"].items()
+            if one["pairs"]
+        },
+    }
+
+
+def failures_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What metrics.jsonl says of a run's agents; {} for a run that learned from no preferences.
+
+    `examples` are counts over all steps. For each agent `failures` is their share of its episodes, and `hard`,
+    `distinct` and `ends` are shares of its failures (cojax/preference/measures.py). `distance` is that of the second
+    agent to the target (nats a token) at the last step that knows it.
+    """
+    examples: Counter[str] = Counter()
+    totals: dict[str, Counter[str]] = {}
+    distance: dict[str, float] = {}
+    for row in metrics:
+        for agent, found in row.get("preference", {}).items():
+            if agent == "examples":
+                examples.update(found)
+                continue
+            total, failed = totals.setdefault(agent, Counter()), found["failures"]
+            total.update(episodes=found["episodes"], failures=failed, hard=found["hard"])
+            for name in ("distinct", "ends"):
+                total[name] += found.get(name, 0.0) * failed
+            if found.get("distance") is not None:
+                distance[agent] = found["distance"]
+    agents = {
+        agent: {
+            "failures": _share(total["failures"], total["episodes"]),
+            **{name: _share(total[name], total["failures"]) for name in FAILURE_SHARES},
+            **({"distance": distance[agent]} if agent in distance else {}),
+        }
+        for agent, total in totals.items()
+    }
+    return {"examples": dict(examples), "agents": agents} if agents or examples else {}
+
+
+def _share(count: float, of: float) -> float | None:
+    return round(count / of, 6) if of else None
 
 
 def refusal_counts(drafts: Iterable[Mapping[str, Any]]) -> dict[str, int]:

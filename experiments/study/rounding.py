@@ -20,10 +20,9 @@ from cojax.settings.command_line import CommandLineParser
 from cojax.storage.files import lock_folder, write_json
 from . import schedule, tables
 from .arms import ARMS
-from .command import check_deadline, check_settings, settings_of, stoppable
 from .markdown import percent
 from .record import record_or_reason
-from .runs import StudyRun
+from .runs import StudyRun, check_deadline, check_settings, settings_of, stoppable
 
 _COPIES = 1000
 

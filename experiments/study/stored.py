@@ -21,10 +21,8 @@ from cojax.signals import SIGNALS
 from cojax.storage.episodes import expanded
 from cojax.storage.files import encode_record, explaining, parse_record, replace_file
 from .comparison import mismatch
-from .origins import ORIGIN_COUNTS, ORIGIN_MEASURES
-from .record import CURVES, EVOLUTION, Record
+from .record import COLUMNS, CURVES, EVOLUTION, ORIGIN_COUNTS, ORIGIN_MEASURES, Record
 from .runs import StudyRun
-from .tasks import COLUMNS
 
 # Key of a record → its type.
 _KEYS: Mapping[str, Any] = {

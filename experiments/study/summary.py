@@ -3,24 +3,214 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from scipy.special import stdtrit
+
+from cojax.environment import Charted, Environment
+from cojax.report.origins import PREDICTORS
+from cojax.types import Task, content_hash
 from .arms import ARMS
-from .breakdown import (
-    breakdowns,
-    long_tasks,
-    prior_mastery,
-    tasks_by_tool,
-    weakest_tenth,
-    worst_tenth,
-)
-from .failures import mean_failures
-from .origins import mean_predicted, mean_worth
-from .record import Record, cross_table
-from .statistics import SeedEstimate, estimate, paired_difference
-from .table import Table
+from .record import ORIGIN_COUNTS, ORIGIN_MEASURES, Record, cross_table, environment_of, least_popular
+from .tables import Table
+
+# Solutions of this many actions or more are one kind.
+_OPEN_ROW = 6
+# With this many tools, tasks are also grouped by tenths of the tools, and the worst tenth is told.
+MANY = 60
+LONG = 4  # a long task has at least as many actions, finish counted
+ENOUGH = 30  # long tasks of which a page tells
+
+
+def breakdowns(arms: Mapping[str, Sequence[Record]]) -> dict[str, list[dict[str, Any]]]:
+    """Criterion → one row for each kind of task: `kind`, number of `tasks`, and shares solved, as means over seeds.
+
+    The shares are `zero_shot` and after training, by arm, in `arms`; the argument maps an arm to its records. Empty
+    where the environment now has other held-out tasks than the records, or where a run has an invalid episode.
+    """
+    used = [record for records in arms.values() for record in records]
+    environment, tasks = held_out_tasks(used[0])
+    known = {(record["held_out"]["digest"], record["held_out"]["tasks"]) for record in used}
+    if known != {(content_hash([task.id for task in tasks]), len(tasks))}:
+        return {}
+    kinds: dict[str, Callable[[Task], Any]] = {"actions": _actions}
+    if isinstance(environment, Charted):
+        popularity = environment.popularity()
+        tool = least_popular(environment, used[0]["config"]["explorer"]["ending"])
+        # The most popular ones first.
+        kinds["tool"] = lambda task: (-popularity.get(tool(task), 1.0), tool(task))
+        found = sorted({kinds["tool"](task) for task in tasks})
+        if len(found) >= MANY:
+            tenths = {kind: 1 + 10 * place // len(found) for place, kind in enumerate(found)}
+            kinds["popularity"] = lambda task: (tenths[kinds["tool"](task)], f"tenth {tenths[kinds['tool'](task)]}")
+    return {name: _rows([of(task) for task in tasks], arms) for name, of in kinds.items()}
+
+
+def worst_tenth(records: Sequence[Record]) -> dict[int, float] | None:
+    """Seed → mean success over the worst tenth of the tools after training; None with fewer than MANY tools.
+
+    A task counts for the least popular tool of its solution. Which tenth is the worst is told from the same held-out
+    tasks, for each run by itself: so the value is lower than what these tools would reach on other tasks.
+    """
+    return _tenth(records, lambda before, after, popularity: after)
+
+
+def weakest_tenth(records: Sequence[Record]) -> dict[int, float] | None:
+    """Like `worst_tenth`, over the tools of the lowest success before training; of equal ones, the least popular.
+
+    So all arms of a seed are judged by the same tools, and no result after training decides which.
+    """
+    return _tenth(records, lambda before, after, popularity: (before, popularity))
+
+
+def long_tasks(records: Sequence[Record]) -> dict[int, float] | None:
+    """Seed → success after training over the held-out tasks of at least LONG actions, finish counted.
+
+    None where there are fewer than ENOUGH of them.
+    """
+    _, tasks = held_out_tasks(records[0])
+    long = [len(task.solution) >= LONG for task in tasks]
+    if sum(long) < ENOUGH or any(record["held_out"]["tasks"] != len(tasks) for record in records):
+        return None
+    return {
+        record["seed"]: sum(bit == "1" for bit, one in zip(record["held_out"]["final"], long, strict=True) if one)
+        / sum(long)
+        for record in records
+    }
+
+
+def _tenth(records: Sequence[Record], order: Callable[[float, float, float], Any]) -> dict[int, float] | None:
+    """Seed → mean success after training of the tenth of the tools that comes first by `order`.
+
+    Its arguments are a tool's success before and after training, and its popularity.
+    """
+    environment, tasks = held_out_tasks(records[0])
+    if any(record["held_out"]["tasks"] != len(tasks) for record in records):
+        return None
+    tool = least_popular(environment, records[0]["config"]["explorer"]["ending"])
+    names = [tool(task) for task in tasks]
+    sizes = Counter(names)
+    if len(sizes) < MANY:
+        return None
+    popularity = environment.popularity() if isinstance(environment, Charted) else {}
+
+    def shares(record: Record, when: str) -> dict[str, float]:
+        solved = Counter(name for name, bit in zip(names, record["held_out"][when], strict=True) if bit == "1")
+        return {name: solved[name] / size for name, size in sizes.items()}
+
+    found = {}
+    for record in records:
+        before, after = shares(record, "zero_shot"), shares(record, "final")
+        ranked = sorted(sizes, key=lambda name: (order(before[name], after[name], popularity.get(name, 0.0)), name))
+        first = ranked[: max(1, round(len(ranked) / 10))]
+        found[record["seed"]] = sum(after[name] for name in first) / len(first)
+    return found
+
+
+def tasks_by_tool(arms: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, float]]:
+    """Least popular tool of a solution → arm → number of such tasks in the final set, mean over seeds.
+
+    The most frequent tools over all arms come first. Empty where no tool's popularity is known.
+    """
+    counts = {
+        arm: Counter(tool for record in records for tool in record["tasks"]["tool"] if tool)
+        for arm, records in arms.items()
+    }
+    order = [tool for tool, _ in sum(counts.values(), Counter()).most_common()]
+    return {tool: {arm: counts[arm][tool] / len(records) for arm, records in arms.items()} for tool in order}
+
+
+def prior_mastery(records: Sequence[Record], rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """How well the policy could use the tools of added tasks before training.
+
+    That is the mean over added tasks of the zero-shot success on held-out tasks with the same least popular tool, which
+    `rows`, the breakdown by tool, has as a mean over the table's seeds. Tasks whose tool is not in `rows` are
+    left out; None where all are.
+    """
+    known = {row["kind"]: row["zero_shot"] for row in rows}
+    found = [
+        known[tool]
+        for record in records
+        for tool, step in zip(record["tasks"]["tool"], record["tasks"]["step"], strict=True)
+        if step and tool in known
+    ]
+    return _mean_of_known(found)
+
+
+def _rows(kinds: Sequence[tuple[Any, str]], arms: Mapping[str, Sequence[Record]]) -> list[dict[str, Any]]:
+    """One row for each kind. `kinds` holds (sort key, name) of each task, in the order of task ids."""
+    sizes = Counter(kinds)
+
+    def solved(records: Sequence[Record], when: str) -> Counter:
+        counts: Counter = Counter()
+        for record in records:
+            counts.update(kind for kind, bit in zip(kinds, record["held_out"][when], strict=True) if bit == "1")
+        return Counter({kind: count / len(records) for kind, count in counts.items()})
+
+    start = solved(next(iter(arms.values())), "zero_shot")
+    finals = {arm: solved(records, "final") for arm, records in arms.items()}
+    return [
+        {
+            "kind": kind[1],
+            "tasks": sizes[kind],
+            "zero_shot": start[kind] / sizes[kind],
+            "arms": {arm: found[kind] / sizes[kind] for arm, found in finals.items()},
+        }
+        for kind in sorted(sizes)
+    ]
+
+
+def held_out_tasks(record: Record) -> tuple[Environment, list[Task]]:
+    """The environment, and the tasks that the run was evaluated on, by id: the order of `held_out` in its record."""
+    section = record["config"]["evaluation"]
+    environment = environment_of(record["config"])
+    found = environment.tasks(section["split"], section["tasks"], section["seed"])
+    return environment, sorted(found, key=lambda task: task.id)
+
+
+def _actions(task: Task) -> tuple[int, str]:
+    count = len(task.solution)
+    return (count, str(count)) if count < _OPEN_ROW else (_OPEN_ROW, f"{_OPEN_ROW} and more")
+
+
+@dataclasses.dataclass(frozen=True)
+class SeedEstimate:
+    """A mean over `count` seeds and its 95 % interval (low, high), which is None for one seed."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    count: int
+
+
+def estimate(values: Sequence[float]) -> SeedEstimate:
+    """Mean and Student's interval, x̄ ± t₀.₉₇₅(n−1) · s/√n with s² = Σ(x−x̄)²/(n−1) (Student 1908).
+
+    Raises ValueError for no values.
+    """
+    if not values:
+        raise ValueError("no value to estimate from; run at least one seed")
+    count = len(values)
+    mean = math.fsum(values) / count
+    if count == 1:
+        return SeedEstimate(mean, None, None, 1)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    half = float(stdtrit(count - 1, 0.975)) * math.sqrt(variance / count)
+    return SeedEstimate(mean, mean - half, mean + half, count)
+
+
+def paired_difference(one: Mapping[int, float], other: Mapping[int, float]) -> SeedEstimate | None:
+    """`estimate` of one − other over the seeds that both have; None where they share none.
+
+    Effects of the seed, above all of its warm start, cancel out.
+    """
+    shared = sorted(one.keys() & other.keys())
+    return estimate([one[seed] - other[seed] for seed in shared]) if shared else None
+
 
 Records = Mapping[tuple[str, int], Record]  # (arm, seed) → record
 # The paper's task-set metrics of the pool at the end; None for what needs evaluation tasks, where there are none.
@@ -32,6 +222,14 @@ QUALITY: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
 }
 
 
+# Examples of preference learning in the records of a step, with their titles.
+EXAMPLES: Mapping[str, str] = {
+    "own": "expert, own failure",
+    "other": "expert, the other's failure",
+    "failures": "two failures",
+    "experts": "experts imitated",
+    "successes": "own successes imitated",
+}
 Successes = Mapping[int, float | None]  # seed → success; None where there was nothing to evaluate on
 
 
@@ -116,7 +314,6 @@ def _row(
     zero_shot: Successes,
     by_tool: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    crosses = [cross_table(record["held_out"]) for record in records]
     seconds = [record["seconds"] for record in records]
     live = [record["curves"]["live_groups"] for record in records]
     budgets = [{**record["budget"], "evaluation_episodes": _evaluation_episodes(record)} for record in records]
@@ -126,7 +323,7 @@ def _row(
         "settings": dict(ARMS[arm].settings),
         "final": _estimate(final),
         "gain": dataclasses.asdict(_paired(final, zero_shot)),
-        "cross_table": {name: _mean([cross[name] for cross in crosses]) for name in crosses[0]},
+        "cross_table": _mean_counts([cross_table(record["held_out"]) for record in records]),
         # None for an arm without steps.
         "live_groups": _mean([_mean(groups) for groups in live]) if all(live) else None,
         "budget": _mean_counts(budgets),
@@ -165,6 +362,51 @@ def _evaluation_episodes(record: Record) -> int:
     """Episodes of the final evaluation: more than tasks where a failed task is tried again."""
     trials = record.get("trials")
     return sum(trial["episodes"] for trial in trials) if trials else record["held_out"]["tasks"]
+
+
+def mean_worth(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """Means over an arm's records by origin; {} unless all records have the counts.
+
+    A count is 0 where a record does not have the origin. A measure is a mean over the records that know it, and None
+    where none does.
+    """
+    if not all("origins" in record for record in records):
+        return {}
+    names = sorted({origin for record in records for origin in record["origins"]})
+    every = {name: [record["origins"].get(name, {}) for record in records] for name in names}
+    return {
+        origin: {
+            **{name: _mean([one.get(name, 0) for one in of]) for name in ORIGIN_COUNTS},
+            **{name: _mean_of_known([one.get(name) for one in of]) for name in ORIGIN_MEASURES},
+        }
+        for origin, of in every.items()
+    }
+
+
+def mean_predicted(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """For each predictor: the mean `rho` over the runs that give one, their number, and the mean number of tasks."""
+    found: dict[str, dict[str, float | None]] = {}
+    for name in PREDICTORS:
+        known = [one[name] for record in records if name in (one := record.get("predicted", {}))]
+        given = [one for one in known if one["rho"] is not None]
+        if known:
+            tasks = _mean([one["tasks"] for one in known])
+            found[name] = {"rho": _mean_of_known([one["rho"] for one in given]), "runs": len(given), "tasks": tasks}
+    return found
+
+
+def mean_failures(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over those of an arm's records that tell of failures, with their number; {} if none does."""
+    known = [record["failures"] for record in records if record.get("failures")]
+    if not known:
+        return {}
+    names = [name for name in EXAMPLES if any(name in one["examples"] for one in known)]
+    agents = [agent for agent in ("target", "second") if all(agent in one["agents"] for one in known)]
+    return {
+        "records": len(known),
+        "examples": {name: _mean([one["examples"].get(name, 0) for one in known]) for name in names},
+        "agents": {agent: _means_if_known([one["agents"][agent] for one in known]) for agent in agents},
+    }
 
 
 def _difference(one: str, other: str, finals: Mapping[str, Successes]) -> dict[str, Any]:
@@ -213,6 +455,17 @@ def _made_with(records: Sequence[Record]) -> dict[str, Any]:
 def _mean_if_known(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return _mean(known) if len(known) == len(values) else None
+
+
+def _means_if_known(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """Means of what all rows know; None for what only some do."""
+    return {name: _mean_if_known([row.get(name) for row in rows]) for name in dict.fromkeys(itertools.chain(*rows))}
+
+
+def _mean_of_known(values: Sequence[float | None]) -> float | None:
+    """The mean of those that are known; None if none is."""
+    known = [value for value in values if value is not None]
+    return _mean(known) if known else None
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -5,13 +5,15 @@ Settings were chosen only on development seeds and the development split: `--dev
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
-from . import grounds
 from .arms import ARMS, COMMON, ON_DEVELOPMENT_TASKS
 from .runs import Settings, StudyRun
-from .table import Table
 
+EVALUATION_SEEDS = (101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112)
+DEFAULT_SEEDS = 6
+GROUND_SEEDS = tuple(range(201, 213))  # no run before the settings below are fixed
 # The training environment steps of each run, those of both agents together.
 _PREFERENCES: Settings = {"environment_steps": 35_000}
 LOSS_SEEDS = (201, 202, 203, 204)  # shared with the grounds, whose desks and policies are others
@@ -19,6 +21,42 @@ PRETRAINED_SEEDS = (301, 302, 303, 304, 305, 306)  # of the table `pretrained` a
 PREFERENCE_SEEDS = (401, 402, 403, 404, 405, 406)  # of the tables `coevolving` and `second-agent` alone
 DEVELOPMENT_SEEDS = (21, 22, 23, 24, 25, 26)
 QUICK_SEEDS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A question, its arms, and the paired differences (one, other), meaning one − other, that answer it.
+
+    `settings` are shared by all its arms, beside COMMON; the default seeds are the first `count` of `seeds`. The page
+    compares budgets with those of the arm `reference`, where it is one of its arms.
+    """
+
+    title: str
+    arms: tuple[str, ...]
+    differences: tuple[tuple[str, str], ...]
+    settings: Settings = dataclasses.field(default_factory=dict)
+    seeds: tuple[int, ...] = EVALUATION_SEEDS
+    count: int = DEFAULT_SEEDS
+    reference: str = "feedback"
+
+
+def _on_ground(
+    title: str,
+    ground: str,
+    names: Sequence[str],
+    pairs: Sequence[tuple[str, str]],
+    count: int = DEFAULT_SEEDS,
+    reference: str = "",
+) -> Table:
+    """A table on a ground. Budgets are compared with its first arm, if not with `reference`."""
+    return Table(
+        title,
+        tuple(f"{ground}-{name}" for name in names),
+        tuple((f"{ground}-{one}", f"{ground}-{other}") for one, other in pairs),
+        seeds=GROUND_SEEDS,
+        count=count,
+        reference=f"{ground}-{reference or names[0]}",
+    )
 
 
 TABLES: Mapping[str, Table] = {
@@ -142,7 +180,50 @@ TABLES: Mapping[str, Table] = {
         _PREFERENCES,
         PREFERENCE_SEEDS,
     ),
-    **grounds.TABLES,
+    "primary": _on_ground(
+        "The primary comparison: the best combination against uniform growth, in as many episodes",
+        "wide",
+        ("uniform", "best"),
+        (("best", "uniform"),),
+        count=12,
+    ),
+    "wide": _on_ground(
+        "Where choice matters: a grown desk of hundreds of tools, in as many episodes",
+        "wide",
+        ("uniform", "feedback", "credited", "posteriors", "frontier", "probe", "hardest", "best"),
+        (
+            ("best", "uniform"),
+            ("feedback", "uniform"),
+            ("credited", "uniform"),
+            ("credited", "feedback"),
+            ("posteriors", "uniform"),
+            ("frontier", "uniform"),
+            ("probe", "uniform"),
+            ("hardest", "uniform"),
+            ("best", "hardest"),
+            ("best", "posteriors"),
+        ),
+    ),
+    # Added after `primary` was known.
+    "wide-actions": _on_ground(
+        "The primary comparison in as many environment actions, the explorer's included and validation's not",
+        "wide",
+        ("uniform-more", "best"),
+        (("best", "uniform-more"),),
+    ),
+    "wide-growth": _on_ground(
+        "The paper's comparison on the grown desk, in as many episodes",
+        "wide",
+        ("static", "random", "uniform", "control", "feedback"),
+        (("uniform", "static"), ("uniform", "random"), ("feedback", "control"), ("feedback", "static")),
+        reference="uniform",
+    ),
+    "deep": _on_ground(
+        "A grown desk of fewer tools and longer tasks, in as many episodes",
+        "deep",
+        ("uniform", "feedback", "best"),
+        (("best", "uniform"), ("feedback", "uniform")),
+    ),
     "second-agent": Table(
         "What the failure agent adds, and a task set that grows",
         ("coevolving", "positive-agent", "coevolving-growing", "one-agent-growing", "rft-growing", "feedback"),

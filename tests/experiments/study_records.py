@@ -1,8 +1,7 @@
 """Records of the study made by hand, for its tests."""
 
 from experiments.study.launch import VARIABLES
-from experiments.study.table import Table
-from experiments.study.tables import jobs
+from experiments.study.tables import Table, jobs
 
 
 def record(arm, seed, final, zero_shot=0.25, digest="d", origins=("rare", "boundary")):

@@ -22,13 +22,12 @@ from experiments import desk_smollm2
 from experiments.study import stored
 from experiments.study.__main__ import _parser, main, plan_tables, select_arms
 from experiments.study.arms import ARMS, COMMON, ON_DEVELOPMENT_TASKS
-from experiments.study.command import settings_of
 from experiments.study.figures import colours
-from experiments.study.runs import changes, configuration_of
-from experiments.study.statistics import SeedEstimate, estimate, paired_difference
-from experiments.study.table import EVALUATION_SEEDS
+from experiments.study.runs import changes, configuration_of, settings_of
+from experiments.study.summary import SeedEstimate, estimate, paired_difference
 from experiments.study.tables import (
     DEVELOPMENT_SEEDS,
+    EVALUATION_SEEDS,
     LOSS_SEEDS,
     PREFERENCE_SEEDS,
     PRETRAINED_SEEDS,

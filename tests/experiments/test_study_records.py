@@ -15,16 +15,17 @@ from experiments.study.record import (
     NotFinished,
     budget,
     cross_table,
+    describe_tasks,
     evolutions,
     learning,
+    least_popular,
     record_of,
     refusal_counts,
     solved_tasks,
 )
-from experiments.study.stored import check_record
 from experiments.study.runs import ROOT
+from experiments.study.stored import check_record
 from experiments.study.tables import jobs
-from experiments.study.tasks import describe_tasks, least_popular
 
 
 def test_held_out_tasks_are_kept_recovered_lost_or_never_solved():

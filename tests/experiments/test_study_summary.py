@@ -13,14 +13,11 @@ from cojax.types import Action, Call, Lineage, Task, Trajectory, content_hash
 from environments import load
 from experiments.study import figures
 from experiments.study.arms import COMMON
-from experiments.study.breakdown import breakdowns, prior_mastery
-from experiments.study.failures import failures_of
 from experiments.study.markdown import render_page
-from experiments.study.origins import worth_of
+from experiments.study.record import failures_of, worth_of
 from experiments.study.stored import check_record
-from experiments.study.summary import summarise
-from experiments.study.table import Table
-from experiments.study.tables import jobs
+from experiments.study.summary import breakdowns, prior_mastery, summarise
+from experiments.study.tables import Table, jobs
 
 
 def test_what_updates_were_like_is_told_where_all_records_know_it():
