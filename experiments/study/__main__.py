@@ -29,7 +29,7 @@ from .comparison import differing_facts, differing_parts, mismatch, variables_of
 from .launch import VARIABLES
 from .markdown import percent, render_page
 from .record import Record, record_or_reason
-from .runs import ROOT, StudyRun, check_deadline, check_settings, settings_of, stoppable
+from .runs import ROOT, StudyRun, check_deadline, check_settings, command_parser, settings_of, stoppable
 from .summary import Records, complete_seeds, summarise
 from .tables import DEFAULT_SEEDS, DEVELOPMENT_SEEDS, TABLES, Table
 
@@ -70,12 +70,7 @@ def _carry_out(given: argparse.Namespace, rest: Sequence[str], stop: threading.E
 
 
 def _parser() -> CommandLineParser:
-    parser = CommandLineParser(
-        prog="python -m experiments.study",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("experiments.study", __doc__)
     parser.add_argument("--name", choices=(*TABLES, _ALL), default="main", help="the table (main), or all of them")
     parser.add_argument("--arms", help="some of its arms alone, with commas: a table of its own name")
     parser.add_argument("--seeds", type=int, help=f"so many, from the first on ({DEFAULT_SEEDS}; losses: 4)")

@@ -37,6 +37,7 @@ COMMON: Settings = {
 ON_DEVELOPMENT_TASKS: Settings = {"evaluation.split": "dev", "evaluation.dev_split": "dev"}
 # About every second draft of an evolution has a mistake; D_0 is the scripted explorer's.
 _CARELESS: Settings = {"explorer.name": "careless", "explorer.mistakes": 0.5, "initial_explorer": "scripted"}
+_HALF: Settings = {"evolve": "feedback", "synthesis.contexts": 20, "synthesis.budget": 20}
 # Losses on the same, large task set. Each batch makes four updates, each from a quarter of its groups: with one update
 # the policy is its own old policy, and no clip binds. The learning rate is half the desk's, by the square-root rule.
 # It is constant, whatever the number of updates.
@@ -133,15 +134,9 @@ ARMS: Mapping[str, Arm] = {
     "without-validation": Arm("without validation", {"evolve": "feedback", "validate": False}),
     # Boundary and rare signals take about half of an evolution's 40 contexts each. With 20 contexts and without one
     # kind, the other has as many as before: nothing replaces the removed contexts.
-    "half": Arm("half the contexts", {"evolve": "feedback", "synthesis.contexts": 20, "synthesis.budget": 20}),
-    "half-without-boundary": Arm(
-        "half the contexts, without boundary",
-        {"evolve": "feedback", "synthesis.contexts": 20, "synthesis.budget": 20, "signals": "forgetting,rare"},
-    ),
-    "half-without-rare": Arm(
-        "half the contexts, without rare",
-        {"evolve": "feedback", "synthesis.contexts": 20, "synthesis.budget": 20, "signals": "forgetting,boundary"},
-    ),
+    "half": Arm("half the contexts", _HALF),
+    "half-without-boundary": Arm("half the contexts, without boundary", {**_HALF, "signals": "forgetting,rare"}),
+    "half-without-rare": Arm("half the contexts, without rare", {**_HALF, "signals": "forgetting,boundary"}),
     # An explorer that makes mistakes: validation refuses hardly any draft of the scripted one.
     "careless": Arm("careless explorer", {"evolve": "feedback", **_CARELESS}),
     "careless-without-validation": Arm(

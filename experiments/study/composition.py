@@ -9,7 +9,6 @@ have.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 import sys
@@ -19,11 +18,11 @@ from pathlib import Path
 
 from cojax import worlds
 from cojax.report.console import CONSOLE
-from cojax.settings.command_line import CommandLineParser
 from cojax.types import Task, content_hash
 from . import stored
 from .markdown import markdown_table
 from .record import Record
+from .runs import command_parser
 from .summary import LONG, held_out_tasks
 
 MASTERED = 0.75  # a skill is mastered if this share of the tasks that ask for it alone is solved
@@ -109,12 +108,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints one row an arm. Exit status 0, or 2 for wrong arguments and records."""
-    parser = CommandLineParser(
-        prog="python -m experiments.study.composition",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("experiments.study.composition", __doc__)
     parser.add_argument("--arms", default="uniform,feedback", help="arms with records, with commas (uniform,feedback)")
     parser.add_argument("--out", type=Path, default=Path("results"), help="where the records are (results)")
     parser.add_argument("--actions", type=int, default=LONG, help=f"actions of a long task, finish counted ({LONG})")

@@ -34,6 +34,15 @@ def points(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:+.1f}"
 
 
+def _by_arm(head: Sequence[str], arms: Sequence[Mapping[str, Any]], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose last columns are the arms."""
+    return markdown_table((*head, *(arm["title"] for arm in arms)), rows)
+
+
+def _titles(summary: Mapping[str, Any]) -> dict[str, str]:
+    return {arm["arm"]: arm["title"] for arm in summary["arms"]}
+
+
 # Budgets in the order of the table, with their titles.
 _BUDGETS: Mapping[str, str] = {
     "episodes": "episodes of training and probes",
@@ -135,7 +144,7 @@ def _part(summary: Mapping[str, Any], name: str, heading: str, explained: str) -
     """Success over some of the held-out tasks, where the table has them."""
     if not (found := summary.get(name)):
         return []
-    titles = {arm["arm"]: arm["title"] for arm in summary["arms"]}
+    titles = _titles(summary)
     rows = [(titles[arm], interval(one)) for arm, one in found["arms"].items()]
     return [
         f"## {heading}\n\n{explained}",
@@ -145,7 +154,7 @@ def _part(summary: Mapping[str, Any], name: str, heading: str, explained: str) -
 
 
 def _differences(summary: Mapping[str, Any], differences: Sequence[Mapping[str, Any]]) -> str:
-    titles = {arm["arm"]: arm["title"] for arm in summary["arms"]}
+    titles = _titles(summary)
     rows = [
         (
             f"{titles[row['one']]} − {titles[row['other']]}",
@@ -159,8 +168,7 @@ def _differences(summary: Mapping[str, Any], differences: Sequence[Mapping[str, 
 
 
 def _compared_with(summary: Mapping[str, Any]) -> str:
-    titles = {arm["arm"]: arm["title"] for arm in summary["arms"]}
-    reference = titles.get(summary["reference"])
+    reference = _titles(summary).get(summary["reference"])
     return "Means over seeds." if reference is None else f"Means over seeds; in brackets compared with {reference}."
 
 
@@ -179,38 +187,36 @@ def _budgets(summary: Mapping[str, Any]) -> str:
     rows.append(("of them evolutions", *(f"{100 * arm['feedback_share']:.1f} %" for arm in arms.values())))
     if any(arm.get("failures") for arm in arms.values()):
         rows += _gains_by_cost(list(arms.values()))
-    return markdown_table(("", *(arm["title"] for arm in arms.values())), rows)
+    return _by_arm(("",), list(arms.values()), rows)
 
 
 def _gains_by_cost(arms: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """The mean gain of each arm over its mean cost, in episodes and in time."""
+    """The mean gain of each arm over its mean cost, in episodes and in time; a dash where it cost nothing."""
+    costs = {
+        "points gained per 1,000 episodes": [(1000, arm["budget"]["episodes"]) for arm in arms],
+        "points gained per minute on one core": [(60, arm["seconds"]) for arm in arms],
+    }
     gains = [100 * arm["gain"]["mean"] for arm in arms]
     return [
-        (
-            "points gained per 1,000 episodes",
-            *(
-                f"{1000 * gain / played:.2f}" if (played := arm["budget"]["episodes"]) else "–"
-                for gain, arm in zip(gains, arms, strict=True)
-            ),
-        ),
-        (
-            "points gained per minute on one core",
-            *(f"{60 * gain / arm['seconds']:.2f}" for gain, arm in zip(gains, arms, strict=True)),
-        ),
+        (title, *(f"{unit * gain / cost:.2f}" if cost else "–" for gain, (unit, cost) in zip(gains, of, strict=True)))
+        for title, of in costs.items()
     ]
 
 
 def _learning(summary: Mapping[str, Any]) -> list[str]:
     """Facts about the updates that the records of every arm have."""
     arms = summary["arms"]
-    cells = {"updates": "{:,.0f}", "clip_fraction": "{:.1%}", "grad_norm": "{:.3f}"}
-    names = {"updates": "updates", "clip_fraction": "learned tokens clipped", "grad_norm": "norm of the gradient"}
+    facts = (
+        ("updates", "updates", "{:,.0f}"),
+        ("clip_fraction", "learned tokens clipped", "{:.1%}"),
+        ("grad_norm", "norm of the gradient", "{:.3f}"),
+    )
     rows = [
-        (names[name], *(cell.format(arm["learning"][name]) for arm in arms))
-        for name, cell in cells.items()
+        (title, *(cell.format(arm["learning"][name]) for arm in arms))
+        for name, title, cell in facts
         if all(name in arm.get("learning", {}) for arm in arms)
     ]
-    return [markdown_table(("", *(arm["title"] for arm in arms)), rows)] if rows else []
+    return [_by_arm(("",), arms, rows)] if rows else []
 
 
 def _cross(summary: Mapping[str, Any]) -> str:
@@ -239,7 +245,7 @@ def _breakdowns(summary: Mapping[str, Any]) -> list[str]:
              (row["zero_shot"], *(row["arms"][arm["arm"]] for arm in arms))))
             for row in found
         ]  # fmt: skip
-        sections.append(markdown_table((_KINDS[name], "tasks", "zero-shot", *(arm["title"] for arm in arms)), rows))
+        sections.append(_by_arm((_KINDS[name], "tasks", "zero-shot"), arms, rows))
     return ["## Held-out success by kind of task, %", *sections] if sections else []
 
 
@@ -268,9 +274,7 @@ def _quality(summary: Mapping[str, Any]) -> str:
 def _by_tool(summary: Mapping[str, Any]) -> list[str]:
     arms = summary["arms"]
     rows = [(tool, *(f"{counts[arm['arm']]:.1f}" for arm in arms)) for tool, counts in summary["tasks_by_tool"].items()]
-    return (
-        [markdown_table((_KINDS["tool"], *(arm["title"] for arm in arms)), rows)] if 0 < len(rows) <= _MOST_ROWS else []
-    )
+    return [_by_arm((_KINDS["tool"],), arms, rows)] if 0 < len(rows) <= _MOST_ROWS else []
 
 
 def _worth(summary: Mapping[str, Any]) -> list[str]:
@@ -372,7 +376,7 @@ def _refused(summary: Mapping[str, Any]) -> list[str]:
     reasons = list(dict.fromkeys(reason for arm in arms for reason in arm["refused"]))
     rows = [(reason, *(f"{arm['refused'].get(reason, 0.0):.1f}" for arm in arms)) for reason in reasons]
     head = "## Drafts that did not become tasks\n\nBy the beginning of the line of evidence that refused them."
-    return [head, markdown_table(("", *(arm["title"] for arm in arms)), rows)] if rows else []
+    return [head, _by_arm(("",), arms, rows)] if rows else []
 
 
 def _made_with(made: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from . import schedule, tables
 from .arms import ARMS
 from .markdown import percent
 from .record import record_or_reason
-from .runs import StudyRun, check_deadline, check_settings, settings_of, stoppable
+from .runs import StudyRun, check_deadline, check_settings, command_parser, settings_of, stoppable
 
 _COPIES = 1000
 
@@ -43,12 +43,7 @@ def _carry_out(given: argparse.Namespace, rest: Sequence[str], stop: threading.E
 
 
 def _parser() -> CommandLineParser:
-    parser = CommandLineParser(
-        prog="python -m experiments.study.rounding",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("experiments.study.rounding", __doc__)
     parser.add_argument("--arm", choices=tuple(ARMS), default="feedback", help="the arm (feedback)")
     parser.add_argument("--seed", type=int, default=tables.DEVELOPMENT_SEEDS[0], help="a development seed (21)")
     parser.add_argument("--copies", type=int, default=4, help="perturbed runs beside the run itself (4)")

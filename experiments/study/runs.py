@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import json
@@ -17,6 +18,7 @@ from ml_collections import ConfigDict
 from cojax.registry.annotations import RegistryError, convert_setting, shown
 from cojax.run.checks import check
 from cojax.settings import presets
+from cojax.settings.command_line import CommandLineParser
 from cojax.settings.ranges import RANGES, is_open, is_section, unknown
 from cojax.settings.reading import spelled_out
 from cojax.storage.files import RunDirectoryError, StorageError
@@ -110,6 +112,16 @@ def configuration_of(settings: Settings) -> ConfigDict:
 
 
 _EXPECTED = (ValueError, KeyError, TypeError, OSError, RunDirectoryError, StorageError)
+
+
+def command_parser(module: str, about: str | None) -> CommandLineParser:
+    """The parser of the command `python -m MODULE`, without flags."""
+    return CommandLineParser(
+        prog=f"python -m {module}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
 
 
 def stoppable(work: Callable[[threading.Event], int]) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 from .arms import ARMS, COMMON, ON_DEVELOPMENT_TASKS
 from .runs import Settings, StudyRun
@@ -84,22 +85,14 @@ TABLES: Mapping[str, Table] = {
     "removals": Table(
         "Feedback with one part taken away",
         ("feedback", "without-forgetting", "without-boundary", "without-rare", "without-validation"),
-        (
-            ("feedback", "without-forgetting"),
-            ("feedback", "without-boundary"),
-            ("feedback", "without-rare"),
-            ("feedback", "without-validation"),
-        ),
+        tuple(product(["feedback"], ["without-forgetting", "without-boundary", "without-rare", "without-validation"])),
     ),
     "places": Table(
         "Removals whose contexts no other signals take (feedback: 40 contexts an evolution, the others: 20)",
         ("feedback", "half", "half-without-boundary", "half-without-rare"),
         (
-            ("feedback", "half-without-boundary"),
-            ("feedback", "half-without-rare"),
-            ("feedback", "half"),
-            ("half", "half-without-boundary"),
-            ("half", "half-without-rare"),
+            *product(["feedback"], ["half-without-boundary", "half-without-rare", "half"]),
+            *product(["half"], ["half-without-boundary", "half-without-rare"]),
         ),
     ),
     "careless": Table(
@@ -107,8 +100,7 @@ TABLES: Mapping[str, Table] = {
         ("feedback", "without-validation", "careless", "careless-without-validation"),
         (
             ("careless", "careless-without-validation"),
-            ("feedback", "careless"),
-            ("feedback", "careless-without-validation"),
+            *product(["feedback"], ["careless", "careless-without-validation"]),
         ),
     ),
     "initial-tasks": Table(
@@ -125,22 +117,15 @@ TABLES: Mapping[str, Table] = {
         "Other ways to learn from one's own episodes",
         ("zero-shot-retry", "static", "retry", "curriculum", "rest", "feedback"),
         (
-            ("retry", "static"),
-            ("curriculum", "static"),
-            ("rest", "static"),
-            ("feedback", "zero-shot-retry"),
-            ("feedback", "retry"),
-            ("feedback", "curriculum"),
-            ("feedback", "rest"),
+            *product(["retry", "curriculum", "rest"], ["static"]),
+            *product(["feedback"], ["zero-shot-retry", "retry", "curriculum", "rest"]),
         ),
     ),
     "own": Table(
         "Our own arm, feedback that draws tasks by learnability: what the curriculum adds, and what signals",
         ("control", "feedback", "learnability", "control-learnability"),
         (
-            ("learnability", "control"),
-            ("learnability", "feedback"),
-            ("learnability", "control-learnability"),
+            *product(["learnability"], ["control", "feedback", "control-learnability"]),
             ("control-learnability", "control"),
         ),
     ),
@@ -170,11 +155,7 @@ TABLES: Mapping[str, Table] = {
         "Learning from preferences against GRPO, in as many environment steps",
         ("sft", "rft", "eto", "coevolving", "one-agent", "feedback", "hard-negatives"),
         (
-            ("coevolving", "sft"),
-            ("coevolving", "rft"),
-            ("coevolving", "eto"),
-            ("coevolving", "one-agent"),
-            ("coevolving", "feedback"),
+            *product(["coevolving"], ["sft", "rft", "eto", "one-agent", "feedback"]),
             ("hard-negatives", "feedback"),
         ),
         _PREFERENCES,
@@ -192,16 +173,10 @@ TABLES: Mapping[str, Table] = {
         "wide",
         ("uniform", "feedback", "credited", "posteriors", "frontier", "probe", "hardest", "best"),
         (
-            ("best", "uniform"),
-            ("feedback", "uniform"),
-            ("credited", "uniform"),
+            *product(["best", "feedback", "credited"], ["uniform"]),
             ("credited", "feedback"),
-            ("posteriors", "uniform"),
-            ("frontier", "uniform"),
-            ("probe", "uniform"),
-            ("hardest", "uniform"),
-            ("best", "hardest"),
-            ("best", "posteriors"),
+            *product(["posteriors", "frontier", "probe", "hardest"], ["uniform"]),
+            *product(["best"], ["hardest", "posteriors"]),
         ),
     ),
     # Added after `primary` was known.
@@ -229,10 +204,7 @@ TABLES: Mapping[str, Table] = {
         ("coevolving", "positive-agent", "coevolving-growing", "one-agent-growing", "rft-growing", "feedback"),
         (
             ("coevolving", "positive-agent"),
-            ("coevolving-growing", "coevolving"),
-            ("coevolving-growing", "one-agent-growing"),
-            ("coevolving-growing", "rft-growing"),
-            ("coevolving-growing", "feedback"),
+            *product(["coevolving-growing"], ["coevolving", "one-agent-growing", "rft-growing", "feedback"]),
         ),
         _PREFERENCES,
         PREFERENCE_SEEDS,
