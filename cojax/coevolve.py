@@ -1,7 +1,5 @@
 """The loop: agent and task set evolve together (CoEvolve, arXiv 2604.15840, Figure 2)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

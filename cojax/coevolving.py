@@ -1,7 +1,5 @@
 """The loop of co-evolving agents (arXiv 2511.22254), and of its baselines ETO, RFT and SFT: one step is one round."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

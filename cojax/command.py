@@ -4,8 +4,6 @@ It works in any folder. Modules of the current folder can be imported, after all
 are named as in a checkout; in a wheel they are within `cojax`.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import os

@@ -4,8 +4,6 @@ A folder may have come from somebody else. A link in it would lead a writer to a
 of a file would hold a reader for ever.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import functools

@@ -7,8 +7,6 @@ user's package of such a name; `hidden` names it.
 Standard library only: workers import it.
 """
 
-from __future__ import annotations
-
 import importlib.machinery
 import importlib.util
 import os

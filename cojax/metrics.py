@@ -3,8 +3,6 @@
 Nothing here influences training: a run without this file would learn the same.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math
@@ -200,14 +198,14 @@ def redraw(folder: Path, log: Log | CheckedLog, step: int) -> bool:
     return False
 
 
-def _open_board(folder: Path, **settings: Any) -> SummaryWriter:
+def _open_board(folder: Path, **settings: Any) -> "SummaryWriter":
     # It imports torch where that is installed, which takes seconds.
     from tensorboardX import SummaryWriter
 
     return SummaryWriter(str(folder), **settings)
 
 
-def _draw(board: SummaryWriter, record: Mapping[str, Any], end: float | None = None) -> None:
+def _draw(board: "SummaryWriter", record: Mapping[str, Any], end: float | None = None) -> None:
     """Adds a record to TensorBoard with the time `end`, or now."""
     for name, value in scalars(record).items():
         board.add_scalar(name, value, record["step"], end)

@@ -3,8 +3,6 @@
 A curriculum gives the weight with which a step draws each task, by its last scores. The paper draws all alike.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import heapq
 import math
@@ -35,7 +33,7 @@ class TaskPool:
     _fresh: int = 0
 
     @classmethod
-    def of(cls, tasks: Iterable[Task], fresh: int | None = None) -> TaskPool:
+    def of(cls, tasks: Iterable[Task], fresh: int | None = None) -> "TaskPool":
         """A pool of these tasks, the last `fresh` of them its newest addition (all of them when None)."""
         pool = cls().add(tasks)
         if fresh is None:
@@ -44,7 +42,7 @@ class TaskPool:
             raise ValueError(f"fresh is {fresh}; expected 0 to {len(pool)}, the number of tasks")
         return dataclasses.replace(pool, _fresh=fresh)
 
-    def add(self, tasks: Iterable[Task]) -> TaskPool:
+    def add(self, tasks: Iterable[Task]) -> "TaskPool":
         """A pool with these tasks appended, without those whose id it has already. This pool stays as it is."""
         grown, index = self._tasks, self._index
         if len(grown) > self._length:

@@ -4,8 +4,6 @@ The number of actions replayed sets the difficulty (arXiv 2605.05112): the polic
 grows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ which stay within [0, 1]. Unlike intervals from the standard error or the bootst
 episode fails or succeeds.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence

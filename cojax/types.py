@@ -3,8 +3,6 @@
 They need the standard library alone, live on the host, and never change. `to_json` and `from_json` write and read them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -149,7 +147,7 @@ class Evaluation:
         _fill_partial(self)
 
 
-def _fill_partial(verdict: Evaluation | Trajectory) -> None:
+def _fill_partial(verdict: "Evaluation | Trajectory") -> None:
     """Sets a partial reward that was not given."""
     if verdict.partial == NOT_GIVEN:
         checks = verdict.checks

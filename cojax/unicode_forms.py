@@ -1,7 +1,5 @@
 """Unicode of any text, however hostile, in time linear in its length: normal forms, and text for a terminal."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import unicodedata

@@ -4,8 +4,6 @@ The result is an ordinary model folder in HF format (config.json, model.safetens
 `$COJAX_CACHE` by everything that decides it, so that the same command trains it once.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import importlib.metadata

@@ -5,8 +5,6 @@ the name is also one of the folder's, the folder's environment is meant. The fol
 checkout, and `cojax.environments` in a wheel.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -34,8 +34,6 @@ OFFICIAL_VERDICT, as a benchmark's verdict cannot be changed.
 An environment that acts by code has a check of its own: AppWorld's prints a table, see environments/appworld/audit.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

@@ -4,8 +4,6 @@ Run again, it continues where it stopped, or reports that all is installed. Exit
 bad arguments.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import importlib.util

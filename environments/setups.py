@@ -1,7 +1,5 @@
 """The check of setups without tasks: each gets a task of its own, from a walk over the actions that it offers."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import random

@@ -1,7 +1,5 @@
 """The check of tasks with solutions: what a solution earns, what it earns without one of its calls, and garbage."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -20,8 +20,6 @@ real; it wins none of the games:
 The development split are games in the rooms of training. See docs/alfworld.md.
 """
 
-from __future__ import annotations
-
 from ml_collections import ConfigDict
 
 from cojax.settings import base

@@ -20,8 +20,6 @@ builds, on two CPU cores in minutes; it shows that every part works and nothing 
     python -m experiments.run --config=experiments/appworld.py --config.policy=tiny --config.data=tiny --config.steps=2
 """
 
-from __future__ import annotations
-
 from ml_collections import ConfigDict
 
 from cojax.settings import base

@@ -18,8 +18,6 @@ evaluated on the tasks of base that are not in it: 97 % of the former, none of t
 from sampled text to the official verdict, and nothing about learning.
 """
 
-from __future__ import annotations
-
 from ml_collections import ConfigDict
 
 from cojax.settings import base

@@ -5,8 +5,6 @@
 is short for it. Nothing is imported here: cojax/run/trust.py says which code of it may be.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ml_collections import ConfigDict

@@ -6,8 +6,6 @@ Hardware: two CPU cores, 4 GB. Time: 7 to 14 minutes, of which the warm start ta
 Expected: held-out success rises by 22 to 30 points; docs/demo.md lists five seeds.
 """
 
-from __future__ import annotations
-
 from ml_collections import ConfigDict
 
 from cojax.settings import base

@@ -12,8 +12,6 @@ In one run held-out success rose from 19.0 % to 54.3 %. docs/pretrained.md has t
 show.
 """
 
-from __future__ import annotations
-
 from ml_collections import ConfigDict
 
 from . import desk

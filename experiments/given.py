@@ -3,8 +3,6 @@
 `cojax.train` passes objects on in this way.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ml_collections import ConfigDict

@@ -15,8 +15,6 @@ The same command with a small policy from scratch, on two CPU cores, in some min
 Hardware: as the model needs it. Expected: nothing is measured, as it depends on the server.
 """
 
-from __future__ import annotations
-
 from ml_collections import ConfigDict
 
 from cojax.settings import base

@@ -17,8 +17,6 @@ to learn from, it needs --config.warm_start.steps=0:
 Hardware: as the model needs it. Expected: nothing is measured, as it depends on the environment.
 """
 
-from __future__ import annotations
-
 from ml_collections import ConfigDict
 
 from cojax.settings import base

@@ -15,8 +15,6 @@ real; it solves none of the official tasks:
 The development split is the official one. See docs/scienceworld.md.
 """
 
-from __future__ import annotations
-
 from ml_collections import ConfigDict
 
 from cojax.settings import base

@@ -17,8 +17,6 @@ airline, --config.environment.domain=retail and airline. There a model can play 
 --config.environment.user=model --config.environment.user_url=http://HOST:PORT/v1 --config.environment.user_model=NAME.
 """
 
-from __future__ import annotations
-
 from ml_collections import ConfigDict
 
 from cojax.settings import base

@@ -14,8 +14,6 @@ The same command with a small policy from scratch, on two CPU cores, in a few mi
 Hardware: as the model needs it. Expected: nothing is measured, as it depends on the environment.
 """
 
-from __future__ import annotations
-
 from ml_collections import ConfigDict
 
 from cojax.settings import base

@@ -1,7 +1,5 @@
 """A command in a child process: started with a safe import path, stopped in order, its failure as an exception."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """`open_run`: what a run directory holds, as records and as frames."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import tempfile
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 class Records(list[dict[str, Any]]):
     """Records of a run, each a dict of plain JSON."""
 
-    def frame(self) -> pandas.DataFrame:
+    def frame(self) -> "pandas.DataFrame":
         """A row a record; nested keys are joined with slashes. Raises ModuleNotFoundError without pandas."""
         try:
             import pandas
@@ -79,13 +77,13 @@ class OpenRun:
             raise FileNotFoundError(f"{self.workdir} has no summary: the run has not ended; train on to its end")
         return read_json(path)
 
-    def lineage(self, task_id: str) -> TaskHistory:
+    def lineage(self, task_id: str) -> "TaskHistory":
         """Why a task exists, and how it went since; a prefix of its id is enough. Raises KeyError."""
         from cojax.report.lineage import lineage
 
         return lineage(self.workdir, task_id)
 
-    def policy(self, step: int | None = None, folder: str | os.PathLike[str] | None = None) -> Policy:
+    def policy(self, step: int | None = None, folder: str | os.PathLike[str] | None = None) -> "Policy":
         """The policy of a checkpoint: of `step`, or of the newest sound one. Adapters are summed into their base.
 
         It is exported to `folder`, which must be new or empty; without one, to a temporary folder. Raises RunFailed.

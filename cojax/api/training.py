@@ -1,7 +1,5 @@
 """`train`, `steps` and `evaluate`: the commands of these names as functions; settings as their flags."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -54,7 +52,7 @@ def steps(
     workdir: str | os.PathLike[str] | None = None,
     show: bool = False,
     **settings: Any,
-) -> Training:
+) -> "Training":
     """Starts a run in a child process: an iterator over the records of its steps, as metrics.jsonl holds them.
 
     `config` is a file with get_config(), a ConfigDict, or a dict of settings over the paper's. Without it the run in
@@ -114,7 +112,7 @@ class Training:
         self._child.stop()
         self._held.close()
 
-    def __enter__(self) -> Training:
+    def __enter__(self) -> "Training":
         return self
 
     def __exit__(

@@ -6,8 +6,6 @@ step takes by the chip's published figures. A model folder needs only its config
 and 3 where the programs do not fit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

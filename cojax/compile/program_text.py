@@ -4,8 +4,6 @@ A loop's number of rounds is in the text where it is fixed. The loops of cojax w
 over micro-batches, and within it over chunks of scored tokens. Their numbers are given by the reader.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

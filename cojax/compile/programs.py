@@ -1,7 +1,5 @@
 """From a configuration and a target to the report of its learner's programs, and what would make them fit."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import itertools

@@ -1,7 +1,5 @@
 """Compiles the programs of a learner, and says what they take of each device, what they move and what they cost."""
 
-from __future__ import annotations
-
 import math
 import re
 import time

@@ -4,8 +4,6 @@ The shapes are the published Qwen configurations and two small ones. The operati
 and of shares of bandwidth.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -75,14 +73,15 @@ def model_config(
     return dataclasses.replace(config, **values, dtype=dtype, param_dtype=param_dtype or dtype)
 
 
-def _parsed(item: str, text: str, kind: Any) -> Any:
-    """The text as the field's type, which is one of "int", "float" and "bool" here."""
+def _parsed(item: str, text: str, kind: Any) -> bool | int | float:
+    """The text as the field's type, which is int, float or bool for what a flag can set."""
     try:
-        if kind == "bool":
+        if kind is bool:
             return {"true": True, "false": False}[text.lower()]
-        return {"int": int, "float": float}[kind](text)
+        return {int: int, float: float}[kind](text)
     except (KeyError, ValueError) as error:
-        raise ValueError(f"--override={item}: expected a value of type {kind}, such as 64, 1e6 or true") from error
+        name = kind.__name__ if isinstance(kind, type) else kind
+        raise ValueError(f"--override={item}: expected a value of type {name}, such as 64, 1e6 or true") from error
 
 
 def parameter_count(config: ModelConfig) -> int:

@@ -3,8 +3,6 @@
 It loads no JAX until a program is compiled: the command lists the targets before it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
@@ -116,12 +114,12 @@ def find(name: str) -> Target:
     return choose(TARGETS, name, "target")
 
 
-def attached(devices: Sequence[jax.Device]) -> Chip | None:
+def attached(devices: "Sequence[jax.Device]") -> Chip | None:
     """The chip that these devices are, None where no target has it."""
     return next((target.chip for target in TARGETS.values() if target.chip.kind == devices[0].device_kind), None)
 
 
-def devices(target: Target) -> Sequence[jax.Device]:
+def devices(target: Target) -> "Sequence[jax.Device]":
     """The target's devices, which can be compiled for and nothing else.
 
     Raises ModuleNotFoundError where the compiler's package is not installed.
@@ -148,7 +146,7 @@ def devices(target: Target) -> Sequence[jax.Device]:
         ) from error
 
 
-def lowered_for(device: jax.Device) -> contextlib.AbstractContextManager[Any]:
+def lowered_for(device: "jax.Device") -> contextlib.AbstractContextManager[Any]:
     """Within it, programs are lowered for that device, which need not be here.
 
     Triton's kernels ask what card they are for; since JAX 0.11 they do not take it from the sharding of the arrays.

@@ -7,8 +7,6 @@ OUT holds config.json, the weights in float32, the tokenizer and the chat templa
 and `transformers` read it. It appears whole or not at all, and nothing is overwritten. See docs/pretrained.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

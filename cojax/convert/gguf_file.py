@@ -4,8 +4,6 @@ A file is untrusted. The package's own reader allocates by what a header claims;
 bytes that are left in the file before anything is read. Only its names of types and its dequantisation are used.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

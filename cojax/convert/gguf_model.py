@@ -3,8 +3,6 @@
 The tokenizer becomes one of transformers: byte-level BPE, control tokens and the chat template.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any

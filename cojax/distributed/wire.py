@@ -7,8 +7,6 @@ Process 0 admits a connection that greets with the token and its number (`accept
 each has a deadline for the whole of it: whoever is slow keeps nobody out.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hmac
 import json

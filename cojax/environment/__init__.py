@@ -4,8 +4,6 @@ Training, evaluation, exploration and validation differ only in the actor that t
 whose fault a failure is, and `Progress` tells the watcher of deadlines how far an episode is.
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import copy

@@ -1,7 +1,5 @@
 """Replays actions on a fresh episode of a task, and keeps the states that they lead to."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks and bounds an environment's replies: the right shape, and text that any tokenizer takes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from cojax.types import ROLES, Check, Evaluation, Message, Observation

@@ -1,7 +1,5 @@
 """Watches the calls of an environment from another thread, so that one that never returns is told."""
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Callable

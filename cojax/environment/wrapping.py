@@ -1,7 +1,5 @@
 """Wraps environments and episodes: what is not replaced is passed on to the wrapped one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -12,8 +12,6 @@ end. The same command continues where it was stopped, and plays invalid episodes
 read from OPENAI_API_KEY.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

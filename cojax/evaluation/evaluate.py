@@ -1,7 +1,5 @@
 """Evaluates one policy: plays the tasks of splits, scores them, and writes the evaluation's folder."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

@@ -4,8 +4,6 @@ It costs more at evaluation and changes no weights. It uses the verdict after ea
 trial does not.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Success of the policy that the engine holds, on the development split and on the held-out one."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The policy that an evaluation plays: a checkpoint of a run, a model folder, or a chat endpoint."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import shutil

@@ -3,8 +3,6 @@
 They do the work of the model in Stages 2 and 3 (CoEvolve §3.2–3.3).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -76,7 +74,7 @@ class Metered(Explorer, Protocol):
         Each gets an equal share of the remaining budget. What they do not spend is returned at the end of the block.
         """
 
-    def remaining_budget(self) -> Budget:
+    def remaining_budget(self) -> "Budget":
         """What is left of the evolution's budget. Other calls for a draft, like a judge's, are paid from it too."""
 
     def figures(self) -> dict[str, Any]:

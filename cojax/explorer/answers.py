@@ -7,8 +7,6 @@ inside conditions, loops or functions. A literal hidden there can only be found 
 nothing but the query. No code is run.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import functools
@@ -72,7 +70,7 @@ def states_value(text: str, value: Any) -> bool:
 
 def _answers(
     steps: Sequence[Triplet], ending: str, parameter: str | None
-) -> Iterator[tuple[list[Any], tuple[_Text, _Text]]]:
+) -> "Iterator[tuple[list[Any], tuple[_Text, _Text]]]":
     """For each step: the answers that it writes, the text that it showed, and the literals that its code printed."""
     argument = parameter or ("" if ending else "answer")
     trees = [parse_code(step) for step in steps]
@@ -99,7 +97,7 @@ def _objections(steps: Sequence[Triplet], ending: str, parameter: str | None, an
         yield from _unshown(answer, shown)
 
 
-def _before_the_end(step: Triplet, ending: str) -> Iterator[tuple[_Text, _Text]]:
+def _before_the_end(step: Triplet, ending: str) -> "Iterator[tuple[_Text, _Text]]":
     """The texts that the calls of one action showed before that action's call that ended the episode."""
     names = [call.name for call in step.action.calls]
     if ending in names[1:] and len(names) == len(step.observation.messages):

@@ -1,7 +1,5 @@
 """An explorer that confuses names at a known rate: the study measures with it what validation by execution refuses."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import re

@@ -1,7 +1,5 @@
 """Reflection without a language model: the exploration context of a trajectory (CoEvolve §3.2)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from cojax.signals import SIGNALS, Guidance, guidance

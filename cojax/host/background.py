@@ -3,8 +3,6 @@
 The clock for deadlines counts the seconds in which this process could run, not those in which it was stopped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

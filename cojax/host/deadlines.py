@@ -1,7 +1,5 @@
 """`play` and `ask` under deadlines, for actors that run in the caller's thread: explorers and validation."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from concurrent.futures import wait

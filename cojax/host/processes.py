@@ -3,8 +3,6 @@
 A command that cojax/api started has an owner: it tells it facts, and ends with it. For all others `tell` does nothing.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes

@@ -6,8 +6,6 @@ counts its tokens; a trajectory that is masked throughout still counts in K. Set
 advantages are all exactly 0 is flat: it has no policy gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """`TrainBatch`: rows of tokens with what the loss reads of each, and the loss's normalisation as weights."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Binds a loss to its settings. Its signature lists the inputs that it may read; a trace shows which it uses."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect
@@ -69,7 +67,7 @@ class BoundLoss:
     pairs: bool
     flat_groups: bool
 
-    def inputs(self, scores: TokenScores, batch: TrainBatch) -> list[Any]:
+    def inputs(self, scores: "TokenScores", batch: TrainBatch) -> list[Any]:
         """What `function` is called with, beside its settings."""
         found = {**vars(batch), **scores._asdict()}
         return [found[name] for name in self.reads]

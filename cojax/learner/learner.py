@@ -3,8 +3,6 @@
 State is explicit: a TrainState goes in and is donated; the next one comes out.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import random

@@ -5,8 +5,6 @@ loss returns the per-token loss and *facts*: per-token figures that are reported
 Where the weight is 0, loss and facts are ignored, but they and the gradient must be finite.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping

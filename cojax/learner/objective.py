@@ -1,7 +1,5 @@
 """The objective of a learner: a loss, an advantage and a weighting with their settings; packs a step's batches."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import random

@@ -1,7 +1,5 @@
 """Optimisers, as optax transformations; one lets parameters stored as bfloat16 learn exactly as float32 ones would."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

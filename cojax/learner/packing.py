@@ -3,8 +3,6 @@
 All arrays made here are NumPy's, on the host.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Where `learned` is false, the result is exactly 0 and has no gradient, whatever the inputs are there.
 """
 
-from __future__ import annotations
-
 import math
 
 import jax

@@ -5,8 +5,6 @@ devices is announced by `Hosts.operation`. One process announces nothing; with s
 others to run the operation of that name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -5,8 +5,6 @@ chooses in the same way what the backward pass keeps. Below stands what measures
 takes of it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence

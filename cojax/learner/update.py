@@ -1,7 +1,5 @@
 """The arithmetic of an optimiser update: `train_step`, a pure function from one `TrainState` to the next."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,6 @@ each of its K valid trajectories. Flat groups count, whether or not they are com
 group and each of its trajectories, one number for all learned tokens or one number for each. Settings are keyword-only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 

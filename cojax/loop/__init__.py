@@ -1,7 +1,5 @@
 """The data of the loop: `Loop` holds the parts and settings, which never change; `State` holds all that changes."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The evolutions of a run (Stages 2 and 3): when one is due, when it runs, and how its tasks enter the pool."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging

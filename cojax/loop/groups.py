@@ -1,7 +1,5 @@
 """The groups of a step: draws its tasks and plays the episodes of each."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The end of a step: the evolution that is due, the step's record in metrics.jsonl, and its checkpoint."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

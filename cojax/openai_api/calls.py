@@ -3,8 +3,6 @@
 Also what requests to servers that are not trusted have in common: nothing packed, no cookies, words on one line.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import http.cookiejar
 import itertools

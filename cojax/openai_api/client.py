@@ -1,7 +1,5 @@
 """Sends requests to an OpenAI-compatible endpoint: a deadline for the whole reply, bounded bytes, no redirects."""
 
-from __future__ import annotations
-
 import contextlib
 import email.utils
 import json

@@ -5,8 +5,6 @@ that the policy begins unchanged. A and B have the axes of W, those over layers 
 parameter table. The sum is made within the scan over layers: neither it nor its gradient exists for all layers at once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

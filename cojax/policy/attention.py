@@ -4,8 +4,6 @@ The kernels are JAX's own Pallas kernels. Each maps query [B, T, H, S], key and 
 int32[B, T] to [B, T, H, S]; T is a multiple of BLOCK. `interpret` runs one on a CPU, slowly, which is how it is tested.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The shape of a decoder, in the fields of a Hugging Face config.json (Llama, Qwen2, Qwen2.5, Qwen3, Qwen3-MoE)."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
@@ -164,7 +162,7 @@ class ModelConfig:
                 raise ValueError(f"dtype {name!r:.80} is not supported; available: {', '.join(_DTYPES)}")
 
     @classmethod
-    def from_hf(cls, source: Mapping[str, Any] | str | Path, **overrides: Any) -> ModelConfig:
+    def from_hf(cls, source: Mapping[str, Any] | str | Path, **overrides: Any) -> "ModelConfig":
         """The config of a Hugging Face model: its config.json as a mapping, or the folder that holds one.
 
         `overrides` replace fields of the result, e.g. `dtype="bfloat16"`. Raises ValueError for a field whose value
@@ -221,9 +219,9 @@ def _check_numbers(config: ModelConfig) -> None:
         value = getattr(config, field.name)
         whole, real = (isinstance(value, kind) and not isinstance(value, bool) for kind in (Integral, Real))
         most = _MOST.get(field.name, _LARGEST)
-        if field.type == "int" and not (whole and value <= most):
+        if field.type is int and not (whole and value <= most):
             raise ValueError(f"{field.name} is {value!r:.80}; expected a whole number of at most {most:,}")
-        if field.type == "float" and not (real and math.isfinite(value)):
+        if field.type is float and not (real and math.isfinite(value)):
             raise ValueError(f"{field.name} is {value!r:.80}; expected a finite number")
 
 

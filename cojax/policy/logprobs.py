@@ -3,8 +3,6 @@
 Logits are made in chunks. The chunks are kept for the backward pass only where all of them fit into `KEPT_BYTES`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 config.json, and model.safetensors or model-00001-of-0000N.safetensors with model.safetensors.index.json.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -4,8 +4,6 @@ No token is ever dropped: there is no capacity, so padding and other rows cannot
 The routes of a token are the experts that it went through when it was sampled.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import dataclasses
@@ -174,7 +172,7 @@ class RouteShape:
     experts: int
 
     @classmethod
-    def of(cls, config: ModelConfig) -> RouteShape:
+    def of(cls, config: ModelConfig) -> "RouteShape":
         """Raises ValueError for a dense model."""
         if not config.sparse:
             raise ValueError("the model has num_experts 0: its tokens have no routes; set --config.learner.routes=own")

@@ -3,8 +3,6 @@
 Loading, export, shapes and sharding all read this table and nothing else.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools

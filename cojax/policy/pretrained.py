@@ -1,7 +1,5 @@
 """`load` and `Policy`: a model's config and parameters, from a model folder or the Hugging Face hub."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

@@ -1,7 +1,5 @@
 """Rotary frequencies: plain, linearly scaled, by YaRN or as in Llama 3.1, by a Hugging Face config.json."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

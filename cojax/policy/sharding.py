@@ -1,7 +1,5 @@
 """How parameters, batches and activations spread over devices: a mesh of four axes and one rule per logical axis."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -4,8 +4,6 @@ A file is the header's length (8 bytes, little-endian), the header (JSON: name â
 follows), and the tensors' bytes. It is read, never mapped: mapped pages would count as memory of the process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

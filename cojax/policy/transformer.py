@@ -6,8 +6,6 @@ the layers. Training and sampling use the same block: its argument `attend` deci
 in training, the row and a cache in sampling.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

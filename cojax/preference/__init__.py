@@ -4,8 +4,6 @@ Defaults are those of the paper, Co-Evolving Agents (arXiv 2511.22254). Where it
 reviews (OpenReview, usYfUfTG7I) or from ETO (arXiv 2403.02502 and its code), on which it builds.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

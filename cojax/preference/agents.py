@@ -1,7 +1,5 @@
 """What each agent learns in a round: the target from experts and failures, the failure agent from failures alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Mapping, Sequence

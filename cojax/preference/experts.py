@@ -1,7 +1,5 @@
 """Expert trajectories: solutions of tasks, played in the environment and rendered as the policy would have acted."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence

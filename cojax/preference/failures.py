@@ -1,7 +1,5 @@
 """What the failure agent learns from: pairs of failures alone. Nothing here can hold an expert or a success."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """The parts of a round: both agents play on one engine, each learns, and what happened is recorded."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 These are CoEvolve's task-set metrics. They are numbers only: no text, and so no query of an evaluation task, gets out.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

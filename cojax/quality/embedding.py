@@ -4,8 +4,6 @@ An OpenAI-compatible endpoint is asked in batches, for each text once: what came
 and numbers are kept, never a text.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import time

@@ -4,8 +4,6 @@ Embeddings are float[N, D]. Rows are scaled to unit length first. A row of zeros
 0 with every other. No array larger than [BLOCK, N] is made. A measure is None where it needs more rows than there are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ An entry declares its settings as keyword-only parameters, or as the fields of a
 values are allowed (annotations.py).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import functools

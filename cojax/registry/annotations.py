@@ -4,8 +4,6 @@ An annotation is bool, int, float, str, Literal["a", "b"], tuple[...], an Option
 Annotated[float, Range(low, high)]. A text in an Annotated, such as "a share", describes the number in errors.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools
@@ -41,7 +39,7 @@ class Range:
         below = self.high is None or value < self.high or (value == self.high and not self.high_open)
         return above and below
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: pydantic.GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: Any, handler: "pydantic.GetCoreSchemaHandler") -> "CoreSchema":
         from pydantic_core.core_schema import no_info_after_validator_function
 
         return no_info_after_validator_function(self._holding, handler(source))
@@ -145,7 +143,7 @@ def _converted(annotation: Any, value: Any) -> Any:
 
 
 @functools.cache
-def _adapter(annotation: Any) -> pydantic.TypeAdapter[Any]:
+def _adapter(annotation: Any) -> "pydantic.TypeAdapter[Any]":
     from pydantic import ConfigDict, TypeAdapter
 
     return TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))

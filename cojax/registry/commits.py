@@ -1,7 +1,5 @@
 """The commit of a file of code, as its git repository tells it."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path

@@ -10,8 +10,6 @@ python -m experiments.report runs/desk --draft=20/3  # one of them, as a task
 python -m experiments.report runs/desk/evaluations/… # the report of an evaluation
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

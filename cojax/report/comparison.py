@@ -11,8 +11,6 @@ cojax/report/figures.py, and p of the exact sign test. It holds for these two po
 than another takes several seeds of each.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 A terminal shows colours and live bars; a pipe or a log file gets the same words as plain lines.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

@@ -1,7 +1,5 @@
 """The episodes that the page shows, selected and shortened to a few megabytes, and what became of every stored one."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -54,7 +52,7 @@ class Shelf:
 
 
 def select(
-    run: Run, sources: Collection[str], played: EpisodeIndex, pieces: Pieces | None = None
+    run: Run, sources: Collection[str], played: "EpisodeIndex", pieces: Pieces | None = None
 ) -> tuple[list[Json], list[int]]:
     """Reads every stored episode once, adds it to `played`, and selects those for the page, oldest first.
 
@@ -104,7 +102,7 @@ def select(
     return chosen, [len(kept), len(origins)]
 
 
-def follow(run: Run, played: EpisodeIndex) -> None:
+def follow(run: Run, played: "EpisodeIndex") -> None:
     """Reads the steps that `played` does not have yet."""
     advantages = advantages_of(run)
     for step in run.episodes.steps():

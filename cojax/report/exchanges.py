@@ -10,8 +10,6 @@ judge/ID                       the judge's opinion of a draft
 EVOLUTION ends in "initial", or in the step before the evolution.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

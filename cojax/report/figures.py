@@ -1,7 +1,5 @@
 """Data of the page's charts, from the logs of a run: its curves, its task set, and paired differences of results."""
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import math

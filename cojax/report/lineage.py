@@ -1,7 +1,5 @@
 """The history of a task: why it exists, and how often the policy has solved it since."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import defaultdict
 from collections.abc import Collection

@@ -3,8 +3,6 @@
 A page waits for an answer, and a second's look at sizes and times of files is all that is done until one has changed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.server
 import math

@@ -3,8 +3,6 @@
 An origin is what a task came from: a kind of signal, `uniform`, `unguided`, … The tasks of D_0 are among them.
 """
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import math

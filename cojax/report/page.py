@@ -4,8 +4,6 @@ Queries and observations are untrusted. They reach the page only as JSON in a da
 escaped. The script adds them as text nodes. The content policy runs no script but this one, by its hash.
 """
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import hashlib

@@ -4,8 +4,6 @@ A page opened from disk may load a script that lies beside it, and nothing else.
 compressed JSON in Base64, so that no text of the run stands in a script. The stamp tells pieces of another report.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

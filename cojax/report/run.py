@@ -1,7 +1,5 @@
 """Reads a run directory for a report; every part of it is optional, as an interrupted run lacks some."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections import Counter

@@ -11,8 +11,6 @@ they were cut, and a chunk's name is a digest of both. A slot keeps its chunks a
 another session overwrites them.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import hashlib
@@ -46,7 +44,7 @@ class Session:
     cached: int = 0
     version: int | None = None
     reported: int = 0
-    request: Request | None = None
+    request: "Request | None" = None
 
 
 @dataclasses.dataclass(eq=False)

@@ -6,8 +6,6 @@ template(stub + new) says after the stub, which ends in an action. Control token
 documentation stays text.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

@@ -7,8 +7,6 @@ environment fail otherwise, they alone are played first. They are charged if the
 task without any action is evaluated.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

@@ -6,8 +6,6 @@ character that occurs in some literal is replaced. So any literal found there is
 template cuts, joins or reverses its input.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json
@@ -72,7 +70,7 @@ class ControlTokens:
             return {self.mask_json(key, mask): self.mask_json(item, mask) for key, item in value.items()}
         return [self.mask_json(item, mask) for item in value] if isinstance(value, list) else value
 
-    def _encode(self, text: str, placeholders: _Placeholders) -> tuple[int, ...]:
+    def _encode(self, text: str, placeholders: "_Placeholders") -> tuple[int, ...]:
         tokens: list[int] = []
         for piece in self._literals.split(text):
             if piece in self.ids:
@@ -111,7 +109,7 @@ class ControlTokens:
                 tokens += [part for part in parts if part not in self._forbidden]
         return tokens
 
-    def _choose_placeholders(self, used: frozenset[int]) -> _Placeholders:
+    def _choose_placeholders(self, used: frozenset[int]) -> "_Placeholders":
         """Placeholders that the text does not contain; if too few are left, the text's private-use characters go."""
         needed = len(self.ids) + len(self._letters)
         free = list(itertools.islice((code for code in _PRIVATE if code not in used), needed))

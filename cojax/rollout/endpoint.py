@@ -4,8 +4,6 @@ The server's replies are untrusted. A failed call raises `EngineError`; it never
 unknown, so these episodes cannot be trained on.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import threading

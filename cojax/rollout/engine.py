@@ -4,8 +4,6 @@ Engines know nothing of JAX trees. Weights travel as one `Weights` value: the lo
 its path. Every completion carries the version of the weights that sampled it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import time

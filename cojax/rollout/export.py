@@ -8,8 +8,6 @@ weights/12/files.json    the size of every file in params/
 weights/12/served.json   the label of the version
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
@@ -57,13 +55,13 @@ _DTYPES = ("dtype", "param_dtype")  # fields of a shape that do not change which
 _SLICE = 1 << 18  # numbers checked at a time: they fit into the processor's cache
 
 
-def save_model(folder: Path, config: ModelConfig, params: Params, tokenizer: PreTrainedTokenizerBase) -> None:
+def save_model(folder: Path, config: ModelConfig, params: Params, tokenizer: "PreTrainedTokenizerBase") -> None:
     """Writes a model folder that `transformers` loads: config.json, weights, tokenizer files."""
     write_model(folder, config, params)
     write_tokenizer(folder, tokenizer)
 
 
-def write_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def write_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
     """Writes tokenizer and chat template. Raises OSError with the fix when the disk refuses."""
     try:
         tokenizer.save_pretrained(folder)
@@ -84,7 +82,7 @@ def load_params(folder: Path, config: ModelConfig, mesh: Mesh | None = None) -> 
         raise DamagedFile(f"{error} Delete {folder} and make it again.") from error
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     """The tokenizer and chat template of a model folder. No code of the folder runs, and nothing is fetched.
 
     Raises ValueError, of one line, for files that are missing or damaged, for a tokenizer that is code, and for a

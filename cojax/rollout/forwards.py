@@ -1,7 +1,5 @@
 """The local engine's computations: prefill, decode, sampling, random numbers, and the chunks of a prompt."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

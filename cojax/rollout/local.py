@@ -17,8 +17,6 @@ only. Accelerators may add the parts of three devices or more in an order that f
 the same to rounding only.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """What a chat template does with tools and without a system message, found by rendering it; a tools section of ours."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Reads tool calls from the text of an action; thoughts are no calls."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

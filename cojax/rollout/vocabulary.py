@@ -9,8 +9,6 @@ spaces around them. An unknown word is one `<unk>`.
 unchanged.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Iterable, Mapping, Sequence

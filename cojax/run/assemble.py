@@ -1,7 +1,5 @@
 """Configuration → objects. No ConfigDict goes into cojax or environments."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence

@@ -8,8 +8,6 @@ On a mesh all bytes are those of its devices together. The engine has a copy of 
 is on one of them; what a replica's devices do not split, each of them holds.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks a whole configuration once, before anything is built from it."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Callable

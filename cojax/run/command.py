@@ -8,8 +8,6 @@ A configuration is Python, and is run. What is in W is data: code of one's own t
 the current folder, PYTHONPATH and each `--trust-code=FOLDER`, from nowhere else.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import sys

@@ -1,7 +1,5 @@
 """The configuration that the flags of a command give: the file, its preset, and what other flags set."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from absl import flags

@@ -1,7 +1,5 @@
 """Builds the rollout engine that a configuration names: in this process, or on SGLang servers."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 from collections.abc import Callable

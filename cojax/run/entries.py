@@ -3,8 +3,6 @@
 An entry's signature declares its settings; the configuration contains overrides only.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """A run's evaluations on the held-out split, before training and after it, and what is stored of them."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

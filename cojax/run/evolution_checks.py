@@ -1,7 +1,5 @@
 """Checks what a configuration asks of evolutions."""
 
-from __future__ import annotations
-
 from ml_collections import ConfigDict
 
 from cojax.run import methods

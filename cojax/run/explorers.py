@@ -1,7 +1,5 @@
 """Explorers and the validation of their drafts, from a configuration."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -7,8 +7,6 @@ python -m experiments.export --workdir=runs/desk --step=80 models/desk-80 --dtyp
 Adapters are summed into their base. The run may go on at the same time: nothing in its directory is changed.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Versions, commit and hardware, which config.json holds beside the settings."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

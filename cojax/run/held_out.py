@@ -1,7 +1,5 @@
 """The initial tasks of a run, and the part of them that is held out where the environment has no evaluation tasks."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

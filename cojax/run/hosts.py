@@ -3,8 +3,6 @@
 A process that follows runs `operations`, by the names that process 0 gives them.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

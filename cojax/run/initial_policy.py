@@ -1,7 +1,5 @@
 """The parameters before the first step: read, drawn at random, or warm-started once and cached."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

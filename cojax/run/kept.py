@@ -3,8 +3,6 @@
 Tokenizer, shape and base model are written again where they are lost, and then verified.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

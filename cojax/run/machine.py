@@ -3,8 +3,6 @@
 `python -m cojax.run.machine` prints it as JSON.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The mesh of a configuration, and what it demands of other settings."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What `config.method` decides: the settings of rounds, their loss, and which other settings it excludes."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

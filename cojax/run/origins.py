@@ -12,8 +12,6 @@
     steps, evolve    steps of training since, and how the task set grew; in summary.json and result.json
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

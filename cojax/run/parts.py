@@ -1,7 +1,5 @@
 """The objects of one run that need no parameters yet."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

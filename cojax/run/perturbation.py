@@ -1,7 +1,5 @@
 """The same policy but for rounding: each parameter keeps its last bit or has it flipped, at random."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Where the environment of a configuration lives: in this process and its workers, or on the nodes of a Ray cluster."""
 
-from __future__ import annotations
-
 from ml_collections import ConfigDict
 
 from cojax import worlds

@@ -1,7 +1,5 @@
 """Tokenizer and shape of the policy: from a model folder, or made for the environment."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Preflight: builds and checks every part of a run in seconds, and trains nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

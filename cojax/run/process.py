@@ -1,7 +1,5 @@
 """Set-up of a command's process: a cache of compiled programs, and a log file."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Parameters are read and written in all processes together.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

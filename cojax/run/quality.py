@@ -1,7 +1,5 @@
 """The measure of the pool after each evolution, from a configuration."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ python -m experiments.reference                       # all, in Markdown
 python -m experiments.reference learner.loss evolve   # those with one of these words in their names
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import itertools

@@ -1,7 +1,5 @@
 """The state with which a run begins, and the one with which it goes on."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """summary.json of a finished run, from its logs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """A run: builds its parts, trains, and ends with its evaluation and its report; the rest of what the command does."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

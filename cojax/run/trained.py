@@ -9,8 +9,6 @@ A run keeps these files for its checkpoints:
                            folder has it: as the base of adapters, or as the reference of a warm-started model folder
 """
 
-from __future__ import annotations
-
 import dataclasses
 import types
 import zlib

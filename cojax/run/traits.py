@@ -1,7 +1,5 @@
 """What an environment states of itself, applied to a run's settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from ml_collections import ConfigDict

@@ -6,8 +6,6 @@ program, or names an address or a folder, must stand on the command line itself.
 what it leaves open.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os

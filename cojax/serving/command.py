@@ -14,8 +14,6 @@ a router elsewhere, and leave it when this process is stopped. A trainer then ne
 --host must be an address by which router and trainer reach the servers.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Servers of a rollout host: starts them, watches them, and gives them each new version of the weights."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -4,8 +4,6 @@ A server reads a model folder. What all processes of a trainer saved together, a
 in memory where it fits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import logging

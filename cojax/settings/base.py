@@ -4,8 +4,6 @@ An experiment names an environment and a policy, and overrides other settings. c
 range and meaning.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from typing import Any, get_args

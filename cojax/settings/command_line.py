@@ -1,7 +1,5 @@
 """The command line of a command without configuration: its flags, and errors of one line."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import sys

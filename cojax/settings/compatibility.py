@@ -3,8 +3,6 @@
 A setting that it lacks is its default. One that is gone since is left out if it had the value that it always has now.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -1,7 +1,5 @@
 """Loads and checks the file that --config names. Every error is one line with the place in the file."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import hashlib

@@ -1,7 +1,5 @@
 """Flags of the commands that take a configuration: --config=FILE, --config.KEY=VALUE and, of a run, --workdir=W."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import sys

@@ -1,7 +1,5 @@
 """Presets: `--config.policy=NAME` makes the settings of one size of policy; a flag wins over its preset."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

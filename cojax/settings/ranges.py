@@ -1,7 +1,5 @@
 """Whether every setting of a configuration is one, and in its range. Knows no entry; cojax/run/checks.py does."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Reading a configuration: names of tables, sections as keywords, short names of flags."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -7,8 +7,6 @@ that it is given. It returns the new values of the changed keys: so a step costs
 seen, and the log of changes, applied in order, gives the memory. Invalid trajectories are ignored everywhere.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

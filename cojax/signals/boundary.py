@@ -1,7 +1,5 @@
 """Boundary: within one visit the policy both solves the task and fails it (CoEvolve §3.1)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar

@@ -1,7 +1,5 @@
 """Forgetting: the policy solved this task recently and fails it now (CoEvolve §3.1)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar

@@ -6,8 +6,6 @@ follows from the Beta posterior over the task's success rate p after s successes
     p ~ Beta(1 + s, 1 + f).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Rare: the trajectory contains an action pattern seldom seen over training (CoEvolve §3.1)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence

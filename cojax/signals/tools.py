@@ -3,8 +3,6 @@
 Where one tool takes a whole command as text, signals treat each verb as a tool of its own (`ByVerb`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections import Counter

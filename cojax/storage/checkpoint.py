@@ -4,8 +4,6 @@ checkpoints/12/arrays/       Orbax
 checkpoints/12/host.json     step, the caller's host state, size and CRC-32 of every file in arrays/, its own checksum
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

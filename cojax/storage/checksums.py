@@ -5,8 +5,6 @@ holds a checksum of every line of the logs, and of every file that was written w
 the damage by these.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """Configurations as config.json holds them, and differences between two of one run, and between the code they name."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any

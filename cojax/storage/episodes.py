@@ -1,7 +1,5 @@
 """The episodes of a run in compressed files, and the trajectories that are read back from them."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import io

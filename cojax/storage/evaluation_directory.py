@@ -7,8 +7,6 @@ result.json       the figures
 report.html       the figures and the episodes, offline; report-2.html … where one page does not hold all episodes
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +30,7 @@ class EvaluationDirectory:
         # No fsync: episodes that a crash of the whole machine loses are played again.
         self.episodes = Log(folder / "episodes.jsonl", sync=False)
 
-    def __enter__(self) -> EvaluationDirectory:
+    def __enter__(self) -> "EvaluationDirectory":
         return self
 
     def __exit__(self, *error: object) -> None:

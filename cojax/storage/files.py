@@ -4,8 +4,6 @@ Standard library only. A process killed at any moment leaves a readable folder: 
 line, and every other file is either the old one or the new one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

@@ -5,8 +5,6 @@ verifies all files before it changes any, then truncates the logs to the checkpo
 records again, identically. Nothing else is lost.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import fcntl
 import logging

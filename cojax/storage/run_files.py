@@ -1,7 +1,5 @@
 """The files of a run directory by name, and their verification: it reads all of them and changes nothing on disk."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -10,8 +10,6 @@ pipeline.py     what an evolution found: examines the drafts of its expeditions 
 admission.py    chooses the tasks that enter the pool, if more are found than it takes
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping

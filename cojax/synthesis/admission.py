@@ -1,7 +1,5 @@
 """Admission: which of the tasks that an evolution found enter the pool, where it may find more than the pool takes."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence

@@ -20,8 +20,6 @@ Discounted counts beside a prior that is not discounted are the Beta-Bernoulli p
 the prediction are ours.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

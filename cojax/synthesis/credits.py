@@ -14,8 +14,6 @@ Each credit is the mean of a Beta-Bernoulli posterior with discounted counts (ar
 proportion to it, not by Thompson sampling. Live groups as the reward, the prior of a tool and this draw are ours.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The ways to guide an evolution: around signals, around random trajectories, or unguided to fresh setups."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random

@@ -4,8 +4,6 @@ An expedition sees nothing that others find at the same time. So what comes of i
 replies only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -65,7 +63,7 @@ class Expedition:
     examined: tuple[Examined, ...] = ()
     errors: tuple[EnvironmentFailure | EngineError, ...] = ()
 
-    def prepared(self, explorer: Explorer) -> Expedition:
+    def prepared(self, explorer: Explorer) -> "Expedition":
         """The expedition with its context; `reflect`, if given, makes it now."""
         if self.reflect is None:
             return self
@@ -78,7 +76,7 @@ class Expedition:
         seed: tuple,
         limit: int,
         examine: Callable[[Iterable[TaskDraft]], Iterator[Examined]],
-    ) -> Expedition:
+    ) -> "Expedition":
         """The expedition with what came of it: reflects, explores, abstracts at most `limit` drafts, examines them."""
         trip = self
         try:

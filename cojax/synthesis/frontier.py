@@ -1,7 +1,5 @@
 """Expeditions that join two mastered tasks: the new task asks for both, one after the other."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Stages 2 and 3 as one pipeline: expeditions find drafts, validation examines them, and the tasks are gathered."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

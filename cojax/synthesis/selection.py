@@ -4,8 +4,6 @@ Both follow one rule: pick one item of each task at random, then shuffle the pic
 chances, however many signals or trajectories each has.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar

@@ -5,8 +5,6 @@ runs and always ends in the same state, that doing nothing does not end there, a
 solution earns full reward. It also checks, as far as environment and wording show it, that the query asks for this end.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

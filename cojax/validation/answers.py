@@ -4,8 +4,6 @@ Whether a query asks is read by English words: plainly, perhaps, or not at all. 
 for some words: a file may be called report, and a tool may say, show or list.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence

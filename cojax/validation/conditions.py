@@ -5,8 +5,6 @@ there is ("there is a file called plum"), and on the value of an entry ("lunch i
 "tea is done"). Whatever else a condition says is left open.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import operator
@@ -111,14 +109,14 @@ def _said(action: Action) -> Iterator[set[str]]:
         yield {synonym(word) for text in names_and_literals(action) for word in words(text)}
 
 
-def _truth(said: str, before: str, world: _World) -> bool | None:
+def _truth(said: str, before: str, world: "_World") -> bool | None:
     """Whether the condition holds in the world; None where it cannot be told."""
     parts = _NUMBER_OF.sub(r"there are \2 \1", said.replace("exceeds", "is more than")).split(" and ")
     truths = [_truth_of_one(part, before, world) for part in parts]
     return None if _OR.search(said) else False if False in truths else None if None in truths else True
 
 
-def _truth_of_one(said: str, before: str, world: _World) -> bool | None:
+def _truth_of_one(said: str, before: str, world: "_World") -> bool | None:
     """Whether one of several conditions that "and" joins holds."""
     count = _COUNT.search(said)
     sizes = (world.sizes(count["noun"]) or world.amounts(said[: count.start()], count["noun"])) if count else []

@@ -6,8 +6,6 @@ that people may call by another name, such as codes, are not checked, and the ev
 something in words, and leaves the calls to whoever acts.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import json

@@ -6,8 +6,6 @@ own output, or if the query asks for what it shows. It is used if a later action
 the first to show.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools

@@ -5,8 +5,6 @@ letter that it does not hold goes by its Unicode name: "NEGATIVE SQUARED LATIN C
 takes time linear in the text.
 """
 
-from __future__ import annotations
-
 import base64
 import codecs
 import contextlib

@@ -3,8 +3,6 @@
 A query in disguise is recognised as well: in letters that look alike, a cipher, an encoding, reversed, or in parts.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import itertools
@@ -70,7 +68,7 @@ class Exclusions:
     similarity: float = 0.0
     nearest: Nearest | None = None
     distinctive: tuple[str, ...] = ()  # letters of queries and turns that no other query may contain
-    disguises: Disguises | None = None
+    disguises: "Disguises | None" = None
     by_setup: Mapping[str, tuple[Task, ...]] = dataclasses.field(default_factory=dict)
     closed: frozenset[str] = frozenset()  # hashes of setups
     # Setup → its evaluation tasks whose solution runs, which is when they are first asked for; each with a hash of how
@@ -84,7 +82,7 @@ class Exclusions:
         similarity: float = 0.0,
         words: int = ValidationSettings.evaluation_words,
         closed: Iterable[Task] = (),
-    ) -> Exclusions:
+    ) -> "Exclusions":
         """The rules for these evaluation tasks. No other task may begin on the setup of a task in `closed`.
 
         No query may contain an evaluation query of at least `words` words; 0 allows all. Five is the fewest that makes

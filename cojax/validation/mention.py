@@ -3,8 +3,6 @@
 A value said in other words altogether looks like one that is not mentioned. So every rule here errs towards yes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

@@ -1,7 +1,5 @@
 """What models say of a draft: attempts at its query alone, and a judge, which can refuse it but never accept it."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Limits on queries and solutions: readable text of bounded size, checked before a draft is hashed, compared or run."""
 
-from __future__ import annotations
-
 import math
 import re
 import unicodedata

@@ -5,8 +5,6 @@ dropped silently. The rules concern wholesale harm and other people's secrets. D
 allowed.
 """
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections.abc import Iterator, Mapping

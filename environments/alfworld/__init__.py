@@ -8,8 +8,6 @@ prompts.py      the system message
 inside.py       the environment, as it runs inside the wheels' own virtual environment
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from cojax.environment import Environment

@@ -6,8 +6,6 @@
 Each has the folders train, valid_seen and valid_unseen. Beside it is the list of its games, which is written last.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

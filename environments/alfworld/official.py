@@ -1,7 +1,5 @@
 """The official engine of the installed packages `alfworld` and `textworld`. The only module that imports them."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from pathlib import Path

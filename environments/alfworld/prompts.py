@@ -1,7 +1,5 @@
 """The system message of an episode. The benchmark has none; the words are ours."""
 
-from __future__ import annotations
-
 KINDS = ("full", "brief")
 _BRIEF = "You do a task in a household. Each call of `act` carries out one command; `finish` ends the episode."
 _COMMANDS = """

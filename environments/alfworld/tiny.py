@@ -7,8 +7,6 @@ script make games of them in GAMES. It runs in the wheel's own virtual environme
 heated and how each kind of task is stated come from the installed package.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import random

@@ -1,7 +1,5 @@
 """One world: the commands of an episode, their limit, and the state."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -18,8 +18,6 @@ changes.py      the changes that calls made in the databases
 audit.py        the check `python -m environments.check appworld`
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import os

@@ -5,8 +5,6 @@ arguments of a path are checked first; then the route that the server's own rout
 is the documented route of the current call and got the call's own arguments. Used inside the workers alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import re

@@ -5,8 +5,6 @@ that fail when they are completed at once; solutions made again without one call
 these fail. Last come TGC and SGC of a mixture of these trajectories: ours, and by the benchmark's `evaluate_dataset`.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -12,8 +12,6 @@ A row whose other columns stayed the same did not change. The benchmark ignores 
 of the people behind it, and so does this.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

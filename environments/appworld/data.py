@@ -9,8 +9,6 @@ which version made it, so that a stale or incomplete root is not used. The publi
 write through a link would reach the root that verdicts rest on.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ The process that ran the code is not trusted. The calls that it reports are made
 and judged there by their effects; so it can claim no more than calls that honest code could have made.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import threading
@@ -83,7 +81,7 @@ class AppWorld:
             return tuple(places[:count])
         return tuple(self._task(name) for name in roots.tasks(self.data, SPLITS[split])[:count])
 
-    def start(self, task: Task) -> AppWorldEpisode:
+    def start(self, task: Task) -> "AppWorldEpisode":
         return AppWorldEpisode(self, task)
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:

@@ -1,7 +1,5 @@
 """AppWorld's own figures: task and scenario goal completion (TGC, SGC), from the rewards of its tasks' episodes."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

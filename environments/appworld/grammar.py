@@ -1,7 +1,5 @@
 """Words steps of the scripted explorer as a query: the request that they fulfil."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 The trainer uses only the printed output and the calls that it reports, which the judge replays; see environment.py.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -24,7 +22,7 @@ PRINTED = 15_000
 _FAILED = ("Execution failed", "No code available")
 
 
-def make(data: str, truth: Sequence[str], seconds: float) -> Play:
+def make(data: str, truth: Sequence[str], seconds: float) -> "Play":
     """The environment, on the data folder `data` without ground truth.
 
     `truth` are the paths of the folder with ground truth, which must not be readable. One block of code may take
@@ -50,7 +48,7 @@ class Play:
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         return ()
 
-    def start(self, task: Task) -> PlayEpisode:
+    def start(self, task: Task) -> "PlayEpisode":
         check_sealed(self.data, self.truth)
         return PlayEpisode(self, task)
 

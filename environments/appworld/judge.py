@@ -4,8 +4,6 @@ It makes a model's calls again and judges them by their effects. So the process 
 calls that honest code could have made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +14,7 @@ from .verdict import achieved
 from .world import World
 
 
-def make(data: str) -> JudgeEnvironment:
+def make(data: str) -> "JudgeEnvironment":
     """The environment that judges, on a data folder with ground truth."""
     world.warm(data)
     return JudgeEnvironment(data)
@@ -36,7 +34,7 @@ class JudgeEnvironment:
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         return ()
 
-    def start(self, task: Task) -> JudgeEpisode | DatasetEpisode:
+    def start(self, task: Task) -> "JudgeEpisode | DatasetEpisode":
         return DatasetEpisode(self, task) if "dataset" in task.setup else JudgeEpisode(self, task)
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:

@@ -1,7 +1,5 @@
 """Finds the skills that would work now, with arguments from the world; runs in the worker where code runs."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Iterable, Mapping

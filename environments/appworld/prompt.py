@@ -1,7 +1,5 @@
 """The prompt of a policy, and the reading of code blocks in its messages."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

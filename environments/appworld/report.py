@@ -1,7 +1,5 @@
 """Reads the reports of the worker in which a model's code runs; refuses what no honest worker could report."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -6,8 +6,6 @@ also have {slot:yes|no} for a truth value, and {!slot} for an argument without q
 may be the answer of a task.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re

@@ -1,7 +1,5 @@
 """The verdict on a synthesized task: compares the episode's changes with its solution's, table by table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ A process opens only one world and ends with it, as an open world freezes its cl
 standard library.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

@@ -12,8 +12,6 @@ wordings.py     ONE table of wordings: calls → the user's turns
 inside.py       the environment, as it runs inside the wheel's own virtual environment
 """
 
-from __future__ import annotations
-
 from cojax.environment import Environment
 from cojax.types import Call
 from ..worker import Bounds, isolate

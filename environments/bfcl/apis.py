@@ -1,7 +1,5 @@
 """The API instances of one episode: runs calls on them, copies them, and tries calls on copies."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import inspect

@@ -1,7 +1,5 @@
 """ONE table of arguments worth trying: tool → parameter → the source of its values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from .scene import (

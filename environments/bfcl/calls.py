@@ -1,7 +1,5 @@
 """Reads calls written as literal-only Python, limits their arguments, renders results. Evaluates nothing."""
 
-from __future__ import annotations
-
 import ast
 import json
 import math

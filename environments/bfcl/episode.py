@@ -1,7 +1,5 @@
 """One episode of BFCL: a dialogue of user turns and calls, with the official verdict turn by turn."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence

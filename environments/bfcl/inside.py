@@ -1,7 +1,5 @@
 """The BFCL environment, in a worker in the wheel's own virtual environment: tasks, scenarios and dialogues."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random
@@ -24,7 +22,7 @@ _SPLIT_SEED = 20_260_323
 _STEPS = 20
 
 
-def make(category: str = "base", dev_fraction: float = 0.5) -> Bfcl:
+def make(category: str = "base", dev_fraction: float = 0.5) -> "Bfcl":
     """The environment. `category` is what the split `eval` holds, `dev_fraction` the share of base that is `dev`.
 
     Reads everything from disk now. Raises ValueError for an unknown category or a fraction outside [0, 1].

@@ -1,7 +1,5 @@
 """Finds the calls that would work now, by trying arguments on copies of the instances."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -4,8 +4,6 @@
 it is not cleared between visits, so that it judged right replays wrong on a second visit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

@@ -1,7 +1,5 @@
 """The values that an episode has shown: the sources from which arguments are taken."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any

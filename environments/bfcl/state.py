@@ -1,7 +1,5 @@
 """The state of an API instance as JSON: equal instances give equal values, without memory addresses."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

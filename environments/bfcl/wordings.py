@@ -5,8 +5,6 @@ used only where the argument `lines` is given and is not 10; if the part has no 
 are written out, text in quotes, so that different calls have different wordings.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -15,8 +15,6 @@ Where an episode is played does not change what happens in it. A lost node raise
 they are played again elsewhere, as any that the infrastructure lost. Ray is imported when `place` is called.
 """
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Mapping
@@ -34,7 +32,7 @@ from .nodes import Nodes
 __all__ = ["PlacedEnvironment", "check", "place"]
 
 
-def place(address: str, name: str, settings: Mapping[str, Any]) -> PlacedEnvironment:
+def place(address: str, name: str, settings: Mapping[str, Any]) -> "PlacedEnvironment":
     """The environment of that name and settings, on every node of the cluster that offers processors.
 
     `address` is ray://HOST:PORT, or HOST:PORT or auto where this host belongs to the cluster. Raises ValueError for a

@@ -3,8 +3,6 @@
 Ray's ports have no authentication by default: who reaches them runs code on every node. A cluster must be private.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -56,7 +54,7 @@ def check(address: str) -> None:
         )
 
 
-def connect(address: str) -> RayCluster:
+def connect(address: str) -> "RayCluster":
     """The cluster at that address. Raises ValueError where it cannot be reached or used."""
     global _connected
     check(address)

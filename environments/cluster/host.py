@@ -1,7 +1,5 @@
 """The actor of a node: makes the environment there and serves its episodes, each on a thread of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib

@@ -7,8 +7,6 @@ node → trainer   {"id", "counted": seconds, "value"} or {"id", "counted", "fai
 `counted` is how much of a call's time counts against its deadlines.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, PolicyLoss

@@ -1,7 +1,5 @@
 """One node as the trainer's threads call it: its calls, its sign of life, and whether it is lost."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import itertools

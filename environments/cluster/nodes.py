@@ -1,7 +1,5 @@
 """All nodes of an environment: which one gets an episode, which are lost, and which join."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import logging

@@ -10,8 +10,6 @@ grammar.py       calls → a query, and back
 episode.py       one episode
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools

@@ -1,7 +1,5 @@
 """The demonstrator that the warm start imitates: it masters the popular skills and makes mistakes in rare ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence

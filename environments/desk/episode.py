@@ -1,7 +1,5 @@
 """One episode at the desk: calls in, one-word observations out, and a verdict by comparison of facts."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import random

@@ -5,8 +5,6 @@ query is in two splits. Values such as addresses, texts and days are drawn anew 
 and cannot be memorized.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """The desk's language: `phrase` words calls as a query, `read` parses a query."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

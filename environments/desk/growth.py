@@ -5,8 +5,6 @@ address), a mark and links. Names of tools are drawn from synonyms, so none can 
 does. Some tools are distractors: they work, but no skill needs them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import random

@@ -14,8 +14,6 @@ Entities are replaced, never mutated, so a state is copied in seven dict copies.
 equal values.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any

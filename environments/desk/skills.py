@@ -8,8 +8,6 @@ Every office is of one suite, which its shelves tell. So an episode offers the t
 the demo is one suite; growth.py generates others.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import random

@@ -1,7 +1,5 @@
 """ONE table of tools with names, parameters and rules. Rules are pure functions: they return changes, and make none."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

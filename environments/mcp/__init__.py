@@ -12,8 +12,6 @@ sql.py          statements worth trying on the tables of a database
 data.py         installs the public servers
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

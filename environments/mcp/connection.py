@@ -1,7 +1,5 @@
 """In a worker: a session with one MCP server by the official SDK, as its caller needs it: calls that block."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

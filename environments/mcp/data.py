@@ -1,7 +1,5 @@
 """Installs the public servers of the table, each in a virtual environment of its own, and makes their start folders."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable

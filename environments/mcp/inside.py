@@ -1,7 +1,5 @@
 """The environment in its worker: every episode has a server of its own, in a folder of its own, or a session."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -48,7 +46,7 @@ class Servers:
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         return ()
 
-    def start(self, task: Task) -> ServerEpisode:
+    def start(self, task: Task) -> "ServerEpisode":
         return ServerEpisode(self, task.setup)
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:

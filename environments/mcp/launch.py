@@ -1,7 +1,5 @@
 """Settings → the worker in which servers are called: a command's confined, the one at an address with a network."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """A server's resources as two tools, which are the same whatever the resources are, so that these may come and go."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 

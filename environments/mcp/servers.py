@@ -3,8 +3,6 @@
 The folders in which their episodes start are small, different, and the same wherever they are made.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

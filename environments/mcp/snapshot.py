@@ -1,7 +1,5 @@
 """A folder as JSON: texts, JSON, databases of SQLite and git repositories by what they hold, other files by a hash."""
 
-from __future__ import annotations
-
 import base64
 import fnmatch
 import hashlib

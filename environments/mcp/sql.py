@@ -1,7 +1,5 @@
 """Statements worth trying on the databases of a folder, for servers whose tools take SQL as text."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence

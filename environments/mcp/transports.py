@@ -5,8 +5,6 @@ messages, when it did not start; `refusal()` why the last message was refused, "
 the stream of the server's messages, and the one of messages to it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 A world has a server of its own, or, where a call resets it, one that served another episode.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -4,8 +4,6 @@ session.py      in a worker: one environment of the package: its tools, steps, s
 inside.py       in a worker: the source of episodes
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

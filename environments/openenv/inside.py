@@ -1,7 +1,5 @@
 """The source of episodes, as it runs in a worker inside the package's own virtual environment."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

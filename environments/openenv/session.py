@@ -1,7 +1,5 @@
 """One environment of the installed package, in this process, as its server would serve it to one client."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

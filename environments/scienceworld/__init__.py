@@ -12,8 +12,6 @@ prompts.py      the system message
 inside.py       the environment, as it runs inside the wheel's own virtual environment
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from cojax.environment import Environment

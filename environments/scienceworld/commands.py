@@ -1,7 +1,5 @@
 """Which of the simulator's commands are worth trying, and how a sequence of them is worded."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 

@@ -6,8 +6,6 @@ Nothing of it is in the repository. Each file is written when it is complete, so
 stopped. Standard library only.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import hashlib

@@ -4,8 +4,6 @@ The wheel's own class ScienceWorldEnv reaches the simulator through a network so
 Here its Java classes are called directly; `Simulator` does what that class does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.util

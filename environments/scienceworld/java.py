@@ -1,7 +1,5 @@
 """Finds Java. Standard library only."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

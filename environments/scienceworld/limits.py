@@ -1,7 +1,5 @@
 """How many commands an episode of each task may have."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 # ETO's limits (Yifan-Song793/ETO, eval_agent/data/sciworld/max_steps.json), under the names that the tasks have here.

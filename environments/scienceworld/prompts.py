@@ -1,7 +1,5 @@
 """The system message of an episode. The benchmark has none; the words are ours."""
 
-from __future__ import annotations
-
 KINDS = ("full", "brief")
 _BRIEF = """\
 You are in a house with laboratories and a garden, and do an elementary science experiment there.

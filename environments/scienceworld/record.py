@@ -1,7 +1,5 @@
 """What the simulator tells of its objects → the state of a world, as JSON that is equal for equal worlds."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -6,8 +6,6 @@ writes the first COUNT variations of each official split of a task whose solutio
 the wheel's own virtual environment. The simulator prints whatever it does; that goes nowhere.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

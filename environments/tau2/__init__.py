@@ -14,8 +14,6 @@ dialogue.py     its other half, in the trainer's process: what an agent says, an
 customer.py     asks a model behind an endpoint what the customer says
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from cojax.environment import Environment

@@ -3,8 +3,6 @@
 What the customer says is asked for in the trainer's process (dialogue.py), as a worker has no network.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol

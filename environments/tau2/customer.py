@@ -1,7 +1,5 @@
 """Asks a model behind an OpenAI-compatible endpoint what a simulated customer says next. Its replies are untrusted."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ The protocol is the official one: what an agent writes without a call is said to
 the conversation.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The environment, as it runs in a worker inside the wheel's own virtual environment."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping

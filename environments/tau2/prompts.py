@@ -1,7 +1,5 @@
 """The system message of an episode, in writing or in conversation."""
 
-from __future__ import annotations
-
 from .official import Domain
 from .official_texts import Texts
 

@@ -1,7 +1,5 @@
 """Tables of a large database that worlds share: a record is copied when it is first read by its key."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +37,7 @@ class Table(dict[str, Any]):
         except KeyError:
             return default
 
-    def fork(self) -> Table:
+    def fork(self) -> "Table":
         """An independent table that is equal to this one."""
         made = Table(self.original)
         for key in self.original.keys() - self.keys():

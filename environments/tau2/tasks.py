@@ -1,7 +1,5 @@
 """Official records → tasks and setups. They are read as JSON, in the form of the wheel's own files."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """ONE table of wordings for the telecom domain: calls → what a customer would ask for."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

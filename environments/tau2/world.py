@@ -1,7 +1,5 @@
 """One world: an official environment, the messages that its evaluators read, and its state as JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -56,7 +54,7 @@ class World:
         kits = {"company": tools, **({"customer": user} if user is not None else {})}
         return {**{key: _plain(kit.db) for key, kit in kits.items()}, "transferred": self.transferred}
 
-    def fork(self) -> World:
+    def fork(self) -> "World":
         """An independent copy."""
         made = object.__new__(World)
         made.domain, made.environment = self.domain, official.fork(self.environment)

@@ -52,8 +52,6 @@ wording.py      calls → a query
 in_worker.py    worlds in a worker, which take whole actions
 """
 
-from __future__ import annotations
-
 from .environment import ToolEnvironment
 
 __all__ = ["ToolEnvironment"]

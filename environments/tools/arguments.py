@@ -1,7 +1,5 @@
 """Arguments worth trying in a call: what the tool's schema names, and values seen under the parameter's name."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

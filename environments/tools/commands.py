@@ -1,7 +1,5 @@
 """Worlds that take commands as text: the tool `act(command)`, one that ends the episode, offers, wording by verbs."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any

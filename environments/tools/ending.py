@@ -1,7 +1,5 @@
 """How an episode ends: the tool that ends it, what an actor says as an answer, and whether it is the expected one."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

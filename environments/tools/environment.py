@@ -1,7 +1,5 @@
 """The environment that a few functions make; see environments/tools/__init__.py."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """One episode: calls on a world, and a verdict by comparison with the world that the solution leads to."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

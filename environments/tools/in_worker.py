@@ -1,7 +1,5 @@
 """A world in a worker, as environments/tools acts on it. A whole action is sent at once, as packages take turns."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import importlib

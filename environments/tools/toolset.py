@@ -1,7 +1,5 @@
 """Tools from functions and documents: their documentation, and calls of them on a world."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

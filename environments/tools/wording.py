@@ -1,7 +1,5 @@
 """The plain wording: calls → a query that names tools and arguments, and says which values are to be looked up."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence

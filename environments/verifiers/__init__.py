@@ -5,8 +5,6 @@ episode.py      in a worker: one rollout: tools, state, stops, rewards
 inside.py       in a worker: the source of episodes
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -4,8 +4,6 @@ The package would start servers and a harness, which speak over a network. Here 
 the tools are called directly; `RolloutEpisode` does what the package's Rollout and its harness `null` do.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import itertools

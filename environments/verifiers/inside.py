@@ -1,7 +1,5 @@
 """The source of rollouts, as it runs in a worker inside the package's own virtual environment."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """A taskset of the installed package: its tasks and tools. What has no counterpart here is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +33,7 @@ class Source:
     tasks: Sequence[Any]
 
     @classmethod
-    def of(cls, module: str, path: Sequence[str], arguments: Mapping[str, Any], most: int) -> Source:
+    def of(cls, module: str, path: Sequence[str], arguments: Mapping[str, Any], most: int) -> "Source":
         """At most `most` tasks. `path` are the user's folders.
 
         Raises ValueError for a taskset that is not there, that has no counterpart here, or that has no tasks.

@@ -21,8 +21,6 @@ kernel.py       system calls that Python lacks
 venv.py         virtual environments of environments
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

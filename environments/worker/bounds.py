@@ -1,7 +1,5 @@
 """The limits of an episode in a worker, and the layers of isolation that hold."""
 
-from __future__ import annotations
-
 import dataclasses
 
 # The most children of one worker: each may have a user id of its own, from one block of so many.

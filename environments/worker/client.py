@@ -1,7 +1,5 @@
 """The trainer's side of a worker: an environment whose calls, of many threads, are sent to a supervisor process."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -66,7 +64,7 @@ class IsolatedEnvironment(Served):
     PolicyLoss. `layers` says which layers of isolation hold here.
     """
 
-    def __init__(self, client: Client, runs_policy_code: bool) -> None:
+    def __init__(self, client: "Client", runs_policy_code: bool) -> None:
         super().__init__(client.connection.described, client.call)
         self._client, self.runs_policy_code = client, runs_policy_code
         # Ends every process behind this environment.
@@ -86,7 +84,7 @@ class IsolatedEnvironment(Served):
 
 
 def _call_of_episode(
-    connection: Connection, number: int, runs_policy_code: bool, kind: Any, op: str, *arguments: Any
+    connection: "Connection", number: int, runs_policy_code: bool, kind: Any, op: str, *arguments: Any
 ) -> Any:
     """The child's reply as a record of type `kind`."""
     try:
@@ -118,7 +116,7 @@ class Client:
             self.closed = True
             self.connection.close()
 
-    def connect(self) -> Connection:
+    def connect(self) -> "Connection":
         """The live connection. Raises EnvironmentFailure where supervisors keep ending."""
         with self.lock:
             if self.closed:

@@ -7,8 +7,6 @@ pair, or {"kill": number}. It sends {"ready"} or {"failure", "message"} once, th
 of its last child is left.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """Linux system calls that Python lacks, and facts about users and processes. All raise OSError."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -6,8 +6,6 @@ system lacks a layer, the others still hold; `Layers` says which do. Where files
 children from opening them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

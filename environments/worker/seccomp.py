@@ -4,8 +4,6 @@ It refuses the calls of a list: those that make namespaces, mounts, memory and o
 that reach other processes. It also refuses calls that are newer than the list.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import functools

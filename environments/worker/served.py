@@ -4,8 +4,6 @@ There, `environment_operations` and `episode_operations` map the name of a call 
 and `ServedEpisode` are the environment and its episodes: they make these calls, and read the replies as records.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@ A loss is the child's own (TIMEOUT, WORKER_DIED, LIMIT, LOST, ENVIRONMENT) where
 HOST.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

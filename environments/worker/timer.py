@@ -1,7 +1,5 @@
 """Measures the time that counts against a call's deadline: without what the host took by stops or by other load."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

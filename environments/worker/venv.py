@@ -1,7 +1,5 @@
 """Virtual environments of environments: one each, under `$COJAX_CACHE/environments` (by default ~/.cache/cojax)."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fcntl

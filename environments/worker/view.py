@@ -7,8 +7,6 @@ Where that is not possible, a child has a folder of its own in /tmp. No limit of
 the fork server counts, and kills a child that holds too much.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -8,8 +8,6 @@ supervisor ⇄ child    {"n", "op", "arguments"} and {"n", "value"} or {"n", "fa
 A child is not trusted: its replies are bounded before they are parsed, and a value must match its record exactly.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

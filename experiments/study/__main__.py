@@ -9,8 +9,6 @@ docs/study-details.md and docs/signals-study.md say what each table asks.
     python -m experiments.study --name=main --development --config.steps=60    # what settings are chosen by
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import shutil

@@ -1,7 +1,5 @@
 """The arms: what each changes of the settings that all share, and what it is called in tables."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """What decides the bits of a run: whether two have the same settings, variables and machines, and the same results."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

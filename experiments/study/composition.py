@@ -7,8 +7,6 @@ success of long tasks with that of the same skills when a task asks for one alon
 have.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import sys

@@ -1,8 +1,6 @@
 """Draws the paper's pictures from records. Each function takes the records of every arm, one a seed; shares are in
 %."""
 
-from __future__ import annotations
-
 import io
 import itertools
 from collections import Counter

@@ -3,8 +3,6 @@
 It is chosen as synthesis.select=experiments.study.former:first_place. No run but a study's should choose it.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 

@@ -4,8 +4,6 @@ The process becomes `python ARGUMENT…` on that core alone ("-": on any core). 
 SIGTERM, which makes a run stop with a checkpoint.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """NAME.json → NAME.md: the page of a table, with success in per cent and differences in points."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A finished run → its record: all that tables and figures need, small enough to be stored in git."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -4,8 +4,6 @@ Runs of one development seed that differ in the last bit of initial parameters a
 0 is the run itself. They are evaluated on the dev split. The same command goes on where it was stopped.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import statistics

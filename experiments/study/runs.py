@@ -1,7 +1,5 @@
 """One run of the study, its configuration (experiments/desk.py with settings of an arm), and what commands share."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import dataclasses

@@ -1,7 +1,5 @@
 """Makes runs in order, several at a time, each on its own core."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 The bytes follow from the records and the compressor: gzip stores no time and no name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import functools

@@ -1,7 +1,5 @@
 """Records of a table's runs → NAME.json: a row for each arm, paired differences, budgets, versions and machines."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -3,8 +3,6 @@
 Settings were chosen only on development seeds and the development split: `--development` runs see nothing else.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import product

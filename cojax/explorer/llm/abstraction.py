@@ -1,7 +1,5 @@
 """Abstraction by a model: the prompt with numbered actions, and the drafts in the reply, each with its objections."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 It acts on an expedition, or in an attempt that sees nothing but a task's query.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random

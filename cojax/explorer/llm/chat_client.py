@@ -1,7 +1,5 @@
 """A chat model behind an OpenAI-compatible endpoint (SGLang, vLLM, hosted), with retries, a budget and a journal."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

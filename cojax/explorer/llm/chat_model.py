@@ -3,8 +3,6 @@
 A reply is untrusted text. A call that fails raises `ChatFailure`; an error never becomes the text of a reply.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses
@@ -78,7 +76,7 @@ class Budget:
         requests: int,
         until: float = math.inf,
         least: tuple[int, int] = (1, 1),
-        whole: Budget | None = None,
+        whole: "Budget | None" = None,
     ):
         """`least` is the smallest useful share, in tokens and requests; `whole` is the budget that this is part of."""
         self.tokens, self.requests, self.until, self.least, self.whole = tokens, requests, until, least, whole
@@ -127,7 +125,7 @@ class Budget:
         self.requests -= requests
 
     @contextlib.contextmanager
-    def shared(self, count: int) -> Iterator[list[Budget]]:
+    def shared(self, count: int) -> "Iterator[list[Budget]]":
         """Splits what is left into `count` equal budgets; what they do not spend is returned at the end of the block.
 
         If equal shares would be below `least`, only the first budgets hold anything.

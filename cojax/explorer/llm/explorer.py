@@ -4,8 +4,6 @@ CoEvolve §3.2–3.3. The environment decides whether an action worked. Drafts c
 Text written by a model or an environment appears in prompts as data between marks, never as an instruction.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence

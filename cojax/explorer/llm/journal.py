@@ -4,8 +4,6 @@ It is append-only and never truncated. So no call is paid twice when a killed ru
 exact text sent and received.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import threading

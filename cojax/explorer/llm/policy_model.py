@@ -1,7 +1,5 @@
 """The trained policy as the explorer's model, in place of a served model. The paper finds it weaker."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 The prompts' version is a hash of all files. Of texts that are too long, the oldest are left out.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import re

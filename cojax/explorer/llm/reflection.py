@@ -1,7 +1,5 @@
 """Reflection by a model: the prompt about one trajectory, and the exploration context made from the reply."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The explorer without a language model: it samples from valid actions, and the environment's grammar words drafts."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random
@@ -165,7 +163,7 @@ class ScriptedExplorer:
             runs=(window[0].run,),
         )
 
-    def _unguided(self, weights: Mapping[str, float] | None, rng: random.Random) -> ExplorationRun:
+    def _unguided(self, weights: Mapping[str, float] | None, rng: random.Random) -> "ExplorationRun":
         def weight(tool: str) -> float:
             return 1.0 if weights is None else weights.get(tool, 0.0)
 
@@ -173,7 +171,7 @@ class ScriptedExplorer:
 
     def _guided(
         self, environment: Environment, task: Task, context: ExplorationContext, rng: random.Random
-    ) -> ExplorationRun:
+    ) -> "ExplorationRun":
         real = tool_documentation(environment)
         # The trajectory may have called tools that do not exist.
         focus = [tool for tool in context.focus_patterns if tool in real]

@@ -1,7 +1,5 @@
 """Windows: sequences of explored actions that could be tasks of their own; and the endings that can follow them."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import types
@@ -24,7 +22,7 @@ class Ending:
     parameter: str | None = None
 
     @classmethod
-    def of(cls, environment: Environment, tool: str) -> Ending:
+    def of(cls, environment: Environment, tool: str) -> "Ending":
         """The ending by this tool, whose first parameter carries the answer. Raises ValueError for an unknown tool."""
         if not tool:
             return cls(tool)

@@ -1,7 +1,5 @@
 """The HTTP calls to SGLang servers and their router: completions, health, weights, and the release of memory."""
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import contextlib
@@ -328,7 +326,7 @@ class ServerClient:
         parts = await self._read("server_info", lambda info: [part["startup_time"] for part in info["internal_states"]])
         return json.dumps(parts)
 
-    async def rest(self, released: ReleasedMemory) -> None:
+    async def rest(self, released: "ReleasedMemory") -> None:
         """Has it release the memory of cache, weights and graphs; it answers no completion until it is woken.
 
         Running requests are put back in the queue first: a server that is not idle would crash. Raises RequestFailed or
@@ -343,14 +341,14 @@ class ServerClient:
             raise
         await self._post("release_memory_occupation", {"tags": sorted(released.kinds)}, _SLOW)
 
-    async def wake(self, released: ReleasedMemory) -> None:
+    async def wake(self, released: "ReleasedMemory") -> None:
         """Ends a `rest` without new weights: the memory of the weights is allocated again, but without their values."""
         for tag in sorted(released.kinds):
             await self._post("resume_memory_occupation", {"tags": [tag]}, _SLOW)
             await released.remove([tag])
         await self._post("continue_generation", {}, _QUICK)
 
-    async def update(self, folder: Path, label: str, released: ReleasedMemory) -> None:
+    async def update(self, folder: Path, label: str, released: "ReleasedMemory") -> None:
         """Has it load the weights in `folder`, which must have the same path on the server. The caller bounds the time.
 
         Running requests are put back in the queue. They continue with the new weights and a recomputed cache. Memory in

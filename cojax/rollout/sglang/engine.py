@@ -4,8 +4,6 @@ One thread runs an event loop with open HTTP connections; `generate` may be call
 reply names the weights that sampled it. A completion from other weights than requested is discarded and sampled again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib

@@ -4,8 +4,6 @@ Everything here runs on one event loop. A server gets requests only while it is 
 server that dies, hangs or comes back with other weights is left out until it has the current ones (supervisor.py).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -7,8 +7,6 @@ group and session. SIGUSR1 skips those seconds. The guard ends after the last de
 the kernel kills the command. Standard library only; Linux.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

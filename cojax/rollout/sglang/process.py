@@ -3,8 +3,6 @@
 Each has a log file, and a guard that ends it when this process ends.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import os

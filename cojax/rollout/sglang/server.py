@@ -1,7 +1,5 @@
 """One SGLang server of a fleet: its state, how it loads new weights, and how a launched one is started."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import logging

@@ -1,7 +1,5 @@
 """Keeps each SGLang server of a fleet healthy and on the current weights: checks, updates, recovery, restarts."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """The folder of weights that trainer and servers share: the trainer writes versions, servers find the newest."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """python -m environments.appworld.tiny ROOT: builds a tiny data root in an empty folder, and proves it."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

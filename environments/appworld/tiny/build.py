@@ -1,7 +1,5 @@
 """A data root: API documentation, databases, tasks with ground truth, splits, laid out as APPWORLD_ROOT."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import random

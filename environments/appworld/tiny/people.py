@@ -1,7 +1,5 @@
 """ONE table of the people, and who they are to each other."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 

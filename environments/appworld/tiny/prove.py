@@ -1,7 +1,5 @@
 """Every reference solution succeeds, by the package's own evaluation; doing nothing does not."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

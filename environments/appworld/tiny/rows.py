@@ -1,7 +1,5 @@
 """What the apps hold before any task: rows for everybody, drawn by a fixed seed."""
 
-from __future__ import annotations
-
 import datetime
 import random
 from collections.abc import Callable, Sequence

@@ -7,8 +7,6 @@ its module. SOLUTION is code blocks as an agent could write them from the instru
 task it holds <parameters> of the instruction only.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import random

@@ -1,7 +1,5 @@
 """The scenarios."""
 
-from __future__ import annotations
-
 from ..scenario import Scenario
 from . import (
     answer_requests,

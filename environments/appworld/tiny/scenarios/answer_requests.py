@@ -1,7 +1,5 @@
 """Approve or deny what others ask for: a condition on each row, two kinds of change."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Text everybody born before a year: rows chosen by a field, a text made from each."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Like the songs of a genre: one kind of change, over a list of several pages."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

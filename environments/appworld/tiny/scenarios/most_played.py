@@ -1,7 +1,5 @@
 """Which song of a genre is played most: an answer, over two lists."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Make tasks of a note's lines: text of one app becomes rows of another, in order."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

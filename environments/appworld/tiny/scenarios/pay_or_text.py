@@ -1,7 +1,5 @@
 """Pay, or say that one cannot: either branch is right for some task, and the other wrong."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Postpone what is overdue: a condition on dates, open tasks only."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

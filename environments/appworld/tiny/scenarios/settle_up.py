@@ -1,7 +1,5 @@
 """Settle what a note says: three apps, two kinds of change, one for each kind of line."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

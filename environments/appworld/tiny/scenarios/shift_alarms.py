@@ -1,7 +1,5 @@
 """Move the alarms that are on: a change computed from each row."""
 
-from __future__ import annotations
-
 import datetime
 import random
 from typing import Any

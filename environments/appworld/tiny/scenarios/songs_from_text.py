@@ -1,7 +1,5 @@
 """Add the songs that a text message names: text of one app, rows of another, some of them there already."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

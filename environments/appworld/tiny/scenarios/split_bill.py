@@ -1,7 +1,5 @@
 """Ask a group for their shares: who they are is in one app, the money in another."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How much a group has sent since a day: an answer over two apps."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

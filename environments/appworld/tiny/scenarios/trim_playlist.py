@@ -1,7 +1,5 @@
 """Shorten a playlist, or lengthen it: the branch depends on a sum, what is removed on each row."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

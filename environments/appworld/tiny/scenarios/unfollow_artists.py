@@ -1,7 +1,5 @@
 """Unfollow artists that are hardly liked: counting over one list decides on another."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stands in for SGLang's kernels on a CPU: names that can be imported, and that raise when they are called."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
