@@ -9,9 +9,11 @@ import functools
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from cojax.durable import own_file
 from cojax.registry.annotations import shown
@@ -22,132 +24,86 @@ from .comparison import mismatch
 from .record import COLUMNS, CURVES, EVOLUTION, ORIGIN_COUNTS, ORIGIN_MEASURES, Record
 from .runs import StudyRun
 
-# Key of a record → its type.
-_KEYS: Mapping[str, Any] = {
-    **dict.fromkeys(("settings", "config", "facts", "threads", "held_out", "budget", "seconds", "curves"), dict),
-    **dict.fromkeys(("signals", "refused", "tasks", "quality"), dict),
-    **dict.fromkeys(("dev", "evolutions"), list),
-    **dict.fromkeys(("arm", "split"), str),
-    # None where there was nothing to evaluate on.
-    **dict.fromkeys(("zero_shot", "final"), (int, float, type(None))),
-    "evolution_seconds": (int, float),
-    **dict.fromkeys(("seed", "steps"), int),
-}
-
-
-_BUDGETS = ("episodes", "turns", "tokens_sampled", "tokens_trained", "explorer_actions", "drafts", "tasks_added")
 # Beyond these a number is damage, and means of such numbers would overflow.
-_GREATEST = 1e100
+_GREATEST = 10**100
 # How far a success may be from the share of held-out tasks that it is told with: some are left out, whose episode was
 # lost before or after training.
 _LEFT_OUT = 0.05
+_Number = Annotated[float, Field(ge=-_GREATEST, le=_GREATEST)]
+_Amount = Annotated[float, Field(ge=0, le=_GREATEST)]
+_Positive = Annotated[float, Field(gt=0, le=_GREATEST)]
+_Share = Annotated[float, Field(ge=0, le=1)] | None  # None where there was nothing to evaluate on
+_Correlation = Annotated[float, Field(ge=-1, le=1)] | None
+_Count = Annotated[int, Field(ge=0, le=_GREATEST)]
+_Bits = Annotated[str, Field(pattern="^[01]*$")]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -_GREATEST <= value <= _GREATEST
+class _Part(BaseModel):
+    """An object that may have further keys."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and _is_number(value) and value >= 0
+class _Counts(_Part):
+    __pydantic_extra__: dict[str, _Count]
 
 
-def _is_amount(value: Any) -> bool:
-    return _is_number(value) and value >= 0
+class _Seconds(_Part):
+    __pydantic_extra__: dict[str, _Amount]
+    warm_start: _Amount
+    total: _Positive
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def _part(each: Mapping[str, Any] | None = None, base: type[_Part] = _Part, **kinds: Any) -> Any:
+    """An object that has the keys of `each` and `kinds`; a kind with a default, in a pair, may be missing."""
+    fields: dict[str, Any] = {**(each or {}), **kinds}
+    required: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items() if not isinstance(kind, tuple)}
+    return create_model("Part", __base__=base, **fields | required)
 
 
-def _or_null(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or fits(value)
+def _live_at_most_all(origin: Any) -> Any:
+    if origin.live > origin.groups:
+        raise ValueError(f"live is {origin.live}, more than the groups, {origin.groups}")
+    return origin
 
 
-def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(fits, value))
-
-
-def _object_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(map(fits, value.values()))
-
-
-def _with(**parts: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Whether a value is an object that has these keys, and what stands there fits."""
-    return lambda value: (
-        isinstance(value, dict) and all(name in value and fits(value[name]) for name, fits in parts.items())
-    )
-
-
-_has_counts = _with(**dict.fromkeys(ORIGIN_COUNTS, _is_count))
-
-
-def _is_worth(value: Any) -> bool:
-    """Older records have no measures."""
-    return (
-        _has_counts(value)
-        and value["live"] <= value["groups"]
-        and all(_or_null(_is_amount)(value.get(name)) for name in ORIGIN_MEASURES)
-    )
-
-
-_is_prediction = _with(rho=_or_null(lambda value: _is_number(value) and -1 <= value <= 1), tasks=_is_count)
-_is_evolution = _with(step=_is_count, origin=_is_text, **dict.fromkeys(EVOLUTION, _is_count))
-
-# A kind of value: its test, and what an error says of it.
-_Kind = tuple[Callable[[Any], bool], str]
-_SHARE: _Kind = (_or_null(lambda value: _is_number(value) and 0 <= value <= 1), "a share, or null")
-_COUNT: _Kind = (_is_count, "a whole number at least 0")
-_COUNTS: _Kind = (_list_of(_is_count), "a list of whole numbers at least 0")
-_AMOUNT: _Kind = (_is_amount, "a number at least 0")
-_ABOVE_0: _Kind = (lambda value: _is_number(value) and value > 0, "a number above 0")
-_NUMBER: _Kind = (_is_number, "a number")
-_NUMBERS: _Kind = (_list_of(_is_number), "a list of numbers")
-_TEXT: _Kind = (_is_text, "a text")
-_TEXTS: _Kind = (_list_of(_is_text), "a list of texts")
-_BITS: _Kind = (lambda value: _is_text(value) and set(value) <= {"0", "1"}, "a text of 0 and 1")
-_PAIRS: _Kind = (
-    _list_of(lambda one: _list_of(_is_number)(one) and len(one) == 2),
-    "a list of steps, each with its success",
+_all = dict.fromkeys
+_BUDGETS = ("episodes", "turns", "tokens_sampled", "tokens_trained", "explorer_actions", "drafts", "tasks_added")
+# Older records have no measures of origins.
+_ORIGIN: Any = _part(_all(ORIGIN_COUNTS, _Count) | _all(ORIGIN_MEASURES, (_Amount | None, None)))
+_EVOLUTION: Any = _part(_all(EVOLUTION, _Count), step=_Count, origin=str)
+_PREDICTION: Any = _part(rho=_Correlation, tasks=_Count)
+_TRIAL: Any = _part(episodes=_Count, success=_Number)
+_SCHEMA = _part(
+    {
+        **_all(("arm", "split"), str),
+        **_all(("seed", "steps"), int),
+        **_all(("settings", "config"), dict),
+        **_all(("zero_shot", "final"), _Share),
+    },
+    facts=_part(commit=str, versions=dict[str, str], hardware=_part(processor=str)),
+    threads=dict[str, str],
+    held_out=_part(digest=str, tasks=_Count, zero_shot=_Bits, final=_Bits),
+    budget=_part(_all(_BUDGETS, _Count), _Counts),
+    seconds=_Seconds,
+    evolution_seconds=_Amount,
+    curves=_part(_all(("step", *CURVES), list[_Number])),
+    signals=_part(_all(SIGNALS, list[_Count])),
+    refused=dict[str, _Count],
+    tasks=_part(_all(COLUMNS, list[_Number]) | _all(("origin", "tool"), list[str])),
+    quality=_part(
+        sr_at_k=_Number, turns=_Number, ed_rel=(_Number | None, None), max_similarity=(_part(mean=_Number), None)
+    ),
+    dev=list[Annotated[list[_Number], Field(min_length=2, max_length=2)]],
+    evolutions=list[_EVOLUTION],
+    # Not every record has these: an older one, or one of a run without preferences or with one trial.
+    learning=(dict[str, _Number], {}),
+    origins=(dict[str, Annotated[_ORIGIN, AfterValidator(_live_at_most_all)]], {}),
+    predicted=(dict[str, _PREDICTION], {}),
+    trials=(list[_TRIAL], []),
+    failures=(_part(examples=dict[str, _Count], agents=dict[str, dict[str, _Number]]), None),
 )
-# Dotted key that tables use → what stands there.
-_PARTS: Mapping[str, _Kind] = {
-    **dict.fromkeys(("zero_shot", "final"), _SHARE),
-    "held_out.digest": _TEXT,
-    "held_out.tasks": _COUNT,
-    **dict.fromkeys(("held_out.zero_shot", "held_out.final"), _BITS),
-    **{f"budget.{name}": _COUNT for name in _BUDGETS},
-    **dict.fromkeys(("budget", "refused"), (_object_of(_is_count), "an object of whole numbers at least 0")),
-    "seconds": (_object_of(_is_amount), "an object of numbers at least 0"),
-    "seconds.total": _ABOVE_0,
-    **dict.fromkeys(("seconds.warm_start", "evolution_seconds"), _AMOUNT),
-    "facts.commit": _TEXT,
-    **dict.fromkeys(("facts.versions", "threads"), (_object_of(_is_text), "an object of texts")),
-    "facts.hardware.processor": _TEXT,
-    **{f"curves.{name}": _NUMBERS for name in ("step", *CURVES)},
-    **{f"signals.{kind}": _COUNTS for kind in SIGNALS},
-    **{f"tasks.{column}": _NUMBERS for column in COLUMNS},
-    **dict.fromkeys(("tasks.origin", "tasks.tool"), _TEXTS),
-    **dict.fromkeys(("quality.sr_at_k", "quality.turns"), _NUMBER),
-    "dev": _PAIRS,
-    "evolutions": (_list_of(_is_evolution), f"a list of objects with step, origin, {', '.join(EVOLUTION)}"),
-}
-# As _PARTS, of keys that not every record has: an older one, or one of a run without preferences or with one trial.
-_WHERE_GIVEN: Mapping[str, _Kind] = {
-    "learning": (_object_of(_is_number), "an object of numbers"),
-    "origins": (
-        _object_of(_is_worth),
-        f"for each origin an object with {', '.join((*ORIGIN_COUNTS, *ORIGIN_MEASURES))}, and no more live than groups",
-    ),
-    "predicted": (_object_of(_is_prediction), "for each predictor an object with rho, from -1 to 1 or null, and tasks"),
-    "trials": (_list_of(_with(episodes=_is_count, success=_is_number)), "a list of objects with episodes and success"),
-    "failures": (
-        _with(examples=_object_of(_is_count), agents=_object_of(_object_of(_is_number))),
-        "an object with examples and agents",
-    ),
-    "quality.ed_rel": (_or_null(_is_number), "a number, or null"),
-    "quality.max_similarity": (_with(mean=_is_number), "an object with mean"),
-}
-# Dotted keys of equal length, and the one that counts them; without it they are as long as the first.
+# Keys of equal length, and the one that counts them; without it they are as long as the first.
 _LENGTHS: Sequence[tuple[tuple[str, ...], str]] = (
     (("held_out.zero_shot", "held_out.final"), "held_out.tasks"),
     ((*(f"curves.{name}" for name in ("step", *CURVES)), *(f"signals.{kind}" for kind in SIGNALS)), ""),
@@ -157,18 +113,17 @@ _LENGTHS: Sequence[tuple[tuple[str, ...], str]] = (
 
 def check_record(found: Mapping[str, Any], arm: str) -> Record:
     """Returns `found` if it is a record of that arm. Raises ValueError if it is not."""
-    if missing := [key for key in _KEYS if key not in found or not isinstance(found[key], _KEYS[key])]:
-        raise ValueError(f"a record has {missing[0]!r}, which is missing or of another kind here")
-    for key, (fits, expected) in _PARTS.items():
-        try:
-            value = _at(found, key)
-        except (KeyError, TypeError):
+    try:
+        _SCHEMA.model_validate(found)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        key = ".".join(map(str, fault["loc"]))
+        if fault["type"] == "missing":
             raise ValueError(f"a record has {key!r}, which is missing here") from None
-        if not fits(value):
-            raise ValueError(f"{key} is {shown(value)}; expected {expected}")
-    for key, (fits, expected) in _WHERE_GIVEN.items():
-        if (value := _if_given(found, key)) is not _MISSING and not fits(value):
-            raise ValueError(f"{key} is {shown(value)}; expected {expected}")
+        expected = fault["msg"].replace("Input should be", "expected")
+        if fault["type"] == "model_type":
+            expected = "expected an object"
+        raise ValueError(f"{key} is {shown(fault['input'])}; {expected}") from None
     for keys, counted in _LENGTHS:
         length = _at(found, counted) if counted else len(_at(found, keys[0]))
         if wrong := [key for key in keys if len(_at(found, key)) != length]:
@@ -183,19 +138,8 @@ def check_record(found: Mapping[str, Any], arm: str) -> Record:
 
 
 def _at(found: Mapping[str, Any], key: str) -> Any:
-    """What stands at a dotted key. Raises KeyError or TypeError where nothing does."""
+    """What stands at a dotted key."""
     return functools.reduce(lambda part, name: part[name], key.split("."), found)
-
-
-_MISSING = object()
-
-
-def _if_given(found: Mapping[str, Any], key: str) -> Any:
-    """What stands at a dotted key; _MISSING where nothing does."""
-    try:
-        return _at(found, key)
-    except (KeyError, TypeError):
-        return _MISSING
 
 
 _ENDING = ".jsonl.gz"
