@@ -11,12 +11,11 @@ import contextlib
 import hmac
 import json
 import queue
-import selectors
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Message = Mapping[str, Any]
@@ -26,6 +25,7 @@ _BEAT = 0.5  # seconds
 _SIGN, _FAREWELL = {"kind": "sign"}, {"kind": "farewell"}
 # Bytes of a greeting, seconds for the whole of one, and how many more may be under way than there are processes.
 _GREETING, _GREETED, _SPARE = 2**12, 5.0, 64
+_LOOK_EVERY = 0.05  # seconds between two looks at who has greeted
 
 
 class WireError(RuntimeError):
@@ -156,9 +156,12 @@ def message(text: bytes) -> Message:
     return found
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
+def _exactly(connection: socket.socket, size: int, until: float | None = None) -> bytes:
+    """The next bytes. Raises TimeoutError at `until`, OSError, or WireError for an end."""
     parts, missing = [], size
     while missing:
+        if until is not None:
+            connection.settimeout(max(0.001, until - time.monotonic()))
         part = connection.recv(min(missing, 2**20))
         if not part:
             raise WireError("its connection ended")
@@ -167,80 +170,22 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     return b"".join(parts)
 
 
-class _Greeting:
-    """A connection that has not greeted yet, and what it has sent so far."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection, self.until = connection, time.monotonic() + _GREETED
-        self._sent = b""
-
-    def take(self, token: str) -> int | None:
-        """The number of the process that greets, 0 where it is none; None as long as more is to come.
-
-        Nothing behind the greeting is taken: that is for the `Wire`.
-        """
-        try:
-            missing = _LENGTH.size - len(self._sent)
-            if missing <= 0:
-                missing += length(self._sent[: _LENGTH.size], _GREETING)
-            part = self.connection.recv(missing) if missing else b""
-            self._sent += part
-            if not part:
-                return 0
-            if len(self._sent) < _LENGTH.size or len(self._sent) < _LENGTH.size + length(
-                self._sent[: _LENGTH.size], _GREETING
-            ):
-                return None
-            said = message(self._sent[_LENGTH.size :])
-        except BlockingIOError:
-            return None
-        except (OSError, WireError):
-            return 0
-        known = hmac.compare_digest(str(said.get("token")).encode("utf-8", "replace"), token.encode())
-        return said["process"] if known and type(said.get("process")) is int else 0
+def _greeting(connection: socket.socket, token: str) -> int:
+    """The number of the process that greets, 0 where it is none. Nothing behind the greeting is read."""
+    until = time.monotonic() + _GREETED
+    try:
+        said = message(_exactly(connection, length(_exactly(connection, _LENGTH.size, until), _GREETING), until))
+    except (OSError, WireError):
+        return 0
+    known = hmac.compare_digest(str(said.get("token")).encode("utf-8", "replace"), token.encode())
+    return said["process"] if known and type(said.get("process")) is int else 0
 
 
-class _Greetings:
-    """Whoever calls at a server and has not greeted yet: at most so many at a time."""
-
-    def __init__(self, server: socket.socket, token: str, most: int) -> None:
-        self._server, self._token, self._most = server, token, most
-        self._open: list[_Greeting] = []
-        self._selector = selectors.DefaultSelector()
-        server.setblocking(False)
-        self._selector.register(server, selectors.EVENT_READ)
-
-    def finished(self, until: float) -> Iterator[tuple[int, socket.socket]]:
-        """Connections whose greeting is over, with the number that each gave, 0 for none. Waits at most `until`."""
-        ends = min([until, *(one.until for one in self._open)])
-        for key, _ in self._selector.select(max(0.0, ends - time.monotonic())):
-            if key.data is None:
-                self._take_in()
-            elif (number := key.data.take(self._token)) is not None:
-                self._let_go(key.data)
-                yield number, key.data.connection
-        late = [one for one in self._open if one.until <= time.monotonic()]
-        # Where too many are there, those that came first have to go.
-        for greeting in late or self._open[: max(0, len(self._open) - self._most)]:
-            self._let_go(greeting)
-            yield 0, greeting.connection
-
-    def close(self) -> None:
-        for greeting in tuple(self._open):
-            self._let_go(greeting)
-            greeting.connection.close()
-        self._selector.close()
-
-    def _take_in(self) -> None:
-        with contextlib.suppress(OSError):  # whoever called may have hung up
-            connection, _ = self._server.accept()
-            connection.setblocking(False)
-            self._open.append(greeting := _Greeting(connection))
-            self._selector.register(connection, selectors.EVENT_READ, greeting)
-
-    def _let_go(self, greeting: _Greeting) -> None:
-        self._selector.unregister(greeting.connection)
-        self._open.remove(greeting)
+def _hang_up(connection: socket.socket) -> None:
+    """Ends a connection, and with it what another thread reads from it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
 
 
 def accept(
@@ -252,15 +197,34 @@ def accept(
     deadline.
     """
     found: dict[int, socket.socket] = {}
+    waiting: list[socket.socket] = []
+    greeted = queue.SimpleQueue[tuple[int, socket.socket]]()
     until = time.monotonic() + deadline
-    with contextlib.closing(_Greetings(server, token, processes + _SPARE)) as greetings:
+
+    def greet(connection: socket.socket) -> None:
+        greeted.put((_greeting(connection, token), connection))
+
+    server.settimeout(_LOOK_EVERY)
+    try:
         while len(found) < processes - 1:
             if time.monotonic() > until:
                 missing = ", ".join(str(number) for number in range(1, processes) if number not in found)
                 raise WireError(f"no connection from process {missing} within {deadline:g} s")
-            for number, connection in greetings.finished(until):
+            with contextlib.suppress(OSError):  # nobody called, or whoever did has hung up
+                waiting.append(server.accept()[0])
+                threading.Thread(target=greet, args=waiting[-1:], name="greeting", daemon=True).start()
+            while not greeted.empty():
+                number, connection = greeted.get()
+                if connection not in waiting:
+                    continue  # it was hung up on
+                waiting.remove(connection)
                 if 0 < number < processes and number not in found:
                     found[number] = ready(connection, silence)
                 else:
-                    connection.close()
+                    _hang_up(connection)
+            if len(waiting) > processes + _SPARE:  # those that came first have to go
+                _hang_up(waiting.pop(0))
+    finally:
+        for connection in waiting:
+            _hang_up(connection)
     return found
