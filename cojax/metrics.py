@@ -7,8 +7,6 @@ import contextlib
 import dataclasses
 import math
 import numbers
-import os
-import struct
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from cojax.storage.checksums import CheckedLog
 from cojax.storage.files import Log, open_file, write_text
@@ -26,8 +23,6 @@ if TYPE_CHECKING:
 
 # The parts of a run's time, in the order of summary.json. The total does not include the warm start.
 PARTS = ("warm_start", "generation", "environment", "update", "sync", "feedback", "evaluation", "checkpoint")
-_EVENTS = "events.out.tfevents.*"
-_LARGEST_BOARD = 2**30  # bytes of a file of TensorBoard that is read; a larger one is made again
 
 
 class Stopwatch:
@@ -136,8 +131,9 @@ class Metrics:
         folder = Path(folder)
         self.log = log or Log(folder / "metrics.jsonl")
         self._wandb = None if wandb is None else _start_wandb(folder, wandb, config or {})
-        sound = redraw(folder, self.log, step) if step else True
-        self._board = _open_board(folder / "tensorboard", purge_step=step + 1 if step and sound else None)
+        if step:
+            redraw(folder, self.log, step)
+        self._board = _open_board(folder / "tensorboard")
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends a record, which must hold `step`. On the boards, nested keys become names such as signals/rare.
@@ -149,6 +145,7 @@ class Metrics:
         self.log.append([record])
         if self._board_is_alive():
             _draw(self._board, record)
+            self._board.flush()
         if self._wandb is not None:
             self._wandb.log(scalars(record), step=step)
 
@@ -179,23 +176,18 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     return flatten({key: value for key, value in record.items() if key != "step"})
 
 
-def redraw(folder: Path, log: Log | CheckedLog, step: int) -> bool:
-    """Makes TensorBoard's files again if they lack a value of `log` up to `step`. Returns whether they lacked none."""
+def redraw(folder: Path, log: Log | CheckedLog, step: int) -> None:
+    """Makes TensorBoard's files again from `log`, up to `step`. Times are set as if the run had never stopped."""
     board = folder / "tensorboard"
+    for old in board.glob("events.out.tfevents.*"):
+        old.unlink()
     records = [record for record in log.read() if record["step"] <= step]
-    shown = {(record["step"], name, _float32(value)) for record in records for name, value in scalars(record).items()}
-    if shown <= _values_on_board(board):
-        return True
-    for damaged in board.glob(_EVENTS):
-        damaged.unlink()
-    # Times are set as if the run had never stopped.
     end = time.time() - sum(map(_total, records))
     # Files are named by the second: without a suffix the next file could have this one's name.
     with _open_board(board, filename_suffix=".again") as writer:
         for record in records:
             end += _total(record)
             _draw(writer, record, end)
-    return False
 
 
 def _open_board(folder: Path, **settings: Any) -> "SummaryWriter":
@@ -206,37 +198,11 @@ def _open_board(folder: Path, **settings: Any) -> "SummaryWriter":
 
 
 def _draw(board: "SummaryWriter", record: Mapping[str, Any], end: float | None = None) -> None:
-    """Adds a record to TensorBoard with the time `end`, or now."""
-    for name, value in scalars(record).items():
-        board.add_scalar(name, value, record["step"], end)
-    board.flush()
+    """Adds a record to TensorBoard, as one event with the time `end`, or now."""
+    from tensorboardX.proto.summary_pb2 import Summary
 
-
-def _values_on_board(folder: Path) -> set[tuple[int, str, float]]:
-    """(step, name, value) of every value in TensorBoard's files; empty where one of them is damaged or too large."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    found = set()
-    for path in sorted(folder.glob(_EVENTS)):
-        with open_file(path) as file:
-            if os.fstat(file.fileno()).st_size > _LARGEST_BOARD:
-                return set()
-            data = memoryview(file.read(_LARGEST_BOARD))
-        at = 0
-        try:
-            while at < len(data):
-                # A record is the length of an event (8 bytes), its checksum (4), the event, and its checksum (4).
-                (length,) = struct.unpack_from("<Q", data, at)
-                event = Event.FromString(data[at + 12 : at + 12 + length].tobytes())
-                at += 16 + length
-                found |= {(event.step, value.tag, value.simple_value) for value in event.summary.value}
-        except (struct.error, DecodeError):
-            return set()
-    return found
-
-
-def _float32(value: float) -> float:
-    return float(np.float32(value))
+    values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars(record).items()]
+    board.file_writer.add_summary(Summary(value=values), record["step"], end)
 
 
 def _total(record: Mapping[str, Any]) -> float:

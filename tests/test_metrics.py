@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import struct
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from patience import patience
-from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.event_pb2 import Event
 
 from cojax.metrics import PARTS, Metrics, Stopwatch, Wandb, flatten, plain
 
@@ -157,8 +155,8 @@ def test_tensorboard_drops_the_steps_after_the_resume(tmp_path: Path) -> None:
     resumed = Metrics(tmp_path, step=2)
     resumed.write({"step": 3, "success": 1.0})
     resumed.close()
-    starts = [e.step for e in events(tmp_path / "tensorboard") if e.session_log.status == SessionLog.START]
-    assert starts == [3]
+    shown = [(e.step, v.simple_value) for e in events(tmp_path / "tensorboard") for v in e.summary.value]
+    assert shown == [(1, 0.0), (2, 0.0), (3, 1.0)]
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-40] + b"x" * 40)])
@@ -171,17 +169,6 @@ def test_tensorboard_is_made_again_where_it_does_not_show_the_log(tmp_path: Path
     Metrics(tmp_path, step=3).close()
     values = {(e.step, v.tag): v.simple_value for e in events(tmp_path / "tensorboard") for v in e.summary.value}
     assert values == {(s, tag): v for s in (1, 2, 3) for tag, v in (("success", s / 8), ("seconds/total", 2.0))}
-
-
-def test_a_board_of_very_many_events_is_read_in_time_linear_in_its_length(tmp_path: Path) -> None:
-    first = Metrics(tmp_path)
-    first.write({"step": 1, "success": 0.5})
-    first.close()
-    with open(tmp_path / "tensorboard" / "events.out.tfevents.9", "wb") as file:
-        file.truncate(16 * 300_000)  # events of no bytes: 0.3 s, quadratically a minute
-    began = time.process_time()
-    Metrics(tmp_path, step=1).close()
-    assert time.process_time() - began < patience(5)
 
 
 def test_a_board_that_no_run_wrote_is_made_again_unread(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ EXPECTED = (
 
 def _of_appworld(groups: Sequence[Group]) -> dict[str, Any]:
     """TGC and SGC, both with intervals over scenarios, as the tasks of one scenario are similar."""
-    found = worlds.part("appworld.goal_completion").goal_completion(groups)
+    found = worlds.part("appworld.audit").goal_completion(groups)
     tgc = dataclasses.replace(estimate(found.tgc_by_scenario, found.runs), value=found.tgc, count=found.tasks)
     return {"TGC": _percent(tgc), "SGC": _percent(estimate(found.sgc_by_scenario, found.runs))}
 
@@ -72,7 +72,7 @@ def _percent(found: Estimate) -> dict[str, float]:
 # Environment → the benchmark's measures of a split, in per cent; and the kinds of task by which success is listed.
 MEASURES: dict[str, Callable[[Sequence[Group]], dict[str, Any]]] = {"appworld": _of_appworld, "bfcl": _of_bfcl}
 KINDS: dict[str, tuple[str, Callable[[Task], Iterable[str]]]] = {
-    "appworld": ("scenario", lambda t: (worlds.part("appworld.goal_completion").scenario(t),))
+    "appworld": ("scenario", lambda t: (worlds.part("appworld.audit").scenario(t),))
 }
 
 
