@@ -4,6 +4,7 @@ There, `environment_operations` and `episode_operations` map the name of a call 
 and `ServedEpisode` are the environment and its episodes: they make these calls, and read the replies as records.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,6 +68,23 @@ def _pages(environment: Demonstrated) -> Callable[..., list[Any]]:
         return found
 
     return page
+
+
+@dataclasses.dataclass(frozen=True)
+class Episodes:
+    """An environment there that opens episodes, and has tasks in `splits`; what is worded is worded here."""
+
+    name: str
+    start: Callable[[Task], Any]
+    splits: Mapping[str, tuple[Task, ...]] = dataclasses.field(default_factory=dict)
+    tools: Callable[[], tuple[Mapping[str, Any], ...]] = tuple
+    traits: Traits = dataclasses.field(default_factory=Traits)
+
+    def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
+        return self.splits[split][:count]
+
+    def phrase(self, steps: Sequence[Triplet]) -> str | None:
+        return None
 
 
 def describe(environment: Environment) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from appworld.common.utils import freeze_time
 from appworld.evaluator import TestTracker
 from munch import munchify
 
-from .people import ACCOUNTS, SUPERVISORS, Person
+from .held_out import HELD_OUT
 from .rows import NOW, fill
-from .scenario import Drawn, Scenario
-from .scenarios import SCENARIOS
+from .scenario import ACCOUNTS, SUPERVISORS, Drawn, Person, Scenario
+from .train import TRAIN
 
 SPLITS = ("train", "dev", "test_normal", "test_challenge")
 TASKS_PER_SCENARIO = 3
@@ -40,7 +40,7 @@ def build(root: Path) -> list[str]:
         _base(data, docs)
         tasks = {
             scenario: [_task(data, scenario, place, number) for number in range(TASKS_PER_SCENARIO)]
-            for place, scenario in enumerate(SCENARIOS)
+            for place, scenario in enumerate((*TRAIN, *HELD_OUT))
         }
     for split in SPLITS:
         ids = [task for scenario, ids in tasks.items() if scenario.split == split for task in ids]
@@ -132,7 +132,8 @@ def _ground_truth(folder: Path, scenario: Scenario, drawn: Drawn, supervisor: di
         "test_data": _test_data(folder, scenario, drawn, supervisor),
     }.items():
         _write(truth / f"{name}.json", value)
-    _write(truth / "evaluation.py", inspect.getsource(scenario.evaluate))
+    source = inspect.getsource(scenario.evaluate)
+    _write(truth / "evaluation.py", source.replace(f"def check_{scenario.name}(", "def evaluate(", 1))
     for name in ("solution", "compiled_solution"):
         _write(truth / f"{name}.py", code)
 

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .people import ACCOUNTS, PEOPLE, contacts
+from .scenario import ACCOUNTS, PEOPLE, contacts
 
 # The day of every task; what the apps hold is older.
 NOW = datetime.datetime(2023, 5, 18, 12, 0)
