@@ -11,6 +11,7 @@ of these trajectories: ours, and by the benchmark's `evaluate_dataset`.
 import contextlib
 import dataclasses
 import random
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -109,15 +110,12 @@ def _play(environment: AppWorld, task: Task) -> tuple[Trajectory, list[Call]]:
     """The trajectory of the task's solution, and the calls it made."""
     started: list[AppWorldEpisode] = []
 
-    class Kept:
-        name = NAME
+    def start(task: Task) -> AppWorldEpisode:
+        started.append(environment.start(task))
+        return started[0]
 
-        def start(self, task: Task) -> AppWorldEpisode:
-            started.append(environment.start(task))
-            return started[0]
-
-    trajectory = play(Kept(), task, follow(task.solution), max_turns=len(task.solution))  # type: ignore[arg-type]
-    return trajectory, started[0].calls
+    watched: Any = types.SimpleNamespace(name=NAME, start=start)
+    return play(watched, task, follow(task.solution), max_turns=len(task.solution)), started[0].calls
 
 
 def _mutants(

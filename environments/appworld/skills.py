@@ -253,15 +253,18 @@ def code(calls: Sequence[Call]) -> str:
     parts = [_PROLOGUE]
     for call in calls:
         if call.name == ENDING:
-            parts.append(f"apis.supervisor.complete_task({_keywords(call)})")
+            if not call.arguments.keys() <= {"answer"}:
+                raise ValueError(f"{ENDING} takes an answer alone, or nothing")
+            given = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
+            parts.append(f"apis.supervisor.complete_task({given})")
             continue
         skill = SKILLS.get(call.name)
         if skill is None:
             raise ValueError(f"there is no skill {call.name!r:.100}")
-        given = call.arguments
-        if given.keys() != set(skill.parameters) or not all(isinstance(v, (str, int, float)) for v in given.values()):
+        values = call.arguments
+        if values.keys() != set(skill.parameters) or not all(isinstance(v, (str, int, float)) for v in values.values()):
             raise ValueError(f"{skill.name} takes {', '.join(skill.parameters) or 'nothing'}, each text or a number")
-        body = _fill(skill.code, given)
+        body = _fill(skill.code, values)
         parts.append(f'access = token("{skill.app}")\n{body}')
     return "\n".join(parts)
 
@@ -287,12 +290,6 @@ def neighbours(name: str) -> tuple[str, ...]:
 
 def _fill(text: str, given: Mapping[str, Any]) -> str:
     return re.sub(r"{(\w+)}", lambda slot: repr(given[slot[1]]), text)
-
-
-def _keywords(call: Call) -> str:
-    if not call.arguments.keys() <= {"answer"}:
-        raise ValueError(f"{ENDING} takes an answer alone, or nothing")
-    return ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
 
 
 def _function(name: str, description: str, parameters: tuple[str, ...]) -> dict[str, Any]:

@@ -57,17 +57,15 @@ class Conversation:
             for who, text in json.loads(action.text):
                 self._hear(who, text)
             return Observation(done=self._over)
-        messages, ok = [], True
-        for number, call in enumerate(action.calls, 1):
+        messages, ok = [], len(action.calls) <= _CALLS
+        for call in action.calls[:_CALLS]:
             try:
-                if number > _CALLS:
-                    raise Refused(f"only {_CALLS} calls at once; the rest were not carried out")
                 text = perform(self._tools, self._world, call)
             except Refused as refusal:
                 ok, text = False, f"error: {refusal}"
             messages.append(Message("tool", text))
-            if number > _CALLS:
-                break
+        if len(action.calls) > _CALLS:
+            messages.append(Message("tool", f"error: only {_CALLS} calls at once; the rest were not carried out"))
         return Observation(tuple(messages), ok)
 
     def state(self) -> Mapping[str, Any]:

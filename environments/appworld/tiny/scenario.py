@@ -42,6 +42,12 @@ class Person:
     def email(self) -> str:
         return f"{self.first_name}.{self.last_name}@mailbox.example.com".lower()
 
+    @property
+    def contact(self) -> dict[str, str]:
+        """What a contact book and the supervisor's profile say."""
+        names = ("first_name", "last_name", "email", "phone_number")
+        return {name: getattr(self, name) for name in names}
+
     def password(self, app: str) -> str:
         chance = random.Random(f"{self.email} {app}")
         return "".join(chance.choice("abcdefghjkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789+-#") for _ in range(10))
