@@ -11,7 +11,7 @@ import numpy as np
 from cojax.learner.advantages import ADVANTAGES
 from cojax.report.lineage import VisitIndex, task_id_of
 from cojax.report.pieces import Pieces, steps_piece
-from cojax.report.run import Json, Run
+from cojax.report.run import Json, Run, shortened_text
 from cojax.storage.files import StorageError, read_whole
 from cojax.types import INFRASTRUCTURE, Action, Observation, Task, Trajectory, Turn
 
@@ -148,7 +148,6 @@ def pick_within(items: Sequence[Json], limit: int) -> list[Json]:
 
 def compact(episode: Json, task: str, step: int, words: Words | None) -> Json:
     """An episode as the page shows it: long texts cut, and tokens as text where the run keeps its tokenizer."""
-    checks = [[check["name"], check["passed"]] for check in episode["checks"]]
     return {
         "id": episode["episode"],
         "step": step,
@@ -158,7 +157,7 @@ def compact(episode: Json, task: str, step: int, words: Words | None) -> Json:
         "outcome": episode["outcome"],
         "error": _cut(episode["error"]),
         "reward": episode["reward"],
-        "checks": checks,
+        "checks": [[check["name"], check["passed"]] for check in episode["checks"]],
         "signals": episode.get("signals", []),
         "agent": episode.get("agent", ""),
         "opening": _messages(episode["opening"]),
@@ -322,9 +321,7 @@ class EpisodeIndex:
     def _number(self, task: str, episode: Json) -> int:
         if task not in self._numbers:
             self._numbers[task] = len(self.tasks)
-            query = episode["task"]["query"]
-            shown = query if len(query) <= QUERY else f"{query[:QUERY]} …"
-            self.tasks.append([task, shown, episode["task"]["origin"]])
+            self.tasks.append([task, shortened_text(episode["task"]["query"], QUERY), episode["task"]["origin"]])
         return self._numbers[task]
 
     @property

@@ -67,10 +67,10 @@ def bungle(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str], r
         carry_out(dataclasses.replace(skill, then=skill.otherwise, otherwise=skill.then), words, act)
         return
     templates = skill.branches[0]
-    looks = [template for template in templates if template.looks]
+    looks = [template for template in templates if template.binds]
     if looks and rng.random() < 0.5:
         guessed = {look.binds: words[look.names[0]] for look in looks}
-        follow([template for template in templates if not template.looks], {**words, **guessed}, act)
+        follow([template for template in templates if not template.binds], {**words, **guessed}, act)
         return
     wrong = max(index for index, template in enumerate(templates) if template.tool != FINISH)
     confused = skill.template(skill.confused, templates[wrong].names, templates[wrong].binds)

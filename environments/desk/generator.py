@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from cojax.types import Action, Call, Task, normalise
 from . import office
 from .office import Refused, State
-from .office import new_office as new_office
 from .skills import DESK, Skill, Suite, carry_out
 from .tools import FINISH, effect, perform
 

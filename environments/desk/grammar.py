@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from cojax.types import Call, Triplet
+from ..tools.wording import calls_with_observations
 from .generator import JOINER, Plan
 from .skills import DESK, Skill, Suite, Template
 from .tools import FINISH
@@ -29,7 +30,7 @@ def phrase(steps: Sequence[Triplet], suite: Suite = DESK) -> str | None:
     Each change is matched with the skill that explains the most look-ups not yet explained. There is no query if a
     call was refused, a look-up stays unexplained, finish comes before the end, or a word is not of the language.
     """
-    done = _flatten(steps)
+    done = calls_with_observations(steps)
     if not done:
         return None
     clauses: list[str] = []
@@ -66,16 +67,6 @@ def _read_clause(clause: str, suite: Suite) -> tuple[Skill, dict[str, str]]:
 @functools.cache
 def _patterns(suite: Suite) -> tuple[tuple[Skill, re.Pattern[str]], ...]:
     return tuple((skill, re.compile(re.sub(r"{(\w+)}", r"(?P<\1>\\w+)", skill.wording))) for skill in suite.skills)
-
-
-def _flatten(steps: Sequence[Triplet]) -> list[Done]:
-    """The calls with their observations; nothing where one was refused."""
-    done: list[Done] = []
-    for step in steps:
-        if not step.observation.ok or len(step.action.calls) != len(step.observation.messages):
-            return []
-        done += zip(step.action.calls, (message.content for message in step.observation.messages), strict=True)
-    return done
 
 
 def _looks(call: Call, suite: Suite) -> bool:
