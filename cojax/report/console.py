@@ -179,15 +179,14 @@ def bar(description: str, total: int | None = None, console: Console = CONSOLE) 
     console.print(f"{description}: {done}{of} in {duration(time.monotonic() - began)}", soft_wrap=True)
 
 
-def show_summary(summary: Mapping[str, Any], report: str | Path | None = None, console: Console = CONSOLE) -> None:
+def show_summary(summary: Mapping[str, Any], report: str | Path, console: Console = CONSOLE) -> None:
     """The closing table of a run, from summary.json."""
     _show_origin(summary, console)
     console.print(Group(_results(summary), _time_split(summary["seconds"])))
-    if report is not None:
-        console.print(f"report: {report}", soft_wrap=True)
+    console.print(f"report: {report}", soft_wrap=True)
 
 
-def show_evaluation(result: Mapping[str, Any], report: str | Path | None = None, console: Console = CONSOLE) -> None:
+def show_evaluation(result: Mapping[str, Any], report: str | Path, console: Console = CONSOLE) -> None:
     """The closing tables of an evaluation, from result.json."""
     splits = result["splits"]
     _show_origin(result, console)
@@ -219,8 +218,7 @@ def show_evaluation(result: Mapping[str, Any], report: str | Path | None = None,
         console.print(
             f"{lost} episodes were lost to infrastructure failures; the same command plays them again", style="yellow"
         )
-    if report is not None:
-        console.print(f"report: {report}", soft_wrap=True, markup=False)
+    console.print(f"report: {report}", soft_wrap=True, markup=False)
 
 
 def _show_origin(result: Mapping[str, Any], console: Console) -> None:

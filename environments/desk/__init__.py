@@ -52,7 +52,7 @@ def make(
     within its suite has the weight r ** -skew. `steep` is the demonstrator's: the greater, the fewer skills it makes
     mistakes in, the least popular ones (`demonstrator.demonstrations`).
     """
-    grown = {
+    grown: dict[str, Any] = {
         "suites": suites, "applications": applications, "tables": tables, "longest": longest, "more": more,
         "skew": skew, "steep": steep,
     }  # fmt: skip

@@ -1,6 +1,5 @@
 """The desk's language: `phrase` words calls as a query, `read` parses a query."""
 
-import dataclasses
 import functools
 import hashlib
 import re
@@ -13,15 +12,6 @@ from .skills import DESK, Skill, Suite, Template
 from .tools import FINISH
 
 Done = tuple[Call, str]  # a call and what was observed
-
-
-@dataclasses.dataclass(frozen=True)
-class _Match:
-    """A skill that ends with a given call, the words of its slots and the look-ups it needs."""
-
-    skill: Skill
-    words: Mapping[str, str]
-    looks: frozenset[int]
 
 
 def phrase(steps: Sequence[Triplet], suite: Suite = DESK) -> str | None:
@@ -45,9 +35,9 @@ def phrase(steps: Sequence[Triplet], suite: Suite = DESK) -> str | None:
         matches = list(_matches(done, index, explained, suite))
         if not matches:
             return None
-        best = max(matches, key=lambda match: (len(match.looks - explained), -len(match.looks)))
-        explained |= best.looks
-        clauses.append(best.skill.word(best.words))
+        looks, clause = max(matches, key=lambda match: (len(match[0] - explained), -len(match[0])))
+        explained |= looks
+        clauses.append(clause)
     dangling = {index for index, (call, _) in enumerate(done) if _looks(call, suite)} - explained
     return JOINER.join(clauses) if clauses and not dangling else None
 
@@ -73,7 +63,10 @@ def _looks(call: Call, suite: Suite) -> bool:
     return call.name in suite.tools and bool(suite.tools[call.name].gives)
 
 
-def _matches(done: Sequence[Done], index: int, explained: frozenset[int], suite: Suite) -> Iterator[_Match]:
+def _matches(
+    done: Sequence[Done], index: int, explained: frozenset[int], suite: Suite
+) -> Iterator[tuple[frozenset[int], str]]:
+    """For each skill that can end with the call at `index`: the look-ups that it needs, and its words."""
     for skill in suite.skills:
         for branch in skill.branches:
             words = _unify(branch[-1], done[index][0], {})
@@ -86,7 +79,7 @@ def _matches(done: Sequence[Done], index: int, explained: frozenset[int], suite:
             if words is not None:
                 words = _fill(skill, branch, words, suite)
                 if _in_language(skill, words, suite):
-                    yield _Match(skill, words, looks)
+                    yield looks, skill.word(words)
 
 
 def _unify(template: Template, call: Call, words: Mapping[str, str]) -> dict[str, str] | None:

@@ -156,7 +156,7 @@ class Connection:
 
     def __init__(self, launch: Launch) -> None:
         ours, theirs = socket.socketpair()
-        roots, top = [_root(name) for name in _OURS], _top(launch.module)
+        roots, top = [_root(name) for name in _OURS], launch.module.partition(":")[0].partition(".")[0]
         # The supervisor never runs the module's code, and the fork server does when it is confined.
         own = [] if top in _OURS else [_root(top)]
         boot = _boot(roots)
@@ -335,11 +335,6 @@ def import_from(name: str, origin: str | None, places: list[str] | None) -> None
 
 # Read now: the file may be another one when a supervisor is replaced.
 _IMPORT_FROM = inspect.getsource(import_from)
-
-
-def _top(module: str) -> str:
-    """The top-level package of a module, or of module:function."""
-    return module.partition(":")[0].partition(".")[0]
 
 
 def _root(package: str) -> tuple[str, str | None, list[str] | None]:
