@@ -74,7 +74,9 @@ class SplitReport:
             return
         self.replayed += 1
         drops = list(_drops(task.solution))
-        for index, without, name in drops if every else _one(drops, task):
+        if not every and drops:
+            drops = [random.Random(f"{_SEED} {task.id}").choice(drops)]
+        for index, without, name in drops:
             self.mutated += 1
             changed = index + 1 >= len(states) or states[index] != states[index + 1]
             less = _play(environment, task, without)
@@ -141,10 +143,6 @@ def _drops(solution: Sequence[Action]) -> Iterator[tuple[int, tuple[Action, ...]
             calls = (*action.calls[:number], *action.calls[number + 1 :])
             rest = (dataclasses.replace(action, calls=calls, text=""),) if calls else ()
             yield index, (*solution[:index], *rest, *solution[index + 1 :]), call.name
-
-
-def _one(drops: Sequence[tuple[int, tuple[Action, ...], str]], task: Task) -> list[tuple[int, tuple[Action, ...], str]]:
-    return [random.Random(f"{_SEED} {task.id}").choice(drops)] if drops else []
 
 
 def _play(environment: Environment, task: Task, actions: Sequence[Action]) -> Trajectory:

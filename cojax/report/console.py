@@ -250,10 +250,9 @@ def _results(summary: Mapping[str, Any]) -> Table:
     table.add_column(style="dim")
     table.add_column()
     zero_shot, final = summary.get("zero_shot"), summary.get("final")
-    if zero_shot is not None:
-        table.add_row("held-out success, zero-shot", f"{100 * zero_shot:.1f} %")
-    if final is not None:
-        table.add_row("held-out success, final", f"{100 * final:.1f} %")
+    for name, success in (("zero-shot", zero_shot), ("final", final)):
+        if success is not None:
+            table.add_row(f"held-out success, {name}", f"{100 * success:.1f} %")
     for number, success in enumerate(summary.get("trials", ())[1:], 2):
         table.add_row(f"  after {number} trials", f"{100 * success:.1f} %")
     for name, success in summary.get("final_by", {}).items():
@@ -280,9 +279,8 @@ def _time_split(seconds: Mapping[str, float]) -> Table:
     rest = total - sum(parts.values())
     table = Table(title="\nWhere the time went", **TABLE)
     table.add_column("part", style="dim")
-    for head in ("time", "share"):
-        table.add_column(head, justify="right")
-    table.add_column("")
+    for head in ("time", "share", ""):
+        table.add_column(head, justify="right" if head else "left")
     for part, spent in (*parts.items(), ("everything else", rest), ("total", total)):
         share = spent / total if total else 0.0
         table.add_row(part, duration(max(spent, 0.0)), f"{100 * share:.1f} %", "█" * round(30 * share))

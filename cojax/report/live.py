@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from cojax.report.episodes import EpisodeIndex, Shelf
+from cojax.report.episodes import EpisodeIndex, page_form
+from cojax.report.lineage import task_id_of
 from cojax.report.page import contents, render
 from cojax.report.pieces import FOLDER, Pieces, piece, steps_piece, strict_json
 from cojax.report.run import Json, read_run
@@ -75,7 +76,11 @@ class LiveReport:
             if name in self._pieces.scripts:
                 return self._pieces.scripts[name]
             steps = {steps_piece(step): step for step in self._played.steps}
-        return piece(STAMP, name, Shelf(read_run(self.folder)).step(steps[name])) if name in steps else None
+        if name not in steps:
+            return None
+        run = read_run(self.folder)
+        show, step = page_form(run), steps[name]
+        return piece(STAMP, name, [show(one, task_id_of(one), step) for one in run.episodes.read(step)])
 
     def _draw(self) -> None:
         run = read_run(self.folder)

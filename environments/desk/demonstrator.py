@@ -51,8 +51,10 @@ def demonstrate(
         # The look-up failed, so it goes on with the name it asked about.
         return next(iter(call.arguments.values()))
 
+    low, high = noise
     for skill, words in plan:
-        if rng.random() < _chance(suite.skills.index(skill) / (len(suite.skills) - 1), noise, steep):
+        place = suite.skills.index(skill) / (len(suite.skills) - 1)  # 0 for the most popular one, 1 for the least
+        if rng.random() < low + (high - low) * place**steep:
             bungle(skill, words, act, rng)
         else:
             carry_out(skill, words, act)
@@ -75,9 +77,3 @@ def bungle(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str], r
     wrong = max(index for index, template in enumerate(templates) if template.tool != FINISH)
     confused = skill.template(skill.confused, templates[wrong].names, templates[wrong].binds)
     follow((*templates[:wrong], confused, *templates[wrong + 1 :]), words, act)
-
-
-def _chance(place: float, noise: tuple[float, float], steep: float) -> float:
-    """The chance of a mistake in a skill; `place` is 0 for the most popular one and 1 for the least popular."""
-    low, high = noise
-    return low + (high - low) * place**steep

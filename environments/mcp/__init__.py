@@ -27,7 +27,7 @@ from ..tools.toolset import Refused
 from ..worker import IsolatedEnvironment
 from . import launch
 from .servers import RECIPE, SERVERS
-from .world import NAME, Answers, Offer, Opener, calls_of, folder_alone, offer
+from .world import NAME, Answers, Offer, Opener, calls_of, offer
 
 __all__ = ["COUNT", "RECIPE", "cases", "examine", "make"]
 
@@ -182,7 +182,7 @@ def _opener(
     if len(resets) > 1:
         raise ValueError(f"reset names {len(resets)} calls; expected one")
     calls = () if not state or _FUNCTION.fullmatch(state) else calls_of("state", state, offered.names)
-    read = Answers(calls) if calls else function("state", state) if state else folder_alone
+    read = Answers(calls) if calls else function("state", state) if state else lambda folder, call: folder
     alone = bool(url) and concurrency == 1
     reset_by = resets[0] if resets else None
     opener = Opener(worker, offered, read, reset=reset_by, kept=concurrency, lasting=bool(url), alone=alone)

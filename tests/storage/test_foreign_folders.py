@@ -21,7 +21,7 @@ from cojax import warm_start
 from cojax.api.runs import open_run
 from cojax.explorer.llm.journal import Journal
 from cojax.report import command as report
-from cojax.report.comparison import result
+from cojax.report.comparison import ended_run
 from cojax.report.episodes import words_of
 from cojax.rollout import export
 from cojax.rollout.sglang.client import ReleasedMemoryFile
@@ -93,7 +93,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "settings": ("config.json", trained.settings_of),
     "shape": ("model.json", trained.kept_shape),
     "origin": ("config.json", origin_of),
-    "result": ("final.json", result),
+    "result": ("final.json", ended_run),
     "initial tasks": ("initial.json", lambda folder: summary._initial(files_of(folder))),
     "asleep": ("asleep.json", lambda folder: ReleasedMemoryFile(folder / "asleep.json")),
     "asleep, carried": ("asleep.json", lambda folder: preflight._carry(folder, folder / "check")),
