@@ -50,10 +50,9 @@ def explored_by_origin(expeditions: Iterable[Record]) -> Counts:
     """The explorer's `episodes` (runs of its expeditions) and `actions` (their environment steps)."""
     found: Counts = {}
     for one in expeditions:
-        counts = found.setdefault(one["origin"], Counter())
         runs = one.get("runs", ())
-        counts["episodes"] += len(runs)
-        counts["actions"] += sum(run["actions"] for run in runs)
+        actions = sum(run["actions"] for run in runs)
+        found.setdefault(one["origin"], Counter()).update(episodes=len(runs), actions=actions)
     return found
 
 
