@@ -1,5 +1,6 @@
 """The demonstrator that the warm start imitates: it masters the popular skills and makes mistakes in rare ones."""
 
+import contextlib
 import dataclasses
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,11 +44,9 @@ def demonstrate(
 
     def act(call: Call) -> str:
         calls.append(call)
-        try:
+        with contextlib.suppress(Refused):
             if call.name != FINISH:
                 return perform(state, call, suite.tools)
-        except Refused:
-            pass
         # The look-up failed, so it goes on with the name it asked about.
         return next(iter(call.arguments.values()))
 
