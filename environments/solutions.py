@@ -2,22 +2,18 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cojax.environment import Environment, play
-from cojax.environment.replay import follow, replay
-from cojax.types import Action, Call, Observation, Task, Trajectory
+from cojax.environment import Environment, Episode, play
+from cojax.types import Action, Call, Message, Observation, Task, Trajectory, Turn, canonical
 
 # BFCL's official checker misses 3 of its 4,625 single drops (--mutations=all lists them); this seed draws none of them.
 _SEED = 1
 # The most faults and drops that a line lists; the rest are only counted.
 _LISTED = 20
-# Characters of an observation that are kept: all.
-_LONGEST = 10**9
 
 GARBAGE: dict[str, Action] = {
     "nothing": Action(),
@@ -62,8 +58,8 @@ class SplitReport:
     def check(self, environment: Environment, task: Task, *, every: bool = False) -> None:
         """Plays the task's solution twice, and without one call, or without each in turn where `every` is set."""
         self.tasks += 1
-        found = replay(environment, task, task.solution, functools.partial(play, max_observation=_LONGEST))
-        first, states = found.trajectory, found.states[:-1]  # those before each action
+        states: list[str] = []
+        first = _play(environment, task, task.solution, states)
         again = _play(environment, task, task.solution)
         if first.outcome != "finished" or first.reward != 1.0:
             ending = f"{first.outcome} with reward {first.reward} {first.error}".strip()
@@ -145,10 +141,19 @@ def _drops(solution: Sequence[Action]) -> Iterator[tuple[int, tuple[Action, ...]
             yield index, (*solution[:index], *rest, *solution[index + 1 :]), call.name
 
 
-def _play(environment: Environment, task: Task, actions: Sequence[Action]) -> Trajectory:
-    # Nothing is left of a solution of one call without that call.
-    taken = actions or (Action(),)
-    return play(environment, task, follow(taken), max_turns=len(taken), max_observation=_LONGEST)
+def _play(
+    environment: Environment, task: Task, actions: Sequence[Action], states: list[str] | None = None
+) -> Trajectory:
+    """The trajectory of these actions; the states before each of them are appended to `states`."""
+    remaining = iter(actions)
+
+    def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
+        if states is not None:
+            states.append(canonical(episode.state()))
+        # Nothing is left of a solution of one call without that call.
+        return Turn(next(remaining, Action()))
+
+    return play(environment, task, act, max_turns=max(1, len(actions)), max_observation=10**9)
 
 
 def _seen(trajectory: Trajectory) -> tuple[Any, list[Observation], float, Any]:
