@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cojax.host.background import on_thread
 from .host import Host
 
 _ADDRESS = re.compile(r"auto|(?:ray://)?(?P<host>[\w.-]+|\[[0-9A-Fa-f:]+\]):(?P<port>\d{1,5})")
@@ -77,27 +76,31 @@ def connect(address: str) -> "RayCluster":
 
 def _join(ray: Any, address: str) -> None:
     """Connects within _JOINED seconds: Ray itself tries for minutes where something else listens."""
+    failed: list[Exception] = []
 
     def join() -> None:
-        for attempt in range(_ATTEMPTS):
+        for _ in range(_ATTEMPTS):
             try:
                 ray.init(address=address, namespace="cojax", log_to_driver=False, configure_logging=False)
+                failed.clear()
                 return
-            except ConnectionError:
+            except Exception as error:
+                failed[:] = [error]
                 # The server that ray:// starts for a client sometimes ends at once: then it is asked for another.
-                if attempt == _ATTEMPTS - 1:
-                    raise
+                if not isinstance(error, ConnectionError):
+                    return
 
-    joining = on_thread("cluster-join", join)
-    reason = (
-        f"it did not take a connection within {_JOINED:g} s; ray://HOST:PORT takes the port of the cluster's client "
-        "server (10001 by default), HOST:PORT that of its head (6379)"
-    )
-    if concurrent.futures.wait([joining], _JOINED).done:
-        if (error := joining.exception()) is None:
-            return
-        reason = " ".join(f"{error}".split())[:500]
-    raise ValueError(f"environment.cluster is {address!r}, which cannot be used: {reason}")
+    joining = threading.Thread(target=join, name="cluster-join", daemon=True)
+    joining.start()
+    joining.join(_JOINED)
+    reason = " ".join(str(failed[0]).split())[:500] if failed else ""
+    if joining.is_alive():
+        reason = (
+            f"it did not take a connection within {_JOINED:g} s; ray://HOST:PORT takes the port of the cluster's "
+            "client server (10001 by default), HOST:PORT that of its head (6379)"
+        )
+    if reason:
+        raise ValueError(f"environment.cluster is {address!r}, which cannot be used: {reason}")
 
 
 class RayCluster:
