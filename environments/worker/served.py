@@ -111,19 +111,13 @@ class Served:
         self.traits: Traits = read(Traits, described["traits"])
         self._call = call
         # Functions without a reference to this object: its processes end with the last reference from elsewhere.
+        self.tools = functools.cache(lambda: read(tuple[Mapping[str, Any], ...], call("tools")))
         if described["charted"]:
             self.popularity = functools.cache(functools.partial(call, "popularity"))
             self.neighbours = functools.cache(lambda tool: tuple(call("neighbours", tool)))
         if described["demonstrated"]:
-            self.lexicon = functools.partial(_lexicon, call)
+            self.lexicon = lambda: tuple(map(tuple, call("lexicon")))
             self.demonstrations = functools.partial(_demonstrations, call)
-
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return self._tools
-
-    @functools.cached_property
-    def _tools(self) -> tuple[Mapping[str, Any], ...]:
-        return read(tuple[Mapping[str, Any], ...], self._call("tools"))
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         """As the environment's own. Raises ValueError where it does."""
@@ -136,11 +130,6 @@ class Served:
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
         return self._call("phrase", to_json(steps))
-
-
-def _lexicon(call: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    names, texts = call("lexicon")
-    return tuple(names), tuple(texts)
 
 
 def _demonstrations(
