@@ -28,7 +28,7 @@ from benchmarks.step import step
 from benchmarks.update import update
 from benchmarks.worlds import worlds
 from cojax.compile.shapes import SHAPES
-from cojax.run.facts import facts
+from cojax.run.machine import facts
 from cojax.settings.command_line import CommandLineParser
 from cojax.settings.reading import choose
 

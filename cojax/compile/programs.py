@@ -22,8 +22,8 @@ from cojax.policy.sharding import check_divides, make_mesh
 from cojax.policy.transformer import initialize
 from cojax.run import assemble, checks, methods, policies
 from cojax.run.entries import entry
-from cojax.run.facts import facts
-from cojax.run.mesh import check_rows
+from cojax.run.machine import facts
+from cojax.run.processes import check_rows
 from cojax.settings.base import put
 from cojax.settings.reading import settings
 

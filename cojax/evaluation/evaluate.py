@@ -25,11 +25,11 @@ from cojax.report import write_evaluation_report
 from cojax.report.console import CONSOLE, bar, show_evaluation
 from cojax.rollout.collect import EpisodeCollector, RolloutError
 from cojax.rollout.export import write_tokenizer
-from cojax.run import engines, entries, placement, processes, traits
+from cojax.run import engines, entries, parts, processes
 from cojax.run.configuration import configuration
-from cojax.run.facts import facts
 from cojax.run.held_out import of_run
-from cojax.run.process import in_words, keep_compiled, log_to
+from cojax.run.machine import facts
+from cojax.run.processes import in_words, keep_compiled, log_to
 from cojax.scoring import Estimate, average_at_k, describe, estimate, kinds_by
 from cojax.settings.ranges import check_ranges
 from cojax.storage.checkpoint import CheckpointError
@@ -92,7 +92,7 @@ def evaluate(
     `held` are the tasks that the policy's run held out; they are evaluation.split where the environment has none.
     """
     with EvaluationDirectory(out) as directory:
-        environment = placement.environment(config)
+        environment = entries.made_environment(config)
         tasks = {split: tasks_of(config, environment, split, held) for split in splits}
         world = {"code": {"environment.name": entries.entry(config, "environment.name").described()}}
         directory.claim(identity(config, subject, tasks, samples), {**facts(), **world})
@@ -140,7 +140,7 @@ def play(
             directory.add(split, trajectory)
             advance()
 
-        collector = EpisodeCollector(actors, environment, traits.limits(config, environment), samples)
+        collector = EpisodeCollector(actors, environment, parts.limits(config, environment), samples)
         return collector.collect(found, seed=(config.seed, 0), label=split, known=known, on_episode=ended)
 
     if have == len(wanted):
@@ -237,7 +237,7 @@ def _check(config: ConfigDict, samples: int) -> None:
         raise ValueError("environment.name is empty; name the environment to evaluate in: --config.environment=desk")
     for _ in entries.chosen(config):
         pass
-    placement.check(config)
+    entries.check_cluster(config)
     if processes.is_enabled(config):
         raise ValueError("section distributed is set, but an evaluation has one process; leave it out")
     temperature = config.evaluation.temperature

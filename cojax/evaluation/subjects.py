@@ -13,11 +13,11 @@ from transformers import PreTrainedTokenizerBase
 from cojax.evaluation import scores
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import TOOL_DOCUMENTS, Actors, Chat, PolicyActors
-from cojax.run import cache_memory, policies, trained
-from cojax.run.cache_memory import CacheTooLarge
+from cojax.run import engines, policies, trained
+from cojax.run.engines import CacheTooLarge
 from cojax.run.entries import entry
-from cojax.run.origins import origin_of
 from cojax.run.policies import announce
+from cojax.run.trained import origin_of
 from cojax.settings.presets import PRESETS
 from cojax.storage.differences import value_at
 from cojax.storage.files import is_number
@@ -31,7 +31,7 @@ class Subject:
     """A policy to evaluate; `policy` is None behind an endpoint.
 
     `identity` holds, for config.json, what distinguishes it from every other. `name` can name a folder. `origin` is as
-    in cojax/run/origins.py, empty behind an endpoint.
+    in cojax/run/trained.py, empty behind an endpoint.
     """
 
     name: str
@@ -127,17 +127,17 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
 def slots(config: ConfigDict, model: ModelConfig, path: Path) -> int:
     """engine.slots; where free memory chooses them it does so once in an evaluation, as sampled bits depend on them."""
     own, given = config.copy_and_resolve_references(), config.engine.slots
-    before = cache_memory.kept(path) if given is None else None
+    before = engines.kept(path) if given is None else None
     if before:
         own.engine.slots = before
     try:
-        count = cache_memory.slots(own, model, trains=False)
+        count = engines.slots(own, model, trains=False)
     except CacheTooLarge as error:
         if before is None:
             raise
         raise error.once_begun() from error
     if given is None:
-        cache_memory.keep(path, count)
+        engines.keep(path, count)
     return count
 
 

@@ -2,9 +2,13 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -30,20 +34,19 @@ from cojax.policy.transformer import Params
 from cojax.pool import RecentScores
 from cojax.preference.rounds import Rounds
 from cojax.prefix_replay import PrefixLengths
+from cojax.quality import EMBEDDINGS, EmbeddingError, describe_pool
 from cojax.registry import find
 from cojax.report.console import bar
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
-from cojax.run import explorers, methods, placement, policies, traits
+from cojax.run import explorers, methods, policies
 from cojax.run import initial_policy as initial_policies
 from cojax.run.engines import check_routes
-from cojax.run.entries import entry, learned_by, made_signals, reads_initial
+from cojax.run.entries import entry, learned_by, made_environment, made_signals, reads_initial
 from cojax.run.initial_policy import InitialPolicy
-from cojax.run.mesh import mesh_of
-from cojax.run.parts import Parts
-from cojax.run.perturbation import perturbed
-from cojax.run.processes import as_text
-from cojax.run.quality import quality
-from cojax.settings.reading import settings
+from cojax.run.parts import Parts, check_evolution, kinds, limits, own_tasks
+from cojax.run.processes import as_text, mesh_of
+from cojax.settings.reading import choose, settings
+from cojax.storage.files import Log
 from cojax.synthesis import EVOLUTIONS, MEMORIES, Synthesis, initial_tasks, reads
 from cojax.types import Task
 from cojax.validation import Validation
@@ -61,8 +64,8 @@ def parts(config: ConfigDict) -> Parts:
 
     Raises ValueError or OSError with the fix.
     """
-    environment = placement.environment(config)
-    traits.check_evolution(config, environment)
+    environment = made_environment(config)
+    check_evolution(config, environment)
     explorers.check_ending(config, environment)
     tokenizer, model = policies.tokenizer_and_shape(config, environment)
     chat = Chat(tokenizer, TOOL_DOCUMENTS[config.model.tools])
@@ -73,16 +76,16 @@ def parts(config: ConfigDict) -> Parts:
     held_out = config.evaluation
     return Parts(
         environment,
-        placement.environment(config) if traits_of(environment).reuses else environment,
+        made_environment(config) if traits_of(environment).reuses else environment,
         chat,
         model,
         mesh,
         engine,
-        traits.limits(config, environment),
+        limits(config, environment),
         environment.tasks(held_out.split, held_out.tasks, held_out.seed),
         environment.tasks(held_out.dev_split, held_out.dev_tasks),
         environment.tasks(held_out.challenge_split, count) if (count := held_out.challenge_tasks) else (),
-        traits.kinds(environment, made_signals(config)),
+        kinds(environment, made_signals(config)),
     )
 
 
@@ -174,7 +177,7 @@ def initial(config: ConfigDict, made: Parts) -> Synthesis:
     Deterministic: the same settings, and replies of a model, give the same tasks.
     """
     if traits_of(made.environment).incomparable:
-        return traits.own_tasks(config, made.environment, reserved(config, made))
+        return own_tasks(config, made.environment, reserved(config, made))
     chosen_explorer = explorer(config, made, explorers.initial(config))
     try:
         with bar("D_0: drafts examined") as advance:
@@ -291,3 +294,44 @@ def reserved(config: ConfigDict, made: Parts) -> Sequence[Task]:
         splits = (*splits, held_out.split, held_out.dev_split, held_out.challenge_split)
     whole = (task for split in dict.fromkeys(splits) for task in made.environment.tasks(split, _ALL))
     return tuple({task.id: task for task in (*loaded, *whole)}.values())
+
+
+def quality(config: ConfigDict, targets: Sequence[Task]) -> Callable[[Iterable[Task]], dict[str, Any]]:
+    """A function from the pool to its quality, beside these evaluation tasks, of which only numbers are kept.
+
+    Where the embedding fails, the figures that need it are left out, with a warning; the run goes on. The vectors of an
+    endpoint are kept in embeddings.jsonl of the run, without the texts.
+    """
+    section = config.quality
+    kept = Log(Path(config.workdir) / "embeddings.jsonl")
+    embed = choose(EMBEDDINGS, section.embedding, "quality.embedding")(section.base_url, section.model, kept)
+
+    def described(pool: Iterable[Task]) -> dict[str, Any]:
+        tasks = tuple(pool)
+        try:
+            return describe_pool(tasks, targets, embed, section.k)
+        except (EmbeddingError, OSError) as error:
+            _LOG.warning("the pool's diversity and its distance to the evaluation tasks are left out: %s", error)
+            return describe_pool(tasks, targets, None, section.k)
+
+    return described
+
+
+def perturbed(params: Params, number: int) -> Params:
+    """`params` with the last bit of each floating-point number flipped with probability ½, drawn by `number`.
+
+    A number x changes by at most 2⁻²³ |x| in float32, as much as one rounding of a sum may change it; `number` 0 flips
+    none. Drawn on the host, so the flips are the same on every machine.
+    """
+    if not number:
+        return params
+    draws = np.random.default_rng(number)
+    return jax.tree.map(lambda leaf: _flipped(leaf, draws), params)
+
+
+def _flipped(leaf: jax.Array, draws: np.random.Generator) -> jax.Array:
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return leaf
+    word = np.dtype(f"uint{8 * leaf.dtype.itemsize}")
+    bits = np.asarray(leaf).view(word) ^ draws.integers(0, 2, leaf.shape, word)
+    return jax.device_put(bits.view(leaf.dtype), leaf.sharding)

@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 from cojax import pool, worlds
 from cojax.learner import weightings
 from cojax.quality import EMBEDDINGS
-from cojax.run import engines, entries, evolution_checks, explorers, methods, placement, policies, processes
-from cojax.run.mesh import check_mesh
+from cojax.run import engines, entries, explorers, methods, policies, processes
+from cojax.run.processes import check_mesh
 from cojax.settings.ranges import check_ranges
 from cojax.settings.reading import attempts
 from cojax.settings.tree import LEAVES
@@ -51,7 +51,7 @@ def check(config: ConfigDict) -> None:
     EMBEDDINGS[config.quality.embedding](config.quality.base_url, config.quality.model, None)
     _check_servers(config)
     _check_addresses(config)
-    placement.check(config)
+    entries.check_cluster(config)
     if not config.workdir:
         raise ValueError("workdir is empty; name a folder for the run")
     _check_groups(config)
@@ -66,7 +66,7 @@ def check(config: ConfigDict) -> None:
             "--config.evaluation.trials=3, say, or take it back"
         )
     _check_validation(config)
-    evolution_checks.check(config)
+    _check_evolution(config)
     _check_explorers(config)
     if not config.model.path and not config.model.shape.num_hidden_layers:
         raise ValueError(
@@ -281,3 +281,49 @@ def _check_explorers(config: ConfigDict) -> None:
             "before (validation.attempter is 'policy'); set --config.initial_explorer=scripted or "
             "--config.validation.attempter=explorer"
         )
+
+
+# Evolutions that begin at signals alone.
+_AT_SIGNALS = ("feedback", "displaced")
+
+
+def _check_evolution(config: ConfigDict) -> None:
+    """Raises ValueError for what no evolution of this run would do."""
+    _check_prefix_replay(config)
+    _check_admission(config)
+    if methods.evolves(config) and config.evolve in _AT_SIGNALS and not config.signals:
+        raise ValueError(
+            f"evolve is {config.evolve!r}, but signals is empty: there is nothing to follow; set --config.signals="
+            "forgetting,boundary,rare, or --config.evolve=none"
+        )
+
+
+def _check_admission(config: ConfigDict) -> None:
+    """Raises ValueError where tasks that no evolution finds would have to be admitted."""
+    admit = config.synthesis.admit
+    if admit == "all":
+        return
+    if not methods.evolves(config):
+        why, mend = f"with method={config.method} the task set does not grow", "--config.preference.tasks=growing"
+    elif config.evolve == "none":
+        why, mend = "evolve is 'none'", "--config.evolve=uniform, say"
+    else:
+        return
+    raise ValueError(
+        f"synthesis.admit is {admit!r}, but {why}: there are no candidates; set {mend}, or --config.synthesis.admit=all"
+    )
+
+
+def _check_prefix_replay(config: ConfigDict) -> None:
+    """Raises ValueError where no task would be replayed, or where what is replayed would be learned."""
+    if not config.synthesis.prefix_replay:
+        return
+    finding = config.evolve if ":" in config.evolve else "frontier"
+    for name, value, needed, why in (
+        ("method", config.method, "coevolve", "only coevolve replays prefixes"),
+        ("evolve", config.evolve, finding, "only frontier finds joined tasks"),
+        ("learner.routes", config.learner.routes, "own", "the sampler reports no routes of replayed actions"),
+    ):
+        if value != needed:
+            found = f"synthesis.prefix_replay is True, but {name} is {value!r}: {why}"
+            raise ValueError(f"{found}; set --config.{name}={needed}, or --config.synthesis.prefix_replay=False")

@@ -12,6 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from cojax import registry, worlds
+from cojax.environment import Environment
 from cojax.learner.advantages import ADVANTAGES
 from cojax.learner.bound_loss import bind
 from cojax.learner.losses import LOSSES
@@ -288,3 +289,20 @@ def _signal(config: ConfigDict, whole: str) -> ChosenEntry:
         raise RegistryError(f"{_SIGNALS}.{name} is {shown(section)}; expected the section of a signal")
     given = registry.check_settings("signal", whole, function, section.to_dict(), f"{_SIGNALS}.{name}.")
     return ChosenEntry("signal", whole, function, given)
+
+
+def check_cluster(config: ConfigDict) -> None:
+    """Raises ValueError for a cluster that is no address, or that needs Ray where Ray is not installed."""
+    if config.environment.cluster:
+        worlds.part("cluster").check(config.environment.cluster)
+
+
+def made_environment(config: ConfigDict) -> Environment:
+    """The environment that the configuration names, in this process and its workers, or on the nodes of a Ray cluster.
+
+    Raises ValueError or EnvironmentFailure where it cannot be made.
+    """
+    chosen = entry(config, "environment.name")
+    if not config.environment.cluster:
+        return chosen.bound()()
+    return worlds.part("cluster").place(config.environment.cluster, chosen.name, chosen.given)

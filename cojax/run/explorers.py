@@ -19,7 +19,7 @@ from cojax.explorer.scripted.windows import Ending
 from cojax.host.deadlines import WatchedPlay
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Sampling
-from cojax.run import traits
+from cojax.run import parts
 from cojax.run.parts import Parts
 from cojax.settings.reading import JUDGES, attempts, choose, settings
 from cojax.signals import guidance
@@ -64,7 +64,7 @@ def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplo
     return ScriptedExplorer(
         neighbours=made.environment.neighbours if isinstance(made.environment, Charted) else no_neighbours,
         play=WatchedPlay(made.limits.environment_deadline),
-        width=traits.width(config, made.environment, 1),
+        width=parts.width(config, made.environment, 1),
         guidance=guidance(made.signals),
         ending=ending(config, made.environment),
         **{name: section[name] for name in ("runs", "steps", "stretch", "longest", "cut")},
@@ -117,7 +117,7 @@ def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatMo
         ending=ending(config, made.environment),
         separator=section.separator,
         shortest=section.shortest,
-        width=traits.width(config, made.environment, _WIDTH),
+        width=parts.width(config, made.environment, _WIDTH),
         # A model has its own deadlines; it may wait for a free request and between attempts.
         play=WatchedPlay(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
         kind=kind,
@@ -161,7 +161,7 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
         made.environment,
         Exclusions.of(
             reserved,
-            traits.similarity(config, made.environment, reserved),
+            parts.similarity(config, made.environment, reserved),
             section.evaluation_words,
             made.evaluation if made.from_initial else (),
         ),

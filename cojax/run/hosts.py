@@ -34,10 +34,9 @@ from cojax.policy.transformer import Params
 from cojax.report.console import CONSOLE
 from cojax.run import assemble, methods
 from cojax.run.entries import described
-from cojax.run.facts import versions_and_commit
-from cojax.run.mesh import mesh_of
+from cojax.run.machine import versions_and_commit
 from cojax.run.policies import with_absolute_path
-from cojax.run.processes import ALONE, Together, check, check_several, is_enabled, read_params, shared_folders
+from cojax.run.processes import ALONE, Together, check, check_several, is_enabled, mesh_of, read_params, shared_folders
 from cojax.settings.ranges import check_ranges
 from cojax.storage.checkpoint import ArrayFiles, save_params
 from cojax.storage.files import lock_folder

@@ -27,7 +27,7 @@ from cojax.report.run import origin_line
 from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Engine
 from cojax.rollout.export import load_params
-from cojax.run import origins
+from cojax.run import trained
 from cojax.run.machine import decides_bits
 from cojax.run.policies import held_out
 from cojax.run.processes import ALONE, Together, read_params
@@ -43,7 +43,7 @@ _RISING = 0.1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InitialPolicy:
-    """π_θ before the first step; `origin` is as in cojax/run/origins.py."""
+    """π_θ before the first step; `origin` is as in cojax/run/trained.py."""
 
     params: Params
     origin: Mapping[str, Any]
@@ -106,7 +106,7 @@ def initial_policy(
     }
     folder, _ = warm_start.cached(key, make, model, chat.tokenizer)
     CONSOLE.print(f"warm start: {warm_start.describe(folder)}", soft_wrap=True)
-    origin = origins.taught(path, weights, warm_start.read_record(folder))
+    origin = trained.taught(path, weights, warm_start.read_record(folder))
     CONSOLE.print(f"policy: {origin_line(origin)}", soft_wrap=True, markup=False)
     return InitialPolicy(read_params(together, str(folder), model, config.seed, mesh), origin)
 

@@ -30,7 +30,7 @@ from cojax.report.console import CONSOLE
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Weights
 from cojax.rollout.sglang.client import RELEASED_MEMORY
-from cojax.run import assemble, checks, initial_policy, mesh, methods
+from cojax.run import assemble, checks, initial_policy, methods, processes
 from cojax.run.parts import Parts
 from cojax.run.processes import ALONE, Together, read_params
 from cojax.run.states import second_agent_in_memory
@@ -113,7 +113,7 @@ def _some_task(made: Parts) -> Task:
 def _configuration(config: ConfigDict, state: dict[str, Any], together: Together) -> str:
     checks.check_run(config)
     made = state["parts"] = dataclasses.replace(assemble.parts(config), together=together)
-    devices = mesh.described(Placement(made.model, made.mesh).devices, jax.devices())
+    devices = processes.devices_in_words(Placement(made.model, made.mesh).devices, jax.devices())
     policy = f"preset {config.policy}, " if config.policy else ""
     return f"{policy}{made.environment.name}, {config.evolve}, {config.steps} steps on {devices}"
 

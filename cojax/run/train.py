@@ -33,15 +33,15 @@ from cojax.report import command as report
 from cojax.report import write_report
 from cojax.report.console import CONSOLE, seconds_left, show_step, show_summary
 from cojax.rollout.collect import RolloutError
-from cojax.run import assemble, evaluations, held_out, kept, methods, states, traits
+from cojax.run import assemble, held_out, methods, states
 from cojax.run.checks import check_run
 from cojax.run.configuration import file_given
 from cojax.run.entries import defaults, described
-from cojax.run.facts import facts
+from cojax.run.machine import facts
+from cojax.run.parts import similarities
 from cojax.run.policies import announce, with_absolute_path
-from cojax.run.process import log_to
-from cojax.run.processes import ALONE, Together, as_of_one
-from cojax.run.summary import summarise
+from cojax.run.processes import ALONE, Together, as_of_one, log_to
+from cojax.run.summary import record, summarise, zero_shot_score
 from cojax.settings.compatibility import in_todays_keys
 from cojax.settings.reading import settings
 from cojax.storage.checkpoint import CheckpointError
@@ -118,15 +118,15 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
     stop, clock = Stop(), Stopwatch()
     together.on_stop = stop.ask
     with clock("warm_start"):
-        parts = dataclasses.replace(kept.parts(config, directory, verified), together=together)
+        parts = dataclasses.replace(states.parts(config, directory, verified), together=together)
     initial_tasks = held_out.InitialTasks(config, parts, directory, verified)
     try:
         with clock("warm_start"):
             announce(parts.chat, config.model.tools)
             resuming = verified is not None
-            kept.keep_tokenizer(parts.chat.tokenizer, directory, verified)
-            policy = kept.initial_policy(config, parts, initial_tasks.training, directory, verified)
-            kept.keep_model(parts, policy, config, directory, verified)
+            states.keep_tokenizer(parts.chat.tokenizer, directory, verified)
+            policy = states.initial_policy(config, parts, initial_tasks.training, directory, verified)
+            states.keep_model(parts, policy, config, directory, verified)
             learner = assemble.learner(config, parts, policy.params)
             train_state = learner.init(policy.params, config.seed)
             learner = assemble.fitted(config, learner, train_state)
@@ -137,7 +137,7 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
             loop = assemble.loop(config, parts, learner, clock)
             del policy  # the learner has copied what it needs
         train_state = train_state if resuming else states.rehearsed(config, loop, train_state)
-        zero_shot = evaluations.zero_shot(config, parts, learner, train_state, clock, directory)
+        zero_shot = zero_shot_score(config, parts, learner, train_state, clock, directory)
         if resuming:
             # Only shapes are kept from here on, so that the restored arrays can take this memory.
             train_state = jax.tree.map(_outline, train_state)
@@ -157,9 +157,10 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
             return _stopped(stop, config, state)
         with clock("evaluation"):
             final = held_out_score(config, parts, "evaluation", config.evaluation.trials) if parts.evaluation else None
-        directory.files.add_final(evaluations.record(final), final.episodes if final else ())
-        similarities = traits.similarities(config, parts.environment, parts.evaluation)
-        summary = summarise(state.step, directory, zero_shot, final, clock, similarities)
+        directory.files.add_final(record(final), final.episodes if final else ())
+        summary = summarise(
+            state.step, directory, zero_shot, final, clock, similarities(config, parts.environment, parts.evaluation)
+        )
         write_json(directory.folder / "summary.json", with_checksum(summary))
     finally:
         parts.engine.close()
