@@ -55,6 +55,11 @@ from cojax.validation.similarity import NearDuplicates, setup_hash
 _LOG = logging.getLogger(__name__)
 # Settings of config.learner that are not the learner's keywords as they stand.
 _OBJECTIVE = ("loss", "loss_settings", "advantage_settings", "weighting_settings")
+# Settings without a section that are the loop's keywords as they stand.
+_OF_LOOP = (
+    "seed", "steps", "batch_size", "group_size", "evolve_every", "fresh_fraction", "checkpoint_every", "staleness",
+    "quorum", "dynamic_sampling", "episodes", "environment_steps",
+)  # fmt: skip
 # More tasks than any finite split has.
 _ALL = 100_000
 
@@ -157,17 +162,7 @@ def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesi
         tasks = made.development or found().tasks
         return dev_score(config, made, step, tasks[: config.warm_start.check_tasks])[0].success
 
-    begins = initial_policies.initial_policy(
-        config,
-        made.environment,
-        made.chat,
-        made.model,
-        made.engine,
-        score,
-        lambda: found().tasks,
-        made.mesh,
-        made.together,
-    )
+    begins = initial_policies.initial_policy(config, made, score, lambda: found().tasks)
     return dataclasses.replace(begins, params=perturbed(begins.params, config.perturbation))
 
 
@@ -253,23 +248,12 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         clock=clock,
         score=score,
         quality=quality(config, made.evaluation),
-        seed=config.seed,
-        steps=config.steps,
-        batch_size=config.batch_size,
-        group_size=config.group_size,
-        evolve_every=config.evolve_every,
-        fresh_fraction=config.fresh_fraction,
-        checkpoint_every=config.checkpoint_every,
-        staleness=config.staleness,
-        quorum=config.quorum,
-        dynamic_sampling=config.dynamic_sampling,
-        episodes=config.episodes,
-        environment_steps=config.environment_steps,
         curriculum=curriculum,
         evolve_beside=config.staleness > 0 and not explorers.samples_policy(config),
         select=entry(config, "synthesis.select").bound(),
         near_duplicates=NearDuplicates(config.validation.pool_similarity),
         closed=frozenset(map(setup_hash, made.evaluation)) if made.from_initial else frozenset(),
+        **{name: config[name] for name in _OF_LOOP},
         **settings(config.synthesis, "select", "admit", "prefix_replay"),
     )
 

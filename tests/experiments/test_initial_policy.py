@@ -78,7 +78,8 @@ class Held:
 def start(settings: ConfigDict, engine: Held | None = None) -> tuple[InitialPolicy, ModelConfig]:
     tokenizer, shape = policies.tokenizer_and_shape(settings, DESK)
     chat = Chat(tokenizer, no_document)
-    return begin(settings, DESK, chat, shape, engine or Held(), lambda step: 0.25, lambda: DESK.tasks("dev", 2)), shape
+    made = SimpleNamespace(environment=DESK, chat=chat, model=shape, engine=engine or Held(), mesh=None, together=ALONE)
+    return begin(settings, made, lambda step: 0.25, lambda: DESK.tasks("dev", 2)), shape
 
 
 @pytest.fixture(autouse=True)
