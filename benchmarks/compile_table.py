@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.compile.report import name_and_value
+from cojax.compile.programs import name_and_value
 from cojax.compile.shapes import SHAPES
 from cojax.compile.targets import GIB
 from cojax.settings.command_line import CommandLineParser

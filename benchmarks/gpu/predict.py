@@ -18,7 +18,7 @@ import jax
 from benchmarks.gpu.parts import UPDATE
 from benchmarks.update import Rows, learner_of
 from cojax.compile import targets
-from cojax.compile.report import report
+from cojax.compile.programs import report
 from cojax.compile.shapes import model_config
 from cojax.learner.optimizer import adamw
 from cojax.policy.sharding import make_mesh

@@ -202,19 +202,6 @@ def described(config: ConfigDict) -> dict[str, Any]:
     return {leaf: one.described() | of_signals.get(leaf, {}) for leaf, one in chosen(config)}
 
 
-def declared() -> list[str]:
-    """The dotted names of all settings that our own entries declare, those of environments left out."""
-    found = [
-        f"{choice.section}.{setting}"
-        for choice in CHOICES.values()
-        if choice.section not in ("", "environment")
-        for name in choice.names()
-        for setting in registry.settings(choice.find(name))
-    ]
-    found += [f"{_SIGNALS}.{name}.{setting}" for name in SIGNALS for setting in registry.settings(SIGNALS[name])]
-    return list(dict.fromkeys(found))
-
-
 def overridden(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:
     """The configuration with the entries and settings of entries that flags set.
 

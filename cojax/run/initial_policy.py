@@ -37,6 +37,7 @@ from cojax.types import Action, Task, content_hash
 # The value of warm_start.split that stands for the run's own initial tasks.
 INITIAL = "initial"
 Demonstrations = Iterable[tuple[Task, Sequence[Action]]]
+_THIS_FILE = sys.modules[__name__]
 # Share of the batches over which the rate rises, on pretrained weights; from scratch it rises over 50 batches.
 _RISING = 0.1
 
@@ -87,10 +88,8 @@ def initial_policy(
             [task.id, [[[call.name, dict(call.arguments)] for call in action.calls] for action in actions]]
             for task, actions in itertools.islice(learned((0.0, 1.0)), 100)
         ],
-        # This file chooses the optimiser.
-        "code": content_hash(
-            [warm_start.fingerprint(), warm_start.without_prose(inspect.getsource(sys.modules[__name__]))]
-        ),
+        # The code of this file chooses the optimiser.
+        "code": content_hash([warm_start.fingerprint(), warm_start.without_prose(inspect.getsource(_THIS_FILE))]),
         "machine": decides_bits(),
         **(_deciding_beside(config, chat, weights) if path else {}),
         **({"initial_tasks": config.initial_tasks} if section.split == INITIAL else {}),

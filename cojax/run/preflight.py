@@ -16,7 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from cojax import warm_start
-from cojax.compile.report import in_one_line, report
+from cojax.compile.programs import in_one_line, report
 from cojax.compile.targets import attached
 from cojax.environment import play, traits_of
 from cojax.environment.replay import follow

@@ -1,6 +1,7 @@
 """A run's evaluations on the held-out split, before training and after it, and summary.json of a finished run."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -53,8 +54,8 @@ def summarise(
         "steps": steps,
         "tasks_initial": tasks - sum(added.values()),
         "tasks_final": tasks,
-        "signals": _signals(records),
-        "verdicts": _verdicts(evolutions),
+        "signals": dict.fromkeys(signals.SIGNALS, 0) | _sum(record["signals"] for record in records),
+        "verdicts": dict.fromkeys(get_args(Status), 0) | _sum(map(verdicts_of, evolutions)),
         "added": added,
         **_probed(evolutions),
         "initial": _initial(directory),
@@ -81,12 +82,6 @@ def _hard_negatives(records: Sequence[Mapping[str, Any]]) -> float | None:
     return sum(agent["hard"] for agent in agents) / sum(agent["failures"] for agent in agents)
 
 
-def _signals(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """How often each kind of signal was raised: our own kinds, and all others in the records."""
-    kinds = dict.fromkeys((*signals.SIGNALS, *(kind for record in records for kind in record["signals"])))
-    return {kind: sum(record["signals"].get(kind, 0) for record in records) for kind in kinds}
-
-
 def _initial(directory: RunDirectory) -> dict[str, Any]:
     """initial.json: the counts of finding D_0, and its cost where a model explored."""
     path = directory.folder / "initial.json"
@@ -105,10 +100,6 @@ def _explored(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _verdicts(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    return dict.fromkeys(get_args(Status), 0) | _sum(map(verdicts_of, evolutions))
-
-
 def _probed(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """The key `probe`, with what the probes before admission took; {} for a run without."""
     probes = [evolution["probe"] for evolution in evolutions if evolution.get("probe")]
@@ -117,11 +108,10 @@ def _probed(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]
 
 
 def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
+    total: Counter[str] = Counter()
     for count in counts:
-        for name, number in count.items():
-            total[name] = total.get(name, 0) + number
-    return total
+        total.update(count)
+    return dict(total)
 
 
 def zero_shot_score(

@@ -9,13 +9,13 @@ import pytest
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from cojax.evaluation import subjects
+from cojax.evaluation import evaluate
 from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import AXES
 from cojax.policy.transformer import make_cache
 from cojax.run import assemble, engines, processes, states
 from cojax.settings.ranges import check_ranges
-from cojax.storage.differences import FREE_SETTINGS
+from cojax.settings.tree import FREE_SETTINGS
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from experiments import appworld, bfcl, desk
 
@@ -179,17 +179,17 @@ def test_a_run_whose_slots_no_longer_fit_names_a_flag_that_may_change(free, monk
 def test_an_evaluation_keeps_the_number_that_it_began_with(free, tmp_path: Path) -> None:
     config, path = given(bfcl, max_length=64), tmp_path / "engine.json"
     free(0.004)
-    first = subjects.slots(config, TINY, path)
+    first = evaluate.slots(config, TINY, path)
     assert first < 128
     free(600)
-    assert subjects.slots(config, TINY, path) == first
+    assert evaluate.slots(config, TINY, path) == first
     free(0.00115)
     with pytest.raises(ValueError, match=rf"engine.slots={first} .*; add --config.engine.slots=\d+ to go on, which"):
-        subjects.slots(config, TINY, path)
+        evaluate.slots(config, TINY, path)
     config.engine.slots = 1  # what is set is neither kept nor replaced
-    assert subjects.slots(config, TINY, path) == 1
+    assert evaluate.slots(config, TINY, path) == 1
     config.engine.slots = None
     with EvaluationDirectory(tmp_path) as directory:
         directory.claim({}, {})  # without an episode it begins anew
     free(600)
-    assert subjects.slots(config, TINY, path) == 128
+    assert evaluate.slots(config, TINY, path) == 128
