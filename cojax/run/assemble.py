@@ -18,6 +18,7 @@ from cojax.evaluation.scores import dev_score, sampling
 from cojax.explorer import Explorer, Metered
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.journal import Journal
+from cojax.explorer.scripted.windows import Ending
 from cojax.learner.learner import Learner, required_route_shape
 from cojax.learner.optimizer import adamw
 from cojax.learner.placement import ONE_PROCESS, Hosts
@@ -71,7 +72,7 @@ def parts(config: ConfigDict) -> Parts:
     """
     environment = made_environment(config)
     check_evolution(config, environment)
-    explorers.check_ending(config, environment)
+    Ending.of(environment, explorers.ending(config, environment))  # raises before any expedition is paid for
     tokenizer, model = policies.tokenizer_and_shape(config, environment)
     chat = Chat(tokenizer, TOOL_DOCUMENTS[config.model.tools])
     mesh = mesh_of(config)
@@ -197,7 +198,7 @@ def initial(config: ConfigDict, made: Parts) -> Synthesis:
 def explorer(config: ConfigDict, made: Parts, name: str = "", journal: Journal | None = None) -> Explorer:
     """The explorer of that name, by default config.explorer.name; `journal` replaces the run's journal if given."""
     make = find("explorer", name or config.explorer.name, explorers.EXPLORERS)
-    return make(config, made, journal or explorers.journal(config))
+    return make(config, made, journal or Journal(Path(config.workdir) / "journal.jsonl"))
 
 
 def validation(config: ConfigDict, made: Parts, chosen_explorer: Explorer) -> Validation:
