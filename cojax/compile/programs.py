@@ -21,7 +21,6 @@ from rich.table import Table
 
 from cojax.compile import program_text, targets
 from cojax.compile.program_text import Collective, Program
-from cojax.compile.shapes import forward_flops, parameter_count
 from cojax.compile.targets import GIB, Chip, Target, lowered_for
 from cojax.learner.batch import TrainBatch
 from cojax.learner.learner import Learner
@@ -29,6 +28,7 @@ from cojax.learner.rehearsal import full_batches
 from cojax.learner.update import TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import chunk_size
+from cojax.policy.parameters import parameters
 from cojax.policy.sharding import check_divides, make_mesh
 from cojax.policy.transformer import initialize
 from cojax.run import assemble, checks, methods, policies
@@ -432,3 +432,34 @@ def advice(found: Mapping[str, Any]) -> Iterator[str]:
 def name_and_value(name: str, value: Any) -> str:
     """A setting as it is typed: an environment variable, or a flag."""
     return f"{name}={value}" if name.isupper() else f"--config.{name}={value}"
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """The number of parameters of the model, with every expert's."""
+    return sum(math.prod(row.shape(config)) for row in parameters(config))
+
+
+def layer_weights(config: ModelConfig) -> int:
+    """N: the weights of all layers that one token is multiplied with; of experts only its own.
+
+    L · (D·S·(2H + 2K) + 3·D·F); for a sparse layer D·E + 3·D·F·k in place of 3·D·F.
+    """
+    width, heads = config.hidden_size, config.num_attention_heads + config.num_key_value_heads
+    attention = 2 * width * config.head_dim * heads
+    feed_forward = 3 * width * config.intermediate_size
+    if config.sparse:
+        experts = 3 * width * config.moe_intermediate_size * config.num_experts_per_tok
+        feed_forward = width * config.num_experts + experts
+    return config.num_hidden_layers * (attention + feed_forward)
+
+
+def forward_flops(config: ModelConfig, lengths: Sequence[int], scored: int) -> int:
+    """Operations of one forward over texts of these lengths, with logits for `scored` tokens in all.
+
+    2·N·Σn + 2·D·V·scored + Σ 4·L·H·S·n(n + 1)/2: a multiplication and an addition count as two, a token attends to
+    itself and those before it, by two products. Norms, rotations and softmaxes do not count.
+    """
+    products = 2 * layer_weights(config) * sum(lengths) + 2 * config.hidden_size * config.vocab_size * scored
+    pairs = sum(n * (n + 1) // 2 for n in lengths)
+    width = config.num_attention_heads * config.head_dim
+    return products + 4 * config.num_hidden_layers * width * pairs

@@ -55,8 +55,6 @@ def check(config: ConfigDict) -> None:
     if not config.workdir:
         raise ValueError("workdir is empty; name a folder for the run")
     _check_groups(config)
-    _check_dynamic_sampling(config)
-    _check_episodes(config)
     _check_rows_hold(config)
     _check_warm_start(config)
     methods.check(config)
@@ -92,11 +90,38 @@ def _check_addresses(config: ConfigDict) -> None:
 
 
 def _check_groups(config: ConfigDict) -> None:
-    """Raises ValueError if an update would wait for fewer than two episodes of a group."""
+    """Raises ValueError for groups of which an update would wait for fewer than two episodes, and for numbers of groups
+    and episodes that cannot be counted or sampled."""
     if math.ceil(config.quorum * config.group_size - 1e-9) < 2:
         raise ValueError(
             f"quorum is {config.quorum} of a group of {config.group_size}; expected a share, at most 1, of at least 2 "
             "episodes: an advantage is relative to the others of a group"
+        )
+    if 0 < (cap := config.dynamic_sampling) < config.batch_size:
+        raise ValueError(
+            f"dynamic_sampling is {cap}; expected 0 (off), or at least batch_size={config.batch_size} groups that a "
+            "step may sample"
+        )
+    if cap and config.quorum < 1.0:
+        raise ValueError(
+            f"dynamic_sampling is {cap}, but with quorum={config.quorum} whether a group is live depends on who is "
+            "slow; set --config.quorum=1.0 or --config.dynamic_sampling=0"
+        )
+    if cap and entries.learned_by(config).loss.flat_groups:
+        raise ValueError(
+            f"dynamic_sampling is {cap}, but learner.loss={config.learner.loss} as it is set also learns from groups "
+            "whose rewards do not differ, which dynamic sampling leaves out; set kl_coefficient and the like to 0, or "
+            "--config.dynamic_sampling=0"
+        )
+    if config.environment_steps and config.staleness:
+        raise ValueError(
+            f"environment_steps is {config.environment_steps} with staleness={config.staleness}; expected 0 (any "
+            "number), or steps that do not run ahead: set --config.staleness=0"
+        )
+    if config.episodes and (config.staleness or config.episodes < config.group_size):
+        raise ValueError(
+            f"episodes is {config.episodes} with group_size={config.group_size} and staleness={config.staleness}; "
+            "expected 0 (any number), or at least a group, of steps that do not run ahead: set --config.staleness=0"
         )
 
 
@@ -170,42 +195,6 @@ def _check_rows_hold(config: ConfigDict) -> None:
             f"{what} compares {size} episodes, which must share a micro-batch, and "
             f"learner.micro_rows is {section.micro_rows}; set --config.learner.micro_rows={size}, or make "
             "learner.row_length a multiple of engine.max_length"
-        )
-
-
-def _check_dynamic_sampling(config: ConfigDict) -> None:
-    """Raises ValueError for settings with which dynamic sampling cannot work."""
-    if not (cap := config.dynamic_sampling):
-        return
-    if cap < config.batch_size:
-        raise ValueError(
-            f"dynamic_sampling is {cap}; expected 0 (off), or at least batch_size={config.batch_size} groups that a "
-            "step may sample"
-        )
-    if config.quorum < 1.0:
-        raise ValueError(
-            f"dynamic_sampling is {cap}, but with quorum={config.quorum} whether a group is live depends on who is "
-            "slow; set --config.quorum=1.0 or --config.dynamic_sampling=0"
-        )
-    if entries.learned_by(config).loss.flat_groups:
-        raise ValueError(
-            f"dynamic_sampling is {cap}, but learner.loss={config.learner.loss} as it is set also learns from groups "
-            "whose rewards do not differ, which dynamic sampling leaves out; set kl_coefficient and the like to 0, or "
-            "--config.dynamic_sampling=0"
-        )
-
-
-def _check_episodes(config: ConfigDict) -> None:
-    """Raises ValueError if the episodes of a run or their actions cannot be counted, or are too few for a group."""
-    if config.environment_steps and config.staleness:
-        raise ValueError(
-            f"environment_steps is {config.environment_steps} with staleness={config.staleness}; expected 0 (any "
-            "number), or steps that do not run ahead: set --config.staleness=0"
-        )
-    if config.episodes and (config.staleness or config.episodes < config.group_size):
-        raise ValueError(
-            f"episodes is {config.episodes} with group_size={config.group_size} and staleness={config.staleness}; "
-            "expected 0 (any number), or at least a group, of steps that do not run ahead: set --config.staleness=0"
         )
 
 

@@ -36,7 +36,17 @@ from cojax.run import assemble, methods
 from cojax.run.entries import described
 from cojax.run.machine import versions_and_commit
 from cojax.run.policies import with_absolute_path
-from cojax.run.processes import ALONE, Together, check, check_several, is_enabled, mesh_of, read_params, shared_folders
+from cojax.run.processes import (
+    ALONE,
+    Together,
+    check,
+    check_several,
+    is_enabled,
+    mesh_of,
+    outlines,
+    read_params,
+    shared_folders,
+)
 from cojax.settings.ranges import check_ranges
 from cojax.storage.checkpoint import ArrayFiles, save_params
 from cojax.storage.files import lock_folder
@@ -244,7 +254,7 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
     config = methods.settled(with_absolute_path(config))
     files = ArrayFiles()
     found: dict[str, Callable[..., Any]] = {}
-    outlines: list[TrainState] = []
+    initial: list[TrainState] = []  # its outlines
 
     def load(folder: str, seed: int, model: str) -> Params:
         found["piece"] = functools.partial(piece, shape(model))
@@ -256,7 +266,7 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
 
         def init(params: Params, seed: int) -> TrainState:
             state = made.init(params, seed)
-            outlines[:] = [jax.tree.map(_outline, state)]
+            initial[:] = [outlines(state)]
             return state
 
         found["init"] = init
@@ -265,7 +275,7 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
         files.save(Path(folder), united(target, second))
 
     def restore(folder: str, with_second: bool) -> tuple[TrainState, TrainState | None]:
-        return divided(files.restore(Path(folder), united(outlines[0], outlines[0] if with_second else None)))
+        return divided(files.restore(Path(folder), united(initial[0], initial[0] if with_second else None)))
 
     found |= {"load": load, "build": build, "save": save, "restore": restore, "fingerprint": fingerprint}
     return found
@@ -291,7 +301,3 @@ def of_learner(learner: Learner) -> dict[str, Callable[..., Any]]:
 def shape(text: str) -> ModelConfig:
     """The model's shape that process 0 sent."""
     return ModelConfig(**json.loads(text))
-
-
-def _outline(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -133,6 +134,11 @@ def write_params(folder: Path, model: ModelConfig, params: Params, together: Tog
         write_model(folder, model, params)
     else:
         write_weights(folder, model, hf_arrays(model, lambda: params, together.hosts))
+
+
+def outlines(tree: Any) -> Any:
+    """Shapes, dtypes and shardings of arrays, in whose place they stand."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree)
 
 
 def as_text(model: ModelConfig) -> str:

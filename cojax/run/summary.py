@@ -126,12 +126,12 @@ def zero_shot_score(
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} cannot be read ({error}). Delete it: it is measured again.") from error
     if not made.evaluation:
-        directory.files.add_zero_shot(record(None), ())
+        directory.files.add_evaluation("zero_shot", record(None), ())
         return None
     with clock("evaluation"):
         made.engine.load(learner.weights(state, 0))
         found = held_out_score(config, made, "zero-shot evaluation")
-    directory.files.add_zero_shot(record(found), found.episodes)
+    directory.files.add_evaluation("zero_shot", record(found), found.episodes)
     score = found.score
     CONSOLE.print(f"zero-shot: {100 * score.success:.1f} % on {score.tasks} {config.evaluation.split} tasks")
     return score.success

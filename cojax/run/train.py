@@ -15,7 +15,6 @@ from typing import Any
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
-import jax
 from ml_collections import ConfigDict
 
 from cojax.coevolve import coevolve
@@ -40,7 +39,7 @@ from cojax.run.entries import defaults, described
 from cojax.run.machine import facts
 from cojax.run.parts import similarities
 from cojax.run.policies import announce, with_absolute_path
-from cojax.run.processes import ALONE, Together, as_of_one, log_to
+from cojax.run.processes import ALONE, Together, as_of_one, log_to, outlines
 from cojax.run.summary import record, summarise, zero_shot_score
 from cojax.settings.compatibility import in_todays_keys
 from cojax.settings.reading import settings
@@ -100,10 +99,6 @@ class Stop:
         return bool(self.number)
 
 
-def _outline(array: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
-
-
 def run(config: ConfigDict, together: Together = ALONE) -> int:
     """Runs the experiment to its end, or to a signal; the exit status."""
     config = methods.settled(config)
@@ -140,7 +135,7 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
         zero_shot = zero_shot_score(config, parts, learner, train_state, clock, directory)
         if resuming:
             # Only shapes are kept from here on, so that the restored arrays can take this memory.
-            train_state = jax.tree.map(_outline, train_state)
+            train_state = outlines(train_state)
         if state := states.resume(config, loop, train_state, directory):
             state = dataclasses.replace(state, learner=states.rehearsed(config, loop, state.learner, state.second))
         else:
@@ -157,7 +152,7 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
             return _stopped(stop, config, state)
         with clock("evaluation"):
             final = held_out_score(config, parts, "evaluation", config.evaluation.trials) if parts.evaluation else None
-        directory.files.add_final(record(final), final.episodes if final else ())
+        directory.files.add_evaluation("final", record(final), final.episodes if final else ())
         summary = summarise(
             state.step, directory, zero_shot, final, clock, similarities(config, parts.environment, parts.evaluation)
         )

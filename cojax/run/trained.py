@@ -135,7 +135,9 @@ def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> Tra
     config = settings_of(workdir)
     tokenizer = _tokenizer(workdir / _TOKENIZER, "keeps its tokenizer there; restore it from a copy")
     model = shape_of(workdir, config, tokenizer, base)
-    if lora := _lora(config):
+    section = config["learner"]["lora"]
+    lora = Lora(**{**section, "targets": tuple(section["targets"])}) if section["rank"] else None
+    if lora:
         fresh = jax.eval_shape(lambda: initialize_adapters(model, lora, 0))
         wanted = {name: leaf.shape for name, leaf in _leaves(fresh).items()}
     else:
@@ -155,12 +157,6 @@ def of_folder(folder: Path, model: ModelConfig) -> TrainedPolicy:
     """The policy of a model folder in HF format, tokenizer and template included. Raises ValueError or OSError."""
     tokenizer = _tokenizer(folder, "must hold its tokenizer and chat template too")
     return TrainedPolicy(model, tokenizer, load_params(folder, model), 0, content_of(folder))
-
-
-def _lora(config: Mapping[str, Any]) -> Lora | None:
-    """By what a run learned adapters; None where it learned all parameters."""
-    section = config["learner"]["lora"]
-    return Lora(**{**section, "targets": tuple(section["targets"])}) if section["rank"] else None
 
 
 def cast(policy: TrainedPolicy, dtype: str) -> TrainedPolicy:

@@ -79,6 +79,13 @@ def settings_of(workdir: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} holds no settings of a run: {error}. {_RESTORE}") from error
 
 
+def as_tuples(value: Any) -> Any:
+    """The value with tuples in place of lists, as JSON has no tuples."""
+    if isinstance(value, Mapping):
+        return {name: as_tuples(inner) for name, inner in value.items()}
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
+
+
 def _filled(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The settings, and the defaults of those that are missing."""
     both = {name: (settings[name], default) for name, default in defaults.items() if name in settings}

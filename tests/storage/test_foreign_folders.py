@@ -18,7 +18,7 @@ from patience import patience
 from benchmarks.gpu import records, tables
 from benchmarks.simulate import times
 from cojax import warm_start
-from cojax.api.runs import open_run
+from cojax.api.training import open_run
 from cojax.explorer.llm.journal import Journal
 from cojax.report import command as report
 from cojax.report.comparison import result
