@@ -225,10 +225,8 @@ def _version(module: types.ModuleType) -> str:
     return importlib.metadata.version(names[0]) if names else str(vars(module).get("__version__", ""))
 
 
-@functools.cache
-def _distributions() -> Mapping[str, Sequence[str]]:
-    """Top-level package → its distributions. Cached, as this reads files of every installed distribution."""
-    return importlib.metadata.packages_distributions()
+# Top-level package → its distributions. Cached, as this reads files of every installed distribution.
+_distributions = functools.cache(importlib.metadata.packages_distributions)
 
 
 UNKNOWN = "unknown"

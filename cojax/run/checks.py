@@ -79,7 +79,17 @@ def _check_entries(config: ConfigDict) -> None:
         pass
     entries.learned_by(config)
     entries.made_signals(config)
-    _try_entries(config)
+    trials: dict[str, Callable[[Callable[..., Any]], object]] = {
+        "curriculum": lambda wants: [pool.task_weight(wants, scores) for scores in _SCORES],
+        "learner.weighting": lambda weighting: weightings.check_weights(weighting(_LENGTHS), _LENGTHS),
+    }
+    for leaf, attempt in trials.items():
+        one = entries.entry(config, leaf)
+        try:
+            attempt(one.bound())
+        except Exception as error:  # whatever a function does when it is called
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ValueError(f"{one.kind} {one.name!r} was tried and failed: {reason}") from error
 
 
 def _check_addresses(config: ConfigDict) -> None:
@@ -162,21 +172,6 @@ def _check_pretrained(config: ConfigDict) -> None:
             f"warm_start.{other} is {section[other]:g}, but {where} by warm_start.{read}; set "
             f"--config.warm_start.{read}, and --config.warm_start.{other}={default:g}"
         )
-
-
-def _try_entries(config: ConfigDict) -> None:
-    """Calls the curriculum and the weighting on example numbers. Raises ValueError if one fails."""
-    trials: dict[str, Callable[[Callable[..., Any]], object]] = {
-        "curriculum": lambda wants: [pool.task_weight(wants, scores) for scores in _SCORES],
-        "learner.weighting": lambda weighting: weightings.check_weights(weighting(_LENGTHS), _LENGTHS),
-    }
-    for leaf, attempt in trials.items():
-        one = entries.entry(config, leaf)
-        try:
-            attempt(one.bound())
-        except Exception as error:  # whatever a function does when it is called
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ValueError(f"{one.kind} {one.name!r} was tried and failed: {reason}") from error
 
 
 def _check_rows_hold(config: ConfigDict) -> None:
@@ -277,42 +272,28 @@ _AT_SIGNALS = ("feedback", "displaced")
 
 
 def _check_evolution(config: ConfigDict) -> None:
-    """Raises ValueError for what no evolution of this run would do."""
-    _check_prefix_replay(config)
-    _check_admission(config)
-    if methods.evolves(config) and config.evolve in _AT_SIGNALS and not config.signals:
-        raise ValueError(
-            f"evolve is {config.evolve!r}, but signals is empty: there is nothing to follow; set --config.signals="
-            "forgetting,boundary,rare, or --config.evolve=none"
-        )
-
-
-def _check_admission(config: ConfigDict) -> None:
-    """Raises ValueError where tasks that no evolution finds would have to be admitted."""
-    admit = config.synthesis.admit
-    if admit == "all":
-        return
-    if not methods.evolves(config):
-        why, mend = f"with method={config.method} the task set does not grow", "--config.preference.tasks=growing"
-    elif config.evolve == "none":
-        why, mend = "evolve is 'none'", "--config.evolve=uniform, say"
-    else:
-        return
-    raise ValueError(
-        f"synthesis.admit is {admit!r}, but {why}: there are no candidates; set {mend}, or --config.synthesis.admit=all"
-    )
-
-
-def _check_prefix_replay(config: ConfigDict) -> None:
-    """Raises ValueError where no task would be replayed, or where what is replayed would be learned."""
-    if not config.synthesis.prefix_replay:
-        return
+    """Raises ValueError for what no evolution of this run would do: prefixes that none replays or that are learned,
+    tasks to admit that none finds, and one that begins at signals where there are none."""
     finding = config.evolve if ":" in config.evolve else "frontier"
     for name, value, needed, why in (
         ("method", config.method, "coevolve", "only coevolve replays prefixes"),
         ("evolve", config.evolve, finding, "only frontier finds joined tasks"),
         ("learner.routes", config.learner.routes, "own", "the sampler reports no routes of replayed actions"),
     ):
-        if value != needed:
+        if config.synthesis.prefix_replay and value != needed:
             found = f"synthesis.prefix_replay is True, but {name} is {value!r}: {why}"
             raise ValueError(f"{found}; set --config.{name}={needed}, or --config.synthesis.prefix_replay=False")
+    admit, evolves = config.synthesis.admit, methods.evolves(config)
+    if admit != "all" and not (evolves and config.evolve != "none"):
+        why, mend = "evolve is 'none'", "--config.evolve=uniform, say"
+        if not evolves:
+            why, mend = f"with method={config.method} the task set does not grow", "--config.preference.tasks=growing"
+        raise ValueError(
+            f"synthesis.admit is {admit!r}, but {why}: there are no candidates; set {mend}, or "
+            "--config.synthesis.admit=all"
+        )
+    if evolves and config.evolve in _AT_SIGNALS and not config.signals:
+        raise ValueError(
+            f"evolve is {config.evolve!r}, but signals is empty: there is nothing to follow; set --config.signals="
+            "forgetting,boundary,rare, or --config.evolve=none"
+        )

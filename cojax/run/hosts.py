@@ -95,10 +95,8 @@ class Leading:
 
     def _fail(self, line: str) -> None:
         self._ready.wait()
-        if self._failed.acquire(blocking=False):
-            self._end_all(line)
-
-    def _end_all(self, line: str) -> None:
+        if not self._failed.acquire(blocking=False):
+            return
         _say(line)
         with contextlib.suppress(Exception):
             self.wire.send({"kind": "failed", "line": line})

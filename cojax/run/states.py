@@ -61,14 +61,12 @@ def begin(
     state = State(0, train_state, TaskPool.of(initial.tasks), signals.init(loop.detectors), second=second)
     save(loop, state, directory)
     spent = f"; {explorer_line(initial.figures)}" if initial.figures else ""
-    CONSOLE.print(f"D_0: {len(initial.tasks)} tasks {_origin(loop)}{spent}", soft_wrap=True)
-    return state
-
-
-def _origin(loop: Loop) -> str:
-    """Where D_0 comes from, in words."""
     reason = traits_of(loop.environment).incomparable
-    return f"of the environment's own, and nothing is synthesized: {reason}" if reason else "by unguided exploration"
+    own = f"of the environment's own, and nothing is synthesized: {reason}"
+    CONSOLE.print(
+        f"D_0: {len(initial.tasks)} tasks {own if reason else 'by unguided exploration'}{spent}", soft_wrap=True
+    )
+    return state
 
 
 def rehearsed(config: ConfigDict, loop: Loop, train_state: TrainState, second: TrainState | None = None) -> TrainState:
