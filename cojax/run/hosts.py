@@ -32,21 +32,11 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import fingerprint
 from cojax.policy.transformer import Params
 from cojax.report.console import CONSOLE
-from cojax.run import assemble, methods
+from cojax.run import assemble, methods, processes
 from cojax.run.entries import described
 from cojax.run.machine import versions_and_commit
 from cojax.run.policies import with_absolute_path
-from cojax.run.processes import (
-    ALONE,
-    Together,
-    check,
-    check_several,
-    is_enabled,
-    mesh_of,
-    outlines,
-    read_params,
-    shared_folders,
-)
+from cojax.run.processes import ALONE, Together
 from cojax.settings.ranges import check_ranges
 from cojax.storage.checkpoint import ArrayFiles, save_params
 from cojax.storage.files import lock_folder
@@ -183,10 +173,10 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
 
     A preflight neither locks the workdir nor leaves one.
     """
-    if is_enabled(config):
+    if processes.is_enabled(config):
         check_ranges(config)  # before others are waited for
-    check(config)
-    if not is_enabled(config):
+    processes.check(config)
+    if not processes.is_enabled(config):
         yield ALONE
         return
     section, folder = config.distributed, Path(config.workdir)
@@ -215,9 +205,10 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
     leading = Leading(config, connected)
     status, line = 1, ""
     try:
-        admit(leading.wire, connected.processes, facts, shared_folders(config), section.startup, keep=not preflight)
+        folders = processes.shared_folders(config)
+        admit(leading.wire, connected.processes, facts, folders, section.startup, keep=not preflight)
         find_devices()
-        check_several(config)
+        processes.check_several(config)
         yield leading.together
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
@@ -256,15 +247,15 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
 
     def load(folder: str, seed: int, model: str) -> Params:
         found["piece"] = functools.partial(piece, shape(model))
-        return read_params(ALONE, folder, shape(model), seed, mesh_of(config))
+        return processes.read_params(ALONE, folder, shape(model), seed, processes.mesh_of(config))
 
     def build(model: str, params: Params) -> None:
-        made = assemble.learner_on(config, shape(model), mesh_of(config), params)
+        made = assemble.learner_on(config, shape(model), processes.mesh_of(config), params)
         found.update(of_learner(made))
 
         def init(params: Params, seed: int) -> TrainState:
             state = made.init(params, seed)
-            initial[:] = [outlines(state)]
+            initial[:] = [processes.outlines(state)]
             return state
 
         found["init"] = init

@@ -134,10 +134,7 @@ def _bytes(size: str) -> int:
 
 
 def _hash(*parts: bytes) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()[:_DIGITS]
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:_DIGITS]
 
 
 # The code of a checkout that a run executes.

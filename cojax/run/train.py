@@ -79,12 +79,10 @@ class Stop:
 
     def ask(self, number: int) -> None:
         """Another process received the signal: this one acts as if it had, unless it has: launchers signal them all."""
-        if self.number:
-            return
-        if not self._loops:
+        if self._loops:
+            self.number = self.number or number
+        elif not self.number:
             os.kill(os.getpid(), number)
-            return
-        self.number = number
 
     @contextlib.contextmanager
     def looping(self) -> Iterator[None]:
@@ -216,14 +214,12 @@ def _recorded(
             metrics.write(record)
             show_step(record, config.steps, seconds_left(spent, config.steps - record["step"]))
         if 0 < config.mismatch_alarm < record.get("logprob_mismatch", 0.0):
-            message = (
+            _LOG.warning(
                 f"step {record['step']}: the trainer's log-probs differ from the sampler's by "
                 f"{record['logprob_mismatch']:.2g} on average, more than mismatch_alarm={config.mismatch_alarm}; "
                 "check that both compute in the same dtype (model.dtype, sglang.dtype) and hold the same weights"
                 + ("; what the policy changed in one update counts too, as staleness is 1" if config.staleness else "")
             )
-            _LOG.warning(message)
-            CONSOLE.print(f"warning: {message}", style="yellow", markup=False, soft_wrap=True)
 
     try:
         yield observe

@@ -33,7 +33,7 @@ from cojax.storage.checkpoint import Checkpointer, CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import RunDirectoryError
 from cojax.storage.run_directory import RunDirectory
-from experiments.study import machines, schedule, stored
+from experiments.study import comparison, schedule, stored
 from experiments.study import record as study_record
 
 
@@ -104,7 +104,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "host state": ("checkpoints/0/host.json", lambda folder: Checkpointer(folder / "checkpoints").part("params")),
     "program's settings": ("config.json", lambda folder: open_run(folder).config()),
     "program's summary": ("summary.json", lambda folder: open_run(folder).summary()),
-    "variables": ("config.json", lambda folder: machines.begun_otherwise(STUDY_RUN, folder)),
+    "variables": ("config.json", lambda folder: comparison.begun_otherwise(STUDY_RUN, folder)),
     "study's summary": ("summary.json", lambda folder: study_record._read(folder / "summary.json")),
     "study's arm": ("runs/a.jsonl.gz", lambda folder: stored.read_arm(folder, "a")),
     "study's log": ("run.log", lambda folder: schedule._last_words(folder / "run.log")),
