@@ -78,16 +78,12 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
         max_length=config.engine.max_length,
         urls=urls,
         launch=own,
-        servers=section.servers,
         limits=server_limits(config),
         deadline=config.limits.engine_deadline,
-        dtype=section.dtype,
-        mixed=section.mixed,
-        follow=section.follow,
         sync=sync(config),
         router=section.router.strip().rstrip("/"),
-        release_memory=section.release_memory,
         routes=asks_routes(config),
+        **{name: section[name] for name in ("servers", "dtype", "mixed", "follow", "release_memory")},
     )
 
 
@@ -146,12 +142,9 @@ def launch(config: ConfigDict, logs: Path, dtype: str) -> LaunchSettings:
         config.engine.max_length,
         dtype,
         device=section.device or ("" if section.python else "cpu"),
-        flags=section.flags,
-        port=section.port,
         max_running=config.engine.slots or MOST_SLOTS,
-        release_memory=section.release_memory,
         routes=asks_routes(config),
-        servers=section.servers,
+        **{name: section[name] for name in ("flags", "port", "release_memory", "servers")},
     )
 
 

@@ -106,17 +106,14 @@ def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatMo
     section = config.explorer
     return LLMExplorer(
         chat_model,
-        runs=section.runs,
-        steps=section.steps,
         ending=ending(config, made.environment),
-        separator=section.separator,
-        shortest=section.shortest,
         width=parts.width(config, made.environment, _WIDTH),
         # A model has its own deadlines; it may wait for a free request and between attempts.
         play=WatchedPlay(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
         kind=kind,
         attempt_turns=made.limits.max_turns,
         guidance=guidance(made.signals),
+        **{name: section[name] for name in ("runs", "steps", "separator", "shortest")},
     )
 
 
