@@ -25,7 +25,6 @@ LEVELS = [
         "cojax.host.processes",
         "cojax.registry.annotations",
         "cojax.settings.tree",
-        "cojax.registry.commits",
         "cojax.registry",
     },
     {

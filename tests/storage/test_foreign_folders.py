@@ -18,16 +18,16 @@ from patience import patience
 from benchmarks.gpu import records, tables
 from benchmarks.simulate import times
 from cojax import warm_start
-from cojax.api.runs import open_run
+from cojax.api.training import open_run
 from cojax.explorer.llm.journal import Journal
 from cojax.report import command as report
 from cojax.report.comparison import ended_run
 from cojax.report.episodes import words_of
 from cojax.rollout import export
 from cojax.rollout.sglang.client import ReleasedMemoryFile
-from cojax.run import cache_memory, held_out, preflight, summary, trained
-from cojax.run.origins import origin_of
+from cojax.run import engines, held_out, preflight, summary, trained
 from cojax.run.policies import keep_tokenizer
+from cojax.run.trained import origin_of
 from cojax.storage import files
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
@@ -89,7 +89,7 @@ def evaluated(folder: Path) -> None:
 # Every other reader: the file, and the call with its folder.
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "held out": (held_out.FILE, lambda folder: held_out.of_run(str(folder))),
-    "slots": ("engine.json", lambda folder: cache_memory.kept(folder / "engine.json")),
+    "slots": ("engine.json", lambda folder: engines.kept(folder / "engine.json")),
     "settings": ("config.json", trained.settings_of),
     "shape": ("model.json", trained.kept_shape),
     "origin": ("config.json", origin_of),
