@@ -91,7 +91,7 @@ JAX_ROOMS = (
     "cojax.distributed.start",
     "cojax.distributed.operations",
     "cojax.rollout.local",
-    "cojax.rollout.forwards",
+    "cojax.rollout.batching",
     "cojax.rollout.export",
     "cojax.loop",
     "cojax.loop.groups",

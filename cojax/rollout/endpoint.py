@@ -14,7 +14,7 @@ from typing import Any
 from cojax.environment import Actor, EngineError, Episode, OutOfContext, ask
 from cojax.openai_api.calls import Address, CallFailed, with_retries
 from cojax.openai_api.client import ApiClient
-from cojax.rollout.tool_calls import parse, read_json
+from cojax.rollout.chat import parse, read_json
 from cojax.types import Action, Call, Message, Turn
 
 MOST_TEXT = 200_000  # characters of a reply that are kept

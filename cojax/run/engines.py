@@ -14,8 +14,7 @@ from cojax.policy.config import ModelConfig
 from cojax.rollout.engine import Engine, Routed
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.process import LaunchSettings
-from cojax.rollout.sglang.server import ServerLimits
+from cojax.rollout.sglang.server import LaunchSettings, ServerLimits
 from cojax.run import cache_memory
 from cojax.run.mesh import mesh_of
 from cojax.settings import base

@@ -11,11 +11,9 @@ from ml_collections import ConfigDict
 from cojax.environment import Actor, Charted, EngineError, Environment, Episode, traits_of
 from cojax.explorer import Explorer
 from cojax.explorer.careless import CarelessExplorer
-from cojax.explorer.llm.chat_model import Budget, ChatModel, ChatSettings
+from cojax.explorer.llm.chat_model import Budget, ChatModel, ChatSettings, Journal
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.journal import Journal
-from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
-from cojax.explorer.scripted.windows import Ending
+from cojax.explorer.scripted.explorer import Ending, ScriptedExplorer, no_neighbours
 from cojax.host.deadlines import WatchedPlay
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Sampling

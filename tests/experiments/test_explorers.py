@@ -8,8 +8,8 @@ from ml_collections import ConfigDict
 
 from cojax.environment import EngineError
 from cojax.explorer.careless import CarelessExplorer
+from cojax.explorer.llm.chat_model import Journal
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.journal import Journal
 from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.run import assemble, explorers
 from cojax.run.checks import check, check_run

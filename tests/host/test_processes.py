@@ -13,7 +13,7 @@ from patience import patience
 
 from cojax.host.processes import descendants, end, session
 from cojax.rollout.sglang import guard as sglang_guard
-from cojax.rollout.sglang.process import LaunchSettings, ServerProcess
+from cojax.rollout.sglang.server import LaunchSettings, ServerProcess
 
 # Prints the ids of itself, a child, and a grandchild in a session of its own whose parent is gone; all deaf to SIGTERM.
 FAMILY = """

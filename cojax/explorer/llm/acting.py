@@ -15,7 +15,7 @@ from pydantic import AliasChoices, BaseModel, Field
 from cojax.environment import Environment, Episode
 from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatModel, seed_of, structured_reply
 from cojax.explorer.llm.prompting import bullets, data, fill, fit_pairs, fit_texts, parts, shorten
-from cojax.explorer.scripted.windows import tool_documentation
+from cojax.explorer.scripted.explorer import tool_documentation
 from cojax.host.deadlines import PATIENCE as _PATIENCE
 from cojax.host.deadlines import ask_within
 from cojax.types import Action, Call, ExplorationContext, Message, Task, Turn, signature

@@ -8,8 +8,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatSettings, Counters, FailureKind, ModelReply
-from cojax.explorer.llm.journal import Journal, call_record, failed_record, key_of, sent_messages
+from cojax.explorer.llm.chat_model import (
+    Budget,
+    ChatFailure,
+    ChatSettings,
+    Counters,
+    FailureKind,
+    Journal,
+    ModelReply,
+    call_record,
+    failed_record,
+    key_of,
+    sent_messages,
+)
 from cojax.openai_api.calls import CallFailed, with_retries
 from cojax.openai_api.client import ApiClient
 from cojax.types import Message

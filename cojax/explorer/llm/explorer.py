@@ -18,9 +18,8 @@ from cojax.explorer.guidance import GUIDANCE, context_of
 from cojax.explorer.llm.abstraction import DraftRules, Drafts, abstraction_prompt, number_actions, task_drafts
 from cojax.explorer.llm.acting import ChatModelActor, attempt_instructions, exploration_instructions
 from cojax.explorer.llm.chat_model import Budget, ChatModel, seed_of, structured_reply
-from cojax.explorer.llm.prompting import version
-from cojax.explorer.llm.reflection import Reflection, add_reflection, reflection_prompt
-from cojax.explorer.scripted.windows import Ending
+from cojax.explorer.llm.prompting import Reflection, add_reflection, reflection_prompt, version
+from cojax.explorer.scripted.explorer import Ending
 from cojax.settings.tree import ModelExplorerSettings
 from cojax.signals import Guidance
 from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet

@@ -7,8 +7,18 @@ from concurrent.futures import wait
 from typing import Any
 
 from cojax.environment import PLAYING, EngineError, OutOfContext, Progress, running
-from cojax.explorer.llm.chat_model import Budget, ChatFailure, Counters, FailureKind, ModelReply, check_limits
-from cojax.explorer.llm.journal import Journal, call_record, key_of, sent_messages
+from cojax.explorer.llm.chat_model import (
+    Budget,
+    ChatFailure,
+    Counters,
+    FailureKind,
+    Journal,
+    ModelReply,
+    call_record,
+    check_limits,
+    key_of,
+    sent_messages,
+)
 from cojax.host.background import on_thread
 from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Completion, Engine, Sampling

@@ -17,8 +17,7 @@ from chat_server import Answer, in_turn, serving
 from patience import patience
 
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_model import ChatFailure, ChatSettings
-from cojax.explorer.llm.journal import Journal
+from cojax.explorer.llm.chat_model import ChatFailure, ChatSettings, Journal
 from cojax.types import Message
 
 pytestmark = pytest.mark.usefixtures("quick")

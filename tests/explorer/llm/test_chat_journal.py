@@ -9,8 +9,7 @@ from chat_calls import accounts, client, failure, reply
 from chat_server import Answer, in_turn, serving
 
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_model import ChatSettings
-from cojax.explorer.llm.journal import Journal, call_record
+from cojax.explorer.llm.chat_model import ChatSettings, Journal, call_record
 from cojax.storage.checksums import CheckedLog
 from cojax.storage.files import StorageError
 from cojax.types import Message

@@ -15,7 +15,7 @@ from patience import patience
 from records import DESK
 
 from cojax.explorer.llm import acting
-from cojax.explorer.llm.journal import Journal
+from cojax.explorer.llm.chat_model import Journal
 from cojax.types import Task
 from cojax.validation import Exclusions
 from cojax.validation.similarity import NearDuplicates

@@ -15,9 +15,8 @@ from patience import patience
 
 from cojax.environment import EngineError, OutOfContext
 from cojax.explorer.llm import policy_model as policy
-from cojax.explorer.llm.chat_model import ChatFailure
+from cojax.explorer.llm.chat_model import ChatFailure, Journal
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.journal import Journal
 from cojax.explorer.llm.policy_model import PolicyModel
 from cojax.host import background
 from cojax.policy.config import ModelConfig
