@@ -10,7 +10,6 @@ from ml_collections import ConfigDict
 
 from cojax.environment import Actor, Charted, EngineError, Environment, Episode, traits_of
 from cojax.explorer import Explorer
-from cojax.explorer.careless import CarelessExplorer
 from cojax.explorer.llm.chat_model import Budget, ChatModel, ChatSettings, Journal
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.scripted.explorer import Ending, ScriptedExplorer, no_neighbours
@@ -71,7 +70,8 @@ def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplo
 
 def careless(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
     """The scripted explorer, which makes mistakes with probability explorer.mistakes: for experiments on validation."""
-    return CarelessExplorer(scripted(config, made, journal), config.explorer.mistakes)
+    careful = scripted(config, made, journal)
+    return dataclasses.replace(careful, mistakes=config.explorer.mistakes, name="careless")
 
 
 def llm(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:

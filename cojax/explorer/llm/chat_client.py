@@ -17,7 +17,6 @@ from cojax.explorer.llm.chat_model import (
     Journal,
     ModelReply,
     call_record,
-    failed_record,
     key_of,
     sent_messages,
 )
@@ -104,12 +103,11 @@ class ChatClient:
         self._left_out = [part for part in wanted if not wanted[part]]
         self._room = threading.Semaphore(settings.concurrency)
         self._guard = threading.Lock()
-        self._counters = Counters()
         self._running: dict[str, threading.Lock] = {}  # key of a call → held while the call is made
         self._reset("")
 
     def _reset(self, evolution: str) -> None:
-        self._counters.reset()
+        self._counters = Counters()
         with self._guard:
             # Calls that failed since the last completion, and when the first of them did.
             self._in_a_row, self._since, self._warned = 0, 0.0, False
@@ -136,7 +134,8 @@ class ChatClient:
     def reopen(self) -> None:
         if self._evolution:
             place = f"{self._evolution}/given up"
-            self.journal.add(self._end, failed_record(place, self.settings.model, {}, "stopped", "given up", (0, 0)))
+            given_up = {"text": None, "kind": "stopped", "reason": "given up"}
+            self.journal.add(self._end, call_record(place, self.settings.model, {}, (0, 0), **given_up))
 
     def figures(self) -> dict[str, Any]:
         """What the evolution has cost so far. Tokens in, out and lost add up to what the budget paid.
@@ -234,14 +233,15 @@ class ChatClient:
         except ChatFailure as failure:
             cost = tokens - budget.tokens, requests - budget.requests
             if self._evolution and any(cost):
-                record = failed_record(place, self.settings.model, sent, failure.kind, failure.reason, cost)
+                said = {"text": None, "kind": failure.kind, "reason": failure.reason}
+                record = call_record(place, self.settings.model, sent, cost, **said)
                 self.journal.add(self._failure_key(body), record)
                 if self._over is not None:
                     self.reopen()
             raise
-        usage, cost = (found.tokens_in, found.tokens_out), (tokens - budget.tokens, requests - budget.requests)
-        sent = self._api.spelled(sent)
-        return call_record(place, self.settings.model, sent, found.text, found.truncated, usage, cost)
+        answer = {"text": found.text, "truncated": found.truncated, "usage": [found.tokens_in, found.tokens_out]}
+        cost = tokens - budget.tokens, requests - budget.requests
+        return call_record(place, self.settings.model, self._api.spelled(sent), cost, **answer)
 
     def _completion(self, sent: dict[str, Any], budget: Budget, worst: int) -> ChatCompletion:
         """The completion of the first successful attempt. Raises ChatFailure."""

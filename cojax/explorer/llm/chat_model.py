@@ -1,6 +1,8 @@
-"""The protocol of language models that answer an explorer, their budget, and replies read as records of a schema.
+"""The protocol of language models that answer an explorer, their budget and journal, and replies read as records.
 
-A reply is untrusted text. A call that fails raises `ChatFailure`; an error never becomes the text of a reply.
+A reply is untrusted text. A call that fails raises `ChatFailure`; an error never becomes the text of a reply. The
+journal keeps every paid call to a model, and finds it by the content of its request. It is append-only and never
+truncated. So no call is paid twice when a killed run is resumed, and a report shows the exact text sent and received.
 """
 
 import collections
@@ -32,6 +34,10 @@ FailureKind = Literal[
 ]  # fmt: skip
 
 _T = TypeVar("_T", bound=BaseModel)
+_LOG = logging.getLogger(__name__)
+# The beginning of each line: the key is read without parsing the rest.
+_HEAD = b'{"key":"'
+_KEY = 32
 # The deepest nesting of a reply's JSON.
 _DEPTH = 32
 # Characters of the failed reply, and of the reason, in a request for repair.
@@ -184,19 +190,6 @@ class ChatModel(Protocol):
         """
 
 
-def check_limits(limits: Mapping[str, Any]) -> None:
-    """Checks the limits of a model, by their names in the section `llm`. Raises ValueError for one that cannot work."""
-    for name in ("attempts", "concurrency", "max_tokens", "max_tokens_per_evolution", "max_requests_per_evolution"):
-        if limits[name] < 1:
-            raise ValueError(f"llm.{name} is {limits[name]}; expected at least 1")
-    for name in ("timeout", "deadline"):
-        if not 0 < limits[name] < math.inf:
-            raise ValueError(f"llm.{name} is {limits[name]}; expected seconds above 0")
-    for name in ("temperature", "price_in", "price_out"):
-        if not 0 <= limits[name] < math.inf:
-            raise ValueError(f"llm.{name} is {limits[name]}; expected at least 0")
-
-
 def seed_of(*parts: Any) -> int:
     """A seed of 31 bits, which every endpoint accepts."""
     return int(content_hash(["mind", repr(parts)]), 16) % 2**31
@@ -278,13 +271,7 @@ class Counters:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._amounts: collections.Counter[str] = collections.Counter()
-        self._failures: collections.Counter[str] = collections.Counter()
-
-    def reset(self) -> None:
-        with self._guard:
-            self._amounts.clear()
-            self._failures.clear()
+        self._amounts, self._failures = collections.Counter[str](), collections.Counter[str]()
 
     def count(self, **amounts: int) -> None:
         with self._guard:
@@ -322,7 +309,7 @@ class ChatSettings(LLMSettings):
     `max_tokens_per_evolution` tokens, prompts included, and `max_requests_per_evolution` requests: a request that could
     exceed them is not sent. `price_in` and `price_out` are per million tokens, in any currency. Set `send_schema` to
     False for an endpoint that refuses `response_format`, and `send_seed` for one that refuses `seed`. Raises ValueError
-    for settings that cannot work.
+    for an address that cannot be one.
     """
 
     attempts: int = 4
@@ -331,17 +318,10 @@ class ChatSettings(LLMSettings):
 
     def __post_init__(self) -> None:
         _ = self.address
-        check_limits(dataclasses.asdict(self))
 
     @property
     def address(self) -> Address:
         return Address(self.base_url, self.model, "llm.base_url", "llm.model")
-
-
-_LOG = logging.getLogger(__name__)
-# The beginning of each line: the key is read without parsing the rest.
-_HEAD = b'{"key":"'
-_KEY = 32
 
 
 def key_of(value: Any) -> str:
@@ -354,38 +334,17 @@ def sent_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
     return [{"role": m.role, "content": m.content.encode("utf-8", "replace").decode()} for m in messages]
 
 
-def call_record(
-    place: str,
-    model: str,
-    sent: Mapping[str, Any],
-    text: str,
-    truncated: bool,
-    usage: tuple[int, int],
-    cost: tuple[int, int],
-) -> dict[str, Any]:
-    """The record of an answered call.
+def call_record(place: str, model: str, sent: Mapping[str, Any], cost: tuple[int, int], **reply: Any) -> dict[str, Any]:
+    """The record of a call. `cost` is the tokens and requests that it took, lost attempts included.
 
-    `usage` is the tokens of prompt and reply. `cost` is the tokens and requests that the call took, lost attempts
-    included.
+    The reply of an answered call is `text`, `truncated` and `usage`, the tokens of prompt and reply. A call without a
+    reply has the `text` None, and `kind` and `reason` of its failure.
     """
-    return {
-        "place": place, "model": model, "sent": sent, "text": text, "truncated": truncated, "usage": list(usage),
-        "tokens": cost[0], "requests": cost[1],
-    }  # fmt: skip
-
-
-def failed_record(
-    place: str, model: str, sent: Mapping[str, Any], kind: str, reason: str, cost: tuple[int, int]
-) -> dict[str, Any]:
-    """The record of a call that cost something and brought no reply; its text is None."""
-    return {
-        "place": place, "model": model, "sent": sent, "text": None, "kind": kind, "reason": reason,
-        "tokens": cost[0], "requests": cost[1],
-    }  # fmt: skip
+    return {"place": place, "model": model, "sent": sent, **reply, "tokens": cost[0], "requests": cost[1]}
 
 
 def _is_sound(record: Mapping[str, Any]) -> bool:
-    """Whether a record is one of `call_record` or `failed_record`. May raise ValueError, KeyError or TypeError."""
+    """Whether a record is one of `call_record`. May raise ValueError, KeyError or TypeError."""
     counts, answered = [record["tokens"], record["requests"]], record["text"] is not None
     if answered:
         tokens_in, tokens_out = record["usage"]
@@ -409,7 +368,7 @@ class Journal:
         self._memory: dict[str, dict[str, Any]] = {}
         self._starts: dict[str, int] = {}
         self._numbers: dict[str, int] = {}
-        self._count = 0
+        self.length = 0  # the number of records
         self._guard = threading.Lock()
         if path is not None and path.exists():
             with open_file(path) as file:
@@ -421,13 +380,8 @@ class Journal:
                     start += len(line)
 
     def _next(self) -> int:
-        self._count += 1
-        return self._count
-
-    @property
-    def length(self) -> int:
-        """The number of records."""
-        return self._count
+        self.length += 1
+        return self.length
 
     def number(self, key: str) -> int:
         """The position, counted from 1, of the last record with that key; 0 where there is none."""

@@ -1,5 +1,6 @@
 """The trained policy as the explorer's model, in place of a served model. The paper finds it weaker."""
 
+import dataclasses
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,6 @@ from cojax.explorer.llm.chat_model import (
     Journal,
     ModelReply,
     call_record,
-    check_limits,
     key_of,
     sent_messages,
 )
@@ -28,6 +28,7 @@ from cojax.types import Message
 _LOOK_EVERY = 0.2
 
 
+@dataclasses.dataclass(eq=False)
 class PolicyModel:
     """A `ChatModel` that samples from the engine with the weights it holds; any thread may call it.
 
@@ -35,36 +36,23 @@ class PolicyModel:
     `most_requests` requests, within `deadline` seconds. A completion is given up after `engine_deadline` seconds, not
     counting those in which it waits for a slot, when `deadline` is over, or when its budget is closed. A schema is
     described in the prompt but not enforced. The journal keeps every reply but never answers a call, as the next
-    weights would answer differently. Raises ValueError for limits that cannot work.
+    weights would answer differently.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        chat: Chat,
-        *,
-        name: str = "self",
-        journal: Journal | None = None,
-        max_tokens: int = 2048,
-        temperature: float = 0.7,
-        most_tokens: int = 2_000_000,
-        most_requests: int = 4_000,
-        deadline: float = 3600.0,
-        engine_deadline: float = 600.0,
-    ):
-        check_limits({
-            "attempts": 1, "concurrency": 1, "max_tokens": max_tokens, "max_tokens_per_evolution": most_tokens,
-            "max_requests_per_evolution": most_requests, "timeout": engine_deadline, "deadline": deadline,
-            "temperature": temperature, "price_in": 0.0, "price_out": 0.0,
-        })  # fmt: skip
-        self.engine, self.chat, self.name, self.journal = engine, chat, name, journal or Journal()
-        self.max_tokens, self.temperature = max_tokens, temperature
-        self.most_tokens, self.most_requests, self.deadline = most_tokens, most_requests, deadline
-        self.engine_deadline = engine_deadline
-        self._counters = Counters()
+    engine: Engine
+    chat: Chat
+    name: str = "self"
+    journal: Journal = dataclasses.field(default_factory=Journal)
+    max_tokens: int = 2048
+    temperature: float = 0.7
+    most_tokens: int = 2_000_000
+    most_requests: int = 4_000
+    deadline: float = 3600.0
+    engine_deadline: float = 600.0
+    _counters: Counters = dataclasses.field(default_factory=Counters)
 
     def begin(self, evolution: str = "") -> Budget:
-        self._counters.reset()
+        self._counters = Counters()
         least = (8 * self.max_tokens, 8)
         return Budget(self.most_tokens, self.most_requests, time.monotonic() + self.deadline, least)
 
@@ -107,7 +95,9 @@ class PolicyModel:
         sent = {"messages": sent_messages(messages), "seed": seed, "weights_version": done.weights_version}
         key, truncated = key_of([sent, text]), done.finish_reason == "length"
         if self.journal.find(key) is None:
-            self.journal.add(key, call_record(place, self.name, sent, text, truncated, usage, (sum(usage), 1)))
+            said = {"text": text, "truncated": truncated, "usage": list(usage)}
+            record = call_record(place, self.name, sent, (sum(usage), 1), **said)
+            self.journal.add(key, record)
         return ModelReply(text, truncated)
 
     def _generate(

@@ -155,7 +155,7 @@ def test_the_same_call_at_once_is_made_once() -> None:
         assert server.requests == 1
 
 
-ANSWERED = call_record("0/test", "m", {}, "hi", False, (1, 1), (2, 1))
+ANSWERED = call_record("0/test", "m", {}, (2, 1), text="hi", truncated=False, usage=[1, 1])
 
 
 @pytest.mark.parametrize(

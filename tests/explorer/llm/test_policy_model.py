@@ -212,13 +212,3 @@ def test_a_timeout_of_the_engine_s_own_is_no_time_that_is_up() -> None:
     chat_model = PolicyModel(Broken(), CHAT)
     with pytest.raises(TimeoutError, match="inside"):
         chat_model.reply([Message("user", "hi")], budget=chat_model.begin(), seed=0, place="p")
-
-
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [({"max_tokens": 0}, "llm.max_tokens is 0"), ({"deadline": 0.0}, "llm.deadline is 0.0"),
-     ({"most_requests": 0}, "llm.max_requests_per_evolution is 0")],
-)  # fmt: skip
-def test_limits_that_cannot_work_are_named(limits: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PolicyModel(Taught(), CHAT, **limits)  # type: ignore[arg-type]
