@@ -177,7 +177,7 @@ def test_environments_import_little_of_ours(name: str) -> None:
     talks = {
         "environments.tau2.inside": {"cojax.environment.wrapping"},
         "environments.tau2.dialogue": {"cojax.environment.wrapping"},
-        "environments.tau2.customer": {"cojax.openai_api.calls", "cojax.openai_api.client"},
+        "environments.tau2.customer": {"cojax.openai_api"},
     }.get(name, set())
     # A check is no part of an environment: it plays solutions, and watches calls that may hang.
     checks = {

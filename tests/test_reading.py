@@ -21,8 +21,7 @@ from cojax.explorer.llm import abstraction, acting, chat_client
 from cojax.explorer.llm import chat_model as chat_model
 from cojax.explorer.llm import prompting as wording
 from cojax.explorer.scripted.explorer import Ending
-from cojax.openai_api.calls import redact
-from cojax.openai_api.client import _error_message
+from cojax.openai_api import error_message, redact
 from cojax.rollout import chat, endpoint
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.signals.tools import tools_of
@@ -129,7 +128,7 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "thoughts": (lambda text: reflexion.request(_failed(text), 4_000), 200_000),
     "actions in a canonical form": (lambda text: acting._canonical(f"f({text})"), 200_000),
     "keys": (lambda text: redact(text, "sk-aaaaaaaaaaaaaaaaaaaa"), 200_000),
-    "errors of servers": (lambda text: _error_message(text.encode("utf-8", "replace")), 200_000),
+    "errors of servers": (lambda text: error_message(text.encode("utf-8", "replace")), 200_000),
     "completions": (_completion, 200_000),
     "prompts": (lambda text: wording.fill(wording.data(text)), 200_000),
     "sameness of queries": (normalise, 50_000),

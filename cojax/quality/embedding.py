@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cojax.openai_api.calls import Address, CallFailed, with_retries
+from cojax.openai_api import Address, CallFailed, with_retries
 from cojax.quality.measures import Floats, unit
 from cojax.storage.files import Log
 from cojax.types import canonical, normalise
@@ -81,7 +81,7 @@ class EndpointEmbedding:
     ):
         address = Address(base_url, model, "quality.base_url", "quality.model")
         # The package openai takes most of a second to import, and most runs do not need it.
-        from cojax.openai_api.client import ApiClient
+        from cojax.openai_api import ApiClient
 
         self._api = ApiClient(address)
         self._model, self._kept = model, kept

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import Actor, EngineError, Episode, OutOfContext, ask
-from cojax.openai_api.calls import Address, CallFailed, with_retries
-from cojax.openai_api.client import ApiClient
+from cojax.openai_api import Address, ApiClient, CallFailed, with_retries
 from cojax.rollout.chat import parse, read_json
 from cojax.types import Action, Call, Message, Turn
 

@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 
 from cojax.durable import own_file
 from cojax.environment import EngineError
-from cojax.host.processes import end_descendants_at_exit
+from cojax.host.processes import GuardedProcess, end_descendants_at_exit
 from cojax.policy.config import ModelConfig
 from cojax.policy.model_folder import CONFIG
 from cojax.policy.parameters import parameters
@@ -42,7 +42,7 @@ from cojax.rollout.export import (
 from cojax.rollout.sglang.client import Connections, RequestFailed, RequestRefused, Router
 from cojax.rollout.sglang.engine import newest_version
 from cojax.rollout.sglang.fleet import Fleet
-from cojax.rollout.sglang.server import LabelledWeights, LaunchSettings, RouterProcess, Server, ServerProcess
+from cojax.rollout.sglang.server import LabelledWeights, LaunchSettings, Server, ServerProcess
 from cojax.run import engines, trained
 from cojax.run.checks import check
 from cojax.run.configuration import configuration
@@ -417,11 +417,11 @@ class RoutedFleet:
     """
 
     def __init__(self, router: str, launch: LaunchSettings, fleet: Fleet, connections: Connections) -> None:
-        self._process = RouterProcess(launch, int(router)) if router.isdigit() else None
+        self._launch, self._port = launch, int(router) if router.isdigit() else 0  # 0: the router is elsewhere
+        self._process = GuardedProcess()
         # Where others reach this host.
         self._host = socket.gethostname() if launch.host in ("0.0.0.0", "::") else launch.host
-        url = f"http://{'127.0.0.1' if launch.host == '0.0.0.0' else launch.host}:{router}"
-        self._router = Router(url if self._process else router.rstrip("/"), connections)
+        self._router = Router(launch.url(self._port) if self._port else router.rstrip("/"), connections)
         self._fleet = fleet
         self._given: dict[str, float] = {}  # address → when the router was given it
 
@@ -430,15 +430,18 @@ class RoutedFleet:
         fault = ""
         while True:
             try:
-                if self._process is not None and not self._process.running:
-                    _LOG.info("a router starts on port %d; its log is %s", self._process.port, self._process.log)
-                    await asyncio.to_thread(self._process.start)
+                if self._port and not self._process.running:
+                    log = self._launch.logs / "router.log"
+                    _LOG.info("a router starts on port %d; its log is %s", self._port, log)
+                    await asyncio.to_thread(self._process.end, signal.SIGUSR1)
+                    command = self._launch.router_command(self._port)
+                    await asyncio.to_thread(self._process.start, command, log, self._launch.environment())
                     self._given.clear()
                 await self._update()
                 fault = ""
             except (RequestFailed, RequestRefused, OSError) as error:
                 # One that starts does not answer for a while.
-                if str(error) != fault and not (self._process and not self._given):
+                if str(error) != fault and not (self._port and not self._given):
                     _LOG.warning("the router: %s", error)
                 fault = str(error)
             await asyncio.sleep(_ROUTER_POLL)
@@ -460,8 +463,8 @@ class RoutedFleet:
 
     async def close(self) -> None:
         """Takes the servers away, so that no request is sent to them any more; ends a router that was started here."""
-        if self._process is not None:
-            await asyncio.to_thread(self._process.stop)
+        if self._port:
+            await asyncio.to_thread(self._process.end, signal.SIGTERM)
             return
         for server in self._fleet.servers:
             with contextlib.suppress(RequestFailed, RequestRefused):

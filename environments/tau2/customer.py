@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cojax.environment import EnvironmentFailure, EpisodeFailure, waiting
-from cojax.openai_api.calls import Address, CallFailed, with_retries
-from cojax.openai_api.client import ApiClient
+from cojax.openai_api import Address, ApiClient, CallFailed, with_retries
 
 # Tokens that a reply may have, of which a thought may take most; the most characters of what the customer says.
 _TOKENS, _LONGEST = 2_048, 10_000

@@ -20,8 +20,7 @@ from cojax.explorer.llm.chat_model import (
     key_of,
     sent_messages,
 )
-from cojax.openai_api.calls import CallFailed, with_retries
-from cojax.openai_api.client import ApiClient
+from cojax.openai_api import ApiClient, CallFailed, with_retries
 from cojax.types import Message
 
 _LOG = logging.getLogger(__name__)

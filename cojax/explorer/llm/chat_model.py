@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from cojax.environment import EngineError
-from cojax.openai_api.calls import Address
+from cojax.openai_api import Address
 from cojax.settings.tree import LLMSettings
 from cojax.storage.checksums import CHECKSUM, has_valid_checksum, with_checksum
 from cojax.storage.files import Log, NestedTooDeeply, lines_of, open_file, parse_json, parse_record

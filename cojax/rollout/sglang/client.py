@@ -15,7 +15,7 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 
-from cojax.openai_api.calls import NOT_PACKED, no_cookies, one_line
+from cojax.openai_api import NOT_PACKED, no_cookies, one_line
 from cojax.policy.config import ModelConfig
 from cojax.policy.moe import RouteShape
 from cojax.rollout.engine import Sampling

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from cojax.host.processes import usable_cores
+from cojax.host.processes import GuardedProcess, usable_cores
 from cojax.rollout.sglang.client import ReleasedMemory, RequestFailed, RequestRefused, ServerClient
-from cojax.rollout.sglang.guard import GuardedProcess
 from cojax.settings.tree import SGLangSettings
 from cojax.storage.files import last_lines
 
@@ -73,6 +72,10 @@ class LaunchSettings:
         if self.device not in ("", "cpu"):
             raise ValueError(f"sglang.device is {self.device!r}; expected 'cpu', or '' to leave it to SGLang and flags")
 
+    def url(self, port: int) -> str:
+        """The address on this host of what listens on a port."""
+        return f"http://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{port}"
+
     def command(self, index: int, port: int, model: Path, label: str) -> list[str]:
         """The command line of a server with the weights in `model`, labelled `label`, and token ids in and out."""
         return [
@@ -84,6 +87,14 @@ class LaunchSettings:
             *(("--enable-return-routed-experts",) if self.routes else ()),
             *(_CPU_FLAGS if self.device == "cpu" else ()),
             *shlex.split(self.flags.replace("{index}", str(index))),
+        ]  # fmt: skip
+
+    def router_command(self, port: int) -> list[str]:
+        """The command line of a router without servers behind it yet. Raises OSError if the port is taken."""
+        return [
+            self.python, "-m", "sglang_router.launch_router", "--host", self.host,
+            "--port", str(free_port(self.host, port)), "--prometheus-port", str(free_port("127.0.0.1")),
+            "--prometheus-host", "127.0.0.1", *_ROUTER_FLAGS,
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
@@ -117,7 +128,7 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        return f"http://{'127.0.0.1' if self.launch.host == '0.0.0.0' else self.launch.host}:{self.port}"
+        return self.launch.url(self.port)
 
     @property
     def running(self) -> bool:
@@ -154,33 +165,6 @@ class ServerProcess:
             return "\n".join(last_lines(self.log)[-15:])
         except OSError:
             return ""
-
-
-class RouterProcess:
-    """A router on `port`, started by the interpreter of `launch`, without servers behind it yet."""
-
-    def __init__(self, launch: LaunchSettings, port: int) -> None:
-        self.port, self._launch, self._guarded = port, launch, GuardedProcess()
-        self.log = launch.logs / "router.log"
-
-    @property
-    def running(self) -> bool:
-        return self._guarded.running
-
-    def start(self) -> None:
-        """Starts it without waiting for it. Raises OSError if port or log cannot be opened."""
-        self._guarded.end(signal.SIGUSR1)
-        launch = self._launch
-        command = [
-            launch.python, "-m", "sglang_router.launch_router", "--host", launch.host,
-            "--port", str(free_port(launch.host, self.port)), "--prometheus-port", str(free_port("127.0.0.1")),
-            "--prometheus-host", "127.0.0.1", *_ROUTER_FLAGS,
-        ]  # fmt: skip
-        self._guarded.start(command, self.log, launch.environment())
-
-    def stop(self) -> None:
-        """Ends it, and returns when it is gone. May be called twice."""
-        self._guarded.end(signal.SIGTERM)
 
 
 def free_port(host: str, port: int = 0) -> int:

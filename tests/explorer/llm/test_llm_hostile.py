@@ -24,7 +24,7 @@ from cojax.validation.similarity import NearDuplicates
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none-of-your-business")
-    monkeypatch.setattr("cojax.openai_api.calls.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("cojax.openai_api.FIRST_WAIT", 0.01)
 
 
 def test_what_is_known_to_fail_is_not_done_again() -> None:

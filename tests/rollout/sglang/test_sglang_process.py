@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from patience import patience
 
-from cojax.rollout.sglang import guard as sglang_guard
+from cojax.host import processes
 from cojax.rollout.sglang.server import LaunchSettings, free_port
 
-GUARD = sglang_guard.__file__
+GUARD = processes.__file__
 # A command with a child of its own, both deaf to SIGTERM; prints both process ids.
 FAMILY = """
 import os, signal, subprocess, sys, time
