@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import email.utils
 import http.cookiejar
-import itertools
 import json
 import math
 import os
@@ -122,8 +121,7 @@ def with_retries(
     Raises the last CallFailed, whose `attempts` says how many were made: where no other attempt would help, `attempts`
     were made, or the next wait is longer than what is left or than LONGEST_WAIT. Other exceptions pass.
     """
-    numbers = itertools.count(1)
-    number = next(numbers)
+    number = 1
     while True:
         try:
             return attempt()
@@ -137,7 +135,7 @@ def with_retries(
             if not failed.passing or number >= attempts or pause > LONGEST_WAIT or pause >= seconds_left():
                 raise
         wait(pause)
-        number = next(numbers)
+        number += 1
 
 
 def no_cookies() -> http.cookiejar.CookieJar:
@@ -282,11 +280,11 @@ def error_message(content: bytes) -> str:
     text = content.decode("utf-8", "replace")
     try:
         body = json.loads(text)
+        error = body.get("error", body) if isinstance(body, dict) else body
+        message = error.get("message") if isinstance(error, dict) else error
+        return message if isinstance(message, str) else json.dumps(body, ensure_ascii=False)
     except (ValueError, RecursionError):
         return text
-    error = body.get("error", body) if isinstance(body, dict) else body
-    message = error.get("message") if isinstance(error, dict) else error
-    return message if isinstance(message, str) else json.dumps(body, ensure_ascii=False)
 
 
 def _retry_after(header: str) -> float:

@@ -380,14 +380,13 @@ class PolicyActors:
     prefix: Callable[[str], Sequence[Action]] = lambda session: ()  # session → actions that its episode begins with
 
     def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
-        return PolicyActor(
-            self.engine, self.chat, self.sampling, session=session, seed=seed, prefix=self.prefix(session)
-        )
+        return PolicyActor(self.engine, self.chat, self.sampling, session, seed, self.prefix(session))
 
     def release(self, session: str) -> None:
         self.engine.release(session)
 
 
+@dataclasses.dataclass(eq=False)
 class PolicyActor:
     """The actor of one episode: renders the new messages, samples an action, and keeps every token.
 
@@ -395,20 +394,14 @@ class PolicyActor:
     them.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        chat: Chat,
-        sampling: Sampling,
-        *,
-        session: str,
-        seed: tuple[int, ...],
-        prefix: Sequence[Action] = (),
-    ):
-        self.engine, self.chat, self.sampling, self.prefix = engine, chat, sampling, prefix
-        self.session, self.seed = session, seed
-        self.tokens: tuple[int, ...] = ()
-        self.turns = 0
+    engine: Engine
+    chat: Chat
+    sampling: Sampling
+    session: str
+    seed: tuple[int, ...]
+    prefix: Sequence[Action] = ()
+    tokens: tuple[int, ...] = ()
+    turns: int = 0
 
     def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
         if self.tokens:

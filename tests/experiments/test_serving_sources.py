@@ -49,7 +49,8 @@ def local(tmp_path: Path):
 
 def save(folder: Path, version: int, label: str, config: ModelConfig = CONFIG) -> None:
     store = WeightsFolder(folder)
-    store.save(version, functools.partial(save_params, initialize(config, 0)), config, "", label)
+    saved = Weights(version, weights(version).arrays, save=functools.partial(save_params, initialize(config, 0)))
+    store.write(saved, config, "", label, together=True)
     store.close()
 
 

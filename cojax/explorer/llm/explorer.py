@@ -13,8 +13,7 @@ from typing import Any
 from cojax import environment as world
 from cojax.environment import Environment
 from cojax.environment.replay import Play
-from cojax.explorer import Exploration, Explorer
-from cojax.explorer.guidance import GUIDANCE, context_of
+from cojax.explorer import GUIDANCE, Exploration, Explorer, context_of
 from cojax.explorer.llm.abstraction import DraftRules, Drafts, abstraction_prompt, number_actions, task_drafts
 from cojax.explorer.llm.acting import ChatModelActor, attempt_instructions, exploration_instructions
 from cojax.explorer.llm.chat_model import Budget, ChatModel, seed_of, structured_reply

@@ -6,14 +6,13 @@ import random
 import re
 import types
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from cojax import environment as world
 from cojax.environment import Environment, EnvironmentFailure, Episode, affordances, ask
 from cojax.environment.replay import Play, follow
-from cojax.explorer import Exploration
-from cojax.explorer.guidance import GUIDANCE, context_of
+from cojax.explorer import GUIDANCE, Exploration, context_of
 from cojax.settings.tree import ExplorerSettings, ScriptedSettings
 from cojax.signals import Guidance
 from cojax.types import (
@@ -347,7 +346,7 @@ class ScriptedExplorer:
             others = iter(lambda: rng.choices(preferred, [weight(tool) for tool in preferred])[0], None)
             plan = vary(self._planned(context), others, guidance.change, rng, add=0.0 if guidance.whole else 0.5)
         return ExplorationRun(
-            weight, rng, ending=self.ending, chase=self.chase, plan=plan, avoided=context.do_not_repeat
+            weight, rng, ending=self.ending, chase=self.chase, plan=plan, avoided={*context.do_not_repeat}
         )
 
     def _most_actions(self, context: ExplorationContext | None) -> int:
@@ -378,6 +377,7 @@ def vary(tools: Sequence[str], others: Iterator[str], change: float, rng: random
     return plan
 
 
+@dataclasses.dataclass(eq=False)
 class ExplorationRun:
     """The actor of one run; single-use, like its episode.
 
@@ -387,20 +387,14 @@ class ExplorationRun:
     `avoided`, and calls of `ending`. Raises EnvironmentFailure if the episode offers no action.
     """
 
-    def __init__(
-        self,
-        weight: Callable[[str], float],
-        rng: random.Random,
-        *,
-        ending: str,
-        chase: float,
-        plan: Iterable[str] = (),
-        avoided: Iterable[str] = (),
-    ) -> None:
-        self.weight, self.rng, self.ending, self.chase = weight, rng, ending, chase
-        self.plan = list(plan)
-        self.avoided = set(avoided)
-        self.touched: frozenset[str] = frozenset()
+    weight: Callable[[str], float]
+    rng: random.Random
+    _: dataclasses.KW_ONLY
+    ending: str
+    chase: float
+    plan: list[str] = dataclasses.field(default_factory=list)
+    avoided: set[str] = dataclasses.field(default_factory=set)
+    touched: frozenset[str] = frozenset()
 
     def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
         possible = affordances(episode)

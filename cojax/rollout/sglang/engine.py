@@ -11,6 +11,7 @@ import dataclasses
 import errno
 import fcntl
 import hashlib
+import itertools
 import logging
 import os
 import threading
@@ -87,18 +88,18 @@ class WeightsFolder:
                 raise explain(error, lock) from error
             _LOG.warning("%s cannot be locked: see to it that no other run uses this folder", lock)
 
-    def write(self, weights: Weights, config: ModelConfig, dtype: str, label: str) -> LabelledWeights:
-        """Writes the arrays as the subfolder of their version. Raises what `write_weights` raises."""
-        folder = self._versions / str(weights.version)
-        write_weights(folder, config, weights.arrays(), dtype, label=label)
-        return LabelledWeights(folder, label)
-
-    def save(
-        self, version: int, save: Callable[[str, str], None], config: ModelConfig, dtype: str, label: str
+    def write(
+        self, weights: Weights, config: ModelConfig, dtype: str, label: str, together: bool = False
     ) -> LabelledWeights:
-        """Has `Weights.save` write the subfolder of the version. Raises what `write_item` raises."""
-        folder = self._versions / str(version)
-        write_item(folder, config, save, dtype, label)
+        """Writes the subfolder of the version, `together` by `Weights.save`.
+
+        Raises what `write_weights` and `write_item` raise.
+        """
+        folder = self._versions / str(weights.version)
+        if together and weights.save is not None:
+            write_item(folder, config, weights.save, dtype, label)
+        else:
+            write_weights(folder, config, weights.arrays(), dtype, label=label)
         return LabelledWeights(folder, label)
 
     def prune(self, keep: Iterable[Path]) -> None:
@@ -276,7 +277,7 @@ class SGLangEngine:
         if bool(urls or router) == (launch is not None):
             raise ValueError("give urls of running servers, or a router, or launch, which says how to start some")
         _check_following(follow, release_memory, sync)
-        _check_sizes(config, max_length, servers, attempts)
+        check_length(max_length, config.max_position_embeddings)
         shape = route_shape(config, routes, mixed)
         self._config, self._length, self._dtype, self._follow = config, max_length, dtype, follow
         self._sync, self._release_memory, self.tells_routes = sync, release_memory, shape is not None
@@ -339,10 +340,9 @@ class SGLangEngine:
         label = f"{self._run}-{len(self._versions)}-{weights.version}"
         # Registered before the folder exists: a server that follows may sample from it immediately.
         self._versions[label] = weights.version
-        if self._sync == "orbax" and weights.save is not None:
-            return self._store.save(weights.version, weights.save, self._config, self._dtype, label)
-        if weights.path is None or self._follow:
-            return self._store.write(weights, self._config, self._dtype, label)
+        together = self._sync == "orbax" and weights.save is not None
+        if together or weights.path is None or self._follow:
+            return self._store.write(weights, self._config, self._dtype, label, together)
         folder = Path(weights.path()).absolute()
         check_weights(folder)
         return LabelledWeights(folder, label)
@@ -468,13 +468,8 @@ class SGLangEngine:
         stale = labels[-1] not in (label, self.fleet.target.label)
         if stale or (len(labels) > 1 and not self._mixed):
             raise RequestFailed(f"{server.name} sampled from weights {' and '.join(labels)}, asked for {label}")
-        spans: list[tuple[int, int]] = []
-        for name, count in reply.spans:
-            version = self._versions[name]
-            if spans and spans[-1][0] == version:
-                spans[-1] = version, spans[-1][1] + count
-            else:
-                spans.append((version, count))
+        by_version = itertools.groupby(reply.spans, key=lambda span: self._versions[span[0]])
+        spans = [(version, sum(count for _, count in spans)) for version, spans in by_version]
         stopped = reply.stopped or reply.tokens[-1] in sampling.stop_tokens
         return Completion(
             reply.tokens,
@@ -497,9 +492,3 @@ def _check_following(follow: bool, release_memory: bool, sync: str) -> None:
             "what all processes save together is restored on the rollout host by `python -m experiments.serve`; "
             "set sglang.follow=True here and there, or sglang.sync=folder"
         )
-
-
-def _check_sizes(config: ModelConfig, max_length: int, servers: int, attempts: int) -> None:
-    check_length(max_length, config.max_position_embeddings)
-    if min(servers, attempts, max_length - 1) < 1:
-        raise ValueError("servers and attempts must be at least 1, max_length at least 2")
