@@ -17,8 +17,9 @@ from pydantic import BaseModel
 from cojax.environment import replies
 from cojax.evaluation import reflexion
 from cojax.explorer import answers as shown_answers
-from cojax.explorer.llm import abstraction, acting, chat_client
+from cojax.explorer.llm import abstraction, chat_client
 from cojax.explorer.llm import chat_model as chat_model
+from cojax.explorer.llm import explorer as acting
 from cojax.explorer.llm import prompting as wording
 from cojax.explorer.scripted.explorer import Ending
 from cojax.openai_api import error_message, redact

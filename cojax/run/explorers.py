@@ -83,7 +83,7 @@ def llm(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
 
 def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
     """The explorer whose model is the policy in training, on the engine of its rollouts."""
-    from cojax.explorer.llm.policy_model import PolicyModel
+    from cojax.explorer.llm.chat_client import PolicyModel
 
     section = settings(config.llm)
     chat_model = PolicyModel(

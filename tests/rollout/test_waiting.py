@@ -12,9 +12,9 @@ from patience import patience
 
 from cojax import environment
 from cojax.environment import PLAYING, Progress, waiting
-from cojax.explorer.llm import policy_model
+from cojax.explorer.llm import chat_client as policy_model
+from cojax.explorer.llm.chat_client import PolicyModel
 from cojax.explorer.llm.chat_model import Budget
-from cojax.explorer.llm.policy_model import PolicyModel
 from cojax.host.background import on_thread
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf

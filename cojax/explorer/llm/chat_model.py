@@ -22,16 +22,13 @@ from typing import Any, Literal, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from cojax.environment import EngineError
-from cojax.openai_api import Address
+from cojax.openai_api import Address, CallKind
 from cojax.settings.tree import LLMSettings
 from cojax.storage.checksums import CHECKSUM, has_valid_checksum, with_checksum
 from cojax.storage.files import Log, NestedTooDeeply, lines_of, open_file, parse_json, parse_record
 from cojax.types import Message, canonical, content_hash
 
-FailureKind = Literal[
-    "budget", "deadline", "stopped", "refused", "unauthorised", "unreachable", "timeout", "server", "rate", "malformed",
-    "too_long", "empty", "truncated", "invalid",
-]  # fmt: skip
+FailureKind = CallKind | Literal["budget", "deadline", "stopped", "empty", "truncated", "invalid"]
 
 _T = TypeVar("_T", bound=BaseModel)
 _LOG = logging.getLogger(__name__)
@@ -72,25 +69,21 @@ class ModelReply:
     truncated: bool = False
 
 
+@dataclasses.dataclass(eq=False)
 class Budget:
     """What may still be spent: tokens, requests, and seconds until `until` (of `time.monotonic`).
 
     Only one thread spends from a budget. Parallel threads get separate budgets from `shared`. So which calls are
     refused depends on the replies, never on timing; exceptions are the deadline `until`, and `close`, which any thread
-    may call.
+    may call. `least` is the smallest useful share, in tokens and requests; `whole` is the budget that this is part of.
     """
 
-    def __init__(
-        self,
-        tokens: int,
-        requests: int,
-        until: float = math.inf,
-        least: tuple[int, int] = (1, 1),
-        whole: "Budget | None" = None,
-    ):
-        """`least` is the smallest useful share, in tokens and requests; `whole` is the budget that this is part of."""
-        self.tokens, self.requests, self.until, self.least, self.whole = tokens, requests, until, least, whole
-        self._closed = False
+    tokens: int
+    requests: int
+    until: float = math.inf
+    least: tuple[int, int] = (1, 1)
+    whole: "Budget | None" = None
+    _closed: bool = False
 
     @property
     def seconds(self) -> float:

@@ -262,9 +262,13 @@ class ScriptedExplorer:
         triplets: list[Triplet] = []
         failures: list[str] = []
         steps = min(self.steps, self._most_actions(context) + _BEYOND)
+        unguided = (lambda tool: 1.0) if weights is None else (lambda tool: weights.get(tool, 0.0))
         for run in range(self.runs):
             rng = random.Random(repr(("explore", seed, run)))
-            actor = self._guided(environment, task, context, rng) if context else self._unguided(weights, rng)
+            if context:
+                actor = self._guided(environment, task, context, rng)
+            else:
+                actor = ExplorationRun(unguided, rng, ending=self.ending, chase=self.chase)
             trajectory = self.play(environment, start, actor, max_turns=steps)
             if trajectory.valid:
                 triplets += [Triplet(turn.action, turn.observation, run) for turn in trajectory.turns]
@@ -321,12 +325,6 @@ class ScriptedExplorer:
             criterion="the final state and the answer equal those of the replayed solution",
             runs=(window[0].run,),
         )
-
-    def _unguided(self, weights: Mapping[str, float] | None, rng: random.Random) -> "ExplorationRun":
-        def weight(tool: str) -> float:
-            return 1.0 if weights is None else weights.get(tool, 0.0)
-
-        return ExplorationRun(weight, rng, ending=self.ending, chase=self.chase)
 
     def _guided(
         self, environment: Environment, task: Task, context: ExplorationContext, rng: random.Random

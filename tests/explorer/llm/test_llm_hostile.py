@@ -14,7 +14,7 @@ from models import MAIL, SOLUTIONS, TOUR, TWO, many, model, move, stage, told, t
 from patience import patience
 from records import DESK
 
-from cojax.explorer.llm import acting
+from cojax.explorer.llm import explorer as acting
 from cojax.explorer.llm.chat_model import Journal
 from cojax.types import Task
 from cojax.validation import Exclusions

@@ -14,10 +14,10 @@ from models import MAIL, TWO, model
 from patience import patience
 
 from cojax.environment import EngineError, OutOfContext
-from cojax.explorer.llm import policy_model as policy
+from cojax.explorer.llm import chat_client as policy
+from cojax.explorer.llm.chat_client import PolicyModel
 from cojax.explorer.llm.chat_model import ChatFailure, Journal
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.policy_model import PolicyModel
 from cojax.host import background
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
