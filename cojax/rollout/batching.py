@@ -1,4 +1,4 @@
-"""Continuous batching over fixed slots: decides which requests share a forward, and runs it.
+"""Continuous batching over fixed slots: decides which requests share a forward, and runs it; the forwards themselves.
 
 A request's new prompt tokens, except the last, are prefilled in chunks, without logits. From the prompt's last token
 on, one token at a time is decoded, for all slots together. Requests join and leave between any two forwards. How

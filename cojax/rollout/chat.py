@@ -3,7 +3,7 @@
 Token in, token out. What was sampled is kept as ids and never rendered again; new messages are rendered as what
 template(stub + new) says after the stub, which ends in an action. Control tokens come only from the template
 (control_tokens.py): there is a fixed set of roles, and a literal `<|im_end|>` in a query, an observation or a tool's
-documentation stays text.
+documentation stays text. What a template does with tools and without a system message is found by rendering it.
 """
 
 import copy

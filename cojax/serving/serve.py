@@ -1,4 +1,8 @@
-"""Servers of a rollout host: starts them, watches them, and gives them each new version of the weights."""
+"""Servers of a rollout host: starts them, watches them, and gives them each new version of the weights.
+
+Versions come from a trainer that writes them, or from the checkpoints of a run. A server reads a model folder. What all
+processes of a trainer saved together, and checkpoints, are written as one here, in memory where it fits.
+"""
 
 import asyncio
 import contextlib

@@ -37,7 +37,7 @@ def skip(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     ahead, real = [0.0], environment.running
     for module in (environment, collect, policy_model):
         monkeypatch.setattr(module, "running", lambda: real() + ahead[0])
-    monkeypatch.setattr(policy_model, "_LOOK_EVERY", 0.01)
+    monkeypatch.setattr(policy_model, "_LOOK_AT_BUDGET", 0.01)
 
     def skip(seconds: float) -> None:
         ahead[0] += seconds

@@ -1,7 +1,8 @@
 """The explorer with a language model, which reflects, explores and abstracts; its replies are checked, never trusted.
 
 CoEvolve §3.2–3.3. The environment decides whether an action worked. Drafts consist of recorded actions that worked.
-Text written by a model or an environment appears in prompts as data between marks, never as an instruction.
+Text written by a model or an environment appears in prompts as data between marks, never as an instruction. The actor
+asks the model for each action of an episode: on an expedition, or in an attempt that sees nothing but a task's query.
 """
 
 import contextlib

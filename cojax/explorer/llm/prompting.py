@@ -1,6 +1,7 @@
 """Reads the prompts from the files in prompts/, fills their slots, and fits texts into a window of characters.
 
-The prompts' version is a hash of all files. Of texts that are too long, the oldest are left out.
+The prompts' version is a hash of all files. Of texts that are too long, the oldest are left out. Reflection, which only
+fills and reads such a prompt, is here too: the prompt about one trajectory, and the context made from the reply.
 """
 
 import dataclasses

@@ -1,4 +1,7 @@
-"""The explorer without a language model: it samples from valid actions, and the environment's grammar words drafts."""
+"""The explorer without a language model: it samples from valid actions, and the environment's grammar words drafts.
+
+A window is a sequence of explored actions that could be a task of its own. An ending that can follow it makes it a draft.
+"""
 
 import dataclasses
 import itertools

@@ -2,6 +2,7 @@
 
 One thread runs an event loop with open HTTP connections; `generate` may be called from hundreds of other threads. Every
 reply names the weights that sampled it. A completion from other weights than requested is discarded and sampled again.
+Trainer and servers share a folder of weights: the trainer writes versions, servers find the newest.
 """
 
 import asyncio

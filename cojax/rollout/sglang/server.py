@@ -1,4 +1,7 @@
-"""One SGLang server of a fleet: its state, how it loads new weights, and how a launched one is started."""
+"""One SGLang server of a fleet: its state, how it loads new weights, and how a launched one is started.
+
+A launched server has a log file, and a guard that ends it when this process ends. A router is launched alike.
+"""
 
 import asyncio
 import dataclasses

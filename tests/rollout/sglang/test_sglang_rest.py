@@ -139,7 +139,7 @@ def test_a_load_waits_for_a_rest_that_is_under_way(pair, make) -> None:
     asked = threading.Event()
 
     def behave(path: str, body: dict, answer: dict) -> int:
-        # RoutesRequest which process it is, for the rest: what follows must not come between an update's steps.
+        # Asks which process it is, for the rest: what follows must not come between an update's steps.
         if path == "server_info" and engine.fleet.servers[0].state == "resting" and not asked.is_set():
             asked.set()
             time.sleep(0.7)
