@@ -1,6 +1,6 @@
 """The explorer without a language model: it samples from valid actions, and the environment's grammar words drafts.
 
-A window is a sequence of explored actions that could be a task of its own. An ending that can follow it makes it a draft.
+A window is a sequence of explored actions that could be a task; with an ending that can follow, it is a draft.
 """
 
 import dataclasses
