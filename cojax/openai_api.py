@@ -157,7 +157,7 @@ class ApiClient:
     """
 
     def __init__(self, address: Address) -> None:
-        import openai  # now: it takes long, and most commands call no endpoint
+        import openai  # it takes most of a second, and most commands call no endpoint
 
         self._address, self._key = address, read_key()
         # openai reads the body of an error whatever its length and time, and httpx that of a redirect: `_refuse` is
