@@ -22,7 +22,7 @@ from cojax.rollout.collect import EpisodeCollector
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import SampledCounts, SGLangEngine
-from cojax.rollout.sglang.process import LaunchSettings
+from cojax.rollout.sglang.server import LaunchSettings
 from cojax.run import assemble, engines
 from cojax.types import Trajectory
 from experiments import desk

@@ -32,7 +32,7 @@ from cojax.policy import adapters, attention, logprobs, moe, rope, transformer
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params
 from cojax.rollout import chat as rendering
-from cojax.rollout import control_tokens, templates, tool_calls, vocabulary
+from cojax.rollout import control_tokens, vocabulary
 from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Engine
 from cojax.rollout.export import save_model
@@ -43,7 +43,7 @@ from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 # Modules whose code decides which policy the same settings give.
 _DECIDING = (
     adapters, attention, batch, bound_loss, control_tokens, logprobs, losses, moe, objective, optimizer,
-    packing, parts, placing, rendering, rope, step, templates, tool_calls, transformer, update, vocabulary,
+    packing, parts, placing, rendering, rope, step, transformer, update, vocabulary,
 )  # fmt: skip
 _LOG = logging.getLogger(__name__)
 Demonstration = tuple[Sequence[int], Sequence[bool]]  # tokens, and which of them are learned

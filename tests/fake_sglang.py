@@ -19,8 +19,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.process import LaunchSettings
-from cojax.rollout.sglang.server import ServerLimits
+from cojax.rollout.sglang.server import LaunchSettings, ServerLimits
 
 CONFIG = ModelConfig(112, 32, 48, 1, 2, 1, 16, max_position_embeddings=512)
 PARAMS = initialize(CONFIG, 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cojax.explorer.llm.journal import Journal
+from cojax.explorer.llm.chat_model import Journal
 from cojax.metrics import Metrics
 from cojax.storage.checksums import with_checksum
 from cojax.storage.files import Log, write_json, write_text

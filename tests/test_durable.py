@@ -19,7 +19,7 @@ from cojax.durable import own_file, regular_file, replacing, sweep
 from cojax.policy.config import ModelConfig
 from cojax.policy.model_folder import write_arrays
 from cojax.report.pieces import replace_text
-from cojax.rollout.sglang.weights import WeightsFolder
+from cojax.rollout.sglang.engine import WeightsFolder
 from cojax.run.processes import log_to
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import Log, RunDirectoryError, lock_folder, write_json

@@ -90,7 +90,7 @@ JAX_ROOMS = (
     "cojax.distributed.start",
     "cojax.distributed.operations",
     "cojax.rollout.local",
-    "cojax.rollout.forwards",
+    "cojax.rollout.batching",
     "cojax.rollout.export",
     "cojax.loop",
     "cojax.loop.groups",
@@ -175,11 +175,7 @@ def test_environments_import_little_of_ours(name: str) -> None:
     # Conversations wrap episodes. A worker has no network: the trainer's process asks the customer, by a late import.
     talks = {
         "environments.tau2.inside": {"cojax.environment.wrapping"},
-        "environments.tau2.dialogue": {
-            "cojax.environment.wrapping",
-            "cojax.openai_api.calls",
-            "cojax.openai_api.client",
-        },
+        "environments.tau2.dialogue": {"cojax.environment.wrapping", "cojax.openai_api"},
     }.get(name, set())
     # A check is no part of an environment: it plays solutions, and watches calls that may hang.
     checks = {

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from chat_server import Answer, ChatServer, in_turn, serving
 
-from cojax.openai_api import calls
+from cojax import openai_api as calls
 from cojax.quality import (
     EMBEDDINGS,
     EmbeddingError,

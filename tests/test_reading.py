@@ -17,13 +17,13 @@ from pydantic import BaseModel
 from cojax.environment import replies
 from cojax.evaluation import reflexion
 from cojax.explorer import answers as shown_answers
-from cojax.explorer.llm import abstraction, acting, chat_client
+from cojax.explorer.llm import abstraction, chat_client
 from cojax.explorer.llm import chat_model as chat_model
+from cojax.explorer.llm import explorer as acting
 from cojax.explorer.llm import prompting as wording
-from cojax.explorer.scripted.windows import Ending
-from cojax.openai_api.calls import redact
-from cojax.openai_api.client import _error_message
-from cojax.rollout import chat, endpoint, tool_calls
+from cojax.explorer.scripted.explorer import Ending
+from cojax.openai_api import error_message, redact
+from cojax.rollout import chat, endpoint
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.signals.tools import tools_of
 from cojax.types import Action, Call, Message, Observation, Task, TaskDraft, Trajectory, Triplet, Turn, normalise
@@ -106,10 +106,10 @@ def hinted(text: str) -> None:
 
 # Reader → how it reads, and the most characters of a text.
 READERS: dict[str, tuple[Callable[[str], object], int]] = {
-    "actions": (tool_calls.parse, 400_000),
-    "calls": (lambda text: tool_calls.parse(f"<tool_call>{text}</tool_call>"), 100_000),
-    "JSON": (tool_calls.read_json, 400_000),
-    "JSON text": (lambda text: tool_calls.read_json(f'"{text}"'), 200_000),
+    "actions": (chat.parse, 400_000),
+    "calls": (lambda text: chat.parse(f"<tool_call>{text}</tool_call>"), 100_000),
+    "JSON": (chat.read_json, 400_000),
+    "JSON text": (lambda text: chat.read_json(f'"{text}"'), 200_000),
     "rendering": (rendered, 8_000),
     "an endpoint": (lambda text: endpoint.action_of(endpoint.ChatReply(text, (("a", "b", text),))), 200_000),
     "records": (lambda text: chat_model.read(chat_model.ModelReply(text), Record), 200_000),
@@ -129,7 +129,7 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "thoughts": (lambda text: reflexion.request(_failed(text), 4_000), 200_000),
     "actions in a canonical form": (lambda text: acting._canonical(f"f({text})"), 200_000),
     "keys": (lambda text: redact(text, "sk-aaaaaaaaaaaaaaaaaaaa"), 200_000),
-    "errors of servers": (lambda text: _error_message(text.encode("utf-8", "replace")), 200_000),
+    "errors of servers": (lambda text: error_message(text.encode("utf-8", "replace")), 200_000),
     "completions": (_completion, 200_000),
     "prompts": (lambda text: wording.fill(wording.data(text)), 200_000),
     "sameness of queries": (normalise, 50_000),
@@ -201,16 +201,16 @@ TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 @settings(deadline=None)
 @given(TEXTS)
 def test_calls_are_those_between_an_opening_and_the_next_closing(text):
-    assert tool_calls._bodies(text) == OLD_CALL.findall(text)
+    assert chat._bodies(text) == OLD_CALL.findall(text)
 
 
 @settings(deadline=None)
 @given(TEXTS, TEXTS)
 def test_calls_are_those_outside_of_thoughts(thought, text):
     expected = OLD_CALL.findall(text)
-    assert tool_calls._bodies(f"<think>{thought}</think>{text}") == expected
-    assert tool_calls._bodies(f"{thought}</think>{text}", thinks=True) == expected
-    assert tool_calls._bodies(f"{text}</tool_call><think>{thought}") == OLD_CALL.findall(f"{text}</tool_call>")
+    assert chat._bodies(f"<think>{thought}</think>{text}") == expected
+    assert chat._bodies(f"{thought}</think>{text}", thinks=True) == expected
+    assert chat._bodies(f"{text}</tool_call><think>{thought}") == OLD_CALL.findall(f"{text}</tool_call>")
 
 
 WORDS = st.lists(st.sampled_from(["a", "b", "ab", "_", "-", ".", " ", "é", "1", "\n"]), max_size=10).map("".join)

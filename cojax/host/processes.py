@@ -1,5 +1,8 @@
 """Ends the processes that descend from ours: tells them to end, waits for a bounded time, and kills the rest. Linux.
 
+A process that must not outlive this one has a guard, which is this file as a program: `python processes.py PARENT
+COMMAND…`. It runs isolated, with the standard library alone.
+
 A command that cojax/api started has an owner: it tells it facts, and ends with it. For all others `tell` does nothing.
 """
 
@@ -8,20 +11,27 @@ import contextlib
 import ctypes
 import json
 import os
+import shlex
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_SUBREAPER = 36
+_PDEATHSIG, _SUBREAPER = 1, 36
 _POLL = 0.02  # seconds
 # Seconds in which processes that are told to end may do so by themselves, and in which the kernel ends killed ones.
 GRACE, KILLED = 5.0, 10.0
 _TOLD: list[int] = []  # the pipe to the owner
+_GUARD = Path(__file__)
+_GUARD_POLL, _CLOSING_POLL = 0.2, 0.05  # seconds between two checks of a guard: while its command runs, while it ends
+_GUARD_GRACE = 3.0  # seconds that the command has after SIGTERM
+# Seconds that a guard may need to end everything: its grace period, and the kernel's time for killed processes.
+_STOP_SECONDS = 15.0
 
 
 def adopt_orphans(adopt: bool = True) -> None:
@@ -152,3 +162,91 @@ def _end_with(owner: int) -> None:
 def usable_cores() -> int:
     """How many there are; less than the machine has where a container or `taskset` confines the process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class GuardedProcess:
+    """One process and its guard, one at a time. The caller keeps threads apart."""
+
+    def __init__(self) -> None:
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._guard is not None and self._guard.poll() is None
+
+    def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        """Starts the command, whose output is appended to `log`. None may be running. Raises OSError."""
+        from cojax.durable import own_file  # the guard, which runs isolated, finds no package
+
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "ab", opener=own_file) as output:
+            output.write(f"\n=== {shlex.join(command)}\n".encode())
+            output.flush()
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", str(_GUARD), str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                # Ctrl-C in the terminal must not reach the server: the trainer still needs it to end the step.
+                start_new_session=True,
+            )
+
+    def end(self, number: int) -> None:
+        """Has the guard end everything, by this signal to it; does it directly if the guard cannot."""
+        guard, self._guard = self._guard, None
+        if guard is None:
+            return
+        if guard.poll() is None:
+            guard.send_signal(signal.SIGCONT)
+            guard.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                guard.wait(_STOP_SECONDS)
+        if guard.poll() is None:
+            end(lambda: descendants(guard.pid))
+            guard.kill()
+            guard.wait()
+        # A guard that was killed has left its session running; one that ended by itself has ended everything.
+        if guard.returncode < 0:
+            end(lambda: session(guard.pid))
+
+
+def guard(arguments: list[str]) -> None:
+    """Runs the command of these arguments, PARENT COMMAND…, and ends it with all its descendants.
+
+    PARENT is the process id of the trainer, which starts the guard. Everything is ended when PARENT is gone (also by
+    SIGKILL), when the guard gets SIGTERM, or when the command ends. The command gets SIGTERM; after a few seconds all
+    remaining descendants get SIGKILL, in every process group and session. SIGUSR1 skips those seconds. The guard ends
+    after the last descendant. If the guard itself is killed, the kernel kills the command.
+    """
+    parent, command = int(arguments[0]), arguments[1:]
+    signals: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda received, _: signals.append(received))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    adopt_orphans()
+    libc = ctypes.CDLL(None)
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        # This process has one thread, so a fork from it is safe.
+        preexec_fn=lambda: libc.prctl(_PDEATHSIG, signal.SIGKILL),
+    )
+    while not signals and os.getppid() == parent and child.poll() is None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_GUARD_POLL)
+    if child.returncode is not None:
+        print(f"the server ended by itself with status {child.returncode}", file=sys.stderr, flush=True)
+    # Only the command gets SIGTERM: it ends its own children in order, and would take their early end for a crash.
+    child.terminate()
+
+    until = time.monotonic() + _GUARD_GRACE
+    while descendants(os.getpid()) and signal.SIGUSR1 not in signals and time.monotonic() < until:
+        time.sleep(_CLOSING_POLL)
+    if left := end(lambda: descendants(os.getpid())):
+        print(f"processes {sorted(left)} could not be ended", file=sys.stderr, flush=True)
+    reap()
+
+
+if __name__ == "__main__":
+    guard(sys.argv[1:])

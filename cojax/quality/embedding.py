@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cojax.openai_api.calls import Address, CallFailed, with_retries
+from cojax.openai_api import Address, ApiClient, CallFailed, with_retries
 from cojax.quality.measures import Floats, unit
 from cojax.storage.files import Log
 from cojax.types import canonical, normalise
@@ -79,11 +79,7 @@ class EndpointEmbedding:
         attempts: int = 4,
         batch: int = 64,
     ):
-        address = Address(base_url, model, "quality.base_url", "quality.model")
-        # The package openai takes most of a second to import, and most runs do not need it.
-        from cojax.openai_api.client import ApiClient
-
-        self._api = ApiClient(address)
+        self._api = ApiClient(Address(base_url, model, "quality.base_url", "quality.model"))
         self._model, self._kept = model, kept
         self._timeout, self._deadline, self._attempts, self._size = timeout, deadline, attempts, batch
         self._known: dict[str, Floats] | None = None

@@ -3,7 +3,7 @@
 Token in, token out. What was sampled is kept as ids and never rendered again; new messages are rendered as what
 template(stub + new) says after the stub, which ends in an action. Control tokens come only from the template
 (control_tokens.py): there is a fixed set of roles, and a literal `<|im_end|>` in a query, an observation or a tool's
-documentation stays text.
+documentation stays text. What a template does with tools and without a system message is found by rendering it.
 """
 
 import copy
@@ -15,23 +15,166 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from cojax.environment import Actor, Episode, ask
 from cojax.rollout.control_tokens import ControlTokens, Mask
 from cojax.rollout.engine import Engine, Sampling
-from cojax.rollout.templates import (
-    MARK,
-    PROBE,
-    TOOLS_SECTION,
-    injected_system_message,
-    rendered,
-    require_tools,
-    shows_tools,
-)
-from cojax.rollout.tool_calls import parse
 from cojax.rollout.vocabulary import CHATML
-from cojax.types import ROLES, Action, Call, Message, Turn
+from cojax.storage.files import NestedTooDeeply, parse_json
+from cojax.types import NO_CALL, ROLES, Action, Call, Message, Turn
+
+# What decides where a call begins and ends, and whether it is only thought of.
+_BOUNDARY = re.compile(r'\\["\\]|"|</?think>|</?tool_call>')
+_TEXT_CHARACTERS = 100_000
+_DEPTH = 32
+
+
+def parse(text: str, thinks: bool = False) -> Action:
+    """The action in a text. Every `<tool_call>` must hold {"name": str, "arguments": object}, or no call counts.
+
+    Calls within a thought are left out: between `<think>` and `</think>`, in a thought that is not ended, and before a
+    `</think>` whose thought began in the prompt. `thinks` says that the text begins within a thought. Neither mark
+    counts within a string of a call's JSON.
+    """
+    found = _bodies(text[:_TEXT_CHARACTERS], thinks)
+    if not found:
+        return Action(text, (), NO_CALL)
+    calls = []
+    for body in found:
+        try:
+            value = read_json(body)
+        except ValueError as error:
+            # The string of a call that was only begun, in a thought, does not end before the thought does.
+            after = parse(text[:_TEXT_CHARACTERS].rpartition("</think>")[2]) if "</think>" in body else Action()
+            return Action(text, after.calls, "" if after.calls else f"tool call is {error}")
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+            return Action(text, (), "tool call needs a name")
+        arguments = value.get("arguments", {})
+        if not isinstance(arguments, dict):
+            return Action(text, (), "arguments must be an object")
+        calls.append(Call(value["name"], arguments))
+    return Action(text, tuple(calls))
+
+
+def _bodies(text: str, thinks: bool = False) -> list[str]:
+    """The text between each `<tool_call>` and the next `</tool_call>`, without thoughts, in linear time."""
+    bodies: list[str] = []
+    start, quoted = -1, False  # where the call began, -1 outside of one; whether a string in it is open
+    for found in _BOUNDARY.finditer(text):
+        match found[0]:
+            case '"':
+                quoted = start >= 0 and not quoted
+            case "<think>" if start < 0:
+                thinks = True
+            case "</think>" if not quoted:
+                if not thinks:
+                    bodies.clear()
+                start, thinks = -1, False
+            case "<tool_call>" if start < 0 and not thinks:
+                start, quoted = found.end(), False
+            case "</tool_call>" if start >= 0:
+                bodies.append(text[start : found.start()])
+                start, quoted = -1, False
+    return bodies
+
+
+def read_json(body: str) -> Any:
+    """A value that a model wrote, by the letter of JSON. Raises ValueError that completes "it is …"."""
+    try:
+        return parse_json(body, depth=_DEPTH)
+    except NestedTooDeeply:
+        raise ValueError("nested too deeply") from None
+    except ValueError:
+        raise ValueError("not valid JSON") from None
+
+
+# A character that templates neither trim, turn into another one, nor hold themselves.
+MARK = "\ue000"
+# Stands before a template. It writes the tools into the system message, where it makes one if need be, and hides them.
+TOOLS_SECTION = """
+{%- if tools %}{%- set ours = namespace(text='# Tools\\n\\nThese tools can be called:\\n') %}
+{%- for tool in tools %}{%- set ours.text = ours.text ~ (tool | tojson) ~ '\\n' %}{%- endfor %}
+{%- set ours.text = ours.text ~ '\\nTo call a tool, write its name and arguments as JSON:\\n<tool_call>\\n' %}
+{%- set ours.text = ours.text ~ '{"name": "the name", "arguments": {"an argument": "its value"}}\\n</tool_call>' %}
+{%- set own = messages[0].role == 'system' %}{%- set tools = none %}
+{%- set ours.text = (messages[0].content ~ '\\n\\n' if own else '') ~ ours.text %}
+{%- set messages = [{'role': 'system', 'content': ours.text}] + (messages[1:] if own else messages) %}{%- endif %}
+""".strip().replace("\n", "")
+# The documentation of a tool that stands for any, and a call of it.
+_WORD = {"word": {"type": "string", "description": "the word"}}
+_LOOKUP = {"name": "lookup", "description": "looks it up", "parameters": {"type": "object", "properties": _WORD}}
+PROBE: Mapping[str, Any] = {"type": "function", "function": _LOOKUP}
+_CALL = {"type": "function", "id": "000000000", "function": {"name": "lookup", "arguments": {"word": MARK}}}
+_USER = {"role": "user", "content": MARK}
+_SYSTEM = {"role": "system", "content": MARK}
+# What a template, which is code of others, may raise.
+_FAILURES = (
+    jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
+
+
+def shows_tools(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any]) -> bool:
+    """Whether the template documents this tool, and writes a call, if it writes any, in a form that `parse` reads."""
+    try:
+        shown = _documents(tokenizer, tool, [_USER])
+        call = rendered(tokenizer, [_USER, {"role": "assistant", "content": "", "tool_calls": [_CALL]}])
+    except ValueError:
+        return False
+    return shown and ("lookup" not in call or bool(parse(call).calls))
+
+
+def require_tools(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any]) -> None:
+    """Raises ValueError unless this tool is documented with and without a system message before the user's.
+
+    A template that takes no system message at all need not show tools beside one.
+    """
+    openings = [[_USER]]
+    try:
+        rendered(tokenizer, [_SYSTEM, _USER])
+        openings.append([_SYSTEM, _USER])
+    except ValueError:
+        pass
+    for messages in openings:
+        try:
+            shown, why = _documents(tokenizer, tool, messages), ""
+        except ValueError as error:
+            shown, why = False, f" ({error})"
+        if not shown:
+            beside = " beside a system message" if len(messages) > 1 else ""
+            raise ValueError(
+                f"the chat template shows no tools{beside}, nor the system message that cojax would show them in{why}; "
+                "choose --config.model.tools=none, or save a template that shows either"
+            )
+
+
+def _documents(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any], messages: list[dict[str, Any]]) -> bool:
+    """Whether these messages are rendered otherwise where the tool is on offer."""
+    return rendered(tokenizer, messages, tools=[dict(tool)]) != rendered(tokenizer, messages)
+
+
+def injected_system_message(tokenizer: PreTrainedTokenizerBase, literals: Iterable[str]) -> str:
+    """What the template says before a first message from the user, without control literals; "" if nothing.
+
+    Only what ends as a turn does, in the tokenizer's eos_token, is a message.
+    """
+    before = rendered(tokenizer, [_USER]).partition(MARK)[0].rpartition(tokenizer.eos_token)[0]
+    words = re.sub("|".join(map(re.escape, literals)), " ", before).split()
+    return " ".join(words[1:] if words[:1] == ["system"] else words)
+
+
+def rendered(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **given: Any) -> str:
+    """The text of the messages, by the template. Raises ValueError, with their roles, where it refuses them."""
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **given))
+    except _FAILURES as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise ValueError(
+            f"the chat template refuses messages of the roles {roles}: {type(error).__name__}: {error!s:.200}; "
+            "save one that takes them as chat_template of the model's tokenizer"
+        ) from error
+
 
 # The "<" of a literal that begins or ends a tool call or a thought.
 _ANGLE = re.compile(r"<(?=/?(?:tool_call|think)>)")
@@ -237,14 +380,13 @@ class PolicyActors:
     prefix: Callable[[str], Sequence[Action]] = lambda session: ()  # session → actions that its episode begins with
 
     def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
-        return PolicyActor(
-            self.engine, self.chat, self.sampling, session=session, seed=seed, prefix=self.prefix(session)
-        )
+        return PolicyActor(self.engine, self.chat, self.sampling, session, seed, self.prefix(session))
 
     def release(self, session: str) -> None:
         self.engine.release(session)
 
 
+@dataclasses.dataclass(eq=False)
 class PolicyActor:
     """The actor of one episode: renders the new messages, samples an action, and keeps every token.
 
@@ -252,20 +394,14 @@ class PolicyActor:
     them.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        chat: Chat,
-        sampling: Sampling,
-        *,
-        session: str,
-        seed: tuple[int, ...],
-        prefix: Sequence[Action] = (),
-    ):
-        self.engine, self.chat, self.sampling, self.prefix = engine, chat, sampling, prefix
-        self.session, self.seed = session, seed
-        self.tokens: tuple[int, ...] = ()
-        self.turns = 0
+    engine: Engine
+    chat: Chat
+    sampling: Sampling
+    session: str
+    seed: tuple[int, ...]
+    prefix: Sequence[Action] = ()
+    tokens: tuple[int, ...] = ()
+    turns: int = 0
 
     def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
         if self.tokens:

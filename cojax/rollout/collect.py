@@ -85,19 +85,17 @@ class EpisodeRequest:
         return Trajectory(self.task, self.episode, opening, turns, outcome=outcome, error=error)
 
 
+@dataclasses.dataclass(eq=False)
 class EpisodeThreads:
     """Threads that play episodes of one environment; for one call of `play`."""
 
-    def __init__(
-        self,
-        actors: Actors,
-        environment: Environment,
-        limits: Limits,
-        on_episode: Callable[[Trajectory], None],
-    ):
-        self.actors, self.environment = actors, environment
-        self.limits, self.on_episode = limits, on_episode
-        self.policy_code = runs_policy_code(environment)  # a policy's code may make it hang
+    actors: Actors
+    environment: Environment
+    limits: Limits
+    on_episode: Callable[[Trajectory], None]
+
+    def __post_init__(self) -> None:
+        self.policy_code = runs_policy_code(self.environment)  # a policy's code may make it hang
         self.todo: queue.SimpleQueue[EpisodeRequest | None] = queue.SimpleQueue()
         self.done: queue.SimpleQueue[tuple[EpisodeRequest, Progress, Trajectory | BaseException]] = queue.SimpleQueue()
         self.running: dict[int, EpisodeRequest] = {}

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import Actor, EngineError, Episode, OutOfContext, ask
-from cojax.openai_api.calls import Address, CallFailed, with_retries
-from cojax.openai_api.client import ApiClient
-from cojax.rollout.tool_calls import parse, read_json
+from cojax.openai_api import Address, ApiClient, CallFailed, with_retries
+from cojax.rollout.chat import parse, read_json
 from cojax.types import Action, Call, Message, Turn
 
 MOST_TEXT = 200_000  # characters of a reply that are kept
@@ -34,26 +33,24 @@ class ChatReply:
 Complete = Callable[[Sequence[JsonObject], Sequence[Mapping[str, Any]], threading.Event], ChatReply]
 
 
+@dataclasses.dataclass(eq=False)
 class ChatEndpoint:
     """Chat completions of `model` at `url`, with the key in OPENAI_API_KEY. Any number of threads may call it.
 
     One reply takes at most `deadline` seconds and `attempts` requests. Raises ValueError for an invalid address.
     """
 
-    def __init__(
-        self,
-        url: str,
-        model: str,
-        *,
-        temperature: float = 0.0,
-        max_tokens: int = 4096,
-        deadline: float = 300.0,
-        attempts: int = 6,
-    ) -> None:
-        self.url, self.model = url.rstrip("/"), model
-        self._api = ApiClient(Address(self.url, model, "--endpoint", "--endpoint_model"))
-        self._settings = {"temperature": temperature, "max_tokens": max_tokens}
-        self._deadline, self._attempts = deadline, attempts
+    url: str
+    model: str
+    _: dataclasses.KW_ONLY
+    temperature: float = 0.0
+    max_tokens: int = 4096
+    deadline: float = 300.0
+    attempts: int = 6
+
+    def __post_init__(self) -> None:
+        self.url = self.url.rstrip("/")
+        self._api = ApiClient(Address(self.url, self.model, "--endpoint", "--endpoint_model"))
         self._down = ""  # why no further request can succeed
 
     def __call__(
@@ -64,9 +61,9 @@ class ChatEndpoint:
         Raises OutOfContext if the server says that the messages are too long for the model, EngineError if no reply can
         be obtained or `unwanted` is set.
         """
-        until = time.monotonic() + self._deadline
-        offered = {"tools": list(tools)} if tools else {}
-        body = {"model": self.model, "messages": list(messages), **offered, **self._settings}
+        until = time.monotonic() + self.deadline
+        body: JsonObject = {"model": self.model, "messages": list(messages)} | ({"tools": list(tools)} if tools else {})
+        body |= {"temperature": self.temperature, "max_tokens": self.max_tokens}
 
         def attempt() -> ChatReply:
             if unwanted.is_set():
@@ -76,7 +73,7 @@ class ChatEndpoint:
             return self._api.chat(body, max(0.1, until - time.monotonic()), self._reply)
 
         try:
-            return with_retries(attempt, self._attempts, lambda: until - time.monotonic(), unwanted.wait)
+            return with_retries(attempt, self.attempts, lambda: until - time.monotonic(), unwanted.wait)
         except CallFailed as failed:
             if failed.kind == "too_long":
                 raise OutOfContext(failed.reason) from None

@@ -35,9 +35,8 @@ from cojax.policy.moe import RouteShape
 from cojax.policy.parameters import Parameter, compute_dtype
 from cojax.policy.sharding import check_divides, partition, replicas
 from cojax.policy.transformer import Params, unstack
-from cojax.rollout.batching import Batcher, Request, Session
+from cojax.rollout.batching import Batcher, Request, Session, uniforms
 from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_length, checked_prompt
-from cojax.rollout.forwards import uniforms
 from cojax.settings.tree import EngineSettings
 
 _POLL_SECONDS = 1.0  # between two checks, by a waiting caller, of whether the threads are alive

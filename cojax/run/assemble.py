@@ -16,9 +16,8 @@ from cojax import worlds
 from cojax.environment import Charted, Environment, traits_of
 from cojax.evaluation.scores import dev_score, sampling
 from cojax.explorer import Explorer, Metered
+from cojax.explorer.llm.chat_model import Journal
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.journal import Journal
-from cojax.explorer.scripted.windows import Ending
 from cojax.learner.learner import Learner, required_route_shape
 from cojax.learner.optimizer import adamw
 from cojax.learner.placement import ONE_PROCESS, Hosts

@@ -32,8 +32,7 @@ from cojax.report.console import CONSOLE
 from cojax.rollout.engine import Engine, Routed
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.process import LaunchSettings
-from cojax.rollout.sglang.server import ServerLimits
+from cojax.rollout.sglang.server import LaunchSettings, ServerLimits
 from cojax.run import methods
 from cojax.run.processes import mesh_of
 from cojax.settings import base

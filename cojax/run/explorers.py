@@ -10,10 +10,8 @@ from ml_collections import ConfigDict
 
 from cojax.environment import Actor, Charted, EngineError, Environment, Episode, traits_of
 from cojax.explorer import Explorer
-from cojax.explorer.careless import CarelessExplorer
-from cojax.explorer.llm.chat_model import Budget, ChatModel, ChatSettings
+from cojax.explorer.llm.chat_model import Budget, ChatModel, ChatSettings, Journal
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.journal import Journal
 from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
 from cojax.host.deadlines import WatchedPlay
 from cojax.rollout.chat import PolicyActor
@@ -67,7 +65,8 @@ def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplo
 
 def careless(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
     """The scripted explorer, which makes mistakes with probability explorer.mistakes: for experiments on validation."""
-    return CarelessExplorer(scripted(config, made, journal), config.explorer.mistakes)
+    careful = scripted(config, made, journal)
+    return dataclasses.replace(careful, mistakes=config.explorer.mistakes, name="careless")
 
 
 def llm(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
@@ -79,7 +78,7 @@ def llm(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
 
 def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
     """The explorer whose model is the policy in training, on the engine of its rollouts."""
-    from cojax.explorer.llm.policy_model import PolicyModel
+    from cojax.explorer.llm.chat_client import PolicyModel
 
     section = settings(config.llm)
     chat_model = PolicyModel(

@@ -20,8 +20,8 @@ from cojax.compile.targets import attached
 from cojax.environment import play, traits_of
 from cojax.environment.replay import follow
 from cojax.evaluation import scores
+from cojax.explorer.llm.chat_model import Journal
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.journal import Journal
 from cojax.learner.advantages import token_advantages
 from cojax.learner.placement import Placement
 from cojax.learner.rehearsal import rehearse

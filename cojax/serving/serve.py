@@ -1,44 +1,274 @@
-"""Servers of a rollout host: starts them, watches them, and gives them each new version of the weights."""
+"""Servers of a rollout host: starts them, watches them, and gives them each new version of the weights.
+
+Versions come from a trainer that writes them, or from the checkpoints of a run. A server reads a model folder. What all
+processes of a trainer saved together, and checkpoints, are written as one here, in memory where it fits.
+"""
 
 import asyncio
 import contextlib
 import dataclasses
+import fcntl
 import logging
+import math
+import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Protocol, TextIO
 
 import jax
+import numpy as np
 from absl import logging as absl_logging
 from ml_collections import ConfigDict
 
+from cojax.durable import own_file
 from cojax.environment import EngineError
-from cojax.host.processes import end_descendants_at_exit
+from cojax.host.processes import GuardedProcess, end_descendants_at_exit
 from cojax.policy.config import ModelConfig
 from cojax.policy.model_folder import CONFIG
+from cojax.policy.parameters import parameters
 from cojax.report.console import CONSOLE
-from cojax.rollout.export import check_weights
+from cojax.rollout.export import (
+    check_weights,
+    is_item,
+    item_bytes,
+    other_model,
+    prune_weights,
+    restore_item,
+    write_weights,
+)
 from cojax.rollout.sglang.client import Connections, RequestFailed, RequestRefused, Router
+from cojax.rollout.sglang.engine import newest_version
 from cojax.rollout.sglang.fleet import Fleet
-from cojax.rollout.sglang.process import LaunchSettings, RouterProcess, ServerProcess
-from cojax.rollout.sglang.server import LabelledWeights, Server
-from cojax.rollout.sglang.supervisor import FleetSettings
-from cojax.run import engines
+from cojax.rollout.sglang.server import LabelledWeights, LaunchSettings, Server, ServerProcess
+from cojax.run import engines, trained
 from cojax.run.checks import check
 from cojax.run.configuration import configuration
-from cojax.serving.sources import FAULTS, Checkpoints, LocalFolders, Source, Versions, Watch
+from cojax.storage.checkpoint import Checkpointer, CheckpointError
+from cojax.storage.files import is_number, lock_folder
 
 _LOG = logging.getLogger("cojax.serve")
-
 # The label of weights that no trainer has written. A trainer that attaches replaces them before its first request.
 _LABEL = "as-started"
 _LAST_PORT = 65_535
 _POLL = 0.5  # seconds between two looks for a new version
 _ROUTER_POLL = 1.0  # seconds between two looks at what is behind the router
 _ROUTER_PATIENCE = 30.0  # seconds for a router to take a server that it was given
+_MEMORY, _NAME, _LOCK = Path("/dev/shm"), "cojax-weights-", ".lock"
+_PATIENCE = 10.0  # seconds for a look under way to end
+_SPARE = 1.5  # a version is kept in memory if so many of it are free
+FAULTS = (OSError, ValueError, CheckpointError)
+
+
+class Source(Protocol):
+    """Where versions come from. `expected`, once set, is the model of which they must be."""
+
+    expected: ModelConfig | None
+
+    def newest(self) -> LabelledWeights | None:
+        """The newest version as a model folder of this host; None where there is none. Raises one of FAULTS."""
+
+
+class LocalFolders:
+    """Model folders that this host makes, in `folder`; "" is /dev/shm where they fit, else the temporary folder.
+
+    They are removed by `close`. Those of a process that was killed are removed by the next one.
+    """
+
+    def __init__(self, folder: str = "") -> None:
+        self._folder, self._count = folder, 0
+        self._roots: dict[Path, tuple[Path, TextIO]] = {}
+
+    def make(self, size: int, write: Callable[[Path], None]) -> Path:
+        """The next folder, of `size` bytes, filled by `write`. Raises what `write` raises, and OSError."""
+        place = Path(self._folder) if self._folder else _MEMORY if _fits(size) else Path(tempfile.gettempdir())
+        self._count += 1
+        folder = self._root(place) / str(self._count)
+        write(folder)
+        return folder
+
+    def prune(self, keep: Iterable[Path]) -> None:
+        """Removes all folders but those to keep, and newer ones: they are not known elsewhere yet."""
+        roots, kept = [root for root, _ in list(self._roots.values())], list(keep)
+        newest = max((int(path.name) for path in kept if path.parent in roots), default=0)
+        for root in roots:
+            newer = (path for path in root.iterdir() if is_number(path.name) and int(path.name) > newest)
+            prune_weights(root, [*kept, *newer])
+
+    def close(self) -> None:
+        """Removes everything."""
+        for root, lock in self._roots.values():
+            shutil.rmtree(root, ignore_errors=True)
+            lock.close()
+        self._roots.clear()
+
+    def _root(self, place: Path) -> Path:
+        """This process's own folder in `place`, locked while it lives."""
+        if place not in self._roots:
+            place.mkdir(parents=True, exist_ok=True)
+            _sweep(place)
+            root = Path(tempfile.mkdtemp(prefix=_NAME, dir=place)).absolute()
+            self._roots[place] = root, lock_folder(root, "--config.sglang.local", _LOCK)
+        return self._roots[place][0]
+
+
+class Versions:
+    """The versions that a trainer writes to `folder`/weights/."""
+
+    def __init__(self, folder: Path, local: LocalFolders, expected: ModelConfig | None = None) -> None:
+        self.expected = expected
+        self._folder, self._local = folder, local
+        self._known: LabelledWeights | None = None
+        self._served: LabelledWeights | None = None
+        self._damaged: tuple[LabelledWeights, int, ValueError] | None = None  # when it was written, and its error
+
+    def newest(self) -> LabelledWeights | None:
+        found = newest_version(self._folder, self._known)
+        if found is None or found == self._known:
+            return self._served
+        if self.expected is not None and (difference := other_model(found.folder, self.expected)):
+            raise ValueError(
+                f"{found.folder} is of another model: {difference}. Another run writes there: give each its own "
+                "--config.sglang.folder, and this host the --config.model.path of its run"
+            )
+        served = LabelledWeights(self._restored(found), found.label) if is_item(found.folder) else found
+        self._known, self._served = found, served
+        return served
+
+    def _restored(self, found: LabelledWeights) -> Path:
+        """The version as a model folder here. One that cannot be read is not read again and again."""
+        began, written, size = time.monotonic(), found.folder.stat().st_mtime_ns, item_bytes(found.folder)
+        if self._damaged is not None and self._damaged[:2] == (found, written):
+            raise self._damaged[2]
+        try:
+            made = self._local.make(size, lambda folder: restore_item(found.folder, folder, found.label))
+        except ValueError as error:
+            self._damaged = found, written, error
+            raise
+        _LOG.info("%s restored to %s in %.1f s", found.folder, made, time.monotonic() - began)
+        return made
+
+
+class Checkpoints:
+    """The newest sound checkpoint of the run in `run`, its parameters as `dtype`; "" is that in which it computes.
+
+    No trainer needs to run.
+    """
+
+    def __init__(self, run: Path, local: LocalFolders, dtype: str = "", expected: ModelConfig | None = None) -> None:
+        self.expected = expected
+        self._run, self._local, self._dtype = run, local, dtype
+        self._known: tuple[int, int] | None = None
+        self._served: LabelledWeights | None = None
+
+    def newest(self) -> LabelledWeights | None:
+        folder = self._run / "checkpoints"
+        steps = Checkpointer(folder).steps()
+        if not steps:
+            trained.settings_of(self._run)  # that it is a run at all
+            return None
+        # A run that is resumed from an older step writes the same numbers again.
+        known = steps[-1], (folder / str(steps[-1])).stat().st_mtime_ns
+        if known != self._known:
+            self._served, self._known = self._written(trained.of_run(self._run)), known
+        return self._served
+
+    def _written(self, policy: trained.TrainedPolicy) -> LabelledWeights:
+        label, model = f"step-{policy.step}-{policy.content}", policy.model
+        if self._served is not None and self._served.label == label:
+            return self._served
+        dtype = self._dtype or model.dtype
+        numbers = sum(math.prod(row.shape(model)) for row in parameters(model))
+
+        def write(folder: Path) -> None:
+            write_weights(folder, model, policy.weights().arrays(), dtype, label=label)
+            if self.expected is not None and (difference := other_model(folder, self.expected)):
+                raise ValueError(f"{self._run} is a run of another model: {difference}; correct --config.model.path")
+
+        return LabelledWeights(self._local.make(numbers * np.dtype(dtype).itemsize, write), label)
+
+
+class Watch:
+    """Looks for the newest version every `poll` seconds, on a thread of its own: a network's folder may hang.
+
+    `found` is the newest version that could be read; `changed` is called on that thread after each new one.
+    `fault` says why the last look found none. A look that takes longer than `deadline` seconds is late.
+    """
+
+    def __init__(self, source: Source, poll: float, deadline: float, changed: Callable[[], object]) -> None:
+        self._source, self._poll, self._deadline, self._changed = source, poll, deadline, changed
+        self.found: LabelledWeights | None = None
+        self.fault: Exception | None = None
+        self.looked, self._stopped = threading.Event(), threading.Event()
+        self._since = self._told = 0.0  # when the look under way began, on the monotonic clock; 0 between two looks
+        self._thread = threading.Thread(target=self._look, name="newest weights", daemon=True)
+        self._thread.start()
+
+    def raise_if_late(self) -> None:
+        """Raises TimeoutError if the look under way is late."""
+        if (since := self._since) and time.monotonic() - since > self._deadline:
+            raise TimeoutError(
+                f"reading the newest version takes longer than sglang.sync_deadline={self._deadline:g} s"
+            )
+
+    def tell_if_late(self) -> None:
+        """Logs, once for each look, that it is late."""
+        try:
+            self.raise_if_late()
+        except TimeoutError as error:
+            if self._told != self._since:
+                _LOG.error("%s; the one before stays", error)
+                self._told = self._since
+
+    def stop(self) -> None:
+        """Ends the thread; one that hangs is left behind."""
+        self._stopped.set()
+        self._thread.join(_PATIENCE)
+
+    def _look(self) -> None:
+        while not self._stopped.is_set():
+            self._since = time.monotonic()
+            before = self.found
+            try:
+                self.found, self.fault = self._source.newest() or self.found, None
+            except Exception as error:  # whatever it is, the thread must go on looking
+                error = error if isinstance(error, FAULTS) else ValueError(f"{type(error).__name__}: {error}")
+                if str(error) != str(self.fault):
+                    _LOG.warning("the newest version cannot be served, the one before stays: %s", error)
+                self.fault = error
+            self._since = 0.0
+            self.looked.set()
+            if self.found != before and not self._stopped.is_set():
+                self._changed()
+            self._stopped.wait(self._poll)
+
+
+def _fits(size: int) -> bool:
+    """Whether a folder of so many bytes fits into /dev/shm, which is memory, with some to spare."""
+    try:
+        free = shutil.disk_usage(_MEMORY).free
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = min(free, int(lines["MemAvailable"].split()[0]) * 1024)
+    except (OSError, KeyError, ValueError):
+        return False
+    return os.access(_MEMORY, os.W_OK) and free >= _SPARE * size
+
+
+def _sweep(place: Path) -> None:
+    """Removes folders of processes of ours that ended without removing them."""
+    for root in place.glob(f"{_NAME}*"):
+        with contextlib.suppress(OSError):
+            if root.stat().st_uid != os.getuid():
+                continue
+            with open(root / _LOCK, opener=own_file) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(root, ignore_errors=True)
 
 
 def serve(config: ConfigDict, host: str, stop: threading.Event, run: str = "", router: str = "") -> int:
@@ -100,9 +330,7 @@ async def _keep(config: ConfigDict, host: str, run: str, router: str) -> None:
         launch = dataclasses.replace(engines.launch(config, logs, dtype), host=host)
         processes = [ServerProcess(launch, index) for index in range(section.servers)]
         limits, release = engines.server_limits(config), section.release_memory
-        fleet = Fleet(
-            connections, [], processes, FleetSettings(limits, any_weights=not follows, release_memory=release)
-        )
+        fleet = Fleet(connections, [], processes, limits, any_weights=not follows, release_memory=release)
         if router:
             routed = RoutedFleet(router, launch, fleet, connections)
             keeping = asyncio.create_task(routed.keep())
@@ -190,11 +418,11 @@ class RoutedFleet:
     """
 
     def __init__(self, router: str, launch: LaunchSettings, fleet: Fleet, connections: Connections) -> None:
-        self._process = RouterProcess(launch, int(router)) if router.isdigit() else None
+        self._launch, self._port = launch, int(router) if router.isdigit() else 0  # 0: the router is elsewhere
+        self._process = GuardedProcess()
         # Where others reach this host.
         self._host = socket.gethostname() if launch.host in ("0.0.0.0", "::") else launch.host
-        url = f"http://{'127.0.0.1' if launch.host == '0.0.0.0' else launch.host}:{router}"
-        self._router = Router(url if self._process else router.rstrip("/"), connections)
+        self._router = Router(launch.url(self._port) if self._port else router.rstrip("/"), connections)
         self._fleet = fleet
         self._given: dict[str, float] = {}  # address → when the router was given it
 
@@ -203,15 +431,18 @@ class RoutedFleet:
         fault = ""
         while True:
             try:
-                if self._process is not None and not self._process.running:
-                    _LOG.info("a router starts on port %d; its log is %s", self._process.port, self._process.log)
-                    await asyncio.to_thread(self._process.start)
+                if self._port and not self._process.running:
+                    log = self._launch.logs / "router.log"
+                    _LOG.info("a router starts on port %d; its log is %s", self._port, log)
+                    await asyncio.to_thread(self._process.end, signal.SIGUSR1)
+                    command = self._launch.router_command(self._port)
+                    await asyncio.to_thread(self._process.start, command, log, self._launch.environment())
                     self._given.clear()
                 await self._update()
                 fault = ""
             except (RequestFailed, RequestRefused, OSError) as error:
                 # One that starts does not answer for a while.
-                if str(error) != fault and not (self._process and not self._given):
+                if str(error) != fault and not (self._port and not self._given):
                     _LOG.warning("the router: %s", error)
                 fault = str(error)
             await asyncio.sleep(_ROUTER_POLL)
@@ -233,8 +464,8 @@ class RoutedFleet:
 
     async def close(self) -> None:
         """Takes the servers away, so that no request is sent to them any more; ends a router that was started here."""
-        if self._process is not None:
-            await asyncio.to_thread(self._process.stop)
+        if self._port:
+            await asyncio.to_thread(self._process.end, signal.SIGTERM)
             return
         for server in self._fleet.servers:
             with contextlib.suppress(RequestFailed, RequestRefused):

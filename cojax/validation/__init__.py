@@ -13,7 +13,7 @@ from cojax import environment as world
 from cojax.environment import Environment, EnvironmentFailure, Episode, ask
 from cojax.environment.replay import Play, Replay, replay
 from cojax.explorer import Explorer, Metered
-from cojax.explorer.scripted.windows import phrase_steps, tool_documentation
+from cojax.explorer.scripted.explorer import phrase_steps, tool_documentation
 from cojax.host.deadlines import PATIENCE, ask_within
 from cojax.settings.tree import ValidationSettings
 from cojax.types import Action, Call, Message, Task, TaskDraft, Turn, Verdict, signature

@@ -13,8 +13,7 @@ from typing import Any
 
 from cojax.environment import Environment, EnvironmentFailure, Episode, EpisodeFailure, LimitExceeded, waiting
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
-from cojax.openai_api.calls import Address, CallFailed, with_retries
-from cojax.openai_api.client import ApiClient
+from cojax.openai_api import Address, ApiClient, CallFailed, with_retries
 from cojax.types import Action, Message, Observation, Task, content_hash
 from .tasks import CUSTOMER
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cojax.rollout.tool_calls import parse
+from cojax.rollout.chat import parse
 from cojax.types import Action, Call
 
 # Texts that a looping policy repeats.

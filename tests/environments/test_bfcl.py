@@ -14,7 +14,7 @@ from patience import patience
 import environments
 from cojax.environment import Charted, counted_seconds, play
 from cojax.environment.replay import follow
-from cojax.rollout.tool_calls import parse
+from cojax.rollout.chat import parse
 from cojax.types import Action, Call, Task, Trajectory
 from environments import check
 from environments.solutions import GARBAGE

@@ -6,8 +6,7 @@ import pytest
 from records import DESK, call
 
 import environments
-from cojax.explorer.careless import CarelessExplorer, confuse_name
-from cojax.explorer.scripted.explorer import ScriptedExplorer
+from cojax.explorer.scripted.explorer import ScriptedExplorer, confuse_name
 from cojax.types import Action, Call, TaskDraft
 from cojax.validation import Validation
 
@@ -17,7 +16,7 @@ SEND = (call("contacts_find", person="ana"), call("mail_send", address="box11", 
 DRAFT = TaskDraft("desk", DESK, "run 0", "mail amber to ana, not to anastasia", SEND, "", (0,))
 
 
-def drafts(explorer: CarelessExplorer | ScriptedExplorer, count: int = 40) -> Iterator[TaskDraft]:
+def drafts(explorer: ScriptedExplorer, count: int = 40) -> Iterator[TaskDraft]:
     for seed, place in enumerate(ENVIRONMENT.tasks("seed", count)):
         task = dataclasses.replace(place, query="", solution=())
         explored = explorer.explore(ENVIRONMENT, task, None, (seed,))
@@ -74,16 +73,16 @@ def test_hostile_names_are_taken_literally() -> None:
 
 
 def test_without_mistakes_it_is_the_careful_one() -> None:
-    assert list(drafts(CarelessExplorer(CAREFUL, 0.0), 5)) == list(drafts(CAREFUL, 5))
+    assert list(drafts(dataclasses.replace(CAREFUL, mistakes=0.0), 5)) == list(drafts(CAREFUL, 5))
 
 
 def test_the_seed_decides() -> None:
-    careless = CarelessExplorer(CAREFUL, 0.5)
+    careless = dataclasses.replace(CAREFUL, mistakes=0.5)
     assert list(drafts(careless, 5)) == list(drafts(careless, 5))
 
 
 def test_mistakes_come_at_their_rate_and_execution_refuses_most_of_them() -> None:
-    careful, careless = list(drafts(CAREFUL)), list(drafts(CarelessExplorer(CAREFUL, 0.5)))
+    careful, careless = list(drafts(CAREFUL)), list(drafts(dataclasses.replace(CAREFUL, mistakes=0.5)))
     differ = [new for old, new in zip(careful, careless, strict=True) if old != new]
     assert 0.3 < len(differ) / len(careful) < 0.6
     assert _accepted(differ) < len(differ) / 2
@@ -98,9 +97,4 @@ def _accepted(drafts: Sequence[TaskDraft]) -> int:
 @pytest.mark.parametrize("mistakes", [-0.1, 1.1, float("nan")])
 def test_a_rate_outside_0_to_1_is_refused(mistakes: float) -> None:
     with pytest.raises(ValueError, match="expected a probability"):
-        CarelessExplorer(CAREFUL, mistakes)
-
-
-def test_it_has_what_the_careful_one_has() -> None:
-    careless = CarelessExplorer(dataclasses.replace(CAREFUL, width=3), 0.5)
-    assert (careless.name, careless.ending, careless.width) == ("careless", "finish", 3)
+        dataclasses.replace(CAREFUL, mistakes=mistakes)

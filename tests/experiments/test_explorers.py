@@ -1,5 +1,6 @@
 """From flags to an explorer and what its drafts go through."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -7,9 +8,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from cojax.environment import EngineError
-from cojax.explorer.careless import CarelessExplorer
+from cojax.explorer.llm.chat_model import Journal
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.journal import Journal
 from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.run import assemble, explorers
 from cojax.run.checks import check, check_run
@@ -67,6 +67,10 @@ def test_the_command_takes_the_short_spelling(commands) -> None:
             {"initial_explorer": "policy", "llm.deadline": 0.0},
             "llm.deadline is 0.0; expected a number of seconds above 0",
         ),
+        ({"llm.timeout": 0.0}, "llm.timeout is 0.0; expected a number of seconds above 0"),
+        ({"llm.temperature": float("nan")}, "llm.temperature is nan; expected a number at least 0"),
+        ({"llm.max_tokens_per_evolution": 0}, "expected a whole number at least 1"),
+        ({"llm.max_requests_per_evolution": 0}, "llm.max_requests_per_evolution is 0"),
         ({"explorer.ending": "done"}, "has no tool 'done' to end an episode; it has files_find, "),
         ({"explorer.name": "llm", "explorer.ending": "Finish"}, "finish. Name one of them by explorer.ending"),
     ],
@@ -159,8 +163,9 @@ def test_explorers_and_their_validation_are_built_from_the_configuration(config:
 
     config.explorer.name, config.explorer.mistakes = "careless", 0.2
     careless = assemble.explorer(config, made)
-    assert isinstance(careless, CarelessExplorer)
-    assert (careless.careful, careless.mistakes) == (scripted, 0.2)
+    assert isinstance(careless, ScriptedExplorer)
+    assert (careless.name, careless.mistakes) == ("careless", 0.2)
+    assert dataclasses.replace(careless, name=scripted.name, mistakes=0.0) == scripted
 
     config.explorer.name, config.explorer.runs, config.validation.judge = "llm", 2, "note"
     config.validation.evaluation_similarity = 0.7

@@ -14,9 +14,8 @@ from cojax.learner.bound_loss import bind
 from cojax.learner.losses import LOSSES
 from cojax.learner.objective import objective
 from cojax.policy.config import ModelConfig
-from cojax.rollout.chat import Chat
+from cojax.rollout.chat import PROBE, Chat
 from cojax.rollout.sglang.client import RELEASED_MEMORY, ReleasedMemoryFile
-from cojax.rollout.templates import PROBE
 from cojax.rollout.vocabulary import byte_tokenizer
 from cojax.run import assemble, preflight
 from cojax.settings import base

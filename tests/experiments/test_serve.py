@@ -17,9 +17,8 @@ from ml_collections import ConfigDict
 from patience import patience
 
 from cojax.rollout.export import write_weights
-from cojax.rollout.sglang.engine import SGLangEngine
+from cojax.rollout.sglang.engine import SGLangEngine, WeightsFolder
 from cojax.rollout.sglang.server import ServerLimits
-from cojax.rollout.sglang.weights import WeightsFolder
 from cojax.serving import serve
 from cojax.settings import base
 
@@ -142,7 +141,7 @@ def test_who_follows_waits_for_the_first_version_and_starts_on_it(config, host, 
 def test_a_server_that_does_not_follow_is_told_of_with_the_reason(config, host, launched) -> None:
     host(config)
     engine = trainer(config, follow=True)
-    engine.fleet.supervisor.limits = dataclasses.replace(TRAINER, sync=1.0)
+    engine.fleet.limits = dataclasses.replace(TRAINER, sync=1.0)
     with pytest.raises(Exception, match=r"within 1 s .*does `python -m experiments\.serve` run there .*follow=True"):
         engine.load(weights(0))
     engine.close()

@@ -26,10 +26,9 @@ from trained_runs import damage, make_run
 from cojax.policy.config import ModelConfig
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import read_label, write_weights
-from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.weights import WeightsFolder
-from cojax.serving import sources
-from cojax.serving.sources import Checkpoints, LocalFolders, Versions, Watch
+from cojax.rollout.sglang.engine import SGLangEngine, WeightsFolder
+from cojax.serving import serve as sources
+from cojax.serving.serve import Checkpoints, LocalFolders, Versions, Watch
 from cojax.storage.checkpoint import CheckpointError, save_params
 
 __all__ = ["config", "host", "launched"]  # fixtures
@@ -50,7 +49,8 @@ def local(tmp_path: Path):
 
 def save(folder: Path, version: int, label: str, config: ModelConfig = CONFIG) -> None:
     store = WeightsFolder(folder)
-    store.save(version, functools.partial(save_params, initialize(config, 0)), config, "", label)
+    saved = Weights(version, weights(version).arrays, save=functools.partial(save_params, initialize(config, 0)))
+    store.write(saved, config, "", label, together=True)
     store.close()
 
 
@@ -164,7 +164,7 @@ def junk(path: Path) -> None:
 def test_a_damaged_version_is_told_of_once_and_the_next_one_is_served(
     tmp_path, local, caplog, monkeypatch, name, damage, said
 ) -> None:
-    monkeypatch.setattr("cojax.rollout.sglang.weights._SETTLED", 0.1)
+    monkeypatch.setattr("cojax.rollout.sglang.engine._SETTLED", 0.1)
     save(tmp_path, 1, "one")
     versions, changed = Versions(tmp_path, local, CONFIG), threading.Event()
     watch = Watch(versions, 0.05, 10.0, changed.set)
@@ -276,8 +276,8 @@ def test_a_host_serves_a_run_that_nobody_trains(config, launched, tmp_path: Path
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from cojax.serving import sources
-from cojax.serving.sources import LocalFolders
+from cojax.serving import serve as sources
+from cojax.serving.serve import LocalFolders
 print(LocalFolders(sys.argv[1]).make(1, lambda folder: folder.mkdir()), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 from records import call, task, trajectory
 
-from cojax.explorer.guidance import GUIDANCE, context_of
+from cojax.explorer import GUIDANCE, context_of
 from cojax.types import Check, Signal
 
 A = task("mail amber to ana", [call("contacts_find", person="ana"), call("mail_send", address="box11", text="amber")])

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from patience import patience
 
+from cojax.host import processes
 from cojax.host.processes import descendants, end, session
-from cojax.rollout.sglang import guard as sglang_guard
-from cojax.rollout.sglang.process import LaunchSettings, ServerProcess
+from cojax.rollout.sglang.server import LaunchSettings, ServerProcess
 
 # Prints the ids of itself, a child, and a grandchild in a session of its own whose parent is gone; all deaf to SIGTERM.
 FAMILY = """
@@ -109,8 +109,8 @@ def test_a_guard_that_hangs_is_done_without(tmp_path, monkeypatch):
         "from cojax.host.processes import adopt_orphans; adopt_orphans()\n"
         "subprocess.Popen(sys.argv[2:]); time.sleep(60)\n"
     )
-    monkeypatch.setattr(sglang_guard, "_GUARD", hung)
-    monkeypatch.setattr(sglang_guard, "_STOP_SECONDS", 0.2)
+    monkeypatch.setattr(processes, "_GUARD", hung)
+    monkeypatch.setattr(processes, "_STOP_SECONDS", 0.2)
     process, family = server(tmp_path)
     process.stop()
     assert not any(map(alive, family))

@@ -10,9 +10,8 @@ import pytest
 from chat_server import Answer, Endless, in_turn, says, serving, soon
 from patience import patience
 
-from cojax.openai_api import client
-from cojax.openai_api.calls import Address, CallFailed
-from cojax.openai_api.client import ApiClient
+from cojax import openai_api as client
+from cojax.openai_api import Address, ApiClient, CallFailed
 
 KEY = "sk-very-secret-0123456789"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}

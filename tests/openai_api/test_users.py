@@ -9,10 +9,10 @@ import pytest
 from chat_server import Answer, Endless, in_turn, serving, soon
 from patience import patience
 
+from cojax import openai_api as calls
 from cojax.environment import EngineError, EnvironmentFailure
 from cojax.explorer.llm.chat_client import ChatClient
 from cojax.explorer.llm.chat_model import ChatSettings
-from cojax.openai_api import calls
 from cojax.quality.embedding import EmbeddingError, EndpointEmbedding
 from cojax.rollout.endpoint import ChatEndpoint
 from cojax.types import Message

@@ -9,7 +9,7 @@ import pytest
 from page_text import drawn, needs_node
 from test_report import ATTACK, CHILD, GRANDCHILD, SEED, SOURCE, data_of, episode, metrics
 
-from cojax.explorer.llm.journal import Journal
+from cojax.explorer.llm.chat_model import Journal
 from cojax.pool import task_record
 from cojax.report import Exchanges, exchanges, lineage, read_run, write_report
 from cojax.report.command import main

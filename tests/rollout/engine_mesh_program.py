@@ -18,7 +18,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters, to_hf
 from cojax.policy.sharding import SAMPLING, copies, make_mesh, shard
 from cojax.policy.transformer import initialize
-from cojax.rollout import forwards
+from cojax.rollout import batching as forwards
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.local import LocalEngine
 

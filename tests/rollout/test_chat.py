@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cojax.rollout.chat import Chat, names_only, no_document, whole_document
-from cojax.rollout.tool_calls import parse
+from cojax.rollout.chat import Chat, names_only, no_document, parse, whole_document
 from cojax.rollout.vocabulary import CONTROLS, word_tokenizer
 from cojax.types import Action, Call, Message
 

@@ -10,8 +10,8 @@ from chat_endpoint import ScriptedEndpoint, refused, said, serving, solver
 from counter_environment import CounterEnvironment
 from patience import patience
 
+from cojax import openai_api as calls
 from cojax.environment import EngineError, OutOfContext, play
-from cojax.openai_api import calls
 from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.rollout.endpoint import (
     ChatEndpoint,

@@ -8,10 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from cojax.rollout.chat import Chat, PolicyActor, names_only, no_document
+from cojax.rollout.chat import PROBE, TOOLS_SECTION, Chat, PolicyActor, names_only, no_document, parse
 from cojax.rollout.engine import Completion, Sampling
-from cojax.rollout.templates import PROBE, TOOLS_SECTION
-from cojax.rollout.tool_calls import parse
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.types import Action, Call, Message, Turn
 

@@ -7,7 +7,7 @@ import pytest
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import initialize
-from cojax.rollout import forwards
+from cojax.rollout import batching as forwards
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.local import LocalEngine
 

@@ -25,7 +25,7 @@ from cojax.rollout.export import (
     write_item,
     write_weights,
 )
-from cojax.rollout.sglang.weights import newest_version
+from cojax.rollout.sglang.engine import newest_version
 from cojax.storage.checkpoint import save_params
 
 CONFIGS = {

@@ -6,7 +6,7 @@ import pytest
 from records import group, task
 
 from cojax import signals
-from cojax.explorer.guidance import context_of
+from cojax.explorer import context_of
 from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.signals import SIGNALS, Guidance, Visit, above, check
 from cojax.synthesis import MEMORIES

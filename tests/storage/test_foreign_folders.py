@@ -19,7 +19,7 @@ from benchmarks.gpu import records, tables
 from benchmarks.simulate import times
 from cojax import warm_start
 from cojax.api.training import open_run
-from cojax.explorer.llm.journal import Journal
+from cojax.explorer.llm.chat_model import Journal
 from cojax.report import command as report
 from cojax.report.comparison import ended_run
 from cojax.report.episodes import words_of

@@ -15,7 +15,7 @@ import small_runs
 from campaign import mutations
 from small_runs import CONFIG, LIKE, finished, older, tree
 
-from cojax.explorer.llm.journal import Journal
+from cojax.explorer.llm.chat_model import Journal
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.checksums import CHECKSUM, with_checksum
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES

@@ -10,7 +10,7 @@ from cojax.environment import Environment
 from cojax.explorer import Exploration
 from cojax.explorer.answers import answer_objections
 from cojax.explorer.llm.prompting import bullets, data, fill, fit_pairs, fit_texts, parts, prompt, shorten
-from cojax.explorer.scripted.windows import Ending
+from cojax.explorer.scripted.explorer import Ending
 from cojax.types import Action, Call, Message, Task, TaskDraft, Triplet, normalise, signature
 
 # Characters of the headings of an action and its result.

@@ -1,4 +1,7 @@
-"""A chat model behind an OpenAI-compatible endpoint (SGLang, vLLM, hosted), with retries, a budget and a journal."""
+"""The models that answer an explorer: one behind an OpenAI-compatible endpoint (SGLang, vLLM, hosted), or the policy.
+
+The paper finds the policy in training the weaker explorer.
+"""
 
 import dataclasses
 import json
@@ -6,17 +9,33 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from typing import Any
 
-from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatSettings, Counters, FailureKind, ModelReply
-from cojax.explorer.llm.journal import Journal, call_record, failed_record, key_of, sent_messages
-from cojax.openai_api.calls import CallFailed, with_retries
-from cojax.openai_api.client import ApiClient
+from cojax.environment import PLAYING, EngineError, OutOfContext, Progress, running
+from cojax.explorer.llm.chat_model import (
+    Budget,
+    ChatFailure,
+    ChatSettings,
+    Counters,
+    FailureKind,
+    Journal,
+    ModelReply,
+    call_record,
+    key_of,
+    sent_messages,
+)
+from cojax.host.background import on_thread
+from cojax.openai_api import ApiClient, CallFailed, with_retries
+from cojax.rollout.chat import Chat
+from cojax.rollout.engine import Completion, Engine, Sampling
 from cojax.types import Message
 
 _LOG = logging.getLogger(__name__)
 # Seconds between two checks of a budget, while other requests are running.
 _LOOK_EVERY = 0.05
+# Seconds between two checks of whether the budget was closed.
+_LOOK_AT_BUDGET = 0.2
 # An endpoint counts as down after this many failed calls in a row, over at least this many seconds: no further call is
 # made in the evolution. Both must hold: a few calls may fail by chance, and many may fail in one short disturbance.
 _IN_A_ROW, _DOWN = 8, 60.0
@@ -93,12 +112,11 @@ class ChatClient:
         self._left_out = [part for part in wanted if not wanted[part]]
         self._room = threading.Semaphore(settings.concurrency)
         self._guard = threading.Lock()
-        self._counters = Counters()
         self._running: dict[str, threading.Lock] = {}  # key of a call → held while the call is made
         self._reset("")
 
     def _reset(self, evolution: str) -> None:
-        self._counters.reset()
+        self._counters = Counters()
         with self._guard:
             # Calls that failed since the last completion, and when the first of them did.
             self._in_a_row, self._since, self._warned = 0, 0.0, False
@@ -125,7 +143,8 @@ class ChatClient:
     def reopen(self) -> None:
         if self._evolution:
             place = f"{self._evolution}/given up"
-            self.journal.add(self._end, failed_record(place, self.settings.model, {}, "stopped", "given up", (0, 0)))
+            given_up = {"text": None, "kind": "stopped", "reason": "given up"}
+            self.journal.add(self._end, call_record(place, self.settings.model, {}, (0, 0), **given_up))
 
     def figures(self) -> dict[str, Any]:
         """What the evolution has cost so far. Tokens in, out and lost add up to what the budget paid.
@@ -223,14 +242,15 @@ class ChatClient:
         except ChatFailure as failure:
             cost = tokens - budget.tokens, requests - budget.requests
             if self._evolution and any(cost):
-                record = failed_record(place, self.settings.model, sent, failure.kind, failure.reason, cost)
+                said = {"text": None, "kind": failure.kind, "reason": failure.reason}
+                record = call_record(place, self.settings.model, sent, cost, **said)
                 self.journal.add(self._failure_key(body), record)
                 if self._over is not None:
                     self.reopen()
             raise
-        usage, cost = (found.tokens_in, found.tokens_out), (tokens - budget.tokens, requests - budget.requests)
-        sent = self._api.spelled(sent)
-        return call_record(place, self.settings.model, sent, found.text, found.truncated, usage, cost)
+        answer = {"text": found.text, "truncated": found.truncated, "usage": [found.tokens_in, found.tokens_out]}
+        cost = tokens - budget.tokens, requests - budget.requests
+        return call_record(place, self.settings.model, self._api.spelled(sent), cost, **answer)
 
     def _completion(self, sent: dict[str, Any], budget: Budget, worst: int) -> ChatCompletion:
         """The completion of the first successful attempt. Raises ChatFailure."""
@@ -322,3 +342,104 @@ def _hint(failed: CallFailed, sent: Mapping[str, Any]) -> str:
             if part in sent and any(word in said for word in words):
                 return f". If the endpoint does not take {part}, set {setting} to False"
     return ""
+
+
+@dataclasses.dataclass(eq=False)
+class PolicyModel:
+    """A `ChatModel` that samples from the engine with the weights it holds; any thread may call it.
+
+    A reply has at most `max_tokens` tokens. An evolution spends at most `most_tokens` tokens, prompts included, and
+    `most_requests` requests, within `deadline` seconds. A completion is given up after `engine_deadline` seconds, not
+    counting those in which it waits for a slot, when `deadline` is over, or when its budget is closed. A schema is
+    described in the prompt but not enforced. The journal keeps every reply but never answers a call, as the next
+    weights would answer differently.
+    """
+
+    engine: Engine
+    chat: Chat
+    name: str = "self"
+    journal: Journal = dataclasses.field(default_factory=Journal)
+    max_tokens: int = 2048
+    temperature: float = 0.7
+    most_tokens: int = 2_000_000
+    most_requests: int = 4_000
+    deadline: float = 3600.0
+    engine_deadline: float = 600.0
+    _counters: Counters = dataclasses.field(default_factory=Counters)
+
+    def begin(self, evolution: str = "") -> Budget:
+        self._counters = Counters()
+        least = (8 * self.max_tokens, 8)
+        return Budget(self.most_tokens, self.most_requests, time.monotonic() + self.deadline, least)
+
+    def reopen(self) -> None:
+        """Does nothing: failed calls are always made again."""
+
+    def figures(self) -> dict[str, Any]:
+        """Calls, their tokens, and failures by kind."""
+        return {**self._counters.amounts("calls", "tokens_in", "tokens_out"), "failures": self._counters.failures()}
+
+    def failed(self, kind: FailureKind) -> None:
+        self._counters.failed(kind)
+
+    def reply(
+        self,
+        messages: Sequence[Message],
+        *,
+        budget: Budget,
+        seed: int,
+        place: str,
+        schema: Mapping[str, Any] | None = None,
+        temperature: float | None = None,
+    ) -> ModelReply:
+        heat = self.temperature if temperature is None else temperature
+        with self._counters.failing():
+            prompt = self.chat.open(tuple(messages))
+            budget.check(len(prompt) + self.max_tokens)
+            sampling = Sampling(temperature=heat, max_tokens=self.max_tokens, stop_tokens=self.chat.stops)
+            session = f"explorer-{place}-{seed}-{threading.get_ident()}"
+            budget.pay(0, 1)
+            done = self._generate(prompt, sampling, session, seed, budget)
+            usage = len(prompt), len(done.tokens)
+            budget.pay(sum(usage), 0)
+            self._counters.count(calls=1, tokens_in=usage[0], tokens_out=usage[1])
+            text = self.chat.read(done.tokens).text.encode("utf-8", "replace").decode()
+            sent = {"messages": sent_messages(messages), "seed": seed, "weights_version": done.weights_version}
+            key, truncated = key_of([sent, text]), done.finish_reason == "length"
+            if self.journal.find(key) is None:
+                said = {"text": text, "truncated": truncated, "usage": list(usage)}
+                record = call_record(place, self.name, sent, (sum(usage), 1), **said)
+                self.journal.add(key, record)
+            return ModelReply(text, truncated)
+
+    def _generate(
+        self, prompt: Sequence[int], sampling: Sampling, session: str, seed: int, budget: Budget
+    ) -> Completion:
+        """The engine's completion. Raises ChatFailure.
+
+        A completion that is given up ends on its own thread, because its session is released.
+        """
+
+        def complete() -> Completion:
+            PLAYING.set(progress)
+            try:
+                return self.engine.generate(prompt, sampling, session=session, seed=(seed,))
+            finally:
+                self.engine.release(session)
+
+        progress = Progress("act", running())
+        answer = on_thread("chat model", complete)
+        while True:
+            left = min(self.engine_deadline - (running() - progress.since), budget.seconds)
+            # A TimeoutError of `result` could be the engine's own.
+            if wait([answer], max(0.0, min(_LOOK_AT_BUDGET, left))).done:
+                try:
+                    return answer.result()
+                except OutOfContext as error:
+                    raise ChatFailure("too_long", str(error)) from None
+                except EngineError as error:
+                    raise ChatFailure("server", str(error)[:300]) from None
+            if budget.closed or left <= 0:
+                self.engine.release(session)
+                budget.check(0)
+                raise ChatFailure("timeout", f"the engine gave no completion within {self.engine_deadline:.3g} s")

@@ -1,33 +1,40 @@
-"""The protocol of language models that answer an explorer, their budget, and replies read as records of a schema.
+"""The protocol of language models that answer an explorer, their budget and journal, and replies read as records.
 
-A reply is untrusted text. A call that fails raises `ChatFailure`; an error never becomes the text of a reply.
+A reply is untrusted text. A call that fails raises `ChatFailure`; an error never becomes the text of a reply. The
+journal keeps every paid call to a model, and finds it by the content of its request. It is append-only and never
+truncated. So no call is paid twice when a killed run is resumed, and a report shows the exact text sent and received.
 """
 
 import collections
 import contextlib
 import dataclasses
+import hashlib
 import json
+import logging
 import math
 import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from cojax.environment import EngineError
-from cojax.openai_api.calls import Address
+from cojax.openai_api import Address, CallKind
 from cojax.settings.tree import LLMSettings
-from cojax.storage.files import NestedTooDeeply, parse_json
-from cojax.types import Message, content_hash
+from cojax.storage.checksums import CHECKSUM, has_valid_checksum, with_checksum
+from cojax.storage.files import Log, NestedTooDeeply, lines_of, open_file, parse_json, parse_record
+from cojax.types import Message, canonical, content_hash
 
-FailureKind = Literal[
-    "budget", "deadline", "stopped", "refused", "unauthorised", "unreachable", "timeout", "server", "rate", "malformed",
-    "too_long", "empty", "truncated", "invalid",
-]  # fmt: skip
+FailureKind = CallKind | Literal["budget", "deadline", "stopped", "empty", "truncated", "invalid"]
 
 _T = TypeVar("_T", bound=BaseModel)
+_LOG = logging.getLogger(__name__)
+# The beginning of each line: the key is read without parsing the rest.
+_HEAD = b'{"key":"'
+_KEY = 32
 # The deepest nesting of a reply's JSON.
 _DEPTH = 32
 # Characters of the failed reply, and of the reason, in a request for repair.
@@ -62,25 +69,21 @@ class ModelReply:
     truncated: bool = False
 
 
+@dataclasses.dataclass(eq=False)
 class Budget:
     """What may still be spent: tokens, requests, and seconds until `until` (of `time.monotonic`).
 
     Only one thread spends from a budget. Parallel threads get separate budgets from `shared`. So which calls are
     refused depends on the replies, never on timing; exceptions are the deadline `until`, and `close`, which any thread
-    may call.
+    may call. `least` is the smallest useful share, in tokens and requests; `whole` is the budget that this is part of.
     """
 
-    def __init__(
-        self,
-        tokens: int,
-        requests: int,
-        until: float = math.inf,
-        least: tuple[int, int] = (1, 1),
-        whole: "Budget | None" = None,
-    ):
-        """`least` is the smallest useful share, in tokens and requests; `whole` is the budget that this is part of."""
-        self.tokens, self.requests, self.until, self.least, self.whole = tokens, requests, until, least, whole
-        self._closed = False
+    tokens: int
+    requests: int
+    until: float = math.inf
+    least: tuple[int, int] = (1, 1)
+    whole: "Budget | None" = None
+    _closed: bool = False
 
     @property
     def seconds(self) -> float:
@@ -180,19 +183,6 @@ class ChatModel(Protocol):
         """
 
 
-def check_limits(limits: Mapping[str, Any]) -> None:
-    """Checks the limits of a model, by their names in the section `llm`. Raises ValueError for one that cannot work."""
-    for name in ("attempts", "concurrency", "max_tokens", "max_tokens_per_evolution", "max_requests_per_evolution"):
-        if limits[name] < 1:
-            raise ValueError(f"llm.{name} is {limits[name]}; expected at least 1")
-    for name in ("timeout", "deadline"):
-        if not 0 < limits[name] < math.inf:
-            raise ValueError(f"llm.{name} is {limits[name]}; expected seconds above 0")
-    for name in ("temperature", "price_in", "price_out"):
-        if not 0 <= limits[name] < math.inf:
-            raise ValueError(f"llm.{name} is {limits[name]}; expected at least 0")
-
-
 def seed_of(*parts: Any) -> int:
     """A seed of 31 bits, which every endpoint accepts."""
     return int(content_hash(["mind", repr(parts)]), 16) % 2**31
@@ -274,13 +264,7 @@ class Counters:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._amounts: collections.Counter[str] = collections.Counter()
-        self._failures: collections.Counter[str] = collections.Counter()
-
-    def reset(self) -> None:
-        with self._guard:
-            self._amounts.clear()
-            self._failures.clear()
+        self._amounts, self._failures = collections.Counter[str](), collections.Counter[str]()
 
     def count(self, **amounts: int) -> None:
         with self._guard:
@@ -318,7 +302,7 @@ class ChatSettings(LLMSettings):
     `max_tokens_per_evolution` tokens, prompts included, and `max_requests_per_evolution` requests: a request that could
     exceed them is not sent. `price_in` and `price_out` are per million tokens, in any currency. Set `send_schema` to
     False for an endpoint that refuses `response_format`, and `send_seed` for one that refuses `seed`. Raises ValueError
-    for settings that cannot work.
+    for an address that cannot be one.
     """
 
     attempts: int = 4
@@ -327,8 +311,109 @@ class ChatSettings(LLMSettings):
 
     def __post_init__(self) -> None:
         _ = self.address
-        check_limits(dataclasses.asdict(self))
 
     @property
     def address(self) -> Address:
         return Address(self.base_url, self.model, "llm.base_url", "llm.model")
+
+
+def key_of(value: Any) -> str:
+    """The key of a record: 32 hex digits of the SHA-256 of `value` as canonical JSON."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:_KEY]
+
+
+def sent_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Messages in an endpoint's format. A lone surrogate, which UTF-8 cannot encode, is replaced."""
+    return [{"role": m.role, "content": m.content.encode("utf-8", "replace").decode()} for m in messages]
+
+
+def call_record(place: str, model: str, sent: Mapping[str, Any], cost: tuple[int, int], **reply: Any) -> dict[str, Any]:
+    """The record of a call. `cost` is the tokens and requests that it took, lost attempts included.
+
+    The reply of an answered call is `text`, `truncated` and `usage`, the tokens of prompt and reply. A call without a
+    reply has the `text` None, and `kind` and `reason` of its failure.
+    """
+    return {"place": place, "model": model, "sent": sent, **reply, "tokens": cost[0], "requests": cost[1]}
+
+
+def _is_sound(record: Mapping[str, Any]) -> bool:
+    """Whether a record is one of `call_record`. May raise ValueError, KeyError or TypeError."""
+    counts, answered = [record["tokens"], record["requests"]], record["text"] is not None
+    if answered:
+        tokens_in, tokens_out = record["usage"]
+        counts += [tokens_in, tokens_out]
+    texts = [record["text"]] if answered else [record["kind"], record["reason"]]
+    # A negative cost would let an evolution spend more than its budget.
+    return all(type(count) is int and count >= 0 for count in counts) and all(isinstance(text, str) for text in texts)
+
+
+class Journal:
+    """Records by key, in one JSONL file; `path` None keeps them in memory. Any thread may use it.
+
+    A record holds `key`, `place` (what the call was for), `model`, `sent` (the request as the endpoint took it),
+    `text`, `truncated`, `usage`, `tokens` and `requests` (its cost, lost attempts included). The record of a failure
+    holds `kind` and `reason` of the failure, no usage, and None for its text. Of several records with one key the last
+    counts. On disk each record has a checksum of itself.
+    """
+
+    def __init__(self, path: Path | None = None):
+        self._log = None if path is None else Log(path)
+        self._memory: dict[str, dict[str, Any]] = {}
+        self._starts: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
+        self.length = 0  # the number of records
+        self._guard = threading.Lock()
+        if path is not None and path.exists():
+            with open_file(path) as file:
+                start = 0
+                for line in lines_of(file):
+                    if line.startswith(_HEAD) and line.endswith(b"\n"):
+                        key = line[len(_HEAD) : len(_HEAD) + _KEY].decode("ascii", "replace")
+                        self._starts[key], self._numbers[key] = start, self._next()
+                    start += len(line)
+
+    def _next(self) -> int:
+        self.length += 1
+        return self.length
+
+    def number(self, key: str) -> int:
+        """The position, counted from 1, of the last record with that key; 0 where there is none."""
+        return self._numbers.get(key, 0)
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """The record of that key, or None. A damaged record counts as missing: its call is made again."""
+        with self._guard:
+            if self._log is None:
+                return self._memory.get(key)
+            start = self._starts.get(key)
+            if start is None:
+                return None
+            with open_file(self._log.path) as file:
+                file.seek(start)
+                line = next(lines_of(file), b"")
+        try:
+            record = parse_record(line)
+            has_valid_checksum(record)
+            if record["key"] == key and _is_sound(record):
+                return {name: value for name, value in record.items() if name != CHECKSUM}
+        except (ValueError, KeyError, TypeError):
+            pass
+        _LOG.warning("%s holds a damaged record of call %s; the call is made anew", self._log.path, key)
+        return None
+
+    def add(self, key: str, record: Mapping[str, Any]) -> None:
+        """Adds the record of a call. Raises StorageError when the disk refuses."""
+        entry = {"key": key, **record}
+        with self._guard:
+            if self._log is None:
+                self._memory[key] = entry
+            else:
+                line = with_checksum(entry)
+                length = len(canonical(line))  # JSON with ASCII alone: as many bytes as characters
+                self._starts[key] = self._log.append([line]) - length - 1
+            self._numbers[key] = self._next()
+
+    def read(self, place: str = "") -> Iterator[dict[str, Any]]:
+        """The records whose place begins with `place`, oldest first."""
+        records = list(self._memory.values()) if self._log is None else self._log.read()
+        return (record for record in records if record["place"].startswith(place))

@@ -1,29 +1,307 @@
 """The explorer with a language model, which reflects, explores and abstracts; its replies are checked, never trusted.
 
 CoEvolve §3.2–3.3. The environment decides whether an action worked. Drafts consist of recorded actions that worked.
-Text written by a model or an environment appears in prompts as data between marks, never as an instruction.
+Text written by a model or an environment appears in prompts as data between marks, never as an instruction. The actor
+asks the model for each action of an episode: on an expedition, or in an attempt that sees nothing but a task's query.
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from pydantic import AliasChoices, BaseModel, Field
+
 from cojax import environment as world
-from cojax.environment import Environment
+from cojax.environment import Environment, Episode
 from cojax.environment.replay import Play
-from cojax.explorer import Exploration, Explorer
-from cojax.explorer.guidance import GUIDANCE, context_of
+from cojax.explorer import GUIDANCE, Exploration, Explorer, context_of
 from cojax.explorer.llm.abstraction import DraftRules, Drafts, abstraction_prompt, number_actions, task_drafts
-from cojax.explorer.llm.acting import ChatModelActor, attempt_instructions, exploration_instructions
-from cojax.explorer.llm.chat_model import Budget, ChatModel, seed_of, structured_reply
-from cojax.explorer.llm.prompting import version
-from cojax.explorer.llm.reflection import Reflection, add_reflection, reflection_prompt
-from cojax.explorer.scripted.windows import Ending
+from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatModel, seed_of, structured_reply
+from cojax.explorer.llm.prompting import (
+    Reflection,
+    add_reflection,
+    bullets,
+    data,
+    fill,
+    fit_pairs,
+    fit_texts,
+    parts,
+    reflection_prompt,
+    shorten,
+    version,
+)
+from cojax.explorer.scripted.explorer import Ending, tool_documentation
+from cojax.host.deadlines import PATIENCE as _PATIENCE
+from cojax.host.deadlines import ask_within
 from cojax.settings.tree import ModelExplorerSettings
 from cojax.signals import Guidance
-from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
+from cojax.types import (
+    Action,
+    Call,
+    ExplorationContext,
+    Message,
+    Origin,
+    Signal,
+    Task,
+    TaskDraft,
+    Trajectory,
+    Triplet,
+    Turn,
+    signature,
+)
+
+# Tools that an unguided explorer's prompt names as popular.
+_POPULAR = 10
+# Actions that would work, shown before the first action: some environments do not list what they contain.
+_HINTS_SHOWN = 16
+# How many of the refused actions the prompt names, and the characters of each.
+_REMINDERS, _REMINDER = 20, 200
+_LEFT_OUT = "(left out)"
+# How often in one turn a model may repeat an action that it must avoid.
+_REPEATS = 2
+# The episode's opening takes at most a third of the window, actions that would work take at most a sixth.
+_OPENING, _HINTS = 3, 6
+# Characters of a hint, which is an action that would work.
+_HINT = 300
+# A call, and one of its arguments, in a line. A line with nested brackets may be code, so it does not match.
+_NAMED, _ARGUMENT = re.compile(r"([\w.]+)\(([^()]*)\)"), re.compile(r"[\w.-]+=(?!=)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instructions:
+    """The prompts of one actor, and its limits.
+
+    `first_messages` makes the system and the user message from three texts: how actions are written, the episode's
+    opening, and actions that would work. `after_action` is the template of the message that follows an action.
+
+    The actor sees at most `window` untrusted characters, not counting the tools' documentation and the newest exchange.
+    `untrusted` of these characters are in the texts that `first_messages` adds itself. The actor sees at most `hints`
+    actions that would work. Actions in `avoided` are refused.
+    """
+
+    first_messages: Callable[[str, str, str], tuple[Message, Message]]
+    after_action: str
+    steps: int
+    ending: str
+    window: int
+    avoided: tuple[str, ...] = ()
+    hints: int = 0
+    untrusted: int = 0
+
+
+def exploration_instructions(
+    environment: Environment,
+    task: Task,
+    context: ExplorationContext | None,
+    weights: Mapping[str, float] | None,
+    purpose: str,
+    *,
+    steps: int,
+    ending: str,
+    window: int,
+) -> Instructions:
+    """The instructions of an expedition: guided by the context, unguided if that is None; `purpose` is its aim."""
+    words, untrusted = parts("explore"), 0
+    if context is None:
+        # Without weights no tool is popular: the explorer prefers none.
+        popular = sorted(weights or {}, key=lambda tool: -(weights or {})[tool])[:_POPULAR]
+        wanted = f"Users mostly want: {', '.join(popular)}." if popular else "Every function is of equal interest."
+        about = fill(words["unguided"], popular=wanted)
+    else:
+        texts = _context_texts(environment, task, context, window // 3)
+        untrusted = sum(map(len, texts.values()))
+        about = fill(words["guided"], **{name: data(text) for name, text in texts.items()})
+
+    def first_messages(acting: str, opening: str, hints: str) -> tuple[Message, Message]:
+        rule = parts("data")["rule"]
+        system = fill(words["system"], guidance=purpose, steps=str(steps), acting=acting, data_rule=rule)
+        start = fill(words["opening"], opening=opening) if opening else words["silent"]
+        works = f"\n{fill(words['hints'], actions=hints)}\n" if hints else ""
+        return Message("system", system), Message("user", fill(words["user"], brief=about, opening=start, hints=works))
+
+    avoided = context.do_not_repeat if context else ()
+    return Instructions(first_messages, words["next"], steps, ending, window, avoided, _HINTS_SHOWN, untrusted)
+
+
+def attempt_instructions(*, steps: int, ending: str, window: int) -> Instructions:
+    """The instructions of validation's attempts, which see nothing but a task's query."""
+    words = parts("solve")
+
+    def first_messages(acting: str, opening: str, hints: str) -> tuple[Message, Message]:
+        system = fill(words["system"], steps=str(steps), acting=acting)
+        return Message("system", system), Message("user", fill(words["user"], opening=opening))
+
+    return Instructions(first_messages, words["next"], steps, ending, window)
+
+
+def _context_texts(environment: Environment, task: Task, context: ExplorationContext, room: int) -> dict[str, str]:
+    """The texts of a context by their slots in the guided prompt, in at most `room` characters."""
+    real = tool_documentation(environment)
+    focus = [tool for tool in context.focus_patterns if tool in real] or list(context.focus_patterns)
+    # If there is too little room, texts are left out in this order.
+    texts = {
+        "do_not_repeat": bullets(_reminders(context.do_not_repeat, focus)),
+        "instability_pattern": context.instability_pattern or "nothing known",
+        "summary": context.summary,
+        "failure_cause": context.failure_cause or "nothing",
+        "focus": ", ".join(focus) or "all of it",
+        "objectives": bullets(context.objectives),
+        "task": task.query,
+    }
+    shown = fit_texts(list(texts.values()), room - len(texts) * len(_LEFT_OUT))
+    return {name: _LEFT_OUT if text is None else text for name, text in zip(texts, shown, strict=True)}
+
+
+def _reminders(lines: Sequence[str], focus: Sequence[str]) -> list[str]:
+    """The failed actions that a prompt names: those of tools in focus first, and the newest first."""
+    newest = [shorten(" ".join(line.split()), _REMINDER) for line in reversed(lines)]
+    newest.sort(key=lambda line: line.partition("(")[0] not in focus)
+    more = len(newest) - _REMINDERS
+    return [*newest[:_REMINDERS], *([f"(and {more} more)"] if more > 0 else [])]
+
+
+# Its schema is sent to the model: the class's name and docstring are part of every request's journal key.
+class Move(BaseModel):
+    """One action of a tool-calling model; without a tool, the end of the user's turn."""
+
+    thought: str = ""
+    tool: str = Field(validation_alias=AliasChoices("tool", "name"))
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class ChatModelActor:
+    """The actor of one episode; single-use.
+
+    If the model fails, or keeps repeating an action that it must avoid, `ChatFailure` ends the episode as an
+    engine_error, with the actions so far.
+    """
+
+    def __init__(self, chat_model: ChatModel, instructions: Instructions, *, budget: Budget, seed: tuple, place: str):
+        self.chat_model, self.instructions, self.budget = chat_model, instructions, budget
+        self.seed, self.place = seed, place
+        self.avoided = {_canonical(line) for line in instructions.avoided}
+        self.first: tuple[Message, ...] = ()
+        self.exchanges: list[tuple[str, str]] = []  # the model's reply, the environment's observation
+        self.reply: str | None = None  # the last one, not yet answered by the environment
+        self.room = instructions.window
+        self.writes_text = False
+        self.turns = 0
+
+    def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
+        observation = "\n".join(message.content for message in messages)
+        if not self.first:
+            self.first = self._first_messages(episode, observation)
+        elif self.reply is not None:
+            self.exchanges.append((self.reply, observation))
+        action = self._choose()
+        self.turns += 1
+        return Turn(action)
+
+    def _first_messages(self, episode: Episode, opening: str) -> tuple[Message, ...]:
+        """The system and the user message. The untrusted text in them leaves less room to the conversation."""
+        window, tools = self.instructions.window, ask_within(_PATIENCE, episode.tools)
+        self.writes_text = not tools
+        # Hints are written as calls; they do not help if actions are free text.
+        count = 0 if self.writes_text else self.instructions.hints
+        hints = sample_hints(episode, count, self.seed) if count else []
+        shown = [hint for hint in fit_texts(hints[::-1], window // _HINTS, 3) if hint is not None]
+        opening = shorten(opening, window // _OPENING)
+        works = bullets(shown[::-1]) if shown else ""
+        self.room = window - self.instructions.untrusted - len(opening) - len(works)
+        acting = action_format(tools, self.instructions.ending)
+        return self.instructions.first_messages(
+            acting, data(opening) if opening.strip() else "", data(works) if works else ""
+        )
+
+    def _choose(self) -> Action:
+        """The next action that is not to be avoided. Raises ChatFailure."""
+        refused: tuple[Message, ...] = ()
+        for repeats in range(_REPEATS + 1):
+            place = f"{self.place}/turn {self.turns + 1}" + f"/again {repeats}" * bool(repeats)
+            action, reply = self._ask((*self._conversation(), *refused), place, (*self.seed, self.turns, repeats))
+            if _canonical(signature(action)) not in self.avoided:
+                self.reply = reply
+                return action
+            refused = (*refused, Message("assistant", reply), Message("user", parts("explore")["refused"]))
+        raise ChatFailure("refused", f"it insists on what must not be repeated: {signature(action)[:200]}")
+
+    def _ask(self, messages: Sequence[Message], place: str, seed: tuple) -> tuple[Action, str]:
+        """The action of one reply, and the reply's text."""
+        if self.writes_text:
+            text = self._ask_for_text(messages, place, seed)
+            return Action(text), text
+        move = structured_reply(self.chat_model, messages, Move, budget=self.budget, seed=seed_of(*seed), place=place)
+        calls = (Call(move.tool, move.arguments),) if move.tool else ()
+        return Action(calls=calls), json.dumps(move.model_dump(), ensure_ascii=False)
+
+    def _ask_for_text(self, messages: Sequence[Message], place: str, seed: tuple) -> str:
+        """An action in free text. An empty or truncated reply is asked for again, once. Raises ChatFailure."""
+        for attempt in range(2):
+            reply = self.chat_model.reply(
+                messages, budget=self.budget, seed=seed_of(*seed), place=place + "/repair" * attempt, schema=None
+            )
+            if reply.text.strip() and not reply.truncated:
+                return reply.text
+            problem = "was cut off: write much less at once" if reply.truncated else "was empty"
+            said = Message("assistant", reply.text[:2_000] or "(nothing)")
+            messages = (*messages, said, Message("user", f"That answer {problem}. Write one action."))
+        self.chat_model.failed("truncated" if reply.truncated else "empty")
+        raise ChatFailure("truncated" if reply.truncated else "empty", "twice in a row")
+
+    def _conversation(self) -> tuple[Message, ...]:
+        """The first messages and all exchanges. If these are too long, texts are shortened and the oldest left out.
+
+        The newest exchange is never shortened, as the next action depends on it.
+        """
+        shown = [*fit_pairs(self.exchanges[:-1], self.room), *self.exchanges[-1:]]
+        first = self.first
+        if missing := len(self.exchanges) - len(shown):
+            note = fill(parts("act")["left_out"], count=str(missing))
+            first = (*first[:-1], Message(first[-1].role, f"{first[-1].content}\n\n{note}"))
+        messages = list(first)
+        for number, (reply, observation) in enumerate(shown, start=missing + 1):
+            left = str(self.instructions.steps - number)
+            after = fill(self.instructions.after_action, observation=data(observation), left=left)
+            messages += [Message("assistant", reply), Message("user", after)]
+        return tuple(messages)
+
+
+def _canonical(line: str) -> tuple[str, ...]:
+    """A key that is equal for two lines that write the same action.
+
+    White space is ignored, and so is the order of arguments in a line of the form `tool(name=value, …)`.
+    """
+    line = " ".join(line.split())
+    if (call := _NAMED.fullmatch(line)) is None:
+        return (line,)
+    arguments = call[2].split(", ")
+    return (call[1], *sorted(arguments)) if all(map(_ARGUMENT.match, arguments)) else (line,)
+
+
+def sample_hints(episode: Episode, count: int, seed: tuple) -> list[str]:
+    """At most `count` actions that would work now, drawn at random, each of a different tool."""
+    rng = random.Random(repr(("hints", seed)))
+    by_tool: dict[str, list[Action]] = {}
+    for action in ask_within(_PATIENCE, episode.affordances):
+        if action.calls:
+            by_tool.setdefault(action.calls[0].name, []).append(action)
+    tools = rng.sample(sorted(by_tool), min(count, len(by_tool)))
+    return [shorten(signature(rng.choice(by_tool[tool])), _HINT) for tool in tools]
+
+
+def action_format(tools: Sequence[Mapping[str, Any]], ending: str) -> str:
+    """The prompt's rules for writing actions: as calls of these tools; without tools, in the environment's format."""
+    words = parts("act")
+    if not tools:
+        return fill(words["text"], ending=f" {fill(words['ending_text'], tool=ending)}" if ending else "")
+    end = f" {fill(words['ending_tool'], tool=ending)}" if ending else f" {words['ending_turn']}"
+    documentation = data("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    return fill(words["tools"], tools=documentation, ending=end)
 
 
 @dataclasses.dataclass

@@ -1,33 +1,29 @@
-"""The explorer without a language model: it samples from valid actions, and the environment's grammar words drafts."""
+"""The explorer without a language model: it samples from valid actions, and the environment's grammar words drafts.
+
+A window is a sequence of explored actions that could be a task; with an ending that can follow, it is a draft.
+"""
 
 import dataclasses
 import itertools
 import random
+import re
+import types
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 from cojax import environment as world
-from cojax.environment import Environment, EnvironmentFailure, Episode, affordances
+from cojax.environment import Environment, EnvironmentFailure, Episode, affordances, ask
 from cojax.environment.replay import Play, follow
-from cojax.explorer import Exploration
-from cojax.explorer.guidance import GUIDANCE, context_of
-from cojax.explorer.scripted.windows import (
-    Ending,
-    argument_values,
-    draft_lengths,
-    phrase_steps,
-    split_turns,
-    tool_documentation,
-    tool_of,
-    windows,
-    words_of,
-)
+from cojax.explorer import GUIDANCE, Exploration, context_of
 from cojax.settings.tree import ExplorerSettings, ScriptedSettings
 from cojax.signals import Guidance
 from cojax.types import (
     Action,
+    Call,
     ExplorationContext,
     Message,
+    Observation,
     Origin,
     Signal,
     Task,
@@ -42,6 +38,162 @@ from cojax.types import (
 _BEYOND = 2
 # The probability that a planned call uses a value from the last observation, if it can.
 _USES_OBSERVED = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """The tool that ends an episode, and the parameter that carries the answer, if it has one.
+
+    An empty `tool` means that an action without calls ends the user's turn, and after the last one the episode.
+    """
+
+    tool: str
+    parameter: str | None = None
+
+    @classmethod
+    def of(cls, environment: Environment, tool: str) -> "Ending":
+        """The ending by this tool, whose first parameter carries the answer. Raises ValueError for an unknown tool."""
+        if not tool:
+            return cls(tool)
+        tools = tool_documentation(environment)
+        if tool not in tools:
+            raise ValueError(
+                f"environment {environment.name!r} has no tool {tool!r} to end an episode; "
+                f'it has {", ".join(tools)}. Name one of them by explorer.ending, or "" where an action without calls '
+                "ends it."
+            )
+        return cls(tool, next(iter(tools[tool].get("parameters", {}).get("properties", {})), None))
+
+    def after(self, step: Triplet) -> Iterator[Triplet]:
+        """The possible last steps after this step: without an answer, or with its observation as the answer."""
+        if not self.tool:
+            yield Triplet(Action(), Observation(done=True), step.run)
+            return
+        answers = [{}] if self.parameter is None else [{}, {self.parameter: step.observation.text}]
+        for arguments in answers:
+            yield Triplet(
+                Action(calls=(Call(self.tool, arguments),)), Observation((Message("tool", ""),), done=True), step.run
+            )
+
+
+def tool_documentation(environment: Environment) -> dict[str, Mapping[str, Any]]:
+    """The documentation of the environment's tools, by name."""
+    return {entry["function"]["name"]: entry["function"] for entry in environment.tools()}
+
+
+def phrase_steps(environment: Environment, steps: Sequence[Triplet]) -> str | None:
+    """The query by which the environment asks for these steps; None if it has no words for them.
+
+    Every exception of the environment becomes EnvironmentFailure.
+    """
+    return ask(environment.phrase, steps)
+
+
+def tool_of(action: Action) -> str:
+    """The tool of the first call; "" for an action without calls."""
+    return action.calls[0].name if action.calls else ""
+
+
+def argument_values(action: Action) -> frozenset[str]:
+    """The values of the action's arguments, as text."""
+    return frozenset(str(value) for call in action.calls for value in call.arguments.values())
+
+
+def words_of(text: str) -> set[str]:
+    """The words of an observation, both unchanged and without the punctuation that JSON puts around them."""
+    words = text.split()
+    return {*words, *(word.strip("\"'{}[](),:") for word in words)} - {""}
+
+
+def draft_lengths(base: int, stretch: Sequence[int], longest: int, rng: random.Random) -> Iterator[int]:
+    """Yields without end: `base` plus a random entry of `stretch`, clipped to 1 … `longest`."""
+    while True:
+        yield min(longest, max(1, base + rng.choice(stretch)))
+
+
+def split_turns(window: Sequence[Triplet], probability: float, rng: random.Random) -> tuple[Triplet, ...]:
+    """The window, with the user's turn ended after each step with this probability, but never after the last one."""
+    steps: list[Triplet] = []
+    for step in window[:-1]:
+        steps.append(step)
+        if rng.random() < probability:
+            steps.append(Triplet(Action(), Observation(), step.run))
+    return (*steps, *window[-1:])
+
+
+def windows(
+    triplets: Sequence[Triplet],
+    wanted: Iterator[int],
+    focus: Collection[str],
+    rng: random.Random,
+    required: Mapping[str, int] = types.MappingProxyType({}),
+) -> Iterator[tuple[Triplet, ...]]:
+    """Yields every window of all runs once that calls each tool as often as `required` says, or more.
+
+    Each has the next length of `wanted`, or the nearest length left. Among windows of one length, those with a tool in
+    focus come first.
+    """
+    runs: dict[int, list[Triplet]] = {}
+    for triplet in triplets:
+        if triplet.observation.ok and not triplet.observation.done:
+            runs.setdefault(triplet.run, []).append(triplet)
+    needed = Counter(required)
+    found = [
+        window
+        for steps in runs.values()
+        for window in _windows_of_run(steps)
+        if not needed or Counter(tool_of(step.action) for step in window) >= needed
+    ]
+    rng.shuffle(found)
+    # Windows are popped from the end, so those with a tool in focus are sorted last.
+    found.sort(key=lambda window: any(tool_of(step.action) in focus for step in window))
+    by_length: dict[int, list[tuple[Triplet, ...]]] = {}
+    for window in found:
+        by_length.setdefault(len(window), []).append(window)
+    while by_length:
+        length = next(wanted)
+        nearest = min(by_length, key=lambda other: (abs(other - length), other))
+        yield by_length[nearest].pop()
+        if not by_length[nearest]:
+            del by_length[nearest]
+
+
+def _windows_of_run(steps: Sequence[Triplet]) -> list[tuple[Triplet, ...]]:
+    """Every sequence of successive steps, and every sequence of successive purposes with the steps that they depend on.
+
+    A purpose is a step whose observation no later step uses.
+    """
+    sources = _sources(steps)
+    used = {source for needed in sources for source in needed}
+    purposes = [i for i in range(len(steps)) if i not in used]
+    spans = {tuple(range(i, j + 1)) for i in range(len(steps)) for j in range(i, len(steps))}
+    for i in range(len(purposes)):
+        kept: set[int] = set()
+        for purpose in purposes[i:]:
+            kept |= _with_sources(purpose, sources)
+            spans.add(tuple(sorted(kept)))
+    return [tuple(steps[i] for i in span) for span in sorted(spans)]
+
+
+def _sources(steps: Sequence[Triplet]) -> list[set[int]]:
+    """For each step, the latest earlier steps whose observations hold the values of its arguments."""
+    latest: dict[str, int] = {}  # word → the last step that showed it
+    sources: list[set[int]] = []
+    for i, step in enumerate(steps):
+        sources.append({latest[value] for value in argument_values(step.action) if value in latest})
+        latest |= dict.fromkeys(words_of(step.observation.text), i)
+    return sources
+
+
+def _with_sources(step: int, sources: Sequence[set[int]]) -> set[int]:
+    """The step, its sources, and theirs in turn."""
+    needed, pending = set[int](), [step]
+    while pending:
+        step = pending.pop()
+        if step not in needed:
+            needed.add(step)
+            pending += sources[step]
+    return needed
 
 
 def no_neighbours(tool: str) -> tuple[str, ...]:
@@ -64,8 +216,14 @@ class ScriptedExplorer:
     ending), so tasks get shorter as well as longer. Where the guidance asks for the `whole` plan, each draft has all
     its calls. An unguided draft has 1 to `longest` actions. For each draft, at most `tries` sequences of actions are
     worded. After each step of a draft except the last, the user's turn ends with probability `cut`; so drafts can have
-    several user turns. `width` expeditions run in parallel. `guidance` is what contexts of each kind ask for. Raises
-    ValueError for a `cut` outside [0, 1], or above 0 if a tool ends the episode.
+    several user turns. `width` expeditions run in parallel. `guidance` is what contexts of each kind ask for.
+
+    With probability `mistakes` a draft has one name confused with another: the study measures by that what validation
+    by execution refuses. A name in the query is replaced, in query and solution, by one that the exploration used as
+    another argument. So the draft describes actions that were never carried out, and most of them fail; two drafts may
+    become equal. Query and solution still agree, because validation by execution could not detect a disagreement.
+
+    Raises ValueError for a `cut` or `mistakes` outside [0, 1], and for a `cut` above 0 if a tool ends the episode.
     """
 
     runs: int = ExplorerSettings.runs
@@ -82,11 +240,13 @@ class ScriptedExplorer:
     width: int = 1
     play: Play = world.play
     name: str = "scripted"
+    mistakes: float = 0.0
     guidance: Mapping[str, Guidance] = dataclasses.field(default_factory=lambda: GUIDANCE)
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.cut <= 1.0:
-            raise ValueError(f"cut is {self.cut}; expected a chance in [0, 1]")
+        for name in ("cut", "mistakes"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected a probability in [0, 1]")
         if self.cut and self.ending:
             raise ValueError(f'cut is {self.cut}, but the tool {self.ending!r} ends the episode; set ending to ""')
 
@@ -105,9 +265,13 @@ class ScriptedExplorer:
         triplets: list[Triplet] = []
         failures: list[str] = []
         steps = min(self.steps, self._most_actions(context) + _BEYOND)
+        unguided = (lambda tool: 1.0) if weights is None else (lambda tool: weights.get(tool, 0.0))
         for run in range(self.runs):
             rng = random.Random(repr(("explore", seed, run)))
-            actor = self._guided(environment, task, context, rng) if context else self._unguided(weights, rng)
+            if context:
+                actor = self._guided(environment, task, context, rng)
+            else:
+                actor = ExplorationRun(unguided, rng, ending=self.ending, chase=self.chase)
             trajectory = self.play(environment, start, actor, max_turns=steps)
             if trajectory.valid:
                 triplets += [Triplet(turn.action, turn.observation, run) for turn in trajectory.turns]
@@ -123,15 +287,17 @@ class ScriptedExplorer:
         wanted = draft_lengths(base, stretch, self._most_actions(context), rng)
         focus = context.focus_patterns if context else ()
         found = windows(exploration.triplets, wanted, focus, rng, self._required(context))
-        # A separate generator, so that `cut` does not change the other random numbers.
+        # Generators of their own, so that `cut` and `mistakes` do not change the other random numbers.
         cuts = random.Random(repr(("cut", exploration.seed)))
+        confusion = random.Random(repr(("careless", exploration.seed)))
+        seen = [used for triplet in exploration.triplets for used in _arguments(triplet.action)]
         queries: set[str] = set()
         for whole in itertools.islice(found, self.tries * limit):
             window = split_turns(whole, self.cut, cuts)
             draft = self._draft(window, environment, task, ending)
             if draft is not None and draft.query not in queries:
                 queries.add(draft.query)
-                yield draft
+                yield confuse_name(draft, seen, confusion) if confusion.random() < self.mistakes else draft
             if len(queries) == limit:
                 return
 
@@ -163,12 +329,6 @@ class ScriptedExplorer:
             runs=(window[0].run,),
         )
 
-    def _unguided(self, weights: Mapping[str, float] | None, rng: random.Random) -> "ExplorationRun":
-        def weight(tool: str) -> float:
-            return 1.0 if weights is None else weights.get(tool, 0.0)
-
-        return ExplorationRun(weight, rng, ending=self.ending, chase=self.chase)
-
     def _guided(
         self, environment: Environment, task: Task, context: ExplorationContext, rng: random.Random
     ) -> "ExplorationRun":
@@ -187,7 +347,7 @@ class ScriptedExplorer:
             others = iter(lambda: rng.choices(preferred, [weight(tool) for tool in preferred])[0], None)
             plan = vary(self._planned(context), others, guidance.change, rng, add=0.0 if guidance.whole else 0.5)
         return ExplorationRun(
-            weight, rng, ending=self.ending, chase=self.chase, plan=plan, avoided=context.do_not_repeat
+            weight, rng, ending=self.ending, chase=self.chase, plan=plan, avoided={*context.do_not_repeat}
         )
 
     def _most_actions(self, context: ExplorationContext | None) -> int:
@@ -218,6 +378,7 @@ def vary(tools: Sequence[str], others: Iterator[str], change: float, rng: random
     return plan
 
 
+@dataclasses.dataclass(eq=False)
 class ExplorationRun:
     """The actor of one run; single-use, like its episode.
 
@@ -227,20 +388,14 @@ class ExplorationRun:
     `avoided`, and calls of `ending`. Raises EnvironmentFailure if the episode offers no action.
     """
 
-    def __init__(
-        self,
-        weight: Callable[[str], float],
-        rng: random.Random,
-        *,
-        ending: str,
-        chase: float,
-        plan: Iterable[str] = (),
-        avoided: Iterable[str] = (),
-    ) -> None:
-        self.weight, self.rng, self.ending, self.chase = weight, rng, ending, chase
-        self.plan = list(plan)
-        self.avoided = set(avoided)
-        self.touched: frozenset[str] = frozenset()
+    weight: Callable[[str], float]
+    rng: random.Random
+    _: dataclasses.KW_ONLY
+    ending: str
+    chase: float
+    plan: list[str] = dataclasses.field(default_factory=list)
+    avoided: set[str] = dataclasses.field(default_factory=set)
+    touched: frozenset[str] = frozenset()
 
     def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
         possible = affordances(episode)
@@ -284,3 +439,44 @@ class ExplorationRun:
 def mentioning(actions: Sequence[Action], words: Collection[str]) -> list[Action]:
     """The actions that have one of these words as an argument."""
     return [action for action in actions if not argument_values(action).isdisjoint(words)]
+
+
+def confuse_name(draft: TaskDraft, seen: Sequence[tuple[str, Any]], rng: random.Random) -> TaskDraft:
+    """Replaces one name of the draft's query by a value of `seen`, which holds (parameter, value) pairs.
+
+    The value is one that was seen with none of the parameters of the right name; without such a value the draft is
+    returned unchanged. A name is a whole argument that is text: parts of longer texts, lists and mappings stay.
+    """
+    used = [pair for action in draft.solution for pair in _arguments(action)]
+    names = {value for _, value in used if isinstance(value, str)} - {""}
+    in_query = sorted(value for value in names if _whole_word(value).search(draft.query))
+    if not in_query:
+        return draft
+    right = rng.choice(in_query)
+    parameters = {parameter for parameter, value in used if value == right}
+    elsewhere = {value for parameter, value in seen if parameter not in parameters and isinstance(value, str)}
+    if not (others := sorted(elsewhere - names - {""})):
+        return draft
+    wrong = rng.choice(others)
+    return dataclasses.replace(
+        draft,
+        query=_whole_word(right).sub(lambda _: wrong, draft.query),
+        solution=tuple(_replace_name(action, right, wrong) for action in draft.solution),
+    )
+
+
+def _arguments(action: Action) -> list[tuple[str, Any]]:
+    return [pair for call in action.calls for pair in call.arguments.items()]
+
+
+def _replace_name(action: Action, right: str, wrong: str) -> Action:
+    calls = tuple(
+        Call(call.name, {key: wrong if value == right else value for key, value in call.arguments.items()})
+        for call in action.calls
+    )
+    # Where actions are code, the text holds the calls as well.
+    return dataclasses.replace(action, text=_whole_word(right).sub(lambda _: wrong, action.text), calls=calls)
+
+
+def _whole_word(value: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<!\w){re.escape(value)}(?!\w)")

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 
-from cojax.openai_api.calls import NOT_PACKED, no_cookies, one_line
+from cojax.openai_api import NOT_PACKED, error_message, no_cookies, one_line
 from cojax.policy.config import ModelConfig
 from cojax.policy.moe import RouteShape
 from cojax.rollout.engine import Sampling
@@ -109,7 +109,7 @@ class Connections:
                 raise ServerFailed(f"{url} answered what is no JSON: {_quoted(content)!r}") from error
         retry, refused = status in (408, 429, 503), 400 <= status < 500
         failure = RequestFailed if retry else RequestRefused if refused else ServerFailed
-        raise failure(f"{url} answered {status}: {_reason(content)}")
+        raise failure(f"{url} answered {status}: {one_line(error_message(content)[:_QUOTED])}")
 
     def _client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(
@@ -133,16 +133,6 @@ async def _content(response: httpx.Response, most: int) -> bytes:
         if len(content) > most:
             raise ServerFailed(f"{response.url} answered with more than {most:,} bytes")
     return bytes(content)
-
-
-def _reason(content: bytes) -> str:
-    """The server's own error message, shortened to fit into ours."""
-    try:
-        body = json.loads(content)
-        body = body.get("error", body)
-        return one_line(str(body.get("message", body))[:_QUOTED])
-    except (ValueError, AttributeError, RecursionError):
-        return _quoted(content)
 
 
 def _quoted(content: bytes) -> str:

@@ -2,25 +2,42 @@
 
 One thread runs an event loop with open HTTP connections; `generate` may be called from hundreds of other threads. Every
 reply names the weights that sampled it. A completion from other weights than requested is discarded and sampled again.
+Trainer and servers share a folder of weights: the trainer writes versions, servers find the newest.
 """
 
 import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
+import errno
+import fcntl
 import hashlib
+import itertools
+import logging
+import os
 import threading
+import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tenacity
 
+from cojax.durable import own_file
 from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
+from cojax.policy.tensor_files import DamagedFile
 from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_length, checked_prompt
-from cojax.rollout.export import check_weights
+from cojax.rollout.export import (
+    check_item,
+    check_weights,
+    is_item,
+    prune_weights,
+    read_label,
+    write_item,
+    write_weights,
+)
 from cojax.rollout.sglang.client import (
     RELEASED_MEMORY,
     Connections,
@@ -33,11 +50,107 @@ from cojax.rollout.sglang.client import (
     route_shape,
 )
 from cojax.rollout.sglang.fleet import Fleet
-from cojax.rollout.sglang.process import LaunchSettings, ServerProcess
-from cojax.rollout.sglang.server import LabelledWeights, Server, ServerLimits
-from cojax.rollout.sglang.supervisor import FleetSettings
-from cojax.rollout.sglang.weights import WeightsFolder
+from cojax.rollout.sglang.server import LabelledWeights, LaunchSettings, Server, ServerLimits, ServerProcess
 from cojax.settings.tree import SGLangSettings
+from cojax.storage.files import explain, is_number
+
+_LOG = logging.getLogger(__name__)
+# Errors of file systems without locks.
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+_ATTEMPTS = 5  # to read a folder whose versions vanish meanwhile
+_PAUSE = 0.05  # seconds before another one
+_SETTLED = 5.0  # seconds after which another host's files should be seen here
+
+
+class WeightsFolder:
+    """The versions in `folder`/weights/, one subfolder each, locked for this process until `close`.
+
+    Raises OSError if the folder cannot be written, ValueError if another process has locked it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._versions, lock = folder.absolute() / "weights", folder.absolute() / "weights.lock"
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = own_file(lock, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise explain(error, lock) from error
+        try:
+            # The kernel releases the lock when this process dies.
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise ValueError(
+                f"another run keeps its weights in {self._versions}; the two would replace each other's. "
+                "Stop it, or choose another --config.sglang.folder"
+            ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise explain(error, lock) from error
+            _LOG.warning("%s cannot be locked: see to it that no other run uses this folder", lock)
+
+    def write(
+        self, weights: Weights, config: ModelConfig, dtype: str, label: str, together: bool = False
+    ) -> LabelledWeights:
+        """Writes the subfolder of the version, `together` by `Weights.save`.
+
+        Raises what `write_weights` and `write_item` raise.
+        """
+        folder = self._versions / str(weights.version)
+        if together and weights.save is not None:
+            write_item(folder, config, weights.save, dtype, label)
+        else:
+            write_weights(folder, config, weights.arrays(), dtype, label=label)
+        return LabelledWeights(folder, label)
+
+    def prune(self, keep: Iterable[Path]) -> None:
+        """Removes all versions except those to keep."""
+        prune_weights(self._versions, keep)
+
+    def close(self) -> None:
+        """Releases the lock. May be called twice."""
+        if self._lock >= 0:
+            # Closing alone is not enough: a forked child may hold a copy.
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def newest_version(folder: Path, known: LabelledWeights | None = None) -> LabelledWeights | None:
+    """The version written last to `folder`/weights/, with the label that its trainer gave it; None for no version.
+
+    Its files are checked, unless it is the `known` one. If a version is removed while it is read, its successor is
+    returned. Raises DamagedFile for a version that is damaged or not whole.
+    """
+    missing: list[tuple[Path, int]] = []
+    for _ in range(_ATTEMPTS):
+        try:
+            versions = [path for path in (folder.absolute() / "weights").iterdir() if is_number(path.name)]
+            written = {path: path.stat().st_mtime_ns for path in versions}
+        except FileNotFoundError:
+            continue
+        if not written:
+            return None
+        # By time, not by number: a run that is resumed from an old step writes lower numbers.
+        found = max(written, key=lambda path: (written[path], int(path.name)))
+        try:
+            label = read_label(found)
+            if LabelledWeights(found, label) == known:
+                return known
+            (check_item if is_item(found) else check_weights)(found)
+            # It may have been replaced between reading the label and checking the files.
+            if read_label(found) == label:
+                return LabelledWeights(found, label)
+        except FileNotFoundError as error:
+            missing.append((found, written[found]))
+            # One that is being removed changes meanwhile.
+            settled = time.time() - written[found] / 1e9 > _SETTLED
+            if settled and missing == [missing[0]] * _ATTEMPTS:
+                raise DamagedFile(f"{found} is not whole: {error}") from error
+            time.sleep(_PAUSE)
+    return None
+
 
 _T = TypeVar("_T")
 
@@ -165,7 +278,7 @@ class SGLangEngine:
         if bool(urls or router) == (launch is not None):
             raise ValueError("give urls of running servers, or a router, or launch, which says how to start some")
         _check_following(follow, release_memory, sync)
-        _check_sizes(config, max_length, servers, attempts)
+        check_length(max_length, config.max_position_embeddings)
         shape = route_shape(config, routes, mixed)
         self._config, self._length, self._dtype, self._follow = config, max_length, dtype, follow
         self._sync, self._release_memory, self.tells_routes = sync, release_memory, shape is not None
@@ -181,9 +294,12 @@ class SGLangEngine:
             self._connections,
             [url.rstrip("/") for url in urls],
             [ServerProcess(launch, index) for index in range(servers)] if launch else [],
-            FleetSettings(limits or ServerLimits(), follow=follow, release_memory=release_memory, routes=routes),
+            limits or ServerLimits(),
             router=router,
             released=ReleasedMemoryFile(folder / RELEASED_MEMORY),
+            follow=follow,
+            release_memory=release_memory,
+            routes=routes,
         )
         self._loop = LoopThread()
         self._deadline, self._attempts, self._mixed, self._shape = deadline, attempts, mixed, shape
@@ -225,10 +341,9 @@ class SGLangEngine:
         label = f"{self._run}-{len(self._versions)}-{weights.version}"
         # Registered before the folder exists: a server that follows may sample from it immediately.
         self._versions[label] = weights.version
-        if self._sync == "orbax" and weights.save is not None:
-            return self._store.save(weights.version, weights.save, self._config, self._dtype, label)
-        if weights.path is None or self._follow:
-            return self._store.write(weights, self._config, self._dtype, label)
+        together = self._sync == "orbax" and weights.save is not None
+        if together or weights.path is None or self._follow:
+            return self._store.write(weights, self._config, self._dtype, label, together)
         folder = Path(weights.path()).absolute()
         check_weights(folder)
         return LabelledWeights(folder, label)
@@ -354,13 +469,8 @@ class SGLangEngine:
         stale = labels[-1] not in (label, self.fleet.target.label)
         if stale or (len(labels) > 1 and not self._mixed):
             raise RequestFailed(f"{server.name} sampled from weights {' and '.join(labels)}, asked for {label}")
-        spans: list[tuple[int, int]] = []
-        for name, count in reply.spans:
-            version = self._versions[name]
-            if spans and spans[-1][0] == version:
-                spans[-1] = version, spans[-1][1] + count
-            else:
-                spans.append((version, count))
+        by_version = itertools.groupby(reply.spans, key=lambda span: self._versions[span[0]])
+        spans = [(version, sum(count for _, count in spans)) for version, spans in by_version]
         stopped = reply.stopped or reply.tokens[-1] in sampling.stop_tokens
         return Completion(
             reply.tokens,
@@ -383,9 +493,3 @@ def _check_following(follow: bool, release_memory: bool, sync: str) -> None:
             "what all processes save together is restored on the rollout host by `python -m experiments.serve`; "
             "set sglang.follow=True here and there, or sglang.sync=folder"
         )
-
-
-def _check_sizes(config: ModelConfig, max_length: int, servers: int, attempts: int) -> None:
-    check_length(max_length, config.max_position_embeddings)
-    if min(servers, attempts, max_length - 1) < 1:
-        raise ValueError("servers and attempts must be at least 1, max_length at least 2")

@@ -1,13 +1,15 @@
 """Several SGLang servers as one: gives them weights, and gives each conversation a server with the current weights.
 
 Everything here runs on one event loop. A server gets requests only while it is known to serve the current weights. A
-server that dies, hangs or comes back with other weights is left out until it has the current ones (supervisor.py).
+server that dies, hangs or comes back with other weights is left out until it has the current ones: a task for each
+server checks, updates, restarts and recovers it, so that no server waits for another.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cojax.environment import EngineError
@@ -19,13 +21,17 @@ from cojax.rollout.sglang.client import (
     RequestRefused,
     Router,
     ServerClient,
+    ServerFailed,
 )
-from cojax.rollout.sglang.process import ServerProcess
-from cojax.rollout.sglang.server import LabelledWeights, Server
-from cojax.rollout.sglang.supervisor import FleetSettings, Supervisor
+from cojax.rollout.sglang.server import LabelledWeights, Server, ServerLimits, ServerProcess, State
 
 _LOG = logging.getLogger(__name__)
 _DISCOVERY_POLL = 2.0  # seconds between two looks at what is behind a router
+# Unanswered checks in a row after which a server counts as hung: a server under heavy load may miss one.
+_MISSES = 3
+# Refusals of weights after which a launched server is restarted: the folder may vanish just before it is read.
+_REFUSALS = 3
+_RETRY_SECONDS = 1.0  # until the next check after a fault
 
 
 class Fleet:
@@ -34,6 +40,13 @@ class Fleet:
     With a `router`, an address in front of all servers, the router chooses the server of each conversation. Where both
     are empty, the servers are those behind the router at any time: they come and go. The file
     `released` says which of the servers at `urls` have released memory, possibly for a trainer that was killed.
+
+    Two settings are for servers that get their weights from another process. With `follow` they load new weights by
+    themselves, and a sync waits until they have. With `any_weights` a server may serve any weights; the target is then
+    only what a launched server starts with.
+
+    With `release_memory` servers may be asked to release their memory. With `routes` they must be able to report which
+    experts tokens went through. `target` are the weights that servers should serve.
     """
 
     def __init__(
@@ -41,27 +54,33 @@ class Fleet:
         connections: Connections,
         urls: Sequence[str],
         processes: Sequence[ServerProcess],
-        settings: FleetSettings,
+        limits: ServerLimits,
         *,
         router: str = "",
         released: ReleasedMemoryFile | None = None,
+        follow: bool = False,
+        any_weights: bool = False,
+        release_memory: bool = False,
+        routes: bool = False,
     ) -> None:
-        self._connections, self._released = connections, released
+        self._connections, self._released, self.limits = connections, released, limits
+        self._follow, self._any_weights, self._release_memory, self._routes = (
+            follow,
+            any_weights,
+            release_memory,
+            routes,
+        )
         self._discovers = Router(router, connections) if router and not urls and not processes else None
         self.servers = [self._attached(url) for url in urls]
-        restarts = settings.limits.restarts
-        self.servers += [Server(ServerClient("", connections), process, restarts) for process in processes]
+        self.servers += [Server(ServerClient("", connections), process, limits.restarts) for process in processes]
         # Represents whichever server the router chooses; its health is not checked.
         self._router = Server(ServerClient(router, connections), None, 0, "up") if router else None
         self._assigned: dict[str, Server] = {}  # session → its server
-        self.supervisor = Supervisor(self.cancel, settings)
+        self.target: LabelledWeights | None = None
+        self._syncing = self._resting = False
+        self._changed = asyncio.Condition()  # notified of every change of a server's state
         self._watches: dict[Server, asyncio.Task[None]] = {}
         self._discovery: asyncio.Task[None] | None = None
-
-    @property
-    def target(self) -> LabelledWeights | None:
-        """The weights that servers should serve."""
-        return self.supervisor.target
 
     # --- requests ---
 
@@ -70,9 +89,8 @@ class Fleet:
 
         Waits while weights change and while no server is up. Raises EngineError once none can come up any more.
         """
-        changed = self.supervisor.changed
-        async with changed:
-            await changed.wait_for(lambda: not self.supervisor.syncing and (self._up() or self.all_lost))
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._syncing and (self._up() or self.all_lost))
             if self.all_lost:
                 raise EngineError(f"no SGLang server is left: {self.faults()}")
             return self._find(session)
@@ -112,16 +130,6 @@ class Fleet:
             server.state, server.fault = "down", fault
         server.check_now.set()
 
-    def cancel(self, server: Server, hung: bool) -> None:
-        """Cancels the requests of a server that is left out, so that they can be sent to another.
-
-        A router itself repeats the requests of a dead server. For a server that hangs (`hung`), it does not say which
-        requests it has, so all requests through the router are cancelled.
-        """
-        others: Iterable[asyncio.Task[object]] = self._router.requests if self._router is not None and hung else ()
-        for request in [*server.requests, *others]:
-            request.cancel()
-
     async def abort(self, server: Server, rid: str) -> None:
         """Ends a request whose answer is no longer wanted; behind a router, on whichever server it runs."""
         servers = self.servers if server is self._router else [server]
@@ -139,7 +147,7 @@ class Fleet:
     @property
     def serving(self) -> bool:
         """Whether a server is up, and so serves the target, and the fleet is not resting."""
-        return bool(self._up()) and not self.supervisor.resting
+        return bool(self._up()) and not self._resting
 
     def _up(self) -> list[Server]:
         return [server for server in self.servers if server.up]
@@ -158,8 +166,7 @@ class Fleet:
         only if no other server is up. If nothing answers yet at one of `urls`, this waits as long as a start may take.
         Raises EngineError if no server has loaded the target.
         """
-        supervisor = self.supervisor
-        supervisor.target, supervisor.syncing, supervisor.resting = target, True, False
+        self.target, self._syncing, self._resting = target, True, False
         if self._discovers is not None:
             await self._discover_some(self._discovers)
         for server in self.servers:
@@ -167,17 +174,16 @@ class Fleet:
         recoveries = {server: server.recoveries + (server.state == "recovering") for server in self.servers}
         try:
             down = [server for server in self.servers if server.state == "down"]
-            await self._update(target, [s for s in self.servers if s.state in ("new", "up", "resting")])
+            await self._update_all(target, [s for s in self.servers if s.state in ("new", "up", "resting")])
             if not self._up():
-                await self._update(target, [server for server in down if server.state == "down"])
+                await self._update_all(target, [server for server in down if server.state == "down"])
             with contextlib.suppress(TimeoutError):
                 await self._wait_for_one(recoveries)
         finally:
-            async with supervisor.changed:
-                supervisor.syncing = False
-                supervisor.changed.notify_all()
+            self._syncing = False
+            await self._notify()
         if not self._up():
-            absent, limit = any(server.absent for server in self.servers), supervisor.limits.startup
+            absent, limit = any(server.absent for server in self.servers), self.limits.startup
             waited = f"start them first; waited sglang.startup_deadline={limit:g} s" if absent else ""
             reasons = "; ".join(filter(None, (self.faults(), waited)))
             raise EngineError(f"no SGLang server took the weights in {target.folder}: {reasons}")
@@ -187,14 +193,14 @@ class Fleet:
 
     def _watch(self, server: Server) -> None:
         if server not in self._watches:
-            self._watches[server] = asyncio.create_task(self.supervisor.watch(server))
+            self._watches[server] = asyncio.create_task(self._watch_always(server))
 
     async def _discover_some(self, router: Router) -> None:
         """Finds the servers behind the router; from then on, again and again.
 
         Waits for the first as long as a start may take, then raises EngineError.
         """
-        limit, fault = self.supervisor.limits.startup, "it names none"
+        limit, fault = self.limits.startup, "it names none"
         until = asyncio.get_running_loop().time() + limit
         while True:
             try:
@@ -213,7 +219,7 @@ class Fleet:
 
     async def _discover_always(self, router: Router) -> None:
         while True:
-            await asyncio.sleep(min(_DISCOVERY_POLL, self.supervisor.limits.probe_every))
+            await asyncio.sleep(min(_DISCOVERY_POLL, self.limits.probe_every))
             with contextlib.suppress(RequestFailed, RequestRefused):  # a router that is gone takes no server with it
                 await self._discover(router)
 
@@ -234,15 +240,14 @@ class Fleet:
                 self.servers.remove(server)
                 if watch := self._watches.pop(server, None):
                     watch.cancel()
-        async with self.supervisor.changed:
-            self.supervisor.changed.notify_all()
+        await self._notify()
 
-    async def _update(self, target: LabelledWeights, servers: Sequence[Server]) -> None:
+    async def _update_all(self, target: LabelledWeights, servers: Sequence[Server]) -> None:
         """Brings all these servers to the target at once, or leaves them out."""
         known = [server.state != "new" for server in servers]
         for server in servers:  # set for all before the first update, so that no watch starts one too
             server.state, server.fault = "updating", "takes new weights"
-        await asyncio.gather(*map(self.supervisor.update, servers, [target] * len(servers), known))
+        await asyncio.gather(*map(self._update, servers, [target] * len(servers), known))
 
     async def _wait_for_one(self, recoveries: Mapping[Server, int]) -> None:
         """Waits until a server is up, or until none can come up.
@@ -251,9 +256,8 @@ class Fleet:
         their own.
         """
         attached = all(server.process is None for server in self.servers)
-        limit, changed = self.supervisor.limits.startup if attached else None, self.supervisor.changed
-        async with asyncio.timeout(limit), changed:
-            await changed.wait_for(
+        async with asyncio.timeout(self.limits.startup if attached else None), self._changed:
+            await self._changed.wait_for(
                 lambda: self._up() or not any(self._may_come_up(s, recoveries) for s in self.servers)
             )
 
@@ -269,12 +273,12 @@ class Fleet:
 
     async def rest(self) -> None:
         """Has every server release its memory until the next sync, including servers that come up before it."""
-        self.supervisor.resting = True
-        await asyncio.gather(*(self.supervisor.rest(server) for server in self.servers if server.up))
+        self._resting = True
+        await asyncio.gather(*(self._rest(server) for server in self.servers if server.up))
 
     def set_target(self, target: LabelledWeights) -> None:
         """Has every server load `target` when it can, without waiting for any."""
-        self.supervisor.target = target
+        self.target = target
         for server in self.servers:
             server.check_now.set()
 
@@ -288,3 +292,217 @@ class Fleet:
         await asyncio.gather(*(server.wake() for server in resting), return_exceptions=True)
         stops = (asyncio.to_thread(server.process.stop) for server in self.servers if server.process)
         await asyncio.gather(*stops)
+
+    # --- each server's health ---
+
+    async def _watch_always(self, server: Server) -> None:
+        """Checks the server at every interval, and whenever `check_now` is set, until it is cancelled."""
+        while True:
+            # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the event.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.limits.probe_every):
+                    await server.check_now.wait()
+            server.check_now.clear()
+            try:
+                if server.up and self.target and server.label != self.target.label and not self._any_weights:
+                    await self._recover(server)
+                elif server.state in ("up", "down"):
+                    await self._check(server)
+            except Exception as error:
+                _LOG.exception("the check of %s failed", server.name)
+                if server.state == "recovering":
+                    await self._set_state(server, "down", repr(error))
+
+    async def _update(self, server: Server, target: LabelledWeights, known: bool) -> None:
+        """Brings one server to the target, or leaves it out. A launched server that hangs is ended, and its watch
+        restarts it.
+
+        `known` says whether it has answered before.
+        """
+        if server.process is not None and not server.process.starts:
+            await self._recover(server)
+            return
+        try:
+            await self._give(server, target, known)
+            if self.target is target:
+                await self._set_state(server, "up")
+                return
+            # This sync's caller was cancelled, and another sync began.
+            fault, hung = "another sync began", False
+        except (RequestFailed, RequestRefused, TimeoutError) as error:
+            fault, hung = self._describe(error), not isinstance(error, RequestRefused | ServerFailed)
+            server.absent = isinstance(error, ServerFailed)
+            _LOG.warning("%s did not take weights: %s", server.name, fault)
+            if server.process is not None and not isinstance(error, RequestRefused):
+                await asyncio.to_thread(server.process.kill)
+        finally:
+            if not server.up:  # after any failure, also a cancellation: its watch brings it back
+                server.state = "down"
+                server.check_now.set()
+        await self._set_state(server, "down", fault, hung)
+
+    async def _rest(self, server: Server) -> None:
+        """Has one server release its memory; a server that fails to is left out until its watch has checked it."""
+        server.state, server.fault = "resting", "has given its memory back"
+        try:
+            await server.rest()
+        except (RequestFailed, RequestRefused, OSError) as error:
+            _LOG.warning("%s did not give its memory back: %s", server.name, error)
+            await self._set_state(server, "down", str(error))
+            server.check_now.set()
+
+    async def _set_state(self, server: Server, state: State, fault: str = "", hung: bool = False) -> None:
+        """Records the state. The requests of a server that is left out are cancelled, to be sent to another.
+
+        A router itself repeats the requests of a dead server. For a server that hangs (`hung`), it does not say which
+        requests it has, so all requests through the router are cancelled.
+        """
+        server.recoveries += server.state == "recovering" != state
+        server.state, server.fault = state, fault
+        server.absent = server.absent and state != "up"
+        if state in ("down", "lost"):
+            others = self._router.requests if self._router is not None and hung else ()
+            for request in [*server.requests, *others]:
+                request.cancel()
+        await self._notify()
+
+    async def _give(self, server: Server, target: LabelledWeights, known: bool = True) -> None:
+        """Gives one server the target.
+
+        Raises what `Server.take` raises, and RequestRefused for a server at `urls` that was started without a flag that
+        the settings need.
+        """
+        if self._release_memory and server.process is None and not await server.client.can_release_memory():
+            raise RequestRefused(
+                f"{server.name} keeps its memory: start it with --enable-memory-saver, or unset sglang.release_memory"
+            )
+        if self._routes and server.process is None and not await server.client.reports_routes():
+            raise RequestRefused(
+                f"{server.name} cannot report routes: start it with --enable-return-routed-experts, or unset "
+                "learner.routes"
+            )
+        limit, follow = self.limits.sync, self._follow
+        await server.take(target, limit, lambda: self.target is target, follow=follow, known=known)
+
+    def _describe(self, error: Exception) -> str:
+        late = f"did not take new weights within {self.limits.sync:g} s (sglang.sync_deadline)"
+        if self._follow:
+            late += "; does `python -m experiments.serve` run there with this sglang.folder and sglang.follow=True?"
+        return str(error) or late
+
+    async def _recover(self, server: Server) -> None:
+        """Brings a server up with the weights that are current at that time.
+
+        A launched server that has ended is started again while restarts are left.
+        """
+        process, pause = server.process, _RETRY_SECONDS
+        await self._set_state(server, "recovering", server.fault)
+        while server.state == "recovering":
+            target, restarts = self.target, server.restarts
+            assert target is not None
+            try:
+                if process is None or process.running:
+                    await self._give(server, target)
+                elif server.may_start():
+                    await server.start(target, self.limits.startup, any_weights=self._any_weights)
+                else:
+                    await self._set_state(server, "lost", server.fault)
+                    return
+                # No other task runs in between: a sync either finds it up, or has already set the next target.
+                if self.target is target or self._any_weights:
+                    server.missed_checks = 0
+                    server.refused.clear()
+                    await self._bring_up(server)
+            except (RequestFailed, RequestRefused, OSError) as error:  # TimeoutError is an OSError
+                server.fault, server.absent = self._describe(error), isinstance(error, ServerFailed)
+                _LOG.warning("%s did not come up: %s", server.name, server.fault)
+                refused = isinstance(error, RequestRefused)
+                if self.target is not target:
+                    # Its folder may have been replaced by a newer one, which is not the server's fault.
+                    server.restarts = restarts
+                    if refused:
+                        continue
+                server.refused += [target.label] if refused else []
+                if process is None or (refused and server.refused.count(target.label) < _REFUSALS):
+                    await self._set_state(server, "down", server.fault)
+                    self._check_in(server, _RETRY_SECONDS)
+                    return
+                alive = process.running
+                await asyncio.to_thread(process.kill)
+                if not alive and server.restarts and self.target is target:
+                    # A port or memory that is briefly taken must not use up all restarts.
+                    await asyncio.sleep(pause)
+                    pause *= 2
+
+    async def _bring_up(self, server: Server) -> None:
+        await self._set_state(server, "up")
+        if self._resting:
+            await self._rest(server)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _check_in(self, server: Server, seconds: float) -> None:
+        asyncio.get_running_loop().call_later(seconds, server.check_now.set)
+
+    async def _check(self, server: Server) -> None:
+        """Checks the health of one server, and acts on what it finds.
+
+        A server that failed is left out at once, one that gives no answer after `_MISSES` checks. A healthy server that
+        was down gets requests again, once it has the current weights.
+        """
+        state, target = server.state, self.target
+        assert target is not None
+        fault, found = None, ""
+        try:
+            found = await self._probe(server)
+        except (RequestFailed, RequestRefused) as error:
+            fault = error
+        if (server.state, self.target) != (state, target):
+            server.check_now.set()  # a sync or a fault came in between: this result is out of date
+        elif fault is not None:
+            await self._note_fault(server, fault)
+        else:
+            server.replies = server.missed_checks = 0
+            server.silent_since = 0.0
+            if server.released or (found != target.label and not self._any_weights):
+                await self._set_state(server, "down", f"it serves weights {found!r}")
+                await self._recover(server)
+            elif state == "down":
+                _LOG.warning("%s is back", server.name)
+                server.label = found
+                await self._bring_up(server)
+
+    async def _probe(self, server: Server) -> str:
+        """The label of the weights that a healthy server serves. Raises RequestFailed or RequestRefused if it is not
+        healthy."""
+        process = server.process
+        if process is not None and not process.running:
+            raise ServerFailed(f"it has ended; {process.log} ends:\n{process.tail()}")
+        # The health check is a completion, for which a resting server has no memory.
+        resting = server.released or (self._any_weights and self._release_memory)
+        if not (server.up and server.replies) and not resting:
+            await server.client.check_health()
+        return await server.client.version()
+
+    async def _note_fault(self, server: Server, fault: RequestFailed | RequestRefused) -> None:
+        """Leaves a faulty server out, unless it may only be slow; a launched one is killed and started again."""
+        server.missed_checks += 1
+        server.silent_since = server.silent_since or time.monotonic()
+        # A server that gets its weights from another process does not answer until it has them.
+        waiting = self._any_weights and time.monotonic() - server.silent_since < self.limits.sync
+        hung, soon = not isinstance(fault, RequestRefused | ServerFailed), min(_RETRY_SECONDS, self.limits.probe_every)
+        if hung and (server.missed_checks < _MISSES or waiting):
+            self._check_in(server, soon)
+            return
+        if str(fault) != server.fault:
+            _LOG.warning("%s is left out: %s", server.name, fault)
+        # A starting server does not answer for a while: one that was absent and now hangs may still come up.
+        server.absent = isinstance(fault, ServerFailed) or (server.absent and hung)
+        await self._set_state(server, "down", str(fault), hung)
+        if self._syncing and server.absent:
+            self._check_in(server, soon)
+        if server.process is not None:
+            await asyncio.to_thread(server.process.kill)
+            await self._recover(server)

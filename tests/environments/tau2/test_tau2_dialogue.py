@@ -10,10 +10,10 @@ from chat_server import Answer, ChatServer, Endless, Script, in_turn, serving
 from patience import patience
 
 import environments
+from cojax import openai_api as calls
 from cojax.environment import Actor, Environment, Progress, play
 from cojax.environment.replay import follow
 from cojax.environment.wrapping import Wrapped
-from cojax.openai_api import calls
 from cojax.rollout.chat import Chat
 from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.rollout.vocabulary import byte_tokenizer

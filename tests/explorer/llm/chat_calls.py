@@ -5,8 +5,7 @@ from chat_server import ChatServer
 from pydantic import BaseModel
 
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatSettings
-from cojax.explorer.llm.journal import Journal
+from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatSettings, Journal
 from cojax.types import Message
 
 KEY = "sk-very-secret-0123456789"

@@ -3,7 +3,7 @@
 import pytest
 from chat_calls import KEY
 
-from cojax.openai_api import calls
+from cojax import openai_api as calls
 
 
 @pytest.fixture

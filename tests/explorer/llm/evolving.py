@@ -13,9 +13,8 @@ import environments
 from cojax.environment import play
 from cojax.environment.replay import follow
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_model import ChatSettings
+from cojax.explorer.llm.chat_model import ChatSettings, Journal
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.journal import Journal
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Expedition, Synthesis, synthesize
 from cojax.types import Signal, Task, Trajectory, Verdict
 from cojax.validation import Attempts, Exclusions, Judge, Validation

@@ -5,7 +5,7 @@ from evolving import ACTING, evolve
 from models import model
 
 from cojax.explorer.llm.abstraction import Draft, DraftRules, task_draft
-from cojax.explorer.scripted.windows import Ending
+from cojax.explorer.scripted.explorer import Ending
 from cojax.types import Action, Call, Message, Observation, Task, TaskDraft, Triplet
 
 PLACE = Task("bfcl", "", {"config": {}})

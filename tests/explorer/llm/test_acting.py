@@ -2,7 +2,7 @@
 
 import pytest
 
-from cojax.explorer.llm import acting
+from cojax.explorer.llm import explorer as acting
 
 
 @pytest.mark.parametrize(

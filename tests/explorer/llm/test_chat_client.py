@@ -17,8 +17,7 @@ from chat_server import Answer, in_turn, serving
 from patience import patience
 
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_model import ChatFailure, ChatSettings
-from cojax.explorer.llm.journal import Journal
+from cojax.explorer.llm.chat_model import ChatFailure, ChatSettings, Journal
 from cojax.types import Message
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -238,13 +237,9 @@ def test_text_that_is_none_is_sent_as_text() -> None:
         ({"base_url": "localhost:1"}, "expected an address"),
         ({"base_url": "http://user:pass@host/v1"}, "holds credentials or a query; leave them out"),
         ({"model": ""}, "llm.model is empty; name the model"),
-        ({"timeout": 0.0}, "llm.timeout is 0.0; expected seconds above 0"),
-        ({"attempts": 0}, "llm.attempts is 0; expected at least 1"),
-        ({"max_tokens_per_evolution": 0}, "expected at least 1"),
-        ({"temperature": float("nan")}, "llm.temperature is nan"),
     ],
 )
-def test_settings_that_cannot_work_are_named(settings, message) -> None:
+def test_an_address_that_cannot_work_is_named(settings, message) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         ChatSettings(**{"base_url": "http://h/v1", "model": "m", **settings})
     assert "pass@" not in str(caught.value)

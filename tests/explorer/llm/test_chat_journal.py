@@ -9,8 +9,7 @@ from chat_calls import accounts, client, failure, reply
 from chat_server import Answer, in_turn, serving
 
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_model import ChatSettings
-from cojax.explorer.llm.journal import Journal, call_record
+from cojax.explorer.llm.chat_model import ChatSettings, Journal, call_record
 from cojax.storage.checksums import CheckedLog
 from cojax.storage.files import StorageError
 from cojax.types import Message
@@ -156,7 +155,7 @@ def test_the_same_call_at_once_is_made_once() -> None:
         assert server.requests == 1
 
 
-ANSWERED = call_record("0/test", "m", {}, "hi", False, (1, 1), (2, 1))
+ANSWERED = call_record("0/test", "m", {}, (2, 1), text="hi", truncated=False, usage=[1, 1])
 
 
 @pytest.mark.parametrize(

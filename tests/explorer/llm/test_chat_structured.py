@@ -6,8 +6,7 @@ import pytest
 from chat_calls import HELLO, Word, client, failure, reply
 from chat_server import Answer, in_turn, says, serving
 
-from cojax.explorer.llm.chat_model import ChatFailure, structured_reply
-from cojax.explorer.llm.journal import Journal
+from cojax.explorer.llm.chat_model import ChatFailure, Journal, structured_reply
 
 pytestmark = pytest.mark.usefixtures("quick")
 

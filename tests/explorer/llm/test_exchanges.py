@@ -10,7 +10,7 @@ from chat_server import Answer
 from evolving import PARENT, SIGNALS, evolve
 from models import MAIL, model
 
-from cojax.explorer.llm.journal import Journal
+from cojax.explorer.llm.chat_model import Journal
 from cojax.pool import task_record
 from cojax.report import Exchanges, lineage, read_run, write_report
 from cojax.report.command import main

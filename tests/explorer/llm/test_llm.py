@@ -20,7 +20,7 @@ from cojax.types import Evaluation
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none-of-your-business")
-    monkeypatch.setattr("cojax.openai_api.calls.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("cojax.openai_api.FIRST_WAIT", 0.01)
 
 
 def test_signals_become_tasks_with_their_whole_lineage() -> None:

@@ -14,8 +14,8 @@ from models import MAIL, SOLUTIONS, TOUR, TWO, many, model, move, stage, told, t
 from patience import patience
 from records import DESK
 
-from cojax.explorer.llm import acting
-from cojax.explorer.llm.journal import Journal
+from cojax.explorer.llm import explorer as acting
+from cojax.explorer.llm.chat_model import Journal
 from cojax.types import Task
 from cojax.validation import Exclusions
 from cojax.validation.similarity import NearDuplicates
@@ -24,7 +24,7 @@ from cojax.validation.similarity import NearDuplicates
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none-of-your-business")
-    monkeypatch.setattr("cojax.openai_api.calls.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("cojax.openai_api.FIRST_WAIT", 0.01)
 
 
 def test_what_is_known_to_fail_is_not_done_again() -> None:

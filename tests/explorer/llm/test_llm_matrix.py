@@ -25,7 +25,7 @@ TOKENS, REQUESTS = 2_000_000, 300
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cojax.openai_api.calls.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("cojax.openai_api.FIRST_WAIT", 0.01)
 
 
 @pytest.fixture(scope="module", params=list(SCENES))

@@ -32,7 +32,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import initialize
 from cojax.rollout.export import write_weights
-from cojax.rollout.sglang.process import _CPU_ENVIRONMENT, _CPU_FLAGS
+from cojax.rollout.sglang.server import _CPU_ENVIRONMENT, _CPU_FLAGS
 from cojax.rollout.vocabulary import byte_tokenizer
 from cojax.run.engines import default_python
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Expedition, Synthesis, sample_setups, synthesize

@@ -14,11 +14,10 @@ from models import MAIL, TWO, model
 from patience import patience
 
 from cojax.environment import EngineError, OutOfContext
-from cojax.explorer.llm import policy_model as policy
-from cojax.explorer.llm.chat_model import ChatFailure
+from cojax.explorer.llm import chat_client as policy
+from cojax.explorer.llm.chat_client import PolicyModel
+from cojax.explorer.llm.chat_model import ChatFailure, Journal
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.journal import Journal
-from cojax.explorer.llm.policy_model import PolicyModel
 from cojax.host import background
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
@@ -200,7 +199,7 @@ def test_a_completion_that_comes_as_its_time_is_looked_at_is_taken(monkeypatch: 
                 raise
 
     monkeypatch.setattr(background, "Future", Slow)
-    monkeypatch.setattr(policy, "_LOOK_EVERY", 0.01)
+    monkeypatch.setattr(policy, "_LOOK_AT_BUDGET", 0.01)
     chat_model = PolicyModel(Late(), CHAT, max_tokens=12)
     assert chat_model.reply([Message("user", "hi")], budget=chat_model.begin(), seed=0, place="p").text == "hi"
 
@@ -213,13 +212,3 @@ def test_a_timeout_of_the_engine_s_own_is_no_time_that_is_up() -> None:
     chat_model = PolicyModel(Broken(), CHAT)
     with pytest.raises(TimeoutError, match="inside"):
         chat_model.reply([Message("user", "hi")], budget=chat_model.begin(), seed=0, place="p")
-
-
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [({"max_tokens": 0}, "llm.max_tokens is 0"), ({"deadline": 0.0}, "llm.deadline is 0.0"),
-     ({"most_requests": 0}, "llm.max_requests_per_evolution is 0")],
-)  # fmt: skip
-def test_limits_that_cannot_work_are_named(limits: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PolicyModel(Taught(), CHAT, **limits)  # type: ignore[arg-type]

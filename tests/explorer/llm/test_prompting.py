@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cojax.explorer.llm import prompting as wording
-from cojax.explorer.llm.acting import action_format
+from cojax.explorer.llm.explorer import action_format
 from cojax.explorer.llm.prompting import data, fill, parts, prompt, shorten
 
 FILES = sorted(path.stem for path in (Path(wording.__file__).parent / "prompts").glob("*.md"))

@@ -214,5 +214,5 @@ def test_drafts_are_cut_into_several_turns_and_replayed_with_as_many() -> None:
 def test_cuts_need_an_ending_without_calls() -> None:
     with pytest.raises(ValueError, match="the tool 'finish' ends the episode"):
         ScriptedExplorer(cut=0.5)
-    with pytest.raises(ValueError, match="expected a chance"):
+    with pytest.raises(ValueError, match="expected a probability"):
         ScriptedExplorer(ending="", cut=1.5)

@@ -7,7 +7,7 @@ from records import call
 
 import environments
 from cojax.environment import EnvironmentFailure
-from cojax.explorer.scripted.windows import Ending, draft_lengths, phrase_steps, split_turns, windows, words_of
+from cojax.explorer.scripted.explorer import Ending, draft_lengths, phrase_steps, split_turns, windows, words_of
 from cojax.types import Action, Message, Observation, Triplet
 
 

@@ -14,8 +14,8 @@ from patience import patience
 from cojax.environment import EngineError
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.sglang.client import Connections, RequestFailed, RequestRefused, ServerClient
+from cojax.rollout.sglang.engine import WeightsFolder
 from cojax.rollout.sglang.server import LabelledWeights, ServerLimits
-from cojax.rollout.sglang.weights import WeightsFolder
 
 
 def test_conversations_stay_where_their_prefix_is_and_new_ones_go_where_there_are_fewest(pair, make) -> None:

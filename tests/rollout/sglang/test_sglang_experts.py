@@ -19,7 +19,7 @@ from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.sglang.client import RoutesRequest
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.process import LaunchSettings
+from cojax.rollout.sglang.server import LaunchSettings
 
 CONFIG = ModelConfig(
     112, 16, 24, 2, 2, 1, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=8, norm_topk_prob=True,

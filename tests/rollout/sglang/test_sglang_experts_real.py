@@ -14,8 +14,7 @@ from cojax.policy.moe import RouteShape
 from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.process import LaunchSettings
-from cojax.rollout.sglang.server import ServerLimits
+from cojax.rollout.sglang.server import LaunchSettings, ServerLimits
 from cojax.run.engines import default_python
 from cojax.types import Action, Task, Trajectory, Turn
 

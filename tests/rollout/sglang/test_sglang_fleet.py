@@ -19,12 +19,9 @@ from cojax.policy.parameters import fingerprint, to_hf
 from cojax.policy.transformer import Params, initialize
 from cojax.rollout.engine import Weights
 from cojax.rollout.sglang.client import Connections
-from cojax.rollout.sglang.engine import SGLangEngine
+from cojax.rollout.sglang.engine import SGLangEngine, WeightsFolder, newest_version
 from cojax.rollout.sglang.fleet import Fleet
-from cojax.rollout.sglang.process import ServerProcess
-from cojax.rollout.sglang.server import LabelledWeights, ServerLimits
-from cojax.rollout.sglang.supervisor import FleetSettings
-from cojax.rollout.sglang.weights import WeightsFolder, newest_version
+from cojax.rollout.sglang.server import LabelledWeights, ServerLimits, ServerProcess
 
 
 def fingerprinted(version: int, params: Params) -> Weights:
@@ -61,7 +58,7 @@ def test_a_sync_does_not_wait_for_a_server_that_starts_which_takes_what_is_then_
 
 
 def test_a_port_that_is_taken_for_a_moment_does_not_cost_all_restarts(launched, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("cojax.rollout.sglang.supervisor._RETRY_SECONDS", 0.2)
+    monkeypatch.setattr("cojax.rollout.sglang.fleet._RETRY_SECONDS", 0.2)
     holder = socket.create_server(("127.0.0.1", 0))
     launch = dataclasses.replace(launched.launch, port=holder.getsockname()[1])
     limits = ServerLimits(startup=20.0, sync=2.0, probe_every=0.05, restarts=4)
@@ -126,7 +123,7 @@ def test_a_dead_run_lets_go_of_its_folder(tmp_path: Path) -> None:
     code = f"""
 import sys, time
 from pathlib import Path
-from cojax.rollout.sglang.weights import WeightsFolder
+from cojax.rollout.sglang.engine import WeightsFolder
 store = WeightsFolder(Path({str(tmp_path)!r}))
 print("mine", flush=True)
 time.sleep(60)
@@ -324,7 +321,7 @@ def test_a_server_that_skips_a_version_is_back_with_the_next(pair, make) -> None
 
 def test_a_fleet_closes_also_where_an_alarm_rings_at_that_moment() -> None:
     async def closed(moments: int) -> None:
-        fleet = Fleet(Connections(), ["http://127.0.0.1:9"], [], FleetSettings(LIMITS))
+        fleet = Fleet(Connections(), ["http://127.0.0.1:9"], [], LIMITS)
         fleet._watch(fleet.servers[0])
         await asyncio.sleep(0.01)
         fleet.servers[0].check_now.set()

@@ -23,8 +23,7 @@ from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.process import LaunchSettings, free_port
-from cojax.rollout.sglang.server import ServerLimits
+from cojax.rollout.sglang.server import LaunchSettings, ServerLimits, free_port
 from cojax.run.engines import default_python
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from patience import patience
 
-from cojax.rollout.sglang import guard as sglang_guard
-from cojax.rollout.sglang.process import LaunchSettings, free_port
+from cojax.host import processes
+from cojax.rollout.sglang.server import LaunchSettings, free_port
 
-GUARD = sglang_guard.__file__
+GUARD = processes.__file__
 # A command with a child of its own, both deaf to SIGTERM; prints both process ids.
 FAMILY = """
 import os, signal, subprocess, sys, time
@@ -146,7 +146,7 @@ def test_on_the_cpu_it_has_its_stand_ins_and_full_precision_is_asked_for(tmp_pat
 
 def test_servers_on_the_cpu_share_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("cojax.rollout.sglang.process.usable_cores", lambda: 8)
+    monkeypatch.setattr("cojax.rollout.sglang.server.usable_cores", lambda: 8)
 
     def threads(servers: int, device: str = "cpu") -> str | None:
         launch = LaunchSettings(sys.executable, tmp_path, 160, "float32", device, servers=servers)

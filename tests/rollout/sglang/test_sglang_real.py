@@ -30,8 +30,7 @@ from cojax.rollout.engine import Completion, Engine, Sampling, Weights
 from cojax.rollout.export import write_weights
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.process import LaunchSettings
-from cojax.rollout.sglang.server import Server, ServerLimits
+from cojax.rollout.sglang.server import LaunchSettings, Server, ServerLimits
 from cojax.run.engines import default_python
 
 pytestmark = pytest.mark.real
@@ -349,7 +348,7 @@ TRAINER = """
 import sys, time
 from pathlib import Path
 from cojax.host.processes import end_descendants_at_exit
-from cojax.rollout.sglang.process import LaunchSettings, ServerProcess
+from cojax.rollout.sglang.server import LaunchSettings, ServerProcess
 end_descendants_at_exit()
 process = ServerProcess(LaunchSettings(sys.argv[1], Path(sys.argv[2]), 480, "float32", "cpu"))
 process.start(Path(sys.argv[3]), "x")

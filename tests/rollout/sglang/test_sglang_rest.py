@@ -64,7 +64,7 @@ def test_weights_that_were_served_before_a_rest_are_sent_but_not_written_again(p
 def test_a_server_between_coming_up_and_its_rest_is_no_reason_to_leave_all_asleep(pair, make) -> None:
     engine = make(pair, release_memory=True, limits=QUIET)
     engine.load(Weights(0, lambda: to_hf(CONFIG, PARAMS), fingerprint=lambda: fingerprint(PARAMS)))
-    rest, held = engine.fleet.supervisor.rest, []
+    rest, held = engine.fleet._rest, []
 
     async def later(server: Server) -> None:
         if server is engine.fleet.servers[0]:
@@ -72,7 +72,7 @@ def test_a_server_between_coming_up_and_its_rest_is_no_reason_to_leave_all_aslee
         else:
             await rest(server)
 
-    engine.fleet.supervisor.rest = later
+    engine.fleet._rest = later
     engine.rest()
     assert held[0].up
     engine.load(Weights(0, lambda: to_hf(CONFIG, PARAMS), fingerprint=lambda: fingerprint(PARAMS)))
@@ -139,7 +139,7 @@ def test_a_load_waits_for_a_rest_that_is_under_way(pair, make) -> None:
     asked = threading.Event()
 
     def behave(path: str, body: dict, answer: dict) -> int:
-        # RoutesRequest which process it is, for the rest: what follows must not come between an update's steps.
+        # Asks which process it is, for the rest: what follows must not come between an update's steps.
         if path == "server_info" and engine.fleet.servers[0].state == "resting" and not asked.is_set():
             asked.set()
             time.sleep(0.7)

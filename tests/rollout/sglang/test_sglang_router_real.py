@@ -25,8 +25,7 @@ from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.process import free_port
-from cojax.rollout.sglang.server import ServerLimits
+from cojax.rollout.sglang.server import ServerLimits, free_port
 from cojax.storage.checkpoint import save_params
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]

@@ -18,8 +18,7 @@ from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Completion, Engine, Sampling, Weights
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.process import LaunchSettings
-from cojax.rollout.sglang.server import ServerLimits
+from cojax.rollout.sglang.server import LaunchSettings, ServerLimits
 from cojax.run.engines import default_python
 
 torch = pytest.importorskip("torch")

@@ -1,22 +1,39 @@
-"""Sends requests to an OpenAI-compatible endpoint: a deadline for the whole reply, bounded bytes, no redirects."""
+"""The one client of OpenAI-compatible endpoints: of explorers, embeddings, evaluations and simulated customers.
+
+The address, the key, how a call can fail, and when it is tried again. The client has a deadline for the whole reply,
+bounded bytes and no redirects. Also what requests to servers that are not trusted have in common: nothing packed, no
+cookies, words on one line.
+"""
 
 import contextlib
+import dataclasses
 import email.utils
+import http.cookiejar
 import json
 import math
+import os
+import random
 import re
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
-import openai
 
 from cojax.host.background import on_thread
-from cojax.openai_api.calls import NOT_PACKED, Address, CallFailed, no_cookies, one_line, read_key, redact
 
 _T = TypeVar("_T")
+CallKind = Literal["refused", "too_long", "unauthorised", "unreachable", "timeout", "server", "rate", "malformed"]
+_PASSING = frozenset({"unreachable", "timeout", "server", "rate", "malformed"})
+# Seconds between attempts: the first wait is doubled each time, up to the longest. An endpoint that asks for more is
+# given up.
+FIRST_WAIT, LONGEST_WAIT = 0.5, 120.0
+# Headers that ask for bodies as they are. Bodies are read as they are sent: what is packed may expand without end.
+NOT_PACKED = {"Accept-Encoding": "identity"}
+# A shorter key is a placeholder, and may be a common word.
+_SHORTEST_KEY = 8
 # Bytes of a chat completion and of embeddings: far above what any model gives.
 _MOST_CHAT, _MOST_EMBEDDINGS = 8 * 2**20, 64 * 2**20
 # Bytes that are read of an error's body, and characters of an error text.
@@ -28,6 +45,110 @@ _TOO_LONG = re.compile(
 _UNTIL: ContextVar[float] = ContextVar("until")
 
 
+class CallFailed(Exception):
+    """An attempt that brought no reply. Its text never holds the key.
+
+    refused        the endpoint would not take the request
+    too_long       the prompt does not fit the model
+    unauthorised   no request will be taken: the address, the key or the model is wrong
+    unreachable, timeout, server, rate, malformed   another attempt may succeed
+    """
+
+    def __init__(self, kind: CallKind, reason: str, *, status: int = 0, wait: float = 0.0, lost: bool = False):
+        """`status` is HTTP's, 0 where none came. `wait` are the seconds that the endpoint asks for. `lost` says that
+        the endpoint may have worked on the request, and may charge for it."""
+        super().__init__(reason)
+        self.kind, self.reason, self.status, self.wait, self.lost = kind, reason, status, wait, lost
+        # Set where the client will spell the request otherwise: it is sent again at once, which is no attempt.
+        self.respelled = False
+        self.attempts = 1
+
+    @property
+    def passing(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self.kind in _PASSING
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+    """Where an endpoint is, which model it serves, and by which settings the user says both: error texts name them.
+
+    Raises ValueError for what cannot be an address of an endpoint, or an empty model.
+    """
+
+    url: str
+    model: str
+    url_setting: str
+    model_setting: str
+
+    def __post_init__(self) -> None:
+        expected = "expected an address like http://HOST:PORT/v1"
+        try:
+            parts = urlsplit(self.url)
+            sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # its message may quote what stands before the @
+            raise ValueError(f"{self.url_setting} is no address; {expected}") from None
+        if "@" in parts.netloc or parts.query:
+            raise ValueError(
+                f"{self.url_setting} holds credentials or a query; leave them out: the key comes from OPENAI_API_KEY"
+            )
+        if not sound:
+            raise ValueError(f"{self.url_setting} is {self.url!r}; {expected}")
+        if not self.model:
+            raise ValueError(f"{self.model_setting} is empty; name the model that the endpoint serves")
+
+
+def read_key() -> str:
+    """The key in OPENAI_API_KEY; empty for a server that needs none. Raises ValueError for one that cannot be sent."""
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError("OPENAI_API_KEY holds characters that no header can carry; set it again")
+    return key
+
+
+def redact(text: str, key: str) -> str:
+    """The text without the key, also where white space stands within the key."""
+    if len(key) < _SHORTEST_KEY:
+        return text
+    return re.sub(r"\s*".join(re.escape(character) for character in key), lambda _: "[key]", text)
+
+
+def with_retries(
+    attempt: Callable[[], _T], attempts: int, seconds_left: Callable[[], float], wait: Callable[[float], object]
+) -> _T:
+    """The result of the first attempt that succeeds; `wait` sleeps between two of them.
+
+    Raises the last CallFailed, whose `attempts` says how many were made: where no other attempt would help, `attempts`
+    were made, or the next wait is longer than what is left or than LONGEST_WAIT. Other exceptions pass.
+    """
+    number = 1
+    while True:
+        try:
+            return attempt()
+        except CallFailed as failed:
+            if failed.respelled:
+                continue
+            # Attempts of many threads that failed at once should not come back at once.
+            backoff = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (number - 1)) * random.uniform(0.75, 1.0)
+            pause = max(backoff, failed.wait)
+            failed.attempts = number
+            if not failed.passing or number >= attempts or pause > LONGEST_WAIT or pause >= seconds_left():
+                raise
+        wait(pause)
+        number += 1
+
+
+def no_cookies() -> http.cookiejar.CookieJar:
+    """A jar that takes no cookie: a client keeps all that it is given, and sends all with every request."""
+    return http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=()))
+
+
+def one_line(text: str) -> str:
+    """The text on one line, without what cannot be printed or encoded: a server's words forge no line of a log."""
+    plain = text.encode("utf-8", "replace").decode()
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in plain).split())
+
+
 class ApiClient:
     """Sends requests to one endpoint; any thread may call it.
 
@@ -36,6 +157,8 @@ class ApiClient:
     """
 
     def __init__(self, address: Address) -> None:
+        import openai  # it takes most of a second, and most commands call no endpoint
+
         self._address, self._key = address, read_key()
         # openai reads the body of an error whatever its length and time, and httpx that of a redirect: `_refuse` is
         # called before either does. Cookies would be kept without bound, and sent.
@@ -72,6 +195,8 @@ class ApiClient:
 
     def _post(self, resource: Any, body: Mapping[str, Any], seconds: float, most: int, read: Callable[[Any], _T]) -> _T:
         # Timeouts of HTTP bound one read each, of which a reply that drips takes any number: the whole is bounded here.
+        import openai
+
         until = time.monotonic() + seconds
         answer = on_thread("openai", lambda: _read(resource, body, until, most))
         try:
@@ -110,7 +235,7 @@ class ApiClient:
                 raise CallFailed("timeout", reason, status=status, lost=True) from None
             content = b""
         # Nothing is quoted of a body that is cut off: half a key could not be recognised.
-        said = f"its body is longer than {_MOST_ERROR:,} bytes" if content is None else _error_message(content)
+        said = f"its body is longer than {_MOST_ERROR:,} bytes" if content is None else error_message(content)
         reason = f"HTTP {status}: {self._one_line(said) or 'it says nothing'}"
         if status in (401, 403, 404):
             settings = f"{self._address.url_setting} and {self._address.model_setting}"
@@ -150,16 +275,16 @@ def _body(response: Any, most: int) -> bytes | None:
     return bytes(content)
 
 
-def _error_message(content: bytes) -> str:
+def error_message(content: bytes) -> str:
     """The message of an error where it is worded as OpenAI does, else the whole body, without escapes of JSON."""
     text = content.decode("utf-8", "replace")
     try:
         body = json.loads(text)
+        error = body.get("error", body) if isinstance(body, dict) else body
+        message = error.get("message") if isinstance(error, dict) else error
+        return message if isinstance(message, str) else json.dumps(body, ensure_ascii=False)
     except (ValueError, RecursionError):
         return text
-    error = body.get("error", body) if isinstance(body, dict) else body
-    message = error.get("message") if isinstance(error, dict) else error
-    return message if isinstance(message, str) else json.dumps(body, ensure_ascii=False)
 
 
 def _retry_after(header: str) -> float:

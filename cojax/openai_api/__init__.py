@@ -1,1 +1,0 @@
-"""The one client of OpenAI-compatible endpoints: of explorers, embeddings, evaluations and simulated customers."""
