@@ -18,6 +18,7 @@ from cojax.evaluation.scores import dev_score, sampling
 from cojax.explorer import Explorer, Metered
 from cojax.explorer.llm.chat_model import Journal
 from cojax.explorer.llm.explorer import LLMExplorer
+from cojax.explorer.scripted.explorer import Ending
 from cojax.learner.learner import Learner, required_route_shape
 from cojax.learner.optimizer import adamw
 from cojax.learner.placement import ONE_PROCESS, Hosts
