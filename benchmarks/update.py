@@ -18,7 +18,7 @@ from benchmarks import machine
 from benchmarks.models import Model, choose_model
 from benchmarks.results import Row, Spread, compile_seconds, timed
 from cojax.compile.shapes import parameter_bytes, parameter_count, update_flops
-from cojax.learner.batch import TrainBatch
+from cojax.learner.bound_loss import TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
 from cojax.learner.packing import pack_sequences

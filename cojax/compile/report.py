@@ -13,7 +13,7 @@ from cojax.compile import program_text
 from cojax.compile.program_text import Collective, Program
 from cojax.compile.shapes import forward_flops, parameter_count
 from cojax.compile.targets import GIB, Chip, lowered_for
-from cojax.learner.batch import TrainBatch
+from cojax.learner.bound_loss import TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.rehearsal import full_batches
 from cojax.learner.update import TrainState

@@ -16,12 +16,20 @@ import optax
 from jax.sharding import Mesh
 from jax.stages import Lowered, Wrapped
 
-from cojax.learner.batch import TrainBatch
-from cojax.learner.bound_loss import bind
+from cojax.learner.bound_loss import TrainBatch, bind
 from cojax.learner.losses import LOSSES
-from cojax.learner.objective import HardNegatives, Objective, objective
 from cojax.learner.optimizer import compensate_rounding
-from cojax.learner.packing import Example, capacity, describe, live_rows, pack_examples, skipped_metrics
+from cojax.learner.packing import (
+    Example,
+    HardNegatives,
+    Objective,
+    capacity,
+    describe,
+    live_rows,
+    objective,
+    pack_examples,
+    skipped_metrics,
+)
 from cojax.learner.placement import ONE_PROCESS, Hosts, Placement, advanced, fetch, weights_of
 from cojax.learner.update import (
     Metrics,
@@ -184,9 +192,7 @@ class Learner:
             batch, count = placed[index], counts[index]
             if batch is None:
                 continue
-            with self.hosts.operation("apply", state, batch, count, pairs) as finish:
-                shardings = self.placement.shardings(state)
-                state, raw = finish(self._step(state, self._frozen, batch, count, pairs, shardings=shardings))
+            state, raw = self.apply(state, batch, count, pairs)
             updates.append(mean_metrics(jax.device_get(raw), packed.batches[index]))
             if not np.isfinite([updates[-1]["loss"], updates[-1]["grad_norm"]]).all():
                 flat = jax.tree.map(lambda array: np.reshape(array, (-1, *array.shape[2:])), fetch(self.hosts, batch))
