@@ -20,8 +20,8 @@ from benchmarks import machine
 from benchmarks.results import Row, Spread, timed
 from cojax.compile.shapes import parameter_count
 from cojax.policy.config import ModelConfig
-from cojax.policy.model_folder import CONFIG, SINGLE
 from cojax.policy.parameters import parameters
+from cojax.policy.pretrained import CONFIG, SINGLE
 from cojax.policy.tensor_files import Outline, dtype_code, write_tensors
 
 _LAYERS, _HEAD_DIM = 22, 64

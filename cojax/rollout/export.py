@@ -22,7 +22,8 @@ from jax.sharding import Mesh
 
 from cojax.durable import sync_folder, sync_tree
 from cojax.policy.config import ModelConfig
-from cojax.policy.model_folder import (
+from cojax.policy.parameters import Params, parameters
+from cojax.policy.pretrained import (
     CONFIG,
     INDEX,
     LARGEST_FILE,
@@ -32,7 +33,6 @@ from cojax.policy.model_folder import (
     write_arrays,
     write_model,
 )
-from cojax.policy.parameters import Params, parameters
 from cojax.policy.tensor_files import DamagedFile, read_header, read_object
 from cojax.storage.checkpoint import SavedParams, disk_error
 from cojax.storage.files import LARGEST_JSON, explain, is_number, read_json, write_json

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from cojax.distributed.operations import LeadArrayFiles
 from cojax.learner.placement import ONE_PROCESS, Hosts, hf_arrays
 from cojax.policy.config import ModelConfig
-from cojax.policy.model_folder import write_model
+from cojax.policy.pretrained import write_model
 from cojax.policy.transformer import Params, initialize
 from cojax.rollout.export import load_params, write_weights
 from cojax.settings import base

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from cojax.environment import EngineError
 from cojax.host.processes import end_descendants_at_exit
 from cojax.policy.config import ModelConfig
-from cojax.policy.model_folder import CONFIG
+from cojax.policy.pretrained import CONFIG
 from cojax.report.console import CONSOLE
 from cojax.rollout.export import check_weights
 from cojax.rollout.sglang.client import Connections, RequestFailed, RequestRefused, Router
