@@ -4,6 +4,7 @@ Rotary frequencies are plain, scaled linearly, by YaRN or as in Llama 3.1.
 """
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cojax.policy.tensor_files import read_object
+from cojax.durable import regular_file
 
 # Names that an entry of each type may hold; an unknown name could change the arithmetic unnoticed.
 _KNOWN: Mapping[str, frozenset[str]] = {
@@ -181,8 +182,28 @@ _FIXED: Mapping[str, Any] = {"hidden_act": "silu", "use_sliding_window": False, 
 _FIXED_SPARSE: Mapping[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 _SPARSE_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
 _LARGEST = 2**31 - 1  # of a size
+LARGEST_HEADER = 100_000_000  # bytes of JSON; more is a damaged length, not a header
 # Of what is made one by one.
 _MOST: Mapping[str, int] = {"num_hidden_layers": 1_000, "num_experts": 1_024}
+
+
+class DamagedFile(ValueError):
+    """A file is not what was once written, or not of this format."""
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model folder. Raises DamagedFile for anything else, OSError for no file."""
+    with open(path, "rb", opener=regular_file) as file:
+        text = file.read(LARGEST_HEADER + 1)
+    try:
+        if len(text) > LARGEST_HEADER:
+            raise ValueError(f"it has more than {LARGEST_HEADER} bytes")
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"{path} cannot be read: {error}; expected a JSON object") from error
+    if not isinstance(value, dict):
+        raise DamagedFile(f"{path} holds {type(value).__name__}, expected an object")
+    return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,18 +317,13 @@ class ModelConfig:
         object.__setattr__(self, "windows", tuple(self.windows))  # a list, where it was read from JSON
         if any(type(window) is not int or not 0 <= window <= _LARGEST for window in self.windows):
             raise ValueError(f"windows are {self.windows!r:.80}; expected whole numbers of tokens, 0 for no window")
-        if not self.head_dim and self.num_attention_heads > 0:
+        if not self.head_dim:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
                     f"hidden_size {self.hidden_size} is no multiple of num_attention_heads {self.num_attention_heads}; "
                     "give head_dim"
                 )
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            optional = field.name in _SPARSE_FIELDS and value == 0 and not self.sparse
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and value <= 0 and not optional:
-                raise ValueError(f"{field.name} is {value}; expected a positive number")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads {self.num_attention_heads} is no multiple of "
@@ -379,7 +395,7 @@ def _fields(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_numbers(config: ModelConfig) -> None:
-    """Raises ValueError for a size that is no whole number, and for a number beyond what any model has."""
+    """Raises ValueError for a size that is no whole number, and for a number that no model has."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         whole, real = (isinstance(value, kind) and not isinstance(value, bool) for kind in (Integral, Real))
@@ -388,6 +404,9 @@ def _check_numbers(config: ModelConfig) -> None:
             raise ValueError(f"{field.name} is {value!r:.80}; expected a whole number of at most {most:,}")
         if field.type is float and not (real and math.isfinite(value)):
             raise ValueError(f"{field.name} is {value!r:.80}; expected a finite number")
+        may_be_0 = field.name == "head_dim" or (field.name in _SPARSE_FIELDS and not config.sparse)
+        if (whole or real) and value <= 0 and not (value == 0 and may_be_0):
+            raise ValueError(f"{field.name} is {value}; expected a positive number")
 
 
 def _refuse_unsupported(hf: Mapping[str, Any], family: Family) -> None:

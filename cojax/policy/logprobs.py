@@ -35,16 +35,9 @@ class TokenScores(NamedTuple):
     routes_known: jax.Array | None = None
 
 
-def token_logprobs(
-    config: ModelConfig,
-    params: Params,
-    tokens: jax.Array,
-    positions: jax.Array,
-    segment_ids: jax.Array,
-    **settings: Any,
-) -> jax.Array:
-    """The log-probs of `token_scores`, with its settings."""
-    return token_scores(config, params, tokens, positions, segment_ids, entropy="none", **settings).logprobs
+def token_logprobs(config: ModelConfig, params: Params, *rows: jax.Array, **settings: Any) -> jax.Array:
+    """The log-probs of `token_scores`, of rows (tokens, positions, segment_ids) and with settings as there."""
+    return token_scores(config, params, *rows, entropy="none", **settings).logprobs
 
 
 def token_scores(

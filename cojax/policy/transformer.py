@@ -57,16 +57,14 @@ class Attention(nnx.Module):
 
         def project(heads: int) -> nnx.LinearGeneral:
             bias = config.attention_bias
-            return nnx.LinearGeneral(width, (heads, size), use_bias=bias, **_linear(config, width), rngs=rngs)
+            return _linear(config, width, (heads, size), width, rngs, use_bias=bias)
 
         self.query = project(config.num_attention_heads)
         self.key = project(config.num_key_value_heads)
         self.value = project(config.num_key_value_heads)
-        self.output = nnx.LinearGeneral(
-            (config.num_attention_heads, size), width, axis=(-2, -1), use_bias=False, rngs=rngs,
-            dot_general=_flat_product if config.dtype == "bfloat16" else None,
-            **_linear(config, config.num_attention_heads * size * 2 * config.num_hidden_layers),
-        )  # fmt: skip
+        heads, product = config.num_attention_heads, _flat_product if config.dtype == "bfloat16" else None
+        fan = heads * size * 2 * config.num_hidden_layers
+        self.output = _linear(config, (heads, size), width, fan, rngs, axis=(-2, -1), dot_general=product)
         if config.qk_norm:
             self.query_norm, self.key_norm = _norm(config, size, rngs), _norm(config, size, rngs)
         self.normed = config.qk_norm
@@ -83,10 +81,8 @@ class FeedForward(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         width, inner = config.hidden_size, config.intermediate_size
-        self.gate = nnx.LinearGeneral(width, inner, use_bias=False, **_linear(config, width), rngs=rngs)
-        self.up = nnx.LinearGeneral(width, inner, use_bias=False, **_linear(config, width), rngs=rngs)
-        fan = inner * 2 * config.num_hidden_layers
-        self.down = nnx.LinearGeneral(inner, width, use_bias=False, **_linear(config, fan), rngs=rngs)
+        self.gate, self.up = (_linear(config, width, inner, width, rngs) for _ in range(2))
+        self.down = _linear(config, inner, width, inner * 2 * config.num_hidden_layers, rngs)
 
     def __call__(self, x: jax.Array, mesh: Mesh | None = None) -> jax.Array:
         inner = jax.nn.silu(self.gate(x)) * self.up(x)
@@ -144,9 +140,7 @@ class EmbeddingAndHead(nnx.Module):
         self.embed = Embedding(config, rngs)
         self.final_norm = _norm(config, config.hidden_size, rngs)
         if not config.tie_word_embeddings:
-            self.head = nnx.LinearGeneral(
-                config.hidden_size, config.vocab_size, use_bias=False, **_linear(config, config.hidden_size), rngs=rngs
-            )
+            self.head = _linear(config, config.hidden_size, config.vocab_size, config.hidden_size, rngs)
 
 
 def embedding_and_head(config: ModelConfig, params: Params) -> EmbeddingAndHead:
@@ -187,12 +181,13 @@ def _flat_product(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: A
     )
 
 
-def _linear(config: ModelConfig, fan_in: int) -> dict[str, Any]:
-    return {
-        "kernel_init": nnx.initializers.normal(fan_in**-0.5),
-        "dtype": jnp.dtype(config.dtype),
-        "param_dtype": jnp.dtype(config.param_dtype),
-    }
+def _linear(
+    config: ModelConfig, inputs: Any, outputs: Any, fan_in: int, rngs: nnx.Rngs, use_bias: bool = False, **options: Any
+) -> nnx.LinearGeneral:
+    """A matrix product, whose kernel begins as N(0, 1 / `fan_in`)."""
+    options |= {"dtype": jnp.dtype(config.dtype), "param_dtype": jnp.dtype(config.param_dtype)}
+    init = nnx.initializers.normal(fan_in**-0.5)
+    return nnx.LinearGeneral(inputs, outputs, kernel_init=init, use_bias=use_bias, rngs=rngs, **options)
 
 
 # What the backward pass keeps of a layer; it computes the rest a second time. From fastest to smallest: everything;

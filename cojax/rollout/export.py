@@ -28,12 +28,14 @@ from cojax.policy.pretrained import (
     INDEX,
     LARGEST_FILE,
     SINGLE,
+    DamagedFile,
+    read_header,
+    read_object,
     read_params,
     weight_map,
     write_arrays,
     write_model,
 )
-from cojax.policy.tensor_files import DamagedFile, read_header, read_object
 from cojax.storage.checkpoint import SavedParams, disk_error
 from cojax.storage.files import LARGEST_JSON, explain, is_number, read_json, write_json
 

@@ -35,25 +35,9 @@ from cojax.synthesis.expeditions import Expedition, Interrupted
 from cojax.synthesis.pipeline import ADMISSIONS, Admission, Synthesis, Validate, admit, initial_tasks, synthesize
 
 __all__ = [
-    "ADMISSIONS",
-    "EVOLUTIONS",
-    "MEMORIES",
-    "SELECTIONS",
-    "Admission",
-    "EvolutionInputs",
-    "Evolve",
-    "Expedition",
-    "Interrupted",
-    "Synthesis",
-    "Validate",
-    "admit",
-    "expeditions_of",
-    "initial_tasks",
-    "reads",
-    "reflect_on",
-    "sample_setups",
-    "synthesize",
-    "why_idle",
+    "ADMISSIONS", "EVOLUTIONS", "MEMORIES", "SELECTIONS", "Admission", "EvolutionInputs", "Evolve", "Expedition",
+    "Interrupted", "Synthesis", "Validate", "admit", "expeditions_of", "initial_tasks", "reads", "reflect_on",
+    "sample_setups", "synthesize", "why_idle",
 ]  # fmt: skip
 
 EVOLUTIONS: dict[str, Evolve] = {

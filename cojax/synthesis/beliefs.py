@@ -295,7 +295,7 @@ class Credits:
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
         seen = (
             (
-                [_key(group.task.origin, tool) for tool in ("", *solution_tools(group.task.solution))],
+                [f"{group.task.origin}/{tool}" for tool in ("", *solution_tools(group.task.solution))],
                 float(group.live),
                 1.0 - group.live,
             )
@@ -305,18 +305,14 @@ class Credits:
         return add_evidence(memory, seen), []
 
 
-def _key(kind: str, tool: str = "") -> str:
-    return f"{kind}/{tool}" if tool else f"{kind}/"
-
-
 def credit(memory: Mapping[str, Any], kind: str, focus: Sequence[str], strength: float) -> float:
     """The credit of a kind of signal and the tools in its focus, their mean where there are several; in (0, 1).
 
     `memory` is that of `Credits`. A prior counts as `strength` groups.
     """
-    live, dead = evidence(memory, _key(kind))
+    live, dead = evidence(memory, f"{kind}/")
     alone = (1.0 + live) / (2.0 + live + dead)
-    tools = [evidence(memory, _key(kind, tool)) for tool in focus]
+    tools = [evidence(memory, f"{kind}/{tool}") for tool in focus]
     shares = [(strength * alone + live) / (strength + live + dead) for live, dead in tools]
     return sum(shares) / len(shares) if shares else alone
 

@@ -89,11 +89,7 @@ class Expedition:
         drafts = explorer.abstract(exploration, environment, limit)
         examined = tuple(examine(until_failure(drafts, errors, (EnvironmentFailure, EngineError))))
         return dataclasses.replace(
-            trip,
-            triplets=exploration.triplets,
-            failures=exploration.failures,
-            examined=examined,
-            errors=tuple(errors),
+            trip, triplets=exploration.triplets, failures=exploration.failures, examined=examined, errors=tuple(errors)
         )
 
     def lineage(self, draft: TaskDraft, verdict: Verdict, explorer: str, step: int) -> Lineage:

@@ -5,6 +5,7 @@ Where an evolution may find more tasks than the pool takes, an admission chooses
 
 import dataclasses
 import functools
+import heapq
 import itertools
 import random
 import re
@@ -78,13 +79,10 @@ class Synthesis:
         # If all runs of an expedition failed, the reason of the first one counts.
         first_runs = (record["failures"][0] for record in self.expeditions if record["failures"] and not record["runs"])
         failed += [failure.partition(": ")[2] if failure.startswith("run ") else failure for failure in first_runs]
-        counts: Counter[str] = Counter()
-        first: dict[str, str] = {}
+        alike: dict[str, list[str]] = {}
         for reason in (*refused, *failed):
-            kind = re.sub(r"\d+", "#", reason)
-            counts[kind] += 1
-            first.setdefault(kind, reason)
-        return [f"{first[kind]} ({times}×)" for kind, times in counts.most_common(count)]
+            alike.setdefault(re.sub(r"\d+", "#", reason), []).append(reason)
+        return [f"{same[0]} ({len(same)}×)" for same in heapq.nlargest(count, alike.values(), key=len)]
 
 
 def synthesize(
@@ -387,10 +385,6 @@ def admit(synthesis: Synthesis, groups: Sequence[Group], kept: Sequence[Task]) -
     return dataclasses.replace(synthesis, tasks=tasks, drafts=drafts, counts=counts, probe=_cost(groups, ids))
 
 
-def _success(group: Group) -> float:
-    return group.solved / len(group.valid) if group.valid else 0.0
-
-
 def _line(group: Group) -> str:
     return f"probed: {group.solved} of {len(group.valid)} episodes of the present policy solved it"
 
@@ -399,9 +393,10 @@ def _draft_record(record: Mapping[str, Any], group: Group, kept: bool) -> dict[s
     verdict = record["verdict"]
     evidence = [*verdict["evidence"], _line(group), *([] if kept else ["not admitted: others are worth more"])]
     verdict = {**verdict, "evidence": evidence, "status": verdict["status"] if kept else "discarded"}
-    if group.valid:
-        verdict["difficulty"] = 1.0 - _success(group)
-    predicted = {**record["predicted"], "probe": _success(group) if group.valid else None}
+    success = group.solved / len(group.valid) if group.valid else None
+    if success is not None:
+        verdict["difficulty"] = 1.0 - success
+    predicted = {**record["predicted"], "probe": success}
     return {**record, "verdict": verdict, "task": record["task"] if kept else "", "predicted": predicted}
 
 

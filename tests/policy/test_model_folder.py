@@ -15,10 +15,9 @@ from references import initialize
 from safetensors.numpy import load_file, save_file
 
 from cojax.policy import pretrained
-from cojax.policy.config import ModelConfig
+from cojax.policy.config import DamagedFile, ModelConfig
 from cojax.policy.parameters import leaf_of, parameters
 from cojax.policy.pretrained import load, read_params, write_model
-from cojax.policy.tensor_files import DamagedFile
 
 DENSE = ModelConfig(61, 32, 40, 2, 4, 2, 16)
 MOE = ModelConfig(

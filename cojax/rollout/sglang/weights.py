@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cojax.durable import own_file
-from cojax.policy.config import ModelConfig
-from cojax.policy.tensor_files import DamagedFile
+from cojax.policy.config import DamagedFile, ModelConfig
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import (
     check_item,
