@@ -16,21 +16,8 @@ from typing import Any
 from cojax.registry import RegistryError
 from cojax.registry.annotations import shown
 from cojax.signals import Detector
-from cojax.synthesis.beliefs import Beliefs, Credits, credited, posteriors
-from cojax.synthesis.evolutions import (
-    SELECTIONS,
-    EvolutionInputs,
-    Evolve,
-    around_displaced_signals,
-    around_signals,
-    around_trajectories,
-    frontier,
-    reflect_on,
-    sample_setups,
-    static,
-    unguided,
-    uniform,
-)
+from cojax.synthesis import beliefs, evolutions
+from cojax.synthesis.evolutions import SELECTIONS, EvolutionInputs, Evolve, reflect_on, sample_setups
 from cojax.synthesis.expeditions import Expedition, Interrupted
 from cojax.synthesis.pipeline import ADMISSIONS, Admission, Synthesis, Validate, admit, initial_tasks, synthesize
 
@@ -41,18 +28,18 @@ __all__ = [
 ]  # fmt: skip
 
 EVOLUTIONS: dict[str, Evolve] = {
-    "none": static,
-    "random": unguided,
-    "uniform": uniform,
-    "trajectory": around_trajectories,
-    "displaced": around_displaced_signals,
-    "feedback": around_signals,
-    "credited": credited,
-    "posteriors": posteriors,
-    "frontier": frontier,
+    "none": evolutions.static,
+    "random": evolutions.unguided,
+    "uniform": evolutions.uniform,
+    "trajectory": evolutions.around_trajectories,
+    "displaced": evolutions.around_displaced_signals,
+    "feedback": evolutions.around_signals,
+    "credited": beliefs.credited,
+    "posteriors": beliefs.posteriors,
+    "frontier": evolutions.frontier,
 }
 # Detectors that raise no signals, by the name of the parameter that receives their memory.
-MEMORIES: dict[str, Callable[[], Detector]] = {"beliefs": Beliefs, "credits": Credits}
+MEMORIES: dict[str, Callable[[], Detector]] = {"beliefs": beliefs.Beliefs, "credits": beliefs.Credits}
 
 
 def reads(evolve: Evolve) -> tuple[str, ...]:

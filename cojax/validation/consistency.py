@@ -24,19 +24,7 @@ from typing import Any
 from cojax.explorer.answers import parse_code
 from cojax.types import Action, Call, Observation, Triplet, normalise
 from cojax.unicode_forms import normal_form
-from cojax.validation.mention import (
-    NUMBERS,
-    Mentions,
-    codified,
-    computed,
-    fold,
-    leaves,
-    number_of,
-    sentences,
-    specific,
-    stem,
-    words,
-)
+from cojax.validation.mention import NUMBERS, Mentions, fold, leaves, near, number_of, sentences, stem, words
 
 # Most values in a line of evidence, and characters of each.
 _LISTED, _SHORT = 4, 60
@@ -60,6 +48,11 @@ _SET = re.compile(
     r"(?:[\"']|\{\s?)(\w{1,80})[\"']?\s?:|\b(\w{1,80}):(?=[\w\"'])|\b(\w{1,80})\s?=(?!=)|(?<!\S)--(\w{1,80})\b"
 )
 _KEYS = frozenset(("arguments", "parameters", "tool", "function", "tool_call", "tool_name", "function_call"))
+_CODE = re.compile(r"[A-Z]{1,6}")
+# Usual factors of a computation: parts of a day, a week, a year, a whole.
+_FACTORS = (2, 7, 10, 12, 24, 30, 52, 60, 100, 365, 1_000, 3_600)
+# Most numbers of a text that are tried in a computation.
+_FEW = 60
 # What may stand in brackets after a word as its ending.
 _SUFFIXES = ({"s"}, {"es"}, {"d"}, {"ed"}, {"ing"})
 
@@ -150,6 +143,36 @@ def _is_shown(value: Any, asked: Mentions, shown: Mentions, documented: str) -> 
     return shown.holds(fold(value)) or all(
         any(word in one.words or number_of(word) in one.numbers for one in (asked, shown)) for word in words(value)
     )
+
+
+def specific(value: Any) -> bool:
+    """Whether a query has to name a value: any but truth values, None and text without a word or a number."""
+    if isinstance(value, bool) or value is None:
+        return False
+    return not isinstance(value, str) or any(words(value))
+
+
+def codified(value: Any) -> bool:
+    """Whether people may call the value by another name: a code such as USD, AAPL, SFO, or a number below ten."""
+    if isinstance(value, str):
+        return bool(_CODE.fullmatch(value))
+    return isinstance(value, int | float) and abs(value) < 10
+
+
+def computed(value: Any, known: frozenset[float]) -> bool:
+    """Whether one operation on two of these numbers, or one of them and a usual factor, gives the value."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    some = sorted(known, key=abs)[:_FEW]
+    return any(near(value, result) for one in some for other in (*some, *_FACTORS) for result in _results(one, other))
+
+
+def _results(one: float, other: float) -> Iterator[float]:
+    yield from (one + other, one - other, other - one, one * other)
+    if other:
+        yield one / other
+    if one:
+        yield other / one
 
 
 def _unrelated(
