@@ -24,11 +24,11 @@ from benchmarks import folders, host, sampling, servers
 from benchmarks.gpu.suite import gpu
 from benchmarks.results import Row, as_json, table
 from benchmarks.scale import scale
+from benchmarks.shapes import SHAPES
 from benchmarks.step import step
 from benchmarks.update import update
 from benchmarks.worlds import worlds
-from cojax.compile.shapes import SHAPES
-from cojax.run.facts import facts
+from cojax.run.machine import facts
 from cojax.settings.command_line import CommandLineParser
 from cojax.settings.reading import choose
 

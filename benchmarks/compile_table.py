@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.compile.report import name_and_value
-from cojax.compile.shapes import SHAPES
+from benchmarks.shapes import SHAPES
+from cojax.compile.programs import name_and_value
 from cojax.compile.targets import GIB
 from cojax.settings.command_line import CommandLineParser
 from cojax.storage.files import read_json, write_json, write_text

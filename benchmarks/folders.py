@@ -18,7 +18,7 @@ import numpy as np
 import cojax
 from benchmarks import machine
 from benchmarks.results import Row, Spread, timed
-from cojax.compile.shapes import parameter_count
+from cojax.compile.programs import parameter_count
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters
 from cojax.policy.pretrained import CONFIG, SINGLE, Outline, dtype_code, write_tensors

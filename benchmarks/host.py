@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from benchmarks import machine
 from benchmarks.results import Row, timed
+from benchmarks.shapes import SHAPES
 from cojax import worlds
-from cojax.compile.shapes import SHAPES
 from cojax.environment import play
 from cojax.environment.replay import follow
 from cojax.policy.parameters import to_hf

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cojax.compile.shapes import model_config
+from benchmarks.shapes import model_config
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
 from cojax.policy.pretrained import read_config_json, read_params

@@ -17,13 +17,8 @@ import numpy as np
 from benchmarks import machine
 from benchmarks.models import Model, choose_model
 from benchmarks.results import Row, Spread, compile_seconds
-from cojax.compile.shapes import (
-    decode_bytes,
-    decode_flops,
-    forward_flops,
-    parameter_bytes,
-    parameter_count,
-)
+from benchmarks.shapes import decode_bytes, decode_flops, parameter_bytes
+from cojax.compile.programs import forward_flops, parameter_count
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Sampling, Weights

@@ -12,7 +12,7 @@ from pathlib import Path
 import cojax
 from benchmarks.folders import model_of, read_plainly, size_of, temporary_folder, write_plainly, write_random
 from benchmarks.results import Row, Spread
-from cojax.compile.shapes import parameter_count
+from cojax.compile.programs import parameter_count
 from cojax.evaluation import scores
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf

@@ -11,7 +11,8 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.results import Row, Spread, compile_seconds
-from cojax.compile.shapes import forward_flops, model_config, parameter_count
+from benchmarks.shapes import model_config
+from cojax.compile.programs import forward_flops, parameter_count
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
 from cojax.learner.rehearsal import AUTO, fastest_that_fits

@@ -17,7 +17,8 @@ from jax.sharding import Mesh
 from benchmarks import machine
 from benchmarks.models import Model, choose_model
 from benchmarks.results import Row, Spread, compile_seconds, timed
-from cojax.compile.shapes import parameter_bytes, parameter_count, update_flops
+from benchmarks.shapes import parameter_bytes, update_flops
+from cojax.compile.programs import parameter_count
 from cojax.learner.bound_loss import TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw

@@ -9,13 +9,13 @@ __all__ = ["OpenRun", "Records", "RunFailed", "Training", "evaluate", "load", "o
 
 # Public name → module, imported when the name is asked for: importing cojax.types must import no JAX.
 _PUBLIC = {
-    "OpenRun": "cojax.api.runs",
-    "Records": "cojax.api.runs",
+    "OpenRun": "cojax.api.training",
+    "Records": "cojax.api.training",
     "RunFailed": "cojax.api.process",
     "Training": "cojax.api.training",
     "evaluate": "cojax.api.training",
     "load": "cojax.policy.pretrained",
-    "open_run": "cojax.api.runs",
+    "open_run": "cojax.api.training",
     "steps": "cojax.api.training",
     "train": "cojax.api.training",
 }

@@ -81,22 +81,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.count is not None and options.count < 1:
         parser.error(f"--count is {options.count}; expected at least 1")
     try:
+        module = vars(worlds.module(options.name))
         given = options.set + ([f"data={options.data}"] if options.data else [])
-        module, settings = vars(worlds.module(options.name)), _settings(options.name, given)
+        if wrong := [one for one in given if "=" not in one]:
+            raise ValueError(f"--set {wrong[0]} has no value; give it as --set KEY=VALUE")
+        settings = worlds.settings_from_text(options.name, dict(one.split("=", 1) for one in given))
         count = options.count or module.get("COUNT", _COUNT)
         if "check" in module and options.name in known:
             if settings or options.cluster:
                 raise ValueError(f"the check of {options.name!r} is its own, and takes no --set and no --cluster")
             return int(module["check"](count, every=options.mutations == "all", **settings))
-        wrong = 0
+        faults = 0
         for server, case in module.get("cases", lambda given: {"": given})(settings).items():
             name = worlds.full_name(options.name)
             environment = place(options.cluster, name, case) if options.cluster else worlds.load(name, **case)
             drawn = _drawn(environment, module.get("SPLITS"), options.category, count)
-            wrong += _report(environment, options.name, drawn, module, options.mutations == "all", server)
+            faults += _report(environment, options.name, drawn, module, options.mutations == "all", server)
     except (ValueError, InstallError, EnvironmentFailure) as error:
         parser.error(str(error))
-    return 1 if wrong else 0
+    return 1 if faults else 0
 
 
 def _report(
@@ -140,13 +143,6 @@ def _hanging(environment: Environment, examine: Callable[[Environment], None]) -
     except HangingCall as hanging:
         return [str(hanging)]
     return []
-
-
-def _settings(name: str, given: Sequence[str]) -> dict[str, Any]:
-    """The settings of `--set KEY=VALUE`. Raises ValueError for one without a value."""
-    if wrong := [one for one in given if "=" not in one]:
-        raise ValueError(f"--set {wrong[0]} has no value; give it as --set KEY=VALUE")
-    return worlds.settings_from_text(name, dict(one.split("=", 1) for one in given))
 
 
 def _drawn(

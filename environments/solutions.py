@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cojax.environment import Actor, Environment, Episode, play
+from cojax.environment import Environment, Episode, play
 from cojax.types import Action, Call, Message, Observation, Task, Trajectory, Turn, canonical
 
 # BFCL's official checker misses 3 of its 4,625 single drops (--mutations=all lists them); this seed draws none of them.
@@ -70,7 +70,9 @@ class SplitReport:
             return
         self.replayed += 1
         drops = list(_drops(task.solution))
-        for index, without, name in drops if every else _one(drops, task):
+        if not every and drops:
+            drops = [random.Random(f"{_SEED} {task.id}").choice(drops)]
+        for index, without, name in drops:
             self.mutated += 1
             changed = index + 1 >= len(states) or states[index] != states[index + 1]
             less = _play(environment, task, without)
@@ -139,18 +141,10 @@ def _drops(solution: Sequence[Action]) -> Iterator[tuple[int, tuple[Action, ...]
             yield index, (*solution[:index], *rest, *solution[index + 1 :]), call.name
 
 
-def _one(drops: Sequence[tuple[int, tuple[Action, ...], str]], task: Task) -> list[tuple[int, tuple[Action, ...], str]]:
-    return [random.Random(f"{_SEED} {task.id}").choice(drops)] if drops else []
-
-
 def _play(
     environment: Environment, task: Task, actions: Sequence[Action], states: list[str] | None = None
 ) -> Trajectory:
     """The trajectory of these actions; the states before each of them are appended to `states`."""
-    return play(environment, task, _replay(actions, states), max_turns=max(1, len(actions)), max_observation=10**9)
-
-
-def _replay(actions: Sequence[Action], states: list[str] | None) -> Actor:
     remaining = iter(actions)
 
     def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
@@ -159,7 +153,7 @@ def _replay(actions: Sequence[Action], states: list[str] | None) -> Actor:
         # Nothing is left of a solution of one call without that call.
         return Turn(next(remaining, Action()))
 
-    return act
+    return play(environment, task, act, max_turns=max(1, len(actions)), max_observation=10**9)
 
 
 def _seen(trajectory: Trajectory) -> tuple[Any, list[Observation], float, Any]:

@@ -2,7 +2,7 @@
 
     python -m experiments.run --workdir=WORKDIR
 
-is short for it. Nothing is imported here: cojax/run/trust.py says which code of it may be.
+is short for it. Nothing is imported here: cojax/run/configuration.py says which code of it may be.
 """
 
 from pathlib import Path

@@ -34,7 +34,9 @@ def begun(folder: Path, **settings: Any) -> RunDirectory:
     directory = RunDirectory(folder, **settings)
     directory.claim(CONFIG, {"versions": {"python": "3"}})
     write_json(folder / "model.json", {"config": {"hidden_size": 3}, "dtype": "float32"})
-    directory.files.add_zero_shot({"success": 0.25, "tasks": {"a": 0.25}}, group(task("held out"), 0).trajectories)
+    directory.files.add_evaluation(
+        "zero_shot", {"success": 0.25, "tasks": {"a": 0.25}}, group(task("held out"), 0).trajectories
+    )
     for name in ("tokenizer.json", "tokenizer_config.json"):
         write_json(folder / "tokenizer" / name, {"words": ["add", "finish"], "name": name})
     directory.begin()
@@ -83,7 +85,7 @@ def finished(folder: Path, steps: int = 6, **settings: Any) -> Path:
 
 def end(directory: RunDirectory, steps: int) -> None:
     parts: dict[str, Any] = {name: {} for name in ("signals", "verdicts", "added", "outcomes", "seconds", "tokens")}
-    directory.files.add_final({"success": 0.5}, group(task("held out"), steps).trajectories)
+    directory.files.add_evaluation("final", {"success": 0.5}, group(task("held out"), steps).trajectories)
     write_json(directory.folder / "summary.json", with_checksum({"steps": steps, **parts}))
     write_text(directory.folder / "report.html", "<html></html>\n")
     write_text(directory.folder / "run.log", "resumed\n")

@@ -20,7 +20,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.pretrained import write_arrays
 from cojax.report.pieces import replace_text
 from cojax.rollout.sglang.weights import WeightsFolder
-from cojax.run.process import log_to
+from cojax.run.processes import log_to
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import Log, RunDirectoryError, lock_folder, write_json
 from cojax.storage.run_directory import RunDirectory

@@ -25,7 +25,6 @@ LEVELS = [
         "cojax.host.processes",
         "cojax.registry.annotations",
         "cojax.settings.tree",
-        "cojax.registry.commits",
         "cojax.registry",
     },
     {
@@ -176,8 +175,11 @@ def test_environments_import_little_of_ours(name: str) -> None:
     # Conversations wrap episodes. A worker has no network: the trainer's process asks the customer, by a late import.
     talks = {
         "environments.tau2.inside": {"cojax.environment.wrapping"},
-        "environments.tau2.dialogue": {"cojax.environment.wrapping"},
-        "environments.tau2.customer": {"cojax.openai_api.calls", "cojax.openai_api.client"},
+        "environments.tau2.dialogue": {
+            "cojax.environment.wrapping",
+            "cojax.openai_api.calls",
+            "cojax.openai_api.client",
+        },
     }.get(name, set())
     # A check is no part of an environment: it plays solutions, and watches calls that may hang.
     checks = {

@@ -24,7 +24,7 @@ from cojax.quality import (
     histogram,
     neighbour_similarity,
 )
-from cojax.run.quality import quality
+from cojax.run.assemble import quality
 from cojax.settings.base import get_config
 from cojax.settings.ranges import check_ranges
 from cojax.storage.files import Log
@@ -366,9 +366,7 @@ def test_settings_that_cannot_work_are_refused(url: str, model: str, reason: str
     assert "secret" not in str(caught.value)
 
 
-def test_a_run_goes_on_without_what_an_endpoint_does_not_give(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_goes_on_without_what_an_endpoint_does_not_give(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = get_config()
     config.workdir = str(tmp_path)
     config.quality.embedding, config.quality.model = "endpoint", "e"
@@ -376,8 +374,8 @@ def test_a_run_goes_on_without_what_an_endpoint_does_not_give(
         config.quality.base_url = server.url
         found = quality(config, (task("left"),))(POOL)
     assert found == describe_pool(POOL, (), None, 5)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "warning: the pool's diversity and its distance to the evaluation tasks are left out: e gave no" in said
+    (said,) = caplog.messages
+    assert "the pool's diversity and its distance to the evaluation tasks are left out: e gave no" in said
 
 
 def test_k_must_be_a_number_of_neighbours() -> None:

@@ -29,7 +29,7 @@ from cojax.signals.tools import tools_of
 from cojax.types import Action, Call, Message, Observation, Task, TaskDraft, Trajectory, Triplet, Turn, normalise
 from cojax.validation import Exclusions, answers, consistency, drafts, mention
 from environments.appworld import prompt
-from environments.appworld.verdict import answer_text
+from environments.appworld.report import answer_text
 from environments.bfcl import calls
 from environments.desk import grammar
 

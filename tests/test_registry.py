@@ -21,12 +21,13 @@ from cojax.registry import (
     RegistryError,
     check_call,
     check_settings,
+    commit,
     find,
     settings,
+    shortened,
     source,
 )
 from cojax.registry.annotations import convert_setting, description, from_text
-from cojax.registry.commits import commit, shortened
 
 Share = Annotated[float, "a share", Range(0.0, 1.0)]
 

@@ -16,10 +16,10 @@ if __name__ == "__main__":
 import jax
 
 from benchmarks.gpu.parts import UPDATE
+from benchmarks.shapes import model_config
 from benchmarks.update import Rows, learner_of
 from cojax.compile import targets
-from cojax.compile.report import report
-from cojax.compile.shapes import model_config
+from cojax.compile.programs import report
 from cojax.learner.optimizer import adamw
 from cojax.policy.sharding import make_mesh
 from cojax.policy.transformer import initialize

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.gpu import children
 from benchmarks.results import Row, as_json
-from cojax.run.facts import facts
+from cojax.run.machine import facts
 from cojax.storage.files import read_json, write_json
 
 Record = Mapping[str, Any]

@@ -21,7 +21,7 @@ from benchmarks.gpu import children, records
 from benchmarks.results import Row
 from cojax import open_run
 from cojax.durable import own_file
-from cojax.run.facts import versions_and_commit
+from cojax.run.machine import versions_and_commit
 from cojax.storage.files import last_lines, write_json
 
 # Memory, in GB, from which on both runs share the card.

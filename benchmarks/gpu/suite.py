@@ -21,7 +21,7 @@ from benchmarks.gpu import children, records, runs
 from benchmarks.gpu.parts import PARTS
 from benchmarks.results import Row
 from cojax.durable import own_file
-from cojax.run.facts import versions_and_commit
+from cojax.run.machine import versions_and_commit
 
 KIT = "build/gpu-kit/content"
 # The share of the minutes that measurements may have; the rest is for the main command.

@@ -2,6 +2,5 @@
 
 process.py    the child process: started, stopped, its failure as an exception
 child.py      its program
-training.py   train, steps, evaluate; configurations and settings as flags
-runs.py       open_run
+training.py   train, steps, evaluate, open_run; configurations and settings as flags
 """

@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
         _fail(str(error))
     import jax  # now, so that a wrong flag need not wait for it
 
-    from cojax.compile import programs, report
+    from cojax.compile import programs
     from cojax.run.configuration import configuration
 
     try:
@@ -67,8 +67,8 @@ def main(argv: Sequence[str]) -> None:
     if _JSON.value:
         print(json.dumps(found))
     else:
-        CONSOLE.print(report.table(found))
-        for line in report.advice(found):
+        CONSOLE.print(programs.table(found))
+        for line in programs.advice(found):
             CONSOLE.print(line, markup=False, soft_wrap=True)
     sys.exit(0 if found["fits"] else DOES_NOT_FIT)
 

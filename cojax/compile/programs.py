@@ -1,29 +1,40 @@
-"""From a configuration and a target to the report of its learner's programs, and what would make them fit."""
+"""From a configuration and a target to the report of its learner's programs, and what would make them fit.
+
+The report says what the compiled programs take of each device, what they move and what they cost.
+"""
 
 import contextlib
 import importlib.metadata
 import itertools
+import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
+from rich.table import Table
 
-from cojax.compile import targets
-from cojax.compile.report import device_bytes, report
-from cojax.compile.targets import Chip, Target
+from cojax.compile import program_text, targets
+from cojax.compile.program_text import Collective, Program
+from cojax.compile.targets import GIB, Chip, Target, lowered_for
+from cojax.learner.bound_loss import TrainBatch
 from cojax.learner.learner import Learner
+from cojax.learner.rehearsal import full_batches
 from cojax.learner.update import TrainState
 from cojax.policy.config import ModelConfig
+from cojax.policy.logprobs import chunk_size
+from cojax.policy.parameters import parameters
 from cojax.policy.sharding import check_divides, make_mesh
 from cojax.policy.transformer import initialize
 from cojax.run import assemble, checks, methods, policies
 from cojax.run.entries import entry
-from cojax.run.facts import facts
-from cojax.run.mesh import check_rows
+from cojax.run.machine import facts
+from cojax.run.processes import check_rows
 from cojax.settings.base import put
 from cojax.settings.reading import settings
 
@@ -165,3 +176,290 @@ def estimated_peak(
     activations = max(0, update["bytes_peak"] - update["bytes_argument"] - gradients[0])
     held = methods.agents(config) * device_bytes(after[1]) + device_bytes(after[0].reference)
     return held + gradients[1] + activations * tokens[1] // tokens[0]
+
+
+# What names of kernels begin with → what they are.
+_FAMILIES = {
+    "splash_mha": "splash attention",
+    "mha_": "Triton flash attention",
+    "ragged_dot_as_dense": "ragged dot as dense products over all experts",
+    "ragged-dot": "ragged dot",
+}
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip, *, agents: int = 1) -> dict[str, Any]:
+    """The report of all programs of a step, compiled for the batch of the memory rehearsal.
+
+    `state` is a state or its outline; `sizes` are as in `rehearse`. The states of as many `agents` are in memory. Bytes
+    are those of one device, collectives, FLOPs and the bound those of a step, or of an update where a step is a round.
+    Where a program does not fit, the compiler may refuse it: then `bytes_peak` is what the compiler says, and there are
+    no collectives of that program.
+    """
+    full, pairs = full_batches(learner, sizes)
+    frozen = None if learner.lora is None else learner.reference
+    # What each program takes; the rest of what a step holds stays in memory beside it.
+    taken = {"update": (state, frozen), "reference": (learner.reference,), "old": (frozen, state.params)}
+    taken["pairs"] = taken["old"]
+    held = device_bytes((state, learner.reference)) + (agents - 1) * device_bytes(state)
+    batches = [learner.placement.abstract(one, learner.micro_rows) for one in (full, pairs) if one is not None]
+    batch = device_bytes(batches)
+    count = len(learner.placement.devices)
+    programs = {}
+    with lowered_for(learner.placement.devices[0]):
+        lowerings = {name: lower() for name, lower in learner.programs(state, full, pairs).items()}
+    for name, lowered in lowerings.items():
+        own = device_bytes(taken[name])
+        programs[name] = {**_compiled(lowered, learner, full, count, own + batch), "bytes_beside": held - own}
+    peak = max(one["bytes_peak"] + one["bytes_beside"] for one in programs.values())
+    refused = [one["refused"] for one in programs.values() if one["refused"]]
+    moved = _moved(programs, learner)
+    arguments = programs["update"]["bytes_argument"] + programs["update"]["bytes_beside"]
+    flops = step_flops(learner, full, pairs)
+    bounds = {
+        "compute": flops / (count * chip.flops),
+        "memory": learner.updates_per_batch * arguments / chip.bandwidth,
+        "interconnect": sum(kind["bytes"] for kind in moved.values()) / chip.interconnect,
+    }
+    return {
+        "fits": not refused and peak <= chip.limit,
+        "bytes_argument": arguments,
+        "bytes_temporary": max(one["bytes_temporary"] for one in programs.values()),
+        "bytes_peak": peak,
+        "bytes_limit": chip.limit,
+        "collectives": moved,
+        "kernels": families(kernel for one in programs.values() for kernel in one["kernels"]),
+        "seconds": sum(one["seconds"] for one in programs.values()),
+        "cpu_seconds": sum(one["cpu_seconds"] for one in programs.values()),
+        "flops": flops,
+        "bounds": bounds,
+        "bound_seconds": max(bounds.values()),
+        "parameters": parameter_count(learner.config),
+        "programs": programs,
+    }
+
+
+def step_flops(learner: Learner, full: TrainBatch, pairs: TrainBatch | None = None) -> int:
+    """Operations of a step on full rows, each one text: of an update three forwards, and the forwards of `prepare`.
+
+    What the backward pass computes a second time does not count.
+    """
+
+    def forward(batch: TrainBatch) -> int:
+        rows, length = batch.tokens.shape
+        return forward_flops(learner.config, [length] * rows, rows * (length - 1))
+
+    learned, prepared = 3 * learner.updates_per_batch, learner.reads_reference + (not learner.on_policy)
+    beside = 0 if pairs is None else forward(pairs) * (learned + 1)
+    return forward(full) * (learned + prepared * learner.objective.splits) + beside
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes that arrays or outlines of arrays take on each device."""
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _compiled(
+    lowered: jax.stages.Lowered, learner: Learner, full: TrainBatch, devices: int, arguments: int
+) -> dict[str, Any]:
+    """What is known of one program; of a program that the compiler refuses for want of memory, its sizes alone.
+
+    `arguments` are the bytes that its arguments take of each device.
+    """
+    began, computed = time.perf_counter(), time.process_time()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        compiled, message = None, str(error)
+    spent = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - computed}
+    if compiled is None:
+        sizes = refusal(message, arguments)
+        return {**sizes, **spent, "refused": True, "refusal": message, "collectives": {}, "kernels": {}}
+    analysis = compiled.memory_analysis()
+    assert analysis is not None
+    program = program_text.parse(compiled.as_text() or "")
+    rows, length = full.tokens.shape
+    rounds = (rows // learner.micro_rows, -(-(length - 1) // _chunk(learner, length)))
+    crossing = program_text.collectives(program, devices, rounds)
+    sizes = {
+        "bytes_argument": analysis.argument_size_in_bytes,
+        "bytes_temporary": analysis.temp_size_in_bytes,
+        "bytes_result": analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+        "bytes_code": analysis.generated_code_size_in_bytes,
+    }
+    return {
+        **sizes,
+        # The compiler's own figure of a peak counts otherwise for TPUs.
+        "bytes_peak": sum(sizes.values()),
+        "refused": False,
+        **spent,
+        "collectives": by_kind(crossing),
+        "kernels": program_text.kernels(program),
+        "donated": sum(argument.donated for argument in jax.tree.leaves(lowered.args_info)),
+        "reused": program.aliased,
+        "vocabulary_in_chunks": len(vocabulary_moves(crossing, learner)),
+        "logits_arrays": len(logits_arrays(program, learner, length)),
+    }
+
+
+def refusal(message: str, arguments: int) -> dict[str, int]:
+    """The sizes of a program that the compiler for TPUs refuses, from its message; of its arguments where it says none.
+
+    What the message calls temporaries holds the arguments too.
+    """
+    found = re.search(r"required for HLO temporaries \(([\d.]+)([KMGT])\)", message)
+    total = int(float(found[1]) * _UNITS[found[2]]) if found else arguments
+    return {
+        "bytes_argument": arguments,
+        "bytes_temporary": max(0, total - arguments),
+        "bytes_result": 0,
+        "bytes_code": 0,
+        "bytes_peak": max(total, arguments),
+    }
+
+
+def families(names: Iterable[str]) -> list[str]:
+    """What these kernels are, each once; a kernel of another kind by its own name."""
+    found = {next((said for start, said in _FAMILIES.items() if name.startswith(start)), name) for name in names}
+    return sorted(found)
+
+
+def by_kind(crossing: Sequence[Collective]) -> dict[str, dict[str, int]]:
+    """Kind → how many collectives run, and the bytes that each device sends in them."""
+    kinds: dict[str, dict[str, int]] = {}
+    for one in crossing:
+        kind = kinds.setdefault(one.kind, {"count": 0, "bytes": 0})
+        kind["count"] += one.runs
+        kind["bytes"] += one.runs * one.bytes
+    return dict(sorted(kinds.items()))
+
+
+def vocabulary_moves(crossing: Sequence[Collective], learner: Learner) -> list[Collective]:
+    """Collectives of the scoring matrix or of its gradient within a loop within a micro-batch: it is moved again and
+    again there."""
+    vocabulary, width = _vocabulary_and_width(learner)
+    return [
+        one for one in crossing
+        if one.loops >= 2 and any(vocabulary & set(axes) and width & set(axes) for axes in one.arrays)
+    ]  # fmt: skip
+
+
+def _vocabulary_and_width(learner: Learner) -> tuple[set[int], set[int]]:
+    """The sizes of these axes, whole and as a device has them."""
+    config, shape = learner.config, learner.placement.mesh.shape if learner.placement.mesh else {}
+    vocabulary, width = config.vocab_size, config.hidden_size
+    return {vocabulary, vocabulary // shape.get("tensor", 1)}, {width, width // shape.get("fsdp", 1)}
+
+
+def _chunk(learner: Learner, length: int) -> int:
+    """The tokens of a row that `token_scores` scores at a time."""
+    return chunk_size(learner.micro_rows, length, learner.placement.mesh)
+
+
+def logits_arrays(program: Program, learner: Learner, length: int) -> list[tuple[int, ...]]:
+    """Arrays of whole rows of logits: those with an axis of (a part of) the vocabulary and one of a row's tokens."""
+    vocabulary, width = _vocabulary_and_width(learner)
+    rows, chunk = learner.micro_rows // learner.placement.row_shards, _chunk(learner, length)
+    lengths = {length, length - 1, -(-(length - 1) // chunk) * chunk}
+    tokens = lengths | {rows * n for n in lengths}
+    return [
+        axes for axes in program_text.arrays(program)
+        if vocabulary & set(axes) and (tokens - width) & set(axes)
+    ]  # fmt: skip
+
+
+def _moved(programs: Mapping[str, Mapping[str, Any]], learner: Learner) -> dict[str, dict[str, int]]:
+    """The collectives of a step: of each update, and of the programs of `prepare` once for each batch."""
+    total: dict[str, dict[str, int]] = {}
+    for name, program in programs.items():
+        times = learner.updates_per_batch if name == "update" else learner.objective.splits
+        for kind, figures in program["collectives"].items():
+            sums = total.setdefault(kind, {"count": 0, "bytes": 0})
+            for key, value in figures.items():
+                sums[key] += times * value
+    return dict(sorted(total.items()))
+
+
+def table(found: Mapping[str, Any]) -> Table:
+    """One line a figure; bytes are those of one device."""
+    title = f"{found['target']}: {found['devices']} × {found['chip']}"
+    shown = Table(title=title, title_justify="left", show_header=False)
+    shown.add_column(no_wrap=True)
+    shown.add_column()
+    mesh = " × ".join(f"{name} {size}" for name, size in found["mesh"].items()) or "one device"
+    shown.add_row("mesh", mesh)
+    shown.add_row("learner", f"{found['method']}, {found['loss']}, remat {found['remat']}")
+    shown.add_row("micro-batch", f"{found['micro_rows']} rows of {found['row_length']:,} tokens")
+    shown.add_row("fits", "yes" if found["fits"] else "no")
+    for name in ("argument", "temporary", "peak", "limit"):
+        shown.add_row(name, f"{found[f'bytes_{name}'] / GIB:.2f} GiB")
+    for kind, figures in found["collectives"].items():
+        shown.add_row(kind, f"{figures['count']:,} a step, {figures['bytes'] / GIB:,.1f} GiB sent by each device")
+    shown.add_row("kernels", ", ".join(found["kernels"]) or "none")
+    for name, program in found["programs"].items():
+        shown.add_row(f"{name}: compiled in", f"{program['seconds']:.0f} s")
+    shown.add_row("operations", f"{found['flops'] / 1e15:,.2f} PFLOP a step")
+    bounds = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in found["bounds"].items())
+    shown.add_row("at least", f"{found['bound_seconds']:.2f} s a step ({bounds})")
+    return shown
+
+
+def in_one_line(found: Mapping[str, Any]) -> str:
+    """What a preflight says of a report."""
+    sent = sum(kind["bytes"] for kind in found["collectives"].values()) / GIB
+    return (
+        f"{found['bytes_peak'] / GIB:.1f} of {found['bytes_limit'] / GIB:.1f} GiB a device, each sends {sent:,.0f} GiB "
+        f"a step, kernels: {', '.join(found['kernels']) or 'none'}; a step takes at least "
+        f"{found['bound_seconds']:.2g} s"
+    )
+
+
+def advice(found: Mapping[str, Any]) -> Iterator[str]:
+    """What to change where the programs do not fit."""
+    if found["fits"]:
+        return
+    settings = found["suggestion"]["settings"]
+    if not settings:
+        yield "it does not fit, and no setting is estimated to make it fit; take more devices"
+        return
+    flags = [name_and_value(name, value) for name, value in settings.items()]
+    peak = found["suggestion"]["bytes_peak_estimated"] / GIB
+    yield f"it does not fit; {' '.join(flags)} is estimated to, with {peak:.1f} GiB. Compile again to confirm it"
+
+
+def name_and_value(name: str, value: Any) -> str:
+    """A setting as it is typed: an environment variable, or a flag."""
+    return f"{name}={value}" if name.isupper() else f"--config.{name}={value}"
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """The number of parameters of the model, with every expert's."""
+    return sum(math.prod(row.shape(config)) for row in parameters(config))
+
+
+def layer_weights(config: ModelConfig) -> int:
+    """N: the weights of all layers that one token is multiplied with; of experts only its own.
+
+    L · (D·S·(2H + 2K) + 3·D·F); for a sparse layer D·E + 3·D·F·k in place of 3·D·F.
+    """
+    width, heads = config.hidden_size, config.num_attention_heads + config.num_key_value_heads
+    attention = 2 * width * config.head_dim * heads
+    feed_forward = 3 * width * config.intermediate_size
+    if config.sparse:
+        experts = 3 * width * config.moe_intermediate_size * config.num_experts_per_tok
+        feed_forward = width * config.num_experts + experts
+    return config.num_hidden_layers * (attention + feed_forward)
+
+
+def forward_flops(config: ModelConfig, lengths: Sequence[int], scored: int) -> int:
+    """Operations of one forward over texts of these lengths, with logits for `scored` tokens in all.
+
+    2·N·Σn + 2·D·V·scored + Σ 4·L·H·S·n(n + 1)/2: a multiplication and an addition count as two, a token attends to
+    itself and those before it, by two products. Norms, rotations and softmaxes do not count.
+    """
+    products = 2 * layer_weights(config) * sum(lengths) + 2 * config.hidden_size * config.vocab_size * scored
+    pairs = sum(n * (n + 1) // 2 for n in lengths)
+    width = config.num_attention_heads * config.head_dim
+    return products + 4 * config.num_hidden_layers * width * pairs

@@ -40,12 +40,6 @@ def follow(actions: Sequence[Action]) -> Actor:
 def replay(environment: Environment, task: Task, actions: Sequence[Action], play: Play = play) -> Replay:
     """Plays the actions on a fresh episode of the task; the trajectory with its states."""
     states: list[Mapping[str, Any]] = []
-    trajectory = play(_recording(environment, states), task, follow(actions), max_turns=len(actions))
-    return Replay(trajectory, tuple(states))
-
-
-def _recording(environment: Environment, states: list[Mapping[str, Any]]) -> Environment:
-    """The environment for one episode, whose state at the start and after every action is appended to `states`."""
 
     def start(task: Task) -> Episode:
         episode = environment.start(task)
@@ -62,4 +56,5 @@ def _recording(environment: Environment, states: list[Mapping[str, Any]]) -> Env
 
         return WrappedEpisode(episode, reset=reset, step=step)
 
-    return Wrapped(environment, start)
+    trajectory = play(Wrapped(environment, start), task, follow(actions), max_turns=len(actions))
+    return Replay(trajectory, tuple(states))

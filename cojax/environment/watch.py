@@ -12,6 +12,7 @@ from cojax.types import Action, Task
 
 _T = TypeVar("_T")
 _POLL_SECONDS = 0.2
+_CALLS = ("reset", "tools", "step", "state", "affordances", "evaluate", "close")
 
 
 class HangingCall(RuntimeError):
@@ -24,49 +25,35 @@ def watched(environment: Environment, patience: float, work: Callable[[Environme
     Raises HangingCall once a call of an episode has run for `patience` seconds; the thread is left behind. Other
     exceptions are those of `work`.
     """
-    calls = _Calls()
-    result = on_thread("check", lambda: work(Wrapped(environment, functools.partial(calls.start, environment))))
+    current: tuple[str, float] | None = None  # the call that is running, and since when
+
+    def run(label: str, owner: Any, name: str, *arguments: Any) -> Any:
+        nonlocal current
+        label = f"{label}: {name}"
+        if arguments and isinstance(action := arguments[0], Action):
+            label = f"{label} ({', '.join(one.name for one in action.calls[:3]) or 'no call':.100})"
+        current = label, running()
+        try:
+            return getattr(owner, name)(*arguments)
+        finally:
+            current = None
+
+    def start(task: Task) -> Episode:
+        label = f"task {task.id}"
+        episode = run(label, environment, "start", task)
+        return cast(
+            Episode, types.SimpleNamespace(**{name: functools.partial(run, label, episode, name) for name in _CALLS})
+        )
+
+    result = on_thread("check", lambda: work(Wrapped(environment, start)))
     while True:
         try:
             return result.result(timeout=_POLL_SECONDS)
         except TimeoutError:
             if result.done():
                 raise  # the exception of `work`
-            calls.check(patience)
-
-
-class _Calls:
-    """Which call is running, and since when."""
-
-    def __init__(self) -> None:
-        self._current: tuple[str, float] | None = None
-
-    def run(self, label: str, owner: Any, name: str, *arguments: Any) -> Any:
-        """Calls the method of that name."""
-        label = f"{label}: {name}"
-        if arguments and isinstance(action := arguments[0], Action):
-            label = f"{label} ({', '.join(one.name for one in action.calls[:3]) or 'no call':.100})"
-        self._current = label, running()
-        try:
-            return getattr(owner, name)(*arguments)
-        finally:
-            self._current = None
-
-    def check(self, patience: float) -> None:
-        """Raises HangingCall if the current call has run for `patience` seconds."""
-        current = self._current
-        if current and running() - current[1] > patience:
+        if (call := current) and running() - call[1] > patience:
             raise HangingCall(
-                f"{current[0]} has not returned in {patience:g} s; a tool that may hang needs a limit of its own, or "
+                f"{call[0]} has not returned in {patience:g} s; a tool that may hang needs a limit of its own, or "
                 "isolation (see docs/tools.md)"
             )
-
-    def start(self, environment: Environment, task: Task) -> Episode:
-        """An episode, each of whose calls is noted."""
-        label = f"task {task.id}"
-        episode = self.run(label, environment, "start", task)
-        noted = {
-            name: functools.partial(self.run, label, episode, name)
-            for name in ("reset", "tools", "step", "state", "affordances", "evaluate", "close")
-        }
-        return cast(Episode, types.SimpleNamespace(**noted))

@@ -1,4 +1,7 @@
-"""Evaluates one policy: plays the tasks of splits, scores them, and writes the evaluation's folder."""
+"""Evaluates one policy: plays the tasks of splits, scores them, and writes the evaluation's folder.
+
+The policy, a `Subject`, is a checkpoint of a run, a model folder, or a chat endpoint.
+"""
 
 import dataclasses
 import json
@@ -12,27 +15,38 @@ from typing import Any
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+import contextlib
+import shutil
+from collections.abc import Iterator
 
 from absl import logging as absl_logging
 from ml_collections import ConfigDict
+from transformers import PreTrainedTokenizerBase
 
 from cojax import worlds
 from cojax.environment import EngineError, Environment, EnvironmentFailure, InstallError
-from cojax.evaluation import subjects
-from cojax.evaluation.subjects import Subject
+from cojax.evaluation import scores
 from cojax.host.processes import end_all, end_descendants_at_exit, tell
+from cojax.policy.config import ModelConfig
 from cojax.report import write_evaluation_report
 from cojax.report.console import CONSOLE, bar, show_evaluation
+from cojax.rollout.chat import TOOL_DOCUMENTS, Actors, Chat, PolicyActors
 from cojax.rollout.collect import EpisodeCollector, RolloutError
 from cojax.rollout.export import write_tokenizer
-from cojax.run import engines, entries, placement, processes, traits
+from cojax.run import engines, entries, parts, policies, processes, trained
 from cojax.run.configuration import configuration
-from cojax.run.facts import facts
+from cojax.run.engines import CacheTooLarge
+from cojax.run.entries import entry
 from cojax.run.held_out import of_run
-from cojax.run.process import in_words, keep_compiled, log_to
+from cojax.run.machine import facts
+from cojax.run.policies import announce
+from cojax.run.processes import in_words, keep_compiled, log_to
+from cojax.run.trained import origin_of
 from cojax.scoring import Estimate, average_at_k, describe, estimate, kinds_by
+from cojax.settings.presets import PRESETS
 from cojax.settings.ranges import check_ranges
 from cojax.storage.checkpoint import CheckpointError
+from cojax.storage.differences import value_at
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import RunDirectoryError, expect_no_link, is_number, write_json
 from cojax.types import Group, Task, Trajectory, content_hash
@@ -51,6 +65,178 @@ EXPECTED = (
     ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, ModuleNotFoundError, EnvironmentFailure,
     EngineError, InstallError, MemoryError,
 )  # fmt: skip
+
+
+# Settings that decide the arrays of a policy from scratch.
+_SHAPED = ("model.path", "model.tokenizer", "model.vocabulary")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Subject:
+    """A policy to evaluate; `policy` is None behind an endpoint.
+
+    `identity` holds, for config.json, what distinguishes it from every other. `name` can name a folder. `origin` is as
+    in cojax/run/trained.py, empty behind an endpoint.
+    """
+
+    name: str
+    identity: Mapping[str, Any]
+    policy: trained.TrainedPolicy | None = None
+    origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        return self.policy.tokenizer if self.policy else None
+
+
+def of_checkpoint(config: ConfigDict, place: Path) -> Subject:
+    """The policy of WORKDIR or WORKDIR/checkpoints/STEP.
+
+    Raises CheckpointError where it cannot be read, ValueError where `config` describes another policy than the run's.
+    """
+    workdir, step = place, None
+    if place.parent.name == "checkpoints" and is_number(place.name):
+        workdir, step = place.parent.parent, int(place.name)
+    run = trained.settings_of(workdir)
+    _same_model(config, run, workdir)
+    # The model folder that the run began from may have moved since.
+    gone = run["model"]["path"] and not Path(run["model"]["path"]).is_dir()
+    policy = trained.of_run(workdir, step, config.model.path if gone and Path(config.model.path).is_dir() else "")
+    if config.model.dtype:
+        policy = dataclasses.replace(policy, model=dataclasses.replace(policy.model, dtype=config.model.dtype))
+    identity = {"checkpoint": policy.step, "content": policy.content, "dtype": policy.model.dtype}
+    return Subject(f"{policy.step}", identity, policy, origin_of(workdir, policy.step))
+
+
+def of_folder(config: ConfigDict, folder: Path) -> Subject:
+    """A model folder in HF format with tokenizer and template. Raises ValueError or OSError with the fix."""
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"--model {str(folder)!r} is no model folder in HF format (no config.json in it); get one, for example by "
+            "`hf download Qwen/Qwen3-4B-Instruct-2507 --local-dir models/Qwen3-4B`, or export a checkpoint with "
+            "python -m experiments.export"
+        )
+    own = config.copy_and_resolve_references()
+    own.learner.lora.rank = 0
+    policy = trained.of_folder(folder, policies.stored_shape(own, folder))
+    identity = {"model": policy.content, "dtype": policy.model.dtype}
+    return Subject(folder.resolve().name, identity, policy, {"folder": str(folder.resolve())})
+
+
+def of_endpoint(url: str, model: str) -> Subject:
+    """A model behind an OpenAI-compatible chat endpoint."""
+    name = "".join(character if character.isalnum() or character in "-._" else "-" for character in model)
+    return Subject(name.strip("-.") or "endpoint", {"endpoint": url.rstrip("/"), "model": model})
+
+
+@contextlib.contextmanager
+def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Actors]:
+    """The actors of a subject, with its own engine, which is closed at the end.
+
+    Servers log into `folder`, and read the weights there unless sglang.folder names another one. The engine in this
+    process has the number of slots in `folder`/engine.json, if there is one.
+    """
+    sampling = config.evaluation.temperature
+    if subject.policy is None:
+        # Imported here: without an endpoint no client is needed.
+        from cojax.rollout.endpoint import ChatEndpoint, EndpointActors
+
+        yield EndpointActors(
+            ChatEndpoint(
+                subject.identity["endpoint"],
+                subject.identity["model"],
+                temperature=sampling,
+                max_tokens=config.sampling.max_tokens,
+                # It must end before the watch over the episode gives up.
+                deadline=0.9 * config.limits.engine_deadline,
+            )
+        )
+        return
+    own = config.copy_and_resolve_references()
+    own.workdir = str(folder)
+    own.learner.routes = "own"  # nothing learns from these episodes
+    if own.engine.name == "local":
+        own.engine.slots = slots(own, subject.policy.model, folder / "engine.json")
+    engine = entry(config, "engine.name").function(own, subject.policy.model)
+    try:
+        engine.load(subject.policy.weights())
+        chat = Chat(subject.policy.tokenizer, TOOL_DOCUMENTS[config.model.tools])
+        announce(chat, config.model.tools)
+        yield PolicyActors(engine, chat, scores.sampling(config, chat, sampling))
+    finally:
+        engine.close()
+        # A copy for servers, as large as the model.
+        shutil.rmtree(folder / "weights", ignore_errors=True)
+
+
+def slots(config: ConfigDict, model: ModelConfig, path: Path) -> int:
+    """engine.slots; where free memory chooses them it does so once in an evaluation, as sampled bits depend on them."""
+    own, given = config.copy_and_resolve_references(), config.engine.slots
+    before = engines.kept(path) if given is None else None
+    if before:
+        own.engine.slots = before
+    try:
+        count = engines.slots(own, model, trains=False)
+    except CacheTooLarge as error:
+        if before is None:
+            raise
+        raise error.once_begun() from error
+    if given is None:
+        engines.keep(path, count)
+    return count
+
+
+def _same_model(config: ConfigDict, run: Mapping[str, Any], workdir: Path) -> None:
+    """Raises ValueError, which names the flags, where a configuration describes another policy than the run's."""
+    section, trained_as = config.model.to_dict(), run["model"]
+    names = [*_SHAPED, *(f"model.shape.{name}" for name in section["shape"])]
+    if section["path"] and trained_as["path"]:
+        # The same model may be in another folder on this machine.
+        _same_shape(Path(section["path"]), Path(trained_as["path"]), workdir)
+        return
+    if _at(trained_as, "model.tokenizer") != "bytes":
+        names.remove("model.vocabulary")
+    here, there = ({name: _at(settings, name) for name in names} for settings in (section, trained_as))
+    if here == there:
+        return
+    policy = run.get("policy", "")
+    preset = PRESETS.get(policy, {}) if policy != config.policy else {}
+    flags = [f"--config.policy={policy}"] if preset else []
+    flags += [
+        f"--config.{name}={value}"
+        for name, value in there.items()
+        if value != (preset[name] if name in preset else here[name])
+    ]
+    name = next(name for name in names if here[name] != there[name])
+    raise ValueError(
+        f"{workdir} was trained with another policy than --config describes: {name} is {there[name]!r} in its "
+        f"config.json, {here[name]!r} here. Add {' '.join(flags)}"
+    )
+
+
+def _same_shape(here: Path, there: Path, workdir: Path) -> None:
+    """Raises ValueError where two model folders differ in shape; the run's record of its own stands for it."""
+    kept = workdir / "model.json"
+    if not here.is_dir() or not (kept.exists() or there.is_dir()):
+        return
+    shapes = []
+    for source in (here, there):
+        if source is there and kept.exists():
+            shape = trained.kept_shape(workdir)
+        else:
+            shape = ModelConfig.from_hf(source)
+        shapes.append(dataclasses.asdict(dataclasses.replace(shape, dtype="float32", param_dtype="float32")))
+    if different := [name for name in shapes[0] if shapes[0][name] != shapes[1][name]]:
+        name = different[0]
+        raise ValueError(
+            f"{workdir} was trained from another model than --config names: {name} is {shapes[1][name]} there, "
+            f"{shapes[0][name]} in {here}. Set --config.model.path={there}, or to where that model is now"
+        )
+
+
+def _at(section: Mapping[str, Any], name: str) -> Any:
+    """A leaf of the section `model` by its dotted name."""
+    return value_at(section, name.removeprefix("model."), None)
 
 
 def _of_appworld(groups: Sequence[Group]) -> dict[str, Any]:
@@ -92,7 +278,7 @@ def evaluate(
     `held` are the tasks that the policy's run held out; they are evaluation.split where the environment has none.
     """
     with EvaluationDirectory(out) as directory:
-        environment = placement.environment(config)
+        environment = entries.made_environment(config)
         tasks = {split: tasks_of(config, environment, split, held) for split in splits}
         world = {"code": {"environment.name": entries.entry(config, "environment.name").described()}}
         directory.claim(identity(config, subject, tasks, samples), {**facts(), **world})
@@ -140,13 +326,13 @@ def play(
             directory.add(split, trajectory)
             advance()
 
-        collector = EpisodeCollector(actors, environment, traits.limits(config, environment), samples)
+        collector = EpisodeCollector(actors, environment, parts.limits(config, environment), samples)
         return collector.collect(found, seed=(config.seed, 0), label=split, known=known, on_episode=ended)
 
     if have == len(wanted):
         return {split: play_split(None, split, found, lambda: None) for split, found in tasks.items()}
     groups = {}
-    with subjects.playing(subject, config, directory.folder) as actors:
+    with playing(subject, config, directory.folder) as actors:
         for split, found in tasks.items():
             missing = sum(f"{split}-{task.id}-{k}" not in known for task in found for k in range(samples))
             with bar(f"episodes of {split}", missing) as advance:
@@ -225,10 +411,10 @@ def subject_of(
     if checkpoint:
         folder = Path(checkpoint)
         workdir = folder.parent.parent if folder.parent.name == "checkpoints" and is_number(folder.name) else folder
-        return subjects.of_checkpoint(config, folder), workdir / "evaluations"
+        return of_checkpoint(config, folder), workdir / "evaluations"
     if model:
-        return subjects.of_folder(config, Path(model)), Path("runs/evaluations")
-    return subjects.of_endpoint(str(endpoint), endpoint_model or ""), Path("runs/evaluations")
+        return of_folder(config, Path(model)), Path("runs/evaluations")
+    return of_endpoint(str(endpoint), endpoint_model or ""), Path("runs/evaluations")
 
 
 def _check(config: ConfigDict, samples: int) -> None:
@@ -237,7 +423,7 @@ def _check(config: ConfigDict, samples: int) -> None:
         raise ValueError("environment.name is empty; name the environment to evaluate in: --config.environment=desk")
     for _ in entries.chosen(config):
         pass
-    placement.check(config)
+    entries.check_cluster(config)
     if processes.is_enabled(config):
         raise ValueError("section distributed is set, but an evaluation has one process; leave it out")
     temperature = config.evaluation.temperature

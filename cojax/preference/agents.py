@@ -59,7 +59,9 @@ def agent_pairs(
             worse = failure.trajectory if kind == "own" else unsampled(failure.trajectory)
             if known := experts.get(worse.task.id):
                 better = random.Random(repr((*seed, worse.task.id, worse.episode))).choice(known)
-                pairs[kind].append(Pair(better, _cut(worse, better, settings.extra_turns), weights[kind]))
+                # Without its turns beyond `extra_turns` more than the expert has.
+                cut = dataclasses.replace(worse, turns=worse.turns[: len(better.turns) + settings.extra_turns])
+                pairs[kind].append(Pair(better, cut, weights[kind]))
     if weights["failures"]:
         pairs["failures"] = failure_pairs(
             [*mine, *theirs], settings.margin, seed, weights["failures"], played_by_other=lambda t: t.episode in names
@@ -78,8 +80,3 @@ def experts_by_task(
     for trajectory in (*distinct_successes(own), *map(unsampled, distinct_successes(other))):
         solved.setdefault(trajectory.task.id, []).append(trajectory)
     return {**solved, **found}
-
-
-def _cut(worse: Trajectory, better: Trajectory, extra_turns: int) -> Trajectory:
-    """The failure without its turns beyond `extra_turns` more than the expert has."""
-    return dataclasses.replace(worse, turns=worse.turns[: len(better.turns) + extra_turns])

@@ -27,10 +27,6 @@ class Failure:
         if not found.turns or any(turn.weights_version < 0 for turn in found.turns):
             raise ValueError(f"episode {found.episode!r} was not sampled from a policy; expected a failure of one")
 
-    @property
-    def partial(self) -> float:
-        return self.trajectory.partial
-
 
 def failures_of(groups: Iterable[Group]) -> list[Failure]:
     """The failures of these groups from which something can be learned, in order."""
@@ -56,7 +52,7 @@ def failure_pairs(
     pairs = []
     for worse in failures:
         task = worse.trajectory.task.id
-        better = [one for one in by_task[task] if one.partial > worse.partial + margin]
+        better = [one for one in by_task[task] if one.trajectory.partial > worse.trajectory.partial + margin]
         if better:
             drawn = random.Random(repr((*seed, task, worse.trajectory.episode))).choice(better)
             sides = [unsampled(t) if played_by_other(t) else t for t in (drawn.trajectory, worse.trajectory)]

@@ -68,10 +68,8 @@ class Rounds:
         """
         loop, size = self.loop, self.loop.group_size
         own = size - self.settings.others(size)
-        target: Sequence[Group] = ()
         second: Sequence[Group] = ()
-        if self.method.plays:
-            target = play_tasks(loop, tasks, step, range(own))
+        target = play_tasks(loop, tasks, step, range(own)) if self.method.plays else ()
         if state.second is not None:
             self.load(state.second, step, second=True)
             second = play_tasks(loop, tasks, step, range(own, size))
@@ -88,27 +86,16 @@ class Rounds:
         self, state: State, solutions: Mapping[str, Trajectory], played: Played, step: int
     ) -> tuple[TrainState, Metrics, dict[str, int]]:
         """The target's part of a round: its new state, metrics, and the examples of each kind. Its state is donated."""
-        examples = self.target_examples(solutions, played, step)
+        examples: Mapping[str, Sequence[Example]]
+        if self.method.loss == "sft":
+            examples = {"experts": list(solutions.values()), "successes": distinct_successes(played.target)}
+        else:
+            experts = experts_by_task(self.settings, solutions, played.target, played.second)
+            examples = agent_pairs(self.settings, experts, played.target, played.second, self._seed(step))
         with self.loop.clock("update"):
             every = [example for some in examples.values() for example in some]
-            target, metrics = learn_round(
-                self.loop.learner,
-                state.learner,
-                every,
-                self.settings.epochs,
-                self.settings.batch_size,
-                self._seed(step),
-            )
+            target, metrics = self._learn(state.learner, every, self._seed(step))
         return target, {**metrics, **count_groups(played.target)}, {kind: len(some) for kind, some in examples.items()}
-
-    def target_examples(
-        self, solutions: Mapping[str, Trajectory], played: Played, step: int
-    ) -> Mapping[str, Sequence[Example]]:
-        """By kind, the pairs that the target learns from, or the trajectories that it imitates."""
-        if self.method.loss == "sft":
-            return {"experts": list(solutions.values()), "successes": distinct_successes(played.target)}
-        experts = experts_by_task(self.settings, solutions, played.target, played.second)
-        return agent_pairs(self.settings, experts, played.target, played.second, self._seed(step))
 
     def learn_second(
         self, state: State, solutions: Mapping[str, Trajectory], played: Played, step: int
@@ -116,17 +103,15 @@ class Rounds:
         """The second agent's part of a round, with its metrics; its state is donated."""
         if state.second is None:
             return None, {}
-        learner, settings, seed = self.loop.learner, self.settings, self._seed(step)
+        settings, seed = self.settings, self._seed(step)
         with self.loop.clock("update"):
             if settings.agent == "failure":
                 own, other = failures_of(played.second), failures_of(played.target)
-                return learn_failures(learner, state.second, own, other, settings, seed)
+                return learn_failures(self.loop.learner, state.second, own, other, settings, seed)
             experts = experts_by_task(settings, solutions, played.second, played.target)
             pairs = agent_pairs(settings, experts, played.second, played.target, seed)
             every = [pair for some in pairs.values() for pair in some]
-            second, metrics = learn_round(
-                learner, state.second, every, settings.epochs, settings.batch_size, (*seed, "second")
-            )
+            second, metrics = self._learn(state.second, every, (*seed, "second"))
             return second, {**metrics, "pairs": float(len(every))}
 
     def count_second(self, state: State, played: Played) -> Memory:
@@ -162,6 +147,12 @@ class Rounds:
             "outcomes": count_outcomes(trajectories),
             "preference": {"examples": dict(examples), **agents},
         }
+
+    def _learn(
+        self, agent: TrainState, examples: Sequence[Example], seed: tuple[int | str, ...]
+    ) -> tuple[TrainState, Metrics]:
+        settings = self.settings
+        return learn_round(self.loop.learner, agent, examples, settings.epochs, settings.batch_size, seed)
 
     def _seed(self, step: int) -> tuple[int | str, ...]:
         return self.loop.seed, step - 1

@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 import inspect
 import os
+import subprocess
 import sys
 import types
 import typing
@@ -21,7 +22,6 @@ from typing import Any, TypeVar
 
 from cojax import imports
 from cojax.registry.annotations import Range, RegistryError, convert_setting, description, from_text
-from cojax.registry.commits import commit
 
 __all__ = [
     "REQUIRED", "DeclaredSetting", "Range", "RegistryError", "check_call", "check_settings", "did_you_mean", "find",
@@ -225,7 +225,44 @@ def _version(module: types.ModuleType) -> str:
     return importlib.metadata.version(names[0]) if names else str(vars(module).get("__version__", ""))
 
 
-@functools.cache
-def _distributions() -> Mapping[str, Sequence[str]]:
-    """Top-level package → its distributions. Cached, as this reads files of every installed distribution."""
-    return importlib.metadata.packages_distributions()
+# Top-level package → its distributions. Cached, as this reads files of every installed distribution.
+_distributions = functools.cache(importlib.metadata.packages_distributions)
+
+
+UNKNOWN = "unknown"
+_PYTHON = (":(top,glob)**/*.py",)
+# Where packages are installed, also in a virtual environment that lies within somebody's repository.
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+def commit(file: str | Path, code: Sequence[str] = _PYTHON) -> str:
+    """The commit of the repository that the file belongs to, with " with changes" where its code has changed since.
+
+    `code` are git's patterns of that code. A file that is not yet added counts as a change. "unknown" for a file that
+    belongs to no repository: one that is ignored or installed does not belong to the repository around it.
+    """
+    file = Path(file).resolve()
+    commands = (
+        ["ls-files", "-t", "--cached", "--others", "--exclude-standard", "--", f":(literal){file.name}"],
+        ["rev-parse", "HEAD"],
+        ["status", "--porcelain", "--untracked-files=no", "--", *code],
+    )
+    try:
+        listed, head, changed = (
+            subprocess.run(
+                ["git", *one], cwd=file.parent, capture_output=True, text=True, timeout=10, check=True
+            ).stdout
+            for one in commands
+        )
+    except (OSError, subprocess.SubprocessError):
+        return UNKNOWN
+    new = listed.startswith("?")
+    if not listed or (new and _INSTALLED & set(file.parts)):
+        return UNKNOWN
+    return head.strip() + (" with changes" if new or changed.strip() else "")
+
+
+def shortened(commit: str) -> str:
+    """Ten digits of the hash, and what follows it: " with changes" or nothing."""
+    head, space, changes = commit.partition(" ")
+    return head[:10] + space + changes

@@ -5,6 +5,7 @@ Annotated[float, Range(low, high)]. A text in an Annotated, such as "a share", d
 """
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import math
@@ -84,8 +85,10 @@ def shown(value: object) -> str:
 
 def from_text(annotation: Any, text: str) -> Any:
     """The value that the text of a flag means for a setting of this annotation."""
-    if annotation is not Any and _converts(annotation, text):
-        return text
+    if annotation is not Any:
+        with contextlib.suppress(ValueError):
+            _converted(annotation, text)
+            return text
     if text.lower() in _FLAG_WORDS:
         return _FLAG_WORDS[text.lower()]
     try:
@@ -163,12 +166,4 @@ def _is_sound(value: Any, found: Any) -> bool:
     if isinstance(found, int):
         of_kind = isinstance(value, bool) == isinstance(found, bool) and not isinstance(value, float)
         return of_kind and -LARGEST - 1 <= found <= LARGEST
-    return True
-
-
-def _converts(annotation: Any, value: Any) -> bool:
-    try:
-        _converted(annotation, value)
-    except ValueError:
-        return False
     return True

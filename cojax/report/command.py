@@ -38,29 +38,36 @@ NOT_WRITTEN = (TypeError, AttributeError, ValueError, LookupError, ArithmeticErr
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 when a folder is no run or the id fits no task."""
-    parser = _parser()
+    parser = CommandLineParser(
+        prog="python -m experiments.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "workdirs", nargs="+", metavar="workdir", help="run directory, such as runs/desk; several: compare"
+    )
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--task", metavar="ID", help="print the lineage of this task (a prefix of its id is enough)")
+    one.add_argument("--draft", metavar="STEP[/NUMBER]", help="list the drafts of an evolution, or print one of them")
+    one.add_argument("--live", action="store_true", help="serve the report on this machine, redrawn while the run goes")
+    parser.add_argument("--port", type=int, default=0, help="of --live; 0 takes a free one")
+    parser.add_argument("--out", default="compare.html", help="where the comparison of several runs goes")
     chosen = parser.parse_args(arguments)
     if len(chosen.workdirs) > 1 and (chosen.live or chosen.task is not None or chosen.draft is not None):
         parser.error("--live, --task and --draft are of one run; name one")
-    try:
-        check_folders(chosen.workdirs)
-    except ValueError as error:
-        parser.error(str(error))
+    _check(parser, chosen.workdirs)
     if not 0 <= chosen.port < 65_536:
         parser.error(f"--port={chosen.port}; expected 0 to 65535")
     try:
         _act(chosen)
     except (FileNotFoundError, StorageError, KeyError) as error:
-        message = error.args[0] if isinstance(error, KeyError) else error  # a KeyError's own text is its repr
-        print(f"error: {plain(str(message))}", file=sys.stderr)
-        return 2
+        message = str(error.args[0] if isinstance(error, KeyError) else error)  # a KeyError's own text is its repr
     except (*NOT_WRITTEN, OSError) as error:
+        message = not_written(chosen.workdirs, error)
         if isinstance(error, OSError) and chosen.live:
-            print(f"error: port {chosen.port} cannot be served ({error}); choose another --port", file=sys.stderr)
-            return 2
-        print(f"error: {not_written(chosen.workdirs, error)}", file=sys.stderr)
-        return 2
-    return 0
+            message = f"port {chosen.port} cannot be served ({error}); choose another --port"
+    else:
+        return 0
+    print(f"error: {plain(message)}", file=sys.stderr)
+    return 2
 
 
 def compare(arguments: Sequence[str] | None = None) -> int:
@@ -76,20 +83,27 @@ def compare(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", default="compare.html", help="where the page goes")
     chosen = parser.parse_args(arguments)
     folders = (chosen.first, *chosen.others)
+    _check(parser, folders)
     try:
-        check_folders(folders)
-    except ValueError as error:
-        parser.error(str(error))
-    try:
-        results = [comparison.result(folder) for folder in folders]
-    except OSError as error:
-        print(f"error: {plain(str(error))}", file=sys.stderr)
+        results = [comparison.ended_run(folder) for folder in folders]
+    except (*NOT_WRITTEN, OSError) as error:
+        print(
+            f"error: {plain(str(error)) if isinstance(error, OSError) else not_written(folders, error)}",
+            file=sys.stderr,
+        )
         return 2
     CONSOLE.print(comparison.table(results))
     CONSOLE.print(comparison.differences(results))
     if chosen.tasks:
         CONSOLE.print(comparison.by_task(results))
     return main([*map(str, folders), f"--out={chosen.out}"])
+
+
+def _check(parser: CommandLineParser, folders: Sequence[str | Path]) -> None:
+    try:
+        check_folders(folders)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def not_written(folders: Iterable[str | Path], error: Exception) -> str:
@@ -99,22 +113,6 @@ def not_written(folders: Iterable[str | Path], error: Exception) -> str:
         f"({plain(f'{type(error).__name__}: {error}')}). The same command of the run names the file and the line; "
         "restore it from a copy."
     )
-
-
-def _parser() -> CommandLineParser:
-    parser = CommandLineParser(
-        prog="python -m experiments.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "workdirs", nargs="+", metavar="workdir", help="run directory, such as runs/desk; several: compare"
-    )
-    one = parser.add_mutually_exclusive_group()
-    one.add_argument("--task", metavar="ID", help="print the lineage of this task (a prefix of its id is enough)")
-    one.add_argument("--draft", metavar="STEP[/NUMBER]", help="list the drafts of an evolution, or print one of them")
-    one.add_argument("--live", action="store_true", help="serve the report on this machine, redrawn while the run goes")
-    parser.add_argument("--port", type=int, default=0, help="of --live; 0 takes a free one")
-    parser.add_argument("--out", default="compare.html", help="where the comparison of several runs goes")
-    return parser
 
 
 def _act(chosen: argparse.Namespace) -> None:
@@ -147,13 +145,12 @@ def _of_task(workdir: str, id: str) -> Iterator[Text]:
     """The history of a task, its expedition, and what was sent and received."""
     history, run = lineage(workdir, id), read_run(workdir)
     yield from history_lines(history)
-    yield from _expedition(run, history.expedition)
-    yield from _exchanges(run, history.expedition, history.id)
+    yield from _work(run, history.expedition, history.id)
 
 
 def _of_drafts(run: Run, name: str) -> Iterator[Text]:
     """The drafts of a step, a line each, or the one of that name. Raises KeyError where there is none."""
-    drafts = {name: draft for name, draft in run.numbered_drafts()}
+    drafts = dict(run.numbered_drafts())
     if name in drafts:
         yield from _draft(run, name, drafts[name])
         return
@@ -171,8 +168,7 @@ def _of_drafts(run: Run, name: str) -> Iterator[Text]:
 def _draft(run: Run, name: str, draft: Json) -> Iterator[Text]:
     verdict, words = draft["verdict"], draft["draft"]
     yield _line("draft", f"{name}  {words['query']}")
-    for depth, action in enumerate(words.get("solution", ()), 1):
-        yield _line("solution" if depth == 1 else "", f"{depth}. {action_text(action)}")
+    yield from _solution(map(action_text, words.get("solution", ())))
     for title, text in (
         ("origin", draft["origin"]),
         ("parent", draft.get("parent", "")),
@@ -183,13 +179,27 @@ def _draft(run: Run, name: str, draft: Json) -> Iterator[Text]:
     ):
         if text:
             yield _line(title, text)
-    for evidence in verdict["evidence"]:
-        yield _line("", f"· {evidence}")
+    yield from _evidence(verdict["evidence"])
     if draft.get("task"):
         yield _line("task", draft["task"])
-    yield from _expedition(run, expedition_of(draft))
     task = id_of(words) if {"environment", "query", "setup"} <= words.keys() else ""
-    yield from _exchanges(run, expedition_of(draft), task)
+    yield from _work(run, expedition_of(draft), task)
+
+
+def _solution(actions: Iterable[str]) -> Iterator[Text]:
+    for depth, action in enumerate(actions, 1):
+        yield _line("solution" if depth == 1 else "", f"{depth}. {action}")
+
+
+def _evidence(lines: Iterable[str]) -> Iterator[Text]:
+    for line in lines:
+        yield _line("", f"· {line}")
+
+
+def _work(run: Run, expedition: tuple[int, int] | None, task: str) -> Iterator[Text]:
+    """What the explorer did, and what was sent to a model for it and for the validation, and received."""
+    yield from _expedition(run, expedition)
+    yield from _exchanges(run, expedition, task)
 
 
 def _expedition(run: Run, key: tuple[int, int] | None) -> Iterator[Text]:
@@ -212,11 +222,8 @@ def _exchanges(run: Run, expedition: tuple[int, int] | None, task: str) -> Itera
     exchanges = Exchanges(run.folder / "journal.jsonl")
     if not exchanges:
         return
-    parts = {
-        "exploration": exchanges.of_expedition(*expedition) if expedition else [],
-        "validation": exchanges.of_task(task),
-    }
-    for part, found in parts.items():
+    explored = exchanges.of_expedition(*expedition) if expedition else []
+    for part, found in (("exploration", explored), ("validation", exchanges.of_task(task))):
         calls = f"{part}: {len(found)} call{'' if len(found) == 1 else 's'} to a model"
         yield Text.assemble(("\n" + "═" * 100 + "\n", "dim"), (calls, "bold"))
         for exchange in found:
@@ -244,8 +251,7 @@ def _indented(text: str, depth: int) -> str:
 def history_lines(history: TaskHistory) -> Iterator[Text]:
     """A history as lines for the terminal, from the oldest ancestor to the visits since."""
     yield _line("task", f"{history.id}  {history.query}")
-    for depth, action in enumerate(history.solution, 1):
-        yield _line("solution" if depth == 1 else "", f"{depth}. {action}")
+    yield from _solution(history.solution)
     yield _line("origin", f"{history.origin}, joined the pool at step {history.step}")
     for depth, parent in enumerate(history.parents, 1):
         yield _line("parent" if depth == 1 else f"parent ×{depth}", f"{parent.id}  {parent.origin}  {parent.query}")
@@ -257,8 +263,7 @@ def history_lines(history: TaskHistory) -> Iterator[Text]:
         yield _line("explorer", f"{history.explorer}, run {', '.join(map(str, history.runs)) or '–'}")
     if history.verdict:
         yield _line("verdict", history.verdict)
-    for evidence in history.verdict_evidence:
-        yield _line("", f"· {evidence}")
+    yield from _evidence(history.verdict_evidence)
     if history.difficulty is not None:
         yield _line("difficulty", f"{100 * history.difficulty:.0f} % of the attempts on the query alone failed")
     yield _line("visits", _visits(history.visits) or "none stored")

@@ -18,15 +18,14 @@ from typing import Any
 
 from rich.table import Table
 
-from cojax.registry.commits import shortened
+from cojax.registry import shortened
 from cojax.report.console import TABLE, duration
 from cojax.report.figures import curves, headline, paired, totals
 from cojax.report.lineage import task_id_of
 from cojax.report.page import render
 from cojax.report.pieces import replace_text
-from cojax.report.run import Json, Run, read_run, task_scores
+from cojax.report.run import Json, Run, read_run, shortened_text, task_scores
 from cojax.storage.differences import flat
-from cojax.storage.files import StorageError, read_json
 
 SCRIPTS = ("elements.js", "charts.js", "table.js", "compare.js")
 TASKS = 20_000  # held-out tasks in the table
@@ -96,7 +95,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 def _settings(run: Run) -> dict[str, str]:
     """The leaves of the configuration by dotted name, as text."""
     found = {name: str(value) for name, value in flat(run.config.get("config", {})).items() if name != "workdir"}
-    return {name: text if len(text) <= QUERY else f"{text[:QUERY]} …" for name, text in found.items()}
+    return {name: shortened_text(text, QUERY) for name, text in found.items()}
 
 
 def _differing(runs: Sequence[Run]) -> list[str]:
@@ -123,29 +122,14 @@ def _tasks(runs: Sequence[Run]) -> Json:
     return {"rows": rows, "total": len(ids)}
 
 
-@dataclasses.dataclass(frozen=True)
-class ComparedRun:
-    """A finished run: its summary, and the score of each evaluation task after training, by the task's id."""
-
-    folder: Path
-    summary: Mapping[str, Any]
-    scores: Mapping[str, float]
-
-
-def result(folder: Path) -> ComparedRun:
+def ended_run(folder: Path) -> Run:
     """A run as it ended. Raises FileNotFoundError where it has not, and StorageError for a damaged file."""
-    found = {}
-    for name in ("summary.json", "final.json"):
-        try:
-            found[name] = read_json(folder / name)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(
-                f"no {name} in {folder}; expected the folder of a run that has ended. The same command of the run "
-                "brings it to its end"
-            ) from error
-        except ValueError as error:
-            raise StorageError(f"{folder / name} is not JSON ({error}). Restore it from a copy.") from error
-    return ComparedRun(folder, found["summary.json"], found["final.json"].get("tasks", {}))
+    if missing := [name for name in ("summary.json", "final.json") if not (folder / name).exists()]:
+        raise FileNotFoundError(
+            f"no {missing[0]} in {folder}; expected the folder of a run that has ended. The same command of the run "
+            "brings it to its end"
+        )
+    return read_run(folder)
 
 
 def sign_test(better: int, worse: int) -> float:
@@ -155,12 +139,18 @@ def sign_test(better: int, worse: int) -> float:
     return float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
 
 
-def table(results: Sequence[ComparedRun]) -> Table:
-    """The figures of each run, a column a run."""
-    shown = Table(title="Results", **TABLE)
-    shown.add_column("", style="dim", no_wrap=True)
-    for one in results:
+def _columns(title: str, first: str, runs: Sequence[Run]) -> Table:
+    """An empty table with a column a run, beside the first one."""
+    shown = Table(title=title, **TABLE)
+    shown.add_column(first, style="dim", no_wrap=True)
+    for one in runs:
         shown.add_column(str(one.folder), justify="right", overflow="fold")
+    return shown
+
+
+def table(results: Sequence[Run]) -> Table:
+    """The figures of each run, a column a run."""
+    shown = _columns("Results", "", results)
     rows = {
         "held-out success, zero-shot": [_percent(one.summary.get("zero_shot")) for one in results],
         "held-out success, final": [_percent(one.summary.get("final")) for one in results],
@@ -174,13 +164,13 @@ def table(results: Sequence[ComparedRun]) -> Table:
     return shown
 
 
-def differences(results: Sequence[ComparedRun]) -> Table:
+def differences(results: Sequence[Run]) -> Table:
     """Each further run minus the first, a row a run."""
     shown = Table(title=f"Minus {results[0].folder}, over the evaluation tasks of both", **TABLE)
     for head in ("", "tasks", "points", "95 % interval", "better", "worse", "p"):
         shown.add_column(head, justify="right" if head else "left", style=None if head else "dim", overflow="fold")
     for one in results[1:]:
-        found = paired(results[0].scores, one.scores)
+        found = paired(task_scores(results[0].final), task_scores(one.final))
         if found is None:
             shown.add_row(str(one.folder), "fewer than 2 in common", *["–"] * 5)
             continue
@@ -190,14 +180,12 @@ def differences(results: Sequence[ComparedRun]) -> Table:
     return shown
 
 
-def by_task(results: Sequence[ComparedRun]) -> Table:
+def by_task(results: Sequence[Run]) -> Table:
     """The evaluation tasks on which the runs differ, with the score of each run."""
-    shown = Table(title="Tasks that differ", **TABLE)
-    shown.add_column("task", style="dim", no_wrap=True)
-    for one in results:
-        shown.add_column(str(one.folder), justify="right", overflow="fold")
-    for task in results[0].scores:
-        scores = [one.scores.get(task) for one in results]
+    shown = _columns("Tasks that differ", "task", results)
+    every = [task_scores(one.final) for one in results]
+    for task in results[0].final.get("tasks", {}):
+        scores = [one.get(task) for one in every]
         if len(set(scores)) > 1:
             shown.add_row(task, *("–" if score is None else f"{score:.2f}" for score in scores))
     return shown

@@ -179,15 +179,14 @@ def bar(description: str, total: int | None = None, console: Console = CONSOLE) 
     console.print(f"{description}: {done}{of} in {duration(time.monotonic() - began)}", soft_wrap=True)
 
 
-def show_summary(summary: Mapping[str, Any], report: str | Path | None = None, console: Console = CONSOLE) -> None:
+def show_summary(summary: Mapping[str, Any], report: str | Path, console: Console = CONSOLE) -> None:
     """The closing table of a run, from summary.json."""
     _show_origin(summary, console)
     console.print(Group(_results(summary), _time_split(summary["seconds"])))
-    if report is not None:
-        console.print(f"report: {report}", soft_wrap=True)
+    console.print(f"report: {report}", soft_wrap=True)
 
 
-def show_evaluation(result: Mapping[str, Any], report: str | Path | None = None, console: Console = CONSOLE) -> None:
+def show_evaluation(result: Mapping[str, Any], report: str | Path, console: Console = CONSOLE) -> None:
     """The closing tables of an evaluation, from result.json."""
     splits = result["splits"]
     _show_origin(result, console)
@@ -219,8 +218,7 @@ def show_evaluation(result: Mapping[str, Any], report: str | Path | None = None,
         console.print(
             f"{lost} episodes were lost to infrastructure failures; the same command plays them again", style="yellow"
         )
-    if report is not None:
-        console.print(f"report: {report}", soft_wrap=True, markup=False)
+    console.print(f"report: {report}", soft_wrap=True, markup=False)
 
 
 def _show_origin(result: Mapping[str, Any], console: Console) -> None:
@@ -252,10 +250,9 @@ def _results(summary: Mapping[str, Any]) -> Table:
     table.add_column(style="dim")
     table.add_column()
     zero_shot, final = summary.get("zero_shot"), summary.get("final")
-    if zero_shot is not None:
-        table.add_row("held-out success, zero-shot", f"{100 * zero_shot:.1f} %")
-    if final is not None:
-        table.add_row("held-out success, final", f"{100 * final:.1f} %")
+    for name, success in (("zero-shot", zero_shot), ("final", final)):
+        if success is not None:
+            table.add_row(f"held-out success, {name}", f"{100 * success:.1f} %")
     for number, success in enumerate(summary.get("trials", ())[1:], 2):
         table.add_row(f"  after {number} trials", f"{100 * success:.1f} %")
     for name, success in summary.get("final_by", {}).items():
@@ -282,9 +279,8 @@ def _time_split(seconds: Mapping[str, float]) -> Table:
     rest = total - sum(parts.values())
     table = Table(title="\nWhere the time went", **TABLE)
     table.add_column("part", style="dim")
-    for head in ("time", "share"):
-        table.add_column(head, justify="right")
-    table.add_column("")
+    for head in ("time", "share", ""):
+        table.add_column(head, justify="right" if head else "left")
     for part, spent in (*parts.items(), ("everything else", rest), ("total", total)):
         share = spent / total if total else 0.0
         table.add_row(part, duration(max(spent, 0.0)), f"{100 * share:.1f} %", "█" * round(30 * share))

@@ -11,7 +11,7 @@ import numpy as np
 from cojax.learner.advantages import ADVANTAGES
 from cojax.report.lineage import VisitIndex, task_id_of
 from cojax.report.pieces import Pieces, steps_piece
-from cojax.report.run import Json, Run
+from cojax.report.run import Json, Run, shortened_text
 from cojax.storage.files import StorageError, read_whole
 from cojax.types import INFRASTRUCTURE, Action, Observation, Task, Trajectory, Turn
 
@@ -32,23 +32,16 @@ _NO_TASK = Task("", "", {})
 Words = Callable[[Sequence[int]], list[str]]  # token ids → the text of each
 
 
-class Shelf:
-    """Shows the episodes of a run as the page does: whole steps as pieces, and some of them in the page itself."""
+def page_form(run: Run) -> Callable[[Json, str, int], Json]:
+    """(an episode of the run, the id of its task, its step) → the episode as the page shows it."""
+    words = words_of(run.folder)
+    evidence = {(signal["episode"], signal["kind"]): signal["evidence"] for signal in run.signals}
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._words = words_of(run.folder)
-        self._evidence = {(signal["episode"], signal["kind"]): signal["evidence"] for signal in run.signals}
+    def shown(episode: Json, task: str, step: int) -> Json:
+        made = compact(episode, task, step, words)
+        return {**made, "signals": [[kind, evidence.get((made["id"], kind), "")] for kind in made["signals"]]}
 
-    def step(self, step: int) -> list[Json]:
-        """All episodes of a step, shortened."""
-        return [self.show(episode, task_id_of(episode), step) for episode in self._run.episodes.read(step)]
-
-    def show(self, episode: Json, task: str, step: int) -> Json:
-        shown = compact(episode, task, step, self._words)
-        kinds = shown["signals"]
-        shown["signals"] = [[kind, self._evidence.get((shown["id"], kind), "")] for kind in kinds]
-        return shown
+    return shown
 
 
 def select(
@@ -61,7 +54,7 @@ def select(
     They are all, where these take at most INLINE bytes. Else they are the source episodes of lineages, and up to six
     episodes of evenly spaced steps, as unlike each other as the step allows; each step goes to `pieces`.
     """
-    shelf, advantages = Shelf(run), advantages_of(run)
+    show, advantages = page_form(run), advantages_of(run)
     steps = run.episodes.steps()
     stride = max(1, -(-len(steps) // SAMPLED))
     quota = min(PER_STEP, max(1, SAMPLED // max(1, len(steps))))
@@ -73,7 +66,7 @@ def select(
         episodes = run.episodes.read(step)
         tasks = played.add(step, episodes, advantages)
         shown = {
-            episode["episode"]: shelf.show(episode, task, step)
+            episode["episode"]: show(episode, task, step)
             for task, episode in zip(tasks, episodes, strict=True)
             if pieces is not None or every is not None or episode["episode"] in sources or index % stride == 0
         }
@@ -148,7 +141,6 @@ def pick_within(items: Sequence[Json], limit: int) -> list[Json]:
 
 def compact(episode: Json, task: str, step: int, words: Words | None) -> Json:
     """An episode as the page shows it: long texts cut, and tokens as text where the run keeps its tokenizer."""
-    checks = [[check["name"], check["passed"]] for check in episode["checks"]]
     return {
         "id": episode["episode"],
         "step": step,
@@ -158,7 +150,7 @@ def compact(episode: Json, task: str, step: int, words: Words | None) -> Json:
         "outcome": episode["outcome"],
         "error": _cut(episode["error"]),
         "reward": episode["reward"],
-        "checks": checks,
+        "checks": [[check["name"], check["passed"]] for check in episode["checks"]],
         "signals": episode.get("signals", []),
         "agent": episode.get("agent", ""),
         "opening": _messages(episode["opening"]),
@@ -322,9 +314,7 @@ class EpisodeIndex:
     def _number(self, task: str, episode: Json) -> int:
         if task not in self._numbers:
             self._numbers[task] = len(self.tasks)
-            query = episode["task"]["query"]
-            shown = query if len(query) <= QUERY else f"{query[:QUERY]} …"
-            self.tasks.append([task, shown, episode["task"]["origin"]])
+            self.tasks.append([task, shortened_text(episode["task"]["query"], QUERY), episode["task"]["origin"]])
         return self._numbers[task]
 
     @property

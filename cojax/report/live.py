@@ -6,7 +6,6 @@ A page waits for an answer, and a second's look at sizes and times of files is a
 import contextlib
 import http.server
 import math
-import os
 import socket
 import threading
 import time
@@ -15,7 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from cojax.report.episodes import EpisodeIndex, Shelf
+from cojax.report.episodes import EpisodeIndex, page_form
+from cojax.report.lineage import task_id_of
 from cojax.report.page import contents, render
 from cojax.report.pieces import FOLDER, Pieces, piece, steps_piece, strict_json
 from cojax.report.run import Json, read_run
@@ -28,14 +28,9 @@ THREADS = 32  # connections at a time, each with its thread
 READING = 10.0  # seconds in which a request must be here, and an answer taken
 REST = 10  # times as long as drawing took, nothing is drawn again
 _WATCHED = (
-    "config.json",
-    "metrics.jsonl",
-    "tasks.jsonl",
-    "drafts.jsonl",
-    "summary.json",
-    "zero_shot.json",
-    "final.json",
-)
+    "config.json", "metrics.jsonl", "tasks.jsonl", "drafts.jsonl", "summary.json", "zero_shot.json", "final.json",
+    "episodes",
+)  # fmt: skip
 STAMP = "live"
 
 
@@ -81,15 +76,15 @@ class LiveReport:
             if name in self._pieces.scripts:
                 return self._pieces.scripts[name]
             steps = {steps_piece(step): step for step in self._played.steps}
-        return piece(STAMP, name, Shelf(read_run(self.folder)).step(steps[name])) if name in steps else None
+        if name not in steps:
+            return None
+        run = read_run(self.folder)
+        show, step = page_form(run), steps[name]
+        return piece(STAMP, name, [show(one, task_id_of(one), step) for one in run.episodes.read(step)])
 
     def _draw(self) -> None:
         run = read_run(self.folder)
-        stored = {
-            path.name: (stat.st_size, stat.st_mtime_ns)
-            for step in run.episodes.steps()
-            if (stat := (path := run.episodes.path(step)).stat())
-        }
+        stored = {path.name: _change(path) for path in map(run.episodes.path, run.episodes.steps())}
         # A run that was resumed plays its last steps again.
         if any(stored.get(name) != known for name, known in self._stored.items()):
             self._played = EpisodeIndex()
@@ -102,15 +97,19 @@ class LiveReport:
 
     def _look(self) -> tuple[object, ...]:
         """Size and time of the files that a step changes."""
-        paths = [*(self.folder / name for name in _WATCHED), self.folder / "episodes"]
-        return tuple((stat.st_size, stat.st_mtime_ns) if (stat := _stat(path)) else None for path in paths)
+        seen: list[object] = []
+        for name in _WATCHED:
+            try:
+                seen.append(_change(self.folder / name))
+            except OSError:
+                seen.append(None)
+        return tuple(seen)
 
 
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except OSError:
-        return None
+def _change(path: Path) -> tuple[int, int]:
+    """Size and time of a file. Raises OSError."""
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
 
 
 def serve(folder: str | Path, port: int = 0, ready: Callable[[str], None] = lambda address: None) -> None:
@@ -128,7 +127,7 @@ def serve(folder: str | Path, port: int = 0, ready: Callable[[str], None] = lamb
 
 def server_of(report: LiveReport, port: int = 0) -> http.server.ThreadingHTTPServer:
     """The server of a live report, on this machine's own address alone. Port 0 is a free one."""
-    return _Server((HOST, port), _handler(report))
+    return _Server(report, port)
 
 
 class _Server(http.server.ThreadingHTTPServer):
@@ -138,9 +137,9 @@ class _Server(http.server.ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 128  # connections that wait for this process; the system delays more by seconds
 
-    def __init__(self, *settings: Any) -> None:
-        super().__init__(*settings)
-        self._lock = threading.Lock()
+    def __init__(self, report: LiveReport, port: int) -> None:
+        super().__init__((HOST, port), _Handler)
+        self.report, self._lock = report, threading.Lock()
         # Connection → since when it owes a request, infinity while it is answered.
         self._since: dict[Any, float] = {}
 
@@ -179,50 +178,47 @@ class _Server(http.server.ThreadingHTTPServer):
                     connection.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and ends
 
 
-def _handler(report: LiveReport) -> type[http.server.BaseHTTPRequestHandler]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        timeout = READING
-        server: _Server
-        protocol_version = "HTTP/1.1"
+class _Handler(http.server.BaseHTTPRequestHandler):
+    timeout = READING
+    server: _Server
+    protocol_version = "HTTP/1.1"
 
-        def handle(self) -> None:
-            # A page that is closed does not wait for its answer.
-            with contextlib.suppress(ConnectionError, TimeoutError):
-                super().handle()
+    def handle(self) -> None:
+        # A page that is closed does not wait for its answer.
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            super().handle()
 
-        def handle_one_request(self) -> None:
-            self.server.owes(self.connection, time.monotonic())
-            super().handle_one_request()
+    def handle_one_request(self) -> None:
+        self.server.owes(self.connection, time.monotonic())
+        super().handle_one_request()
 
-        def do_GET(self) -> None:
-            self.server.owes(self.connection, math.inf)
-            # Another name means that some page elsewhere had this address looked up (DNS rebinding).
-            _, port = self.connection.getsockname()[:2]
-            if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):
-                return self._answer(403, "text/plain", f"open http://{HOST}:{port}/")
-            try:
-                self._answer(*_found(report, self.path))
-            except (FileNotFoundError, StorageError, KeyError, TypeError, ValueError) as error:
-                self._answer(503, "text/plain", f"{type(error).__name__}: {error}")
+    def do_GET(self) -> None:
+        self.server.owes(self.connection, math.inf)
+        # Another name means that some page elsewhere had this address looked up (DNS rebinding).
+        _, port = self.connection.getsockname()[:2]
+        if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):
+            return self._answer(403, "text/plain", f"open http://{HOST}:{port}/")
+        try:
+            self._answer(*_found(self.server.report, self.path))
+        except (FileNotFoundError, StorageError, KeyError, TypeError, ValueError) as error:
+            self._answer(503, "text/plain", f"{type(error).__name__}: {error}")
 
-        def _answer(self, status: int, kind: str, text: str) -> None:
-            body = text.encode("utf-8", "replace")
-            self.send_response(status)
-            for name, value in (
-                ("Content-Type", f"{kind}; charset=utf-8"),
-                ("Content-Length", str(len(body))),
-                ("Cache-Control", "no-store"),
-                ("X-Content-Type-Options", "nosniff"),
-                ("Cross-Origin-Resource-Policy", "same-origin"),
-            ):
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
+    def _answer(self, status: int, kind: str, text: str) -> None:
+        body = text.encode("utf-8", "replace")
+        self.send_response(status)
+        for name, value in (
+            ("Content-Type", f"{kind}; charset=utf-8"),
+            ("Content-Length", str(len(body))),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Cross-Origin-Resource-Policy", "same-origin"),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
 
-        def log_message(self, format: str, *arguments: object) -> None:
-            """A request a step would bury the address."""
-
-    return Handler
+    def log_message(self, format: str, *arguments: object) -> None:
+        """A request a step would bury the address."""
 
 
 def _found(report: LiveReport, path: str) -> tuple[int, str, str]:

@@ -50,10 +50,9 @@ def explored_by_origin(expeditions: Iterable[Record]) -> Counts:
     """The explorer's `episodes` (runs of its expeditions) and `actions` (their environment steps)."""
     found: Counts = {}
     for one in expeditions:
-        counts = found.setdefault(one["origin"], Counter())
         runs = one.get("runs", ())
-        counts["episodes"] += len(runs)
-        counts["actions"] += sum(run["actions"] for run in runs)
+        actions = sum(run["actions"] for run in runs)
+        found.setdefault(one["origin"], Counter()).update(episodes=len(runs), actions=actions)
     return found
 
 
@@ -259,15 +258,12 @@ def gains(run: Run) -> Json:
     first, last = (result.get("by_tool") or {} for result in (run.zero_shot, run.final))
     if first and last:
         added = Counter(tool for task in run.synthesized for tool in tools_in(run, task))
-        rows = [
-            {
-                **_row(tool, first[tool]["success"], last[tool]["success"]),
-                "tasks": last[tool]["tasks"],
-                "added": added[tool],
-            }
-            for tool in sorted(first.keys() & last.keys())
-        ]
-        return {"of": "tool", "rows": rows}
+        one, other = ({tool: found["success"] for tool, found in result.items()} for result in (first, last))
+        rows = _rows(one, other)
+        return {
+            "of": "tool",
+            "rows": [{**r, "tasks": last[r["name"]]["tasks"], "added": added[r["name"]]} for r in rows],
+        }
     by = run.config.get("config", {}).get("evaluation", {}).get("by") or "kind"
     one, other = (run.zero_shot.get("by") or {}, run.final.get("by") or {})
     if one and other:
@@ -284,10 +280,7 @@ def _by_kind(dev: Mapping[str, Any]) -> dict[str, float]:
 
 def _rows(one: Mapping[str, float], other: Mapping[str, float]) -> list[Json]:
     return [
-        {**_row(name, one[name], other[name]), "tasks": None, "added": None}
-        for name in sorted(one.keys() & other.keys())
+        {"name": name, "first": one[name], "last": last, "gain": last - one[name], "tasks": None, "added": None}
+        for name, last in sorted(other.items())
+        if name in one
     ]
-
-
-def _row(name: str, first: float, last: float) -> Json:
-    return {"name": name, "first": first, "last": last, "gain": last - first}

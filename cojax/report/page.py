@@ -20,8 +20,8 @@ from cojax.report.episodes import EpisodeIndex, Words, compact, follow, pairs, p
 from cojax.report.exchanges import Exchanges, expedition_name, journal_texts
 from cojax.report.lineage import Lineages, TaskHistory, task_id_of
 from cojax.report.pieces import TASKS, Pieces, replace_text, stamp_of, strict_json, tasks_piece
-from cojax.report.run import Json, Run, origin_line, read_run
-from cojax.storage.files import Log, StorageError, read_json
+from cojax.report.run import Json, Run, origin_line, read_run, read_sound, shortened_text
+from cojax.storage.files import Log
 
 SCRIPTS = (
     "elements.js", "charts.js", "table.js", "overview.js", "taskset.js", "origins.js", "exchanges.js", "pieces.js",
@@ -106,10 +106,7 @@ def _pages(records: list[Json], words: Words | None) -> Iterator[list[Json]]:
 def _read(path: Path) -> Json:
     if not path.exists():
         raise FileNotFoundError(f"no {path.name} in {path.parent}; run python -m experiments.evaluate to its end")
-    try:
-        return read_json(path)
-    except ValueError as error:
-        raise StorageError(f"{path} is not JSON ({error}). Evaluate again with the same --out.") from error
+    return read_sound(path, "Evaluate again with the same --out.")
 
 
 def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None = None) -> Json:
@@ -133,8 +130,10 @@ def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None
             pieces.put(tasks_piece(start // TASKS), tasks[start : start + TASKS])
     chosen = {task["id"] for task in kept}
     journal = Exchanges(run.folder / "journal.jsonl")
+    rejected = [named for named in run.numbered_drafts() if named[1]["verdict"]["status"] != "accepted"]
+    initial = sum(not draft["step"] for _, draft in rejected)  # drafts of D_0; the others are of the evolutions
     return {
-        **_figures(run, histories),
+        **_figures(run, histories, rejected),
         "tasks": _rows(tasks, chosen),
         "exchanges": journal_texts([task for task in shown if task.id in chosen], journal),
         "pairs": pairs(run),
@@ -146,15 +145,13 @@ def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None
             "histories": len(kept),
             "episodes": played.total,
             "sources": sources,
-            "drafts": _rejected_counts(run),
+            "drafts": [initial, len(rejected) - initial],
         },
     }
 
 
-def _figures(run: Run, histories: Sequence[TaskHistory]) -> Json:
+def _figures(run: Run, histories: Sequence[TaskHistory], rejected: Sequence[tuple[str, Json]]) -> Json:
     """What the page shows above its lists, and the drafts that were not accepted."""
-    drafts = figures.evenly(_rejected(run), DRAFTS)
-    numbers = {id(draft): name for name, draft in run.numbered_drafts()}
     return {
         "name": run.folder.resolve().name,
         "config": run.config,
@@ -172,19 +169,9 @@ def _figures(run: Run, histories: Sequence[TaskHistory]) -> Json:
         "feedback": figures.feedback(run),
         "worth": origins.worth(run, histories),
         "gains": origins.gains(run),
-        "drafts": pick_within([_draft(draft, numbers[id(draft)]) for draft in drafts], DRAFT_BYTES),
+        "drafts": pick_within([_draft(*named) for named in figures.evenly(rejected, DRAFTS)], DRAFT_BYTES),
         "unit": "step",
     }
-
-
-def _rejected(run: Run) -> list[Json]:
-    return [draft for draft in run.drafts if draft["verdict"]["status"] != "accepted"]
-
-
-def _rejected_counts(run: Run) -> list[int]:
-    """Drafts that were not accepted: of D_0, and of the evolutions."""
-    initial = sum(not draft["step"] for draft in _rejected(run))
-    return [initial, len(_rejected(run)) - initial]
 
 
 def _rows(tasks: Sequence[Json], whole: Collection[str]) -> list[Json]:
@@ -258,7 +245,7 @@ def _explored(record: Json) -> Json:
     }
 
 
-def _draft(draft: Json, name: str) -> Json:
+def _draft(name: str, draft: Json) -> Json:
     """A record of drafts.jsonl for the page."""
     return {
         "name": name,
@@ -272,7 +259,7 @@ def _draft(draft: Json, name: str) -> Json:
 
 def _cut(value: Any) -> Any:
     if isinstance(value, str):
-        return value if len(value) <= TEXT else f"{value[:TEXT]} …"
+        return shortened_text(value, TEXT)
     return [_cut(item) for item in value[:LIST]] if isinstance(value, (list, tuple)) else value
 
 

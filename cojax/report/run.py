@@ -161,10 +161,18 @@ def _read_log(path: Path, *names: str) -> tuple[Json, ...]:
     return records
 
 
-def _read_json(path: Path) -> Json:
-    if not path.exists():
-        return {}
+def shortened_text(text: str, most: int) -> str:
+    """The text; of one of more than `most` characters its beginning."""
+    return text if len(text) <= most else f"{text[:most]} …"
+
+
+def read_sound(path: Path, fix: str) -> Json:
+    """The JSON object in a file. Raises StorageError with the `fix` where it holds none."""
     try:
         return read_json(path)
     except ValueError as error:
-        raise StorageError(f"{path} is not JSON ({error}). Restore it from a copy, or delete it.") from error
+        raise StorageError(f"{path} is not JSON ({error}). {fix}") from error
+
+
+def _read_json(path: Path) -> Json:
+    return read_sound(path, "Restore it from a copy, or delete it.") if path.exists() else {}

@@ -2,9 +2,13 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -14,6 +18,7 @@ from cojax.evaluation.scores import dev_score, sampling
 from cojax.explorer import Explorer, Metered
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.journal import Journal
+from cojax.explorer.scripted.windows import Ending
 from cojax.learner.learner import Learner, required_route_shape
 from cojax.learner.optimizer import adamw
 from cojax.learner.placement import ONE_PROCESS, Hosts
@@ -30,20 +35,19 @@ from cojax.policy.transformer import Params
 from cojax.pool import RecentScores
 from cojax.preference.rounds import Rounds
 from cojax.prefix_replay import PrefixLengths
+from cojax.quality import EMBEDDINGS, EmbeddingError, describe_pool
 from cojax.registry import find
 from cojax.report.console import bar
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
-from cojax.run import explorers, methods, placement, policies, traits
+from cojax.run import explorers, methods, policies
 from cojax.run import initial_policy as initial_policies
 from cojax.run.engines import check_routes
-from cojax.run.entries import entry, learned_by, made_signals, reads_initial
+from cojax.run.entries import entry, learned_by, made_environment, made_signals, reads_initial
 from cojax.run.initial_policy import InitialPolicy
-from cojax.run.mesh import mesh_of
-from cojax.run.parts import Parts
-from cojax.run.perturbation import perturbed
-from cojax.run.processes import as_text
-from cojax.run.quality import quality
-from cojax.settings.reading import settings
+from cojax.run.parts import Parts, check_evolution, kinds, limits, own_tasks
+from cojax.run.processes import as_text, mesh_of
+from cojax.settings.reading import choose, settings
+from cojax.storage.files import Log
 from cojax.synthesis import EVOLUTIONS, MEMORIES, Synthesis, initial_tasks, reads
 from cojax.types import Task
 from cojax.validation import Validation
@@ -52,6 +56,11 @@ from cojax.validation.similarity import NearDuplicates, setup_hash
 _LOG = logging.getLogger(__name__)
 # Settings of config.learner that are not the learner's keywords as they stand.
 _OBJECTIVE = ("loss", "loss_settings", "advantage_settings", "weighting_settings")
+# Settings without a section that are the loop's keywords as they stand.
+_OF_LOOP = (
+    "seed", "steps", "batch_size", "group_size", "evolve_every", "fresh_fraction", "checkpoint_every", "staleness",
+    "quorum", "dynamic_sampling", "episodes", "environment_steps",
+)  # fmt: skip
 # More tasks than any finite split has.
 _ALL = 100_000
 
@@ -61,9 +70,9 @@ def parts(config: ConfigDict) -> Parts:
 
     Raises ValueError or OSError with the fix.
     """
-    environment = placement.environment(config)
-    traits.check_evolution(config, environment)
-    explorers.check_ending(config, environment)
+    environment = made_environment(config)
+    check_evolution(config, environment)
+    Ending.of(environment, explorers.ending(config, environment))  # raises before any expedition is paid for
     tokenizer, model = policies.tokenizer_and_shape(config, environment)
     chat = Chat(tokenizer, TOOL_DOCUMENTS[config.model.tools])
     mesh = mesh_of(config)
@@ -73,16 +82,16 @@ def parts(config: ConfigDict) -> Parts:
     held_out = config.evaluation
     return Parts(
         environment,
-        placement.environment(config) if traits_of(environment).reuses else environment,
+        made_environment(config) if traits_of(environment).reuses else environment,
         chat,
         model,
         mesh,
         engine,
-        traits.limits(config, environment),
+        limits(config, environment),
         environment.tasks(held_out.split, held_out.tasks, held_out.seed),
         environment.tasks(held_out.dev_split, held_out.dev_tasks),
         environment.tasks(held_out.challenge_split, count) if (count := held_out.challenge_tasks) else (),
-        traits.kinds(environment, made_signals(config)),
+        kinds(environment, made_signals(config)),
     )
 
 
@@ -154,17 +163,7 @@ def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesi
         tasks = made.development or found().tasks
         return dev_score(config, made, step, tasks[: config.warm_start.check_tasks])[0].success
 
-    begins = initial_policies.initial_policy(
-        config,
-        made.environment,
-        made.chat,
-        made.model,
-        made.engine,
-        score,
-        lambda: found().tasks,
-        made.mesh,
-        made.together,
-    )
+    begins = initial_policies.initial_policy(config, made, score, lambda: found().tasks)
     return dataclasses.replace(begins, params=perturbed(begins.params, config.perturbation))
 
 
@@ -174,7 +173,7 @@ def initial(config: ConfigDict, made: Parts) -> Synthesis:
     Deterministic: the same settings, and replies of a model, give the same tasks.
     """
     if traits_of(made.environment).incomparable:
-        return traits.own_tasks(config, made.environment, reserved(config, made))
+        return own_tasks(config, made.environment, reserved(config, made))
     chosen_explorer = explorer(config, made, explorers.initial(config))
     try:
         with bar("D_0: drafts examined") as advance:
@@ -199,7 +198,7 @@ def initial(config: ConfigDict, made: Parts) -> Synthesis:
 def explorer(config: ConfigDict, made: Parts, name: str = "", journal: Journal | None = None) -> Explorer:
     """The explorer of that name, by default config.explorer.name; `journal` replaces the run's journal if given."""
     make = find("explorer", name or config.explorer.name, explorers.EXPLORERS)
-    return make(config, made, journal or explorers.journal(config))
+    return make(config, made, journal or Journal(Path(config.workdir) / "journal.jsonl"))
 
 
 def validation(config: ConfigDict, made: Parts, chosen_explorer: Explorer) -> Validation:
@@ -250,23 +249,12 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         clock=clock,
         score=score,
         quality=quality(config, made.evaluation),
-        seed=config.seed,
-        steps=config.steps,
-        batch_size=config.batch_size,
-        group_size=config.group_size,
-        evolve_every=config.evolve_every,
-        fresh_fraction=config.fresh_fraction,
-        checkpoint_every=config.checkpoint_every,
-        staleness=config.staleness,
-        quorum=config.quorum,
-        dynamic_sampling=config.dynamic_sampling,
-        episodes=config.episodes,
-        environment_steps=config.environment_steps,
         curriculum=curriculum,
         evolve_beside=config.staleness > 0 and not explorers.samples_policy(config),
         select=entry(config, "synthesis.select").bound(),
         near_duplicates=NearDuplicates(config.validation.pool_similarity),
         closed=frozenset(map(setup_hash, made.evaluation)) if made.from_initial else frozenset(),
+        **{name: config[name] for name in _OF_LOOP},
         **settings(config.synthesis, "select", "admit", "prefix_replay"),
     )
 
@@ -291,3 +279,44 @@ def reserved(config: ConfigDict, made: Parts) -> Sequence[Task]:
         splits = (*splits, held_out.split, held_out.dev_split, held_out.challenge_split)
     whole = (task for split in dict.fromkeys(splits) for task in made.environment.tasks(split, _ALL))
     return tuple({task.id: task for task in (*loaded, *whole)}.values())
+
+
+def quality(config: ConfigDict, targets: Sequence[Task]) -> Callable[[Iterable[Task]], dict[str, Any]]:
+    """A function from the pool to its quality, beside these evaluation tasks, of which only numbers are kept.
+
+    Where the embedding fails, the figures that need it are left out, with a warning; the run goes on. The vectors of an
+    endpoint are kept in embeddings.jsonl of the run, without the texts.
+    """
+    section = config.quality
+    kept = Log(Path(config.workdir) / "embeddings.jsonl")
+    embed = choose(EMBEDDINGS, section.embedding, "quality.embedding")(section.base_url, section.model, kept)
+
+    def described(pool: Iterable[Task]) -> dict[str, Any]:
+        tasks = tuple(pool)
+        try:
+            return describe_pool(tasks, targets, embed, section.k)
+        except (EmbeddingError, OSError) as error:
+            _LOG.warning("the pool's diversity and its distance to the evaluation tasks are left out: %s", error)
+            return describe_pool(tasks, targets, None, section.k)
+
+    return described
+
+
+def perturbed(params: Params, number: int) -> Params:
+    """`params` with the last bit of each floating-point number flipped with probability ½, drawn by `number`.
+
+    A number x changes by at most 2⁻²³ |x| in float32, as much as one rounding of a sum may change it; `number` 0 flips
+    none. Drawn on the host, so the flips are the same on every machine.
+    """
+    if not number:
+        return params
+    draws = np.random.default_rng(number)
+    return jax.tree.map(lambda leaf: _flipped(leaf, draws), params)
+
+
+def _flipped(leaf: jax.Array, draws: np.random.Generator) -> jax.Array:
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return leaf
+    word = np.dtype(f"uint{8 * leaf.dtype.itemsize}")
+    bits = np.asarray(leaf).view(word) ^ draws.integers(0, 2, leaf.shape, word)
+    return jax.device_put(bits.view(leaf.dtype), leaf.sharding)

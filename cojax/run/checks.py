@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 from cojax import pool, worlds
 from cojax.learner import weightings
 from cojax.quality import EMBEDDINGS
-from cojax.run import engines, entries, evolution_checks, explorers, methods, placement, policies, processes
-from cojax.run.mesh import check_mesh
+from cojax.run import engines, entries, explorers, methods, policies, processes
+from cojax.run.processes import check_mesh
 from cojax.settings.ranges import check_ranges
 from cojax.settings.reading import attempts
 from cojax.settings.tree import LEAVES
@@ -51,12 +51,10 @@ def check(config: ConfigDict) -> None:
     EMBEDDINGS[config.quality.embedding](config.quality.base_url, config.quality.model, None)
     _check_servers(config)
     _check_addresses(config)
-    placement.check(config)
+    entries.check_cluster(config)
     if not config.workdir:
         raise ValueError("workdir is empty; name a folder for the run")
     _check_groups(config)
-    _check_dynamic_sampling(config)
-    _check_episodes(config)
     _check_rows_hold(config)
     _check_warm_start(config)
     methods.check(config)
@@ -66,7 +64,7 @@ def check(config: ConfigDict) -> None:
             "--config.evaluation.trials=3, say, or take it back"
         )
     _check_validation(config)
-    evolution_checks.check(config)
+    _check_evolution(config)
     _check_explorers(config)
     if not config.model.path and not config.model.shape.num_hidden_layers:
         raise ValueError(
@@ -81,7 +79,17 @@ def _check_entries(config: ConfigDict) -> None:
         pass
     entries.learned_by(config)
     entries.made_signals(config)
-    _try_entries(config)
+    trials: dict[str, Callable[[Callable[..., Any]], object]] = {
+        "curriculum": lambda wants: [pool.task_weight(wants, scores) for scores in _SCORES],
+        "learner.weighting": lambda weighting: weightings.check_weights(weighting(_LENGTHS), _LENGTHS),
+    }
+    for leaf, attempt in trials.items():
+        one = entries.entry(config, leaf)
+        try:
+            attempt(one.bound())
+        except Exception as error:  # whatever a function does when it is called
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ValueError(f"{one.kind} {one.name!r} was tried and failed: {reason}") from error
 
 
 def _check_addresses(config: ConfigDict) -> None:
@@ -92,11 +100,38 @@ def _check_addresses(config: ConfigDict) -> None:
 
 
 def _check_groups(config: ConfigDict) -> None:
-    """Raises ValueError if an update would wait for fewer than two episodes of a group."""
+    """Raises ValueError for groups of which an update would wait for fewer than two episodes, and for numbers of groups
+    and episodes that cannot be counted or sampled."""
     if math.ceil(config.quorum * config.group_size - 1e-9) < 2:
         raise ValueError(
             f"quorum is {config.quorum} of a group of {config.group_size}; expected a share, at most 1, of at least 2 "
             "episodes: an advantage is relative to the others of a group"
+        )
+    if 0 < (cap := config.dynamic_sampling) < config.batch_size:
+        raise ValueError(
+            f"dynamic_sampling is {cap}; expected 0 (off), or at least batch_size={config.batch_size} groups that a "
+            "step may sample"
+        )
+    if cap and config.quorum < 1.0:
+        raise ValueError(
+            f"dynamic_sampling is {cap}, but with quorum={config.quorum} whether a group is live depends on who is "
+            "slow; set --config.quorum=1.0 or --config.dynamic_sampling=0"
+        )
+    if cap and entries.learned_by(config).loss.flat_groups:
+        raise ValueError(
+            f"dynamic_sampling is {cap}, but learner.loss={config.learner.loss} as it is set also learns from groups "
+            "whose rewards do not differ, which dynamic sampling leaves out; set kl_coefficient and the like to 0, or "
+            "--config.dynamic_sampling=0"
+        )
+    if config.environment_steps and config.staleness:
+        raise ValueError(
+            f"environment_steps is {config.environment_steps} with staleness={config.staleness}; expected 0 (any "
+            "number), or steps that do not run ahead: set --config.staleness=0"
+        )
+    if config.episodes and (config.staleness or config.episodes < config.group_size):
+        raise ValueError(
+            f"episodes is {config.episodes} with group_size={config.group_size} and staleness={config.staleness}; "
+            "expected 0 (any number), or at least a group, of steps that do not run ahead: set --config.staleness=0"
         )
 
 
@@ -139,21 +174,6 @@ def _check_pretrained(config: ConfigDict) -> None:
         )
 
 
-def _try_entries(config: ConfigDict) -> None:
-    """Calls the curriculum and the weighting on example numbers. Raises ValueError if one fails."""
-    trials: dict[str, Callable[[Callable[..., Any]], object]] = {
-        "curriculum": lambda wants: [pool.task_weight(wants, scores) for scores in _SCORES],
-        "learner.weighting": lambda weighting: weightings.check_weights(weighting(_LENGTHS), _LENGTHS),
-    }
-    for leaf, attempt in trials.items():
-        one = entries.entry(config, leaf)
-        try:
-            attempt(one.bound())
-        except Exception as error:  # whatever a function does when it is called
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ValueError(f"{one.kind} {one.name!r} was tried and failed: {reason}") from error
-
-
 def _check_rows_hold(config: ConfigDict) -> None:
     """Raises ValueError if a row cannot hold the longest episode, or a micro-batch a group that the loss compares."""
     loss, section = entries.learned_by(config).loss, config.learner
@@ -170,42 +190,6 @@ def _check_rows_hold(config: ConfigDict) -> None:
             f"{what} compares {size} episodes, which must share a micro-batch, and "
             f"learner.micro_rows is {section.micro_rows}; set --config.learner.micro_rows={size}, or make "
             "learner.row_length a multiple of engine.max_length"
-        )
-
-
-def _check_dynamic_sampling(config: ConfigDict) -> None:
-    """Raises ValueError for settings with which dynamic sampling cannot work."""
-    if not (cap := config.dynamic_sampling):
-        return
-    if cap < config.batch_size:
-        raise ValueError(
-            f"dynamic_sampling is {cap}; expected 0 (off), or at least batch_size={config.batch_size} groups that a "
-            "step may sample"
-        )
-    if config.quorum < 1.0:
-        raise ValueError(
-            f"dynamic_sampling is {cap}, but with quorum={config.quorum} whether a group is live depends on who is "
-            "slow; set --config.quorum=1.0 or --config.dynamic_sampling=0"
-        )
-    if entries.learned_by(config).loss.flat_groups:
-        raise ValueError(
-            f"dynamic_sampling is {cap}, but learner.loss={config.learner.loss} as it is set also learns from groups "
-            "whose rewards do not differ, which dynamic sampling leaves out; set kl_coefficient and the like to 0, or "
-            "--config.dynamic_sampling=0"
-        )
-
-
-def _check_episodes(config: ConfigDict) -> None:
-    """Raises ValueError if the episodes of a run or their actions cannot be counted, or are too few for a group."""
-    if config.environment_steps and config.staleness:
-        raise ValueError(
-            f"environment_steps is {config.environment_steps} with staleness={config.staleness}; expected 0 (any "
-            "number), or steps that do not run ahead: set --config.staleness=0"
-        )
-    if config.episodes and (config.staleness or config.episodes < config.group_size):
-        raise ValueError(
-            f"episodes is {config.episodes} with group_size={config.group_size} and staleness={config.staleness}; "
-            "expected 0 (any number), or at least a group, of steps that do not run ahead: set --config.staleness=0"
         )
 
 
@@ -280,4 +264,36 @@ def _check_explorers(config: ConfigDict) -> None:
             "warm_start.split is 'initial', but the policy that it is to teach would have to attempt those tasks "
             "before (validation.attempter is 'policy'); set --config.initial_explorer=scripted or "
             "--config.validation.attempter=explorer"
+        )
+
+
+# Evolutions that begin at signals alone.
+_AT_SIGNALS = ("feedback", "displaced")
+
+
+def _check_evolution(config: ConfigDict) -> None:
+    """Raises ValueError for what no evolution of this run would do: prefixes that none replays or that are learned,
+    tasks to admit that none finds, and one that begins at signals where there are none."""
+    finding = config.evolve if ":" in config.evolve else "frontier"
+    for name, value, needed, why in (
+        ("method", config.method, "coevolve", "only coevolve replays prefixes"),
+        ("evolve", config.evolve, finding, "only frontier finds joined tasks"),
+        ("learner.routes", config.learner.routes, "own", "the sampler reports no routes of replayed actions"),
+    ):
+        if config.synthesis.prefix_replay and value != needed:
+            found = f"synthesis.prefix_replay is True, but {name} is {value!r}: {why}"
+            raise ValueError(f"{found}; set --config.{name}={needed}, or --config.synthesis.prefix_replay=False")
+    admit, evolves = config.synthesis.admit, methods.evolves(config)
+    if admit != "all" and not (evolves and config.evolve != "none"):
+        why, mend = "evolve is 'none'", "--config.evolve=uniform, say"
+        if not evolves:
+            why, mend = f"with method={config.method} the task set does not grow", "--config.preference.tasks=growing"
+        raise ValueError(
+            f"synthesis.admit is {admit!r}, but {why}: there are no candidates; set {mend}, or "
+            "--config.synthesis.admit=all"
+        )
+    if evolves and config.evolve in _AT_SIGNALS and not config.signals:
+        raise ValueError(
+            f"evolve is {config.evolve!r}, but signals is empty: there is nothing to follow; set --config.signals="
+            "forgetting,boundary,rare, or --config.evolve=none"
         )

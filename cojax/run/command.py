@@ -27,13 +27,14 @@ def train(argv: Sequence[str]) -> None:
     """Runs the experiment that the flags name, or only its preflight; then the process exits."""
     # Now, so that a wrong flag need not wait for JAX.
     from cojax.report.console import CONSOLE
-    from cojax.run import configuration, hosts, preflight, process
+    from cojax.run import configuration, hosts, preflight
+    from cojax.run.processes import in_words, keep_compiled
     from cojax.run.train import EXPECTED, run
 
     absl_logging.set_verbosity(absl_logging.WARNING)
     end_descendants_at_exit()
     try:
-        process.keep_compiled()
+        keep_compiled()
         config = configuration.configuration()
         with hosts.together(config, preflight=_CHECK.value) as processes:
             if isinstance(processes, hosts.Following):
@@ -41,7 +42,7 @@ def train(argv: Sequence[str]) -> None:
             sys.exit(preflight.check(config, processes) if _CHECK.value else run(config, processes))
     except EXPECTED as error:
         logging.getLogger("cojax").info("the run ended", exc_info=True)
-        CONSOLE.print(f"error: {process.in_words(error)}", style="bold red", markup=False, soft_wrap=True)
+        CONSOLE.print(f"error: {in_words(error)}", style="bold red", markup=False, soft_wrap=True)
         sys.exit(1)
 
 

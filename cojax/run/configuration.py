@@ -1,14 +1,36 @@
-"""The configuration that the flags of a command give: the file, its preset, and what other flags set."""
+"""The configuration that the flags of a command give: the file, its preset, and what other flags set.
 
+A run directory is trusted with data. Code that its config.json names runs only where the command line says so.
+
+An entry of one's own is taken from the folders that the command was started with, the current one and PYTHONPATH among
+them, and from those of --trust-code, if it is defined there. An entry of any other place, and a setting that starts a
+program, or names an address or a folder, must stand on the command line itself. docs/threat-model.md has the rule, and
+what it leaves open.
+"""
+
+import functools
+import inspect
+import os
+import shlex
+import site
+import sys
+import sysconfig
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from cojax.run import entries, trust
+from cojax import imports, worlds
+from cojax.registry.annotations import RegistryError, shown
+from cojax.run import entries
+from cojax.run.entries import CHOICES, SIGNAL, signal_name
 from cojax.settings import compatibility, presets
+from cojax.settings.base import at
 from cojax.settings.config_file import EXPERIMENTS, located, source
 from cojax.settings.flags import CONFIG, CONTINUED, OF_ENTRIES, TRUSTED
+from cojax.settings.tree import LEAVES
 from cojax.storage.files import read_json
 
 
@@ -21,10 +43,10 @@ def configuration() -> ConfigDict:
     flag = flags.FLAGS["config"]
     typed = (*config_flags.get_override_values(flag), *OF_ENTRIES)
     config = CONFIG.value
-    trust.make_importable(TRUSTED.value)
+    make_importable(TRUSTED.value)
     workdir = _continued_run()
     if workdir:
-        trust.check(config, workdir, typed, TRUSTED.value)
+        check_trust(config, workdir, typed, TRUSTED.value)
     # The configuration of a run that goes on holds its preset's settings, and what flags once set instead.
     if not workdir or config.policy != compatibility.settings_of(workdir)["policy"]:
         config = presets.resolve(config, typed)
@@ -50,3 +72,145 @@ def _continued_run() -> Path | None:
     """The folder of the run whose own settings are the configuration; None for an experiment's file."""
     file, _, workdir = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
     return Path(workdir) if located(file).resolve() == Path(CONTINUED).resolve() else None
+
+
+# Settings beside the names of entries that start a program, import a module, or connect to who may do so.
+PROGRAMS = (
+    "environment.command", "environment.variables", "environment.python", "environment.module", "environment.path",
+    "environment.solution", "environment.cluster", "sglang.python", "sglang.flags", "distributed.coordinator",
+)  # fmt: skip
+# Settings that say where data and keys are sent, or which folders outside the run directory are read and written.
+PLACES = (
+    "llm.base_url", "quality.base_url", "sglang.urls", "sglang.router", "sglang.folder", "sglang.local",
+    "wandb.project", "environment.url", "environment.headers", "environment.user_url", "environment.folders",
+    "environment.setups", "environment.visible",
+)  # fmt: skip
+_WHY = {
+    **dict.fromkeys(PROGRAMS, "decides which program runs"),
+    **dict.fromkeys(PLACES, "decides where data and keys go, or what else is read and written"),
+}
+# Settings of cojax's own environments that may name a function as package.module:function.
+_FUNCTIONS = ("environment.affordances", "environment.state")
+_LONGEST = 300  # characters of a folder that an error repeats as it is
+_OURS = ("cojax", *imports.SHARED)
+
+
+def make_importable(folders: Sequence[str]) -> None:
+    """Adds the folders of --trust-code to the end of the import path. Raises ValueError for one that is not there."""
+    for folder in folders:
+        if not os.path.isdir(folder):
+            raise ValueError(f"--trust-code={folder}: there is no such folder; name one that holds the modules")
+        if os.path.abspath(folder) not in sys.path:
+            sys.path.append(os.path.abspath(folder))
+
+
+def check_trust(config: ConfigDict, workdir: Path, stated: Collection[str], folders: Sequence[str]) -> None:
+    """Raises RegistryError where the configuration of the run in `workdir` names code that is not trusted.
+
+    `stated` are the settings on the command line, `folders` those of --trust-code. Nothing is imported before every
+    name is known to be of a trusted folder.
+    """
+    imports.with_current_folder()
+    trusted = {*_started_with(), *(os.path.realpath(folder) for folder in folders)}
+    path = workdir / "config.json"
+    named = [one for one in _named(config) if one[0].partition(" ")[0] not in stated]
+    for place, name, _ in named:
+        module = name.partition(":")[0]
+        if module.partition(".")[0] in sys.stdlib_module_names or _is_ours(module):
+            raise _unstated(path, place, name, "is code of this installation, and no entry that it lists")
+        found = imports.places(module)
+        if not found:
+            raise RegistryError(
+                f"{path}: {place} is {shown(name)}, which is in no folder of code that this command is to trust; if "
+                f"you trust the one that it came from, add --trust-code={_shown_folder(_noted(path, place))}"
+            )
+        if foreign := [one for one in found if one not in trusted]:
+            raise _unstated(path, place, name, f"lies in {foreign[0]}, a folder that is not trusted")
+        if any(_holds(folder, module, workdir) for folder in found):
+            raise _unstated(path, place, name, "is of a package that holds the run's own folder")
+    for setting, why in _WHY.items():
+        own = setting in LEAVES or _is_own_world(config)
+        if setting not in stated and (value := _value(config, setting)) and own:
+            raise _unstated(path, setting, value, why)
+    for place, name, find in named:
+        if not _is_defined_in(find(name), trusted):
+            raise _unstated(path, place, name, "is defined elsewhere than in a folder that is trusted")
+
+
+def _named(config: ConfigDict) -> Iterator[tuple[str, str, Callable[[str], Any]]]:
+    """The entries from outside: the setting (of a signal with its name after it), the entry's name, what finds it."""
+    for leaf, choice in CHOICES.items():
+        name = at(config, leaf)
+        if name and name not in choice.names():
+            whole = worlds.full_name(name) if leaf == "environment.name" else name
+            if ":" in whole:
+                yield leaf, whole, choice.find
+    for name in filter(None, map(str.strip, config.signals.split(","))):
+        if ":" in name:
+            yield f"signals {signal_name(name)}", name, SIGNAL.find
+    for setting in _FUNCTIONS if _is_own_world(config) else ():
+        value = _value(config, setting)
+        if isinstance(value, str) and ":" in value and value[0] not in "{[":  # JSON is a call of the server
+            yield setting, value, functools.partial(worlds.function, setting)
+
+
+def _is_own_world(config: ConfigDict) -> bool:
+    """Whether the environment is one of cojax, which may run what its settings name; another one is trusted code."""
+    name = config.environment.name
+    return name in worlds.available() or _is_ours(name.partition(":")[0])
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in _OURS
+
+
+def _holds(folder: str, module: str, workdir: Path) -> bool:
+    """Whether the module's package in that folder is the run directory, or holds it: any folder can be a package."""
+    package = os.path.realpath(os.path.join(folder, module.partition(".")[0]))
+    return os.path.join(os.path.realpath(workdir), "").startswith(os.path.join(package, ""))
+
+
+def _is_defined_in(function: Any, trusted: Collection[str]) -> bool:
+    """Whether a function or class is of the trusted folders, and not only imported by a module there."""
+    if not inspect.isroutine(function) and not inspect.isclass(function):
+        return True  # an object, such as a partial, that the module made
+    module = str(function.__module__)
+    found = imports.places(module)
+    return bool(found) and set(found) <= set(trusted) and not _is_ours(module)
+
+
+def _started_with() -> set[str]:
+    """The folders of the import path, without the standard library's and those of installed packages."""
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    installed += [*site.getsitepackages(), site.getusersitepackages()]
+    below = tuple(os.path.join(os.path.realpath(place), "") for place in installed)
+    found = {os.path.realpath(place) for place in sys.path if isinstance(place, str)}
+    return {place for place in found if not os.path.join(place, "").startswith(below)} | {os.path.realpath("")}
+
+
+def _value(config: ConfigDict, setting: str) -> Any:
+    section, _, key = setting.partition(".")
+    return config[section].get(key)
+
+
+def _unstated(path: Path, place: str, value: object, why: str) -> RegistryError:
+    setting = place.partition(" ")[0]
+    return RegistryError(
+        f"{path}: {setting} is {shown(value)}, which {why}; if you mean it, say so on the command line: "
+        f"--config.{setting}=VALUE, or the run's experiment, --config=FILE"
+    )
+
+
+def _noted(path: Path, place: str) -> object:
+    """The folder of an entry's code as config.json has it, None where it has none."""
+    code = read_json(path).get("code")
+    entry = code.get(place.replace(" ", ".")) if isinstance(code, dict) else None
+    return entry.get("folder") if isinstance(entry, dict) else None
+
+
+def _shown_folder(folder: object) -> str:
+    """A folder as a shell takes it, or FOLDER and the text's beginning where it is long or holds control characters."""
+    if not isinstance(folder, str) or not folder:
+        return "FOLDER"
+    plain = folder.isprintable() and len(folder) <= _LONGEST
+    return shlex.quote(folder) if plain else f"FOLDER; it says {shown(folder)}"

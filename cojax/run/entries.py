@@ -12,6 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from cojax import registry, worlds
+from cojax.environment import Environment
 from cojax.learner.advantages import ADVANTAGES
 from cojax.learner.bound_loss import bind
 from cojax.learner.losses import LOSSES
@@ -201,19 +202,6 @@ def described(config: ConfigDict) -> dict[str, Any]:
     return {leaf: one.described() | of_signals.get(leaf, {}) for leaf, one in chosen(config)}
 
 
-def declared() -> list[str]:
-    """The dotted names of all settings that our own entries declare, those of environments left out."""
-    found = [
-        f"{choice.section}.{setting}"
-        for choice in CHOICES.values()
-        if choice.section not in ("", "environment")
-        for name in choice.names()
-        for setting in registry.settings(choice.find(name))
-    ]
-    found += [f"{_SIGNALS}.{name}.{setting}" for name in SIGNALS for setting in registry.settings(SIGNALS[name])]
-    return list(dict.fromkeys(found))
-
-
 def overridden(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:
     """The configuration with the entries and settings of entries that flags set.
 
@@ -288,3 +276,20 @@ def _signal(config: ConfigDict, whole: str) -> ChosenEntry:
         raise RegistryError(f"{_SIGNALS}.{name} is {shown(section)}; expected the section of a signal")
     given = registry.check_settings("signal", whole, function, section.to_dict(), f"{_SIGNALS}.{name}.")
     return ChosenEntry("signal", whole, function, given)
+
+
+def check_cluster(config: ConfigDict) -> None:
+    """Raises ValueError for a cluster that is no address, or that needs Ray where Ray is not installed."""
+    if config.environment.cluster:
+        worlds.part("cluster").check(config.environment.cluster)
+
+
+def made_environment(config: ConfigDict) -> Environment:
+    """The environment that the configuration names, in this process and its workers, or on the nodes of a Ray cluster.
+
+    Raises ValueError or EnvironmentFailure where it cannot be made.
+    """
+    chosen = entry(config, "environment.name")
+    if not config.environment.cluster:
+        return chosen.bound()()
+    return worlds.part("cluster").place(config.environment.cluster, chosen.name, chosen.given)

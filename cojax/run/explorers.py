@@ -15,11 +15,10 @@ from cojax.explorer.llm.chat_model import Budget, ChatModel, ChatSettings
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.journal import Journal
 from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
-from cojax.explorer.scripted.windows import Ending
 from cojax.host.deadlines import WatchedPlay
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Sampling
-from cojax.run import traits
+from cojax.run import parts
 from cojax.run.parts import Parts
 from cojax.settings.reading import JUDGES, attempts, choose, settings
 from cojax.signals import guidance
@@ -34,11 +33,6 @@ _WIDTH = 2
 def initial(config: ConfigDict) -> str:
     """The name of the explorer that finds D_0."""
     return config.initial_explorer or config.explorer.name
-
-
-def check_ending(config: ConfigDict, environment: Environment) -> None:
-    """Raises ValueError if no tool of the environment ends an episode, before any expedition is paid for."""
-    Ending.of(environment, ending(config, environment))
 
 
 def ending(config: ConfigDict, environment: Environment) -> str:
@@ -63,7 +57,7 @@ def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplo
     return ScriptedExplorer(
         neighbours=made.environment.neighbours if isinstance(made.environment, Charted) else no_neighbours,
         play=WatchedPlay(made.limits.environment_deadline),
-        width=traits.width(config, made.environment, 1),
+        width=parts.width(config, made.environment, 1),
         guidance=guidance(made.signals),
         ending=ending(config, made.environment),
         **{name: section[name] for name in ("runs", "steps", "stretch", "longest", "cut")},
@@ -111,34 +105,24 @@ def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatMo
     section = config.explorer
     return LLMExplorer(
         chat_model,
-        runs=section.runs,
-        steps=section.steps,
         ending=ending(config, made.environment),
-        separator=section.separator,
-        shortest=section.shortest,
-        width=traits.width(config, made.environment, _WIDTH),
+        width=parts.width(config, made.environment, _WIDTH),
         # A model has its own deadlines; it may wait for a free request and between attempts.
         play=WatchedPlay(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
         kind=kind,
         attempt_turns=made.limits.max_turns,
         guidance=guidance(made.signals),
+        **{name: section[name] for name in ("runs", "steps", "separator", "shortest")},
     )
 
 
 def samples_policy(config: ConfigDict) -> bool:
     """Whether an evolution samples the policy, whose weights must then not change before it ends."""
-    attempted = config.validate and config.explorer.name == "llm" and attempts(config) > 0
-    # An explorer from outside may sample it.
-    unknown = ":" in config.explorer.name
-    probes = config.synthesis.admit != "all"
-    return (
-        probes or unknown or config.explorer.name == "policy" or (attempted and config.validation.attempter == "policy")
-    )
-
-
-def journal(config: ConfigDict) -> Journal:
-    """The journal of the run."""
-    return Journal(Path(config.workdir) / "journal.jsonl")
+    name = config.explorer.name
+    attempted = config.validate and name == "llm" and attempts(config) > 0
+    # An explorer from outside may sample it, and probes do.
+    sampling = name == "policy" or ":" in name or config.synthesis.admit != "all"
+    return sampling or (attempted and config.validation.attempter == "policy")
 
 
 def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Sequence[Task]) -> Validation:
@@ -160,7 +144,7 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
         made.environment,
         Exclusions.of(
             reserved,
-            traits.similarity(config, made.environment, reserved),
+            parts.similarity(config, made.environment, reserved),
             section.evaluation_words,
             made.evaluation if made.from_initial else (),
         ),
@@ -172,10 +156,6 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
         longest_query=section.longest_query,
         control_tokens=tuple(token.content for token in made.chat.tokenizer.added_tokens_decoder.values()),
     )
-
-
-def _by_explorer(config: ConfigDict, made: Parts) -> Attempters:
-    return LLMExplorer.attempters
 
 
 def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
@@ -225,7 +205,10 @@ class PolicyAttempt:
         return self.act(episode, messages)
 
 
-ATTEMPTERS = {"explorer": _by_explorer, "policy": _by_policy}
+ATTEMPTERS: dict[str, Callable[[ConfigDict, Parts], Attempters]] = {
+    "explorer": lambda config, made: LLMExplorer.attempters,
+    "policy": _by_policy,
+}
 EXPLORERS: dict[str, Callable[[ConfigDict, Parts, Journal], Explorer]] = {
     "scripted": scripted,
     "careless": careless,

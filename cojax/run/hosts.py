@@ -31,12 +31,11 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import fingerprint
 from cojax.policy.transformer import Params
 from cojax.report.console import CONSOLE
-from cojax.run import assemble, methods
+from cojax.run import assemble, methods, processes
 from cojax.run.entries import described
-from cojax.run.facts import versions_and_commit
-from cojax.run.mesh import mesh_of
+from cojax.run.machine import versions_and_commit
 from cojax.run.policies import with_absolute_path
-from cojax.run.processes import ALONE, Together, check, check_several, is_enabled, read_params, shared_folders
+from cojax.run.processes import ALONE, Together
 from cojax.settings.ranges import check_ranges
 from cojax.settings.tree import DistributedSettings
 from cojax.storage.checkpoint import ArrayFiles, save_params
@@ -86,10 +85,8 @@ class Leading:
 
     def _fail(self, line: str) -> None:
         self._ready.wait()
-        if self._failed.acquire(blocking=False):
-            self._end_all(line)
-
-    def _end_all(self, line: str) -> None:
+        if not self._failed.acquire(blocking=False):
+            return
         _say(line)
         with contextlib.suppress(Exception):
             self.wire.send({"kind": "failed", "line": line})
@@ -176,10 +173,10 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
 
     A preflight neither locks the workdir nor leaves one.
     """
-    if is_enabled(config):
+    if processes.is_enabled(config):
         check_ranges(config)  # before others are waited for
-    check(config)
-    if not is_enabled(config):
+    processes.check(config)
+    if not processes.is_enabled(config):
         yield ALONE
         return
     section, folder = config.distributed, Path(config.workdir)
@@ -207,9 +204,10 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
     leading = Leading(config, connected)
     status, line = 1, ""
     try:
-        admit(leading.wire, connected.processes, facts, shared_folders(config), section.startup, keep=not preflight)
+        folders = processes.shared_folders(config)
+        admit(leading.wire, connected.processes, facts, folders, section.startup, keep=not preflight)
         find_devices()
-        check_several(config)
+        processes.check_several(config)
         yield leading.together
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
@@ -244,19 +242,19 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
     config = methods.settled(with_absolute_path(config))
     files = ArrayFiles()
     found: dict[str, Callable[..., Any]] = {}
-    outlines: list[TrainState] = []
+    initial: list[TrainState] = []  # its outlines
 
     def load(folder: str, seed: int, model: str) -> Params:
         found["piece"] = functools.partial(piece, shape(model))
-        return read_params(ALONE, folder, shape(model), seed, mesh_of(config))
+        return processes.read_params(ALONE, folder, shape(model), seed, processes.mesh_of(config))
 
     def build(model: str, params: Params) -> None:
-        made = assemble.learner_on(config, shape(model), mesh_of(config), params)
+        made = assemble.learner_on(config, shape(model), processes.mesh_of(config), params)
         found.update(of_learner(made))
 
         def init(params: Params, seed: int) -> TrainState:
             state = made.init(params, seed)
-            outlines[:] = [jax.tree.map(_outline, state)]
+            initial[:] = [processes.outlines(state)]
             return state
 
         found["init"] = init
@@ -265,7 +263,7 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
         files.save(Path(folder), united(target, second))
 
     def restore(folder: str, with_second: bool) -> tuple[TrainState, TrainState | None]:
-        return divided(files.restore(Path(folder), united(outlines[0], outlines[0] if with_second else None)))
+        return divided(files.restore(Path(folder), united(initial[0], initial[0] if with_second else None)))
 
     found |= {"load": load, "build": build, "save": save, "restore": restore, "fingerprint": fingerprint}
     return found
@@ -291,7 +289,3 @@ def of_learner(learner: Learner) -> dict[str, Callable[..., Any]]:
 def shape(text: str) -> ModelConfig:
     """The model's shape that process 0 sent."""
     return ModelConfig(**json.loads(text))
-
-
-def _outline(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)

@@ -25,25 +25,26 @@ from cojax.policy.transformer import Params, initialize
 from cojax.report.console import CONSOLE, bar, percent
 from cojax.report.run import origin_line
 from cojax.rollout.chat import Chat
-from cojax.rollout.engine import Engine
 from cojax.rollout.export import load_params
-from cojax.run import origins
+from cojax.run import trained
 from cojax.run.machine import decides_bits
+from cojax.run.parts import Parts
 from cojax.run.policies import held_out
-from cojax.run.processes import ALONE, Together, read_params
+from cojax.run.processes import read_params
 from cojax.settings.reading import settings
 from cojax.types import Action, Task, content_hash
 
 # The value of warm_start.split that stands for the run's own initial tasks.
 INITIAL = "initial"
 Demonstrations = Iterable[tuple[Task, Sequence[Action]]]
+_THIS_FILE = sys.modules[__name__]
 # Share of the batches over which the rate rises, on pretrained weights; from scratch it rises over 50 batches.
 _RISING = 0.1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InitialPolicy:
-    """π_θ before the first step; `origin` is as in cojax/run/origins.py."""
+    """π_θ before the first step; `origin` is as in cojax/run/trained.py."""
 
     params: Params
     origin: Mapping[str, Any]
@@ -55,41 +56,29 @@ def teaches_folder(config: ConfigDict) -> bool:
 
 
 def initial_policy(
-    config: ConfigDict,
-    environment: Environment,
-    chat: Chat,
-    model: ModelConfig,
-    engine: Engine,
-    score: Callable[[int], float],
-    initial: Callable[[], Sequence[Task]],
-    mesh: Mesh | None = None,
-    together: Together = ALONE,
+    config: ConfigDict, made: Parts, score: Callable[[int], float], initial: Callable[[], Sequence[Task]]
 ) -> InitialPolicy:
     """π_θ before the first step: read from model.path or drawn at random, and warm-started where that has steps.
 
     A warm start is made once and cached. `score(step)` is the success, on the development split, of the policy that
-    `engine` holds. `initial` finds D_0. Raises ValueError or OSError with the fix.
+    the engine holds. `initial` finds D_0. Raises ValueError or OSError with the fix.
     """
-    section, path = config.warm_start, config.model.path
+    section, path, chat = config.warm_start, config.model.path, made.chat
     if not section.steps:
         origin = {"folder": path, "shown": 0}
         CONSOLE.print(f"policy: {origin_line(origin)} (warm_start.steps=0)", soft_wrap=True, markup=False)
-        return InitialPolicy(read_params(together, path, model, config.seed, mesh), origin)
+        return InitialPolicy(read_params(made.together, path, made.model, config.seed, made.mesh), origin)
     if path:
         most = f"at most {section.steps} batches of {section.batch_size} of {section.demonstrations} demonstrations"
         CONSOLE.print(f"policy: pretrained from {path}, to be shown {most}, once for all runs", soft_wrap=True)
-    learned = functools.partial(demonstrations, config, environment, initial=functools.cache(initial))
+    learned = functools.partial(demonstrations, config, made.environment, initial=functools.cache(initial))
     weights = weights_hash(Path(path)) if path else ""
-
-    def make() -> warm_start.Trained:
-        return _train(config, learned, environment, chat, model, engine, score, mesh)
-
     key = {
-        "environment": environment.name,
+        "environment": made.environment.name,
         "environment_settings": settings(config.environment, "name", "isolated", "cluster"),
         "seed": config.seed,
         "settings": section.to_dict(),
-        "model": dataclasses.asdict(model),
+        "model": dataclasses.asdict(made.model),
         "tools": config.model.tools,
         "row_length": config.learner.row_length,
         "max_length": config.engine.max_length,
@@ -99,16 +88,17 @@ def initial_policy(
             [task.id, [[[call.name, dict(call.arguments)] for call in action.calls] for action in actions]]
             for task, actions in itertools.islice(learned((0.0, 1.0)), 100)
         ],
-        "code": content_hash([warm_start.fingerprint(), _own_code()]),
+        # The code of this file chooses the optimiser.
+        "code": content_hash([warm_start.fingerprint(), warm_start.without_prose(inspect.getsource(_THIS_FILE))]),
         "machine": decides_bits(),
         **(_deciding_beside(config, chat, weights) if path else {}),
         **({"initial_tasks": config.initial_tasks} if section.split == INITIAL else {}),
     }
-    folder, _ = warm_start.cached(key, make, model, chat.tokenizer)
+    folder, _ = warm_start.cached(key, lambda: _train(config, made, learned, score), made.model, chat.tokenizer)
     CONSOLE.print(f"warm start: {warm_start.describe(folder)}", soft_wrap=True)
-    origin = origins.taught(path, weights, warm_start.read_record(folder))
+    origin = trained.taught(path, weights, warm_start.read_record(folder))
     CONSOLE.print(f"policy: {origin_line(origin)}", soft_wrap=True, markup=False)
-    return InitialPolicy(read_params(together, str(folder), model, config.seed, mesh), origin)
+    return InitialPolicy(read_params(made.together, str(folder), made.model, config.seed, made.mesh), origin)
 
 
 def weights_hash(folder: Path) -> str:
@@ -140,11 +130,6 @@ def _deciding_beside(config: ConfigDict, chat: Chat, weights: str) -> dict[str, 
             config.sampling.max_tokens,
         ],
     }
-
-
-def _own_code() -> str:
-    """The code of this file, which chooses the optimiser, without comments and docstrings."""
-    return warm_start.without_prose(inspect.getsource(sys.modules[__name__]))
 
 
 def demonstrations(
@@ -198,20 +183,18 @@ def demonstrations(
 
 def _train(
     config: ConfigDict,
+    made: Parts,
     learned: Callable[[tuple[float, float]], Demonstrations],
-    environment: Environment,
-    chat: Chat,
-    model: ModelConfig,
-    engine: Engine,
     score: Callable[[int], float],
-    mesh: Mesh | None,
 ) -> warm_start.Trained:
-    section = config.warm_start
+    section, model = config.warm_start, made.model
     schedule = warm_start.Schedule(**{f.name: section[f.name] for f in dataclasses.fields(warm_start.Schedule)})
-    played, fitting = _played(config, learned, environment, chat, schedule.batch_size)
+    played, fitting = _played(config, made, learned, schedule.batch_size)
     sizes = [1] * schedule.batch_size
-    base = load_params(Path(config.model.path), model, mesh) if config.model.path else initialize(model, config.seed)
-    learner = _learner(config, model, schedule.steps, base, mesh)
+    base = (
+        load_params(Path(config.model.path), model, made.mesh) if config.model.path else initialize(model, config.seed)
+    )
+    learner = _learner(config, model, schedule.steps, base, made.mesh)
     state = learner.init(base, config.seed)
     if config.model.path and config.learner.remat == AUTO:
         learner = fastest_that_fits(learner, state, sizes)
@@ -222,7 +205,7 @@ def _train(
         state, checks, shown = warm_start.train(
             state,
             learner,
-            engine,
+            made.engine,
             fitting,
             score,
             schedule,
@@ -238,18 +221,14 @@ def _train(
 
 
 def _played(
-    config: ConfigDict,
-    learned: Callable[[tuple[float, float]], Demonstrations],
-    environment: Environment,
-    chat: Chat,
-    batch_size: int,
+    config: ConfigDict, made: Parts, learned: Callable[[tuple[float, float]], Demonstrations], batch_size: int
 ) -> tuple[int, list[warm_start.Demonstration]]:
     """How many demonstrations were played, and those that fit into a row. Raises ValueError if a batch needs more."""
     section = config.warm_start
     pairs = learned((section.noise_low, section.noise_high))
     with bar("demonstrations", len(pairs) if isinstance(pairs, Sequence) else section.demonstrations) as advance:
         played = []
-        for demonstration in warm_start.demonstrate(environment, chat, pairs):
+        for demonstration in warm_start.demonstrate(made.environment, made.chat, pairs):
             played.append(demonstration)
             advance()
     # A longer demonstration could neither be packed nor played by the policy.

@@ -1,12 +1,16 @@
 """What of this machine decides the bits of a run: processor, caches, cores, what XLA is told, and its arithmetic.
 
-`python -m cojax.run.machine` prints it as JSON.
+With versions and commit it stands in config.json beside the settings.
+
+`python -m cojax.run.machine` prints the machine's part as JSON.
 """
 
 import functools
 import hashlib
+import importlib.metadata
 import json
 import os
+import platform
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cojax.host.processes import usable_cores
+from cojax.registry import commit
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -129,10 +134,37 @@ def _bytes(size: str) -> int:
 
 
 def _hash(*parts: bytes) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()[:_DIGITS]
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:_DIGITS]
+
+
+# The code of a checkout that a run executes.
+_CODE = (":(top)cojax", ":(top)environments", ":(top)experiments", ":(top)setup.py")
+
+
+def facts() -> dict[str, Any]:
+    """Versions, commit and hardware, so that the run directory alone suffices as a bug report."""
+    return {
+        **versions_and_commit(),
+        "hardware": {
+            "machine": platform.machine(),
+            "processor": processor_name(),
+            "cores": os.cpu_count(),
+            "devices": [str(device.device_kind) for device in jax.devices()],
+            **machine(),
+        },
+    }
+
+
+def versions_and_commit() -> dict[str, Any]:
+    """The same without the hardware."""
+    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "tokenizers", "numpy", "cojax")
+    versions = {"python": platform.python_version()}
+    for name in names:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return {"versions": versions, "commit": commit(__file__, _CODE)}
 
 
 if __name__ == "__main__":

@@ -1,18 +1,24 @@
-"""The objects of one run that need no parameters yet."""
+"""The objects of one run that need no parameters yet, and what its environment states of itself."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
-from cojax.environment import Environment
+from cojax.environment import Environment, traits_of
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import Chat
 from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Engine
+from cojax.run.methods import evolves
 from cojax.run.processes import ALONE, Together
+from cojax.settings.reading import settings
 from cojax.signals import SignalKind
+from cojax.signals.tools import ByVerb
+from cojax.synthesis import Synthesis
 from cojax.types import Task
+from cojax.validation.similarity import usual_similarity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,3 +43,91 @@ class Parts:
     signals: Mapping[str, SignalKind]
     from_initial: bool = False
     together: Together = ALONE
+
+
+# Above this cosine, wording does not distinguish tasks.
+_TELLING = 0.95
+# The split that is trained on where nothing is synthesized.
+TRAIN = "train"
+
+
+def limits(config: ConfigDict, environment: Environment) -> Limits:
+    """The limits of an episode: no more episodes at a time than the environment can have, and its own deadline where
+    the run sets none."""
+    stated, own = traits_of(environment), settings(config.limits)
+    if stated.concurrency is not None:
+        own["concurrency"] = min(own["concurrency"], stated.concurrency)
+    if own["environment_deadline"] is None:
+        del own["environment_deadline"]
+        if stated.deadline is not None:
+            own["environment_deadline"] = stated.deadline
+    return Limits(**own)
+
+
+def width(config: ConfigDict, environment: Environment, usual: int) -> int:
+    """How many expeditions an explorer makes at a time: `usual` where explorer.width is not set, and no more than the
+    environment can have."""
+    wanted = usual if config.explorer.width is None else config.explorer.width
+    stated = traits_of(environment).concurrency
+    return wanted if stated is None else min(wanted, stated)
+
+
+def check_evolution(config: ConfigDict, environment: Environment) -> None:
+    """Raises ValueError where the task set is to evolve in an environment in which no task can be proved."""
+    reason = traits_of(environment).incomparable
+    if reason and config.evolve != "none" and evolves(config):
+        raise ValueError(
+            f"no synthesized task could be proved in environment {environment.name!r}, as the states of its episodes "
+            f"cannot be compared ({reason}): it trains on its own tasks and synthesizes nothing. Set "
+            "--config.evolve=none"
+        )
+
+
+def own_tasks(config: ConfigDict, environment: Environment, reserved: Sequence[Task]) -> Synthesis:
+    """D_0 of an environment in which nothing is synthesized: at most initial_tasks of its split `train`.
+
+    Tasks to evaluate on are left out. Raises ValueError where none is left.
+    """
+    closed = {task.id for task in reserved}
+    found = environment.tasks(TRAIN, config.initial_tasks + len(closed), config.seed)
+    tasks = tuple(task for task in found if task.id not in closed)[: config.initial_tasks]
+    if not tasks:
+        raise ValueError(
+            f"environment {environment.name!r} has no task in its split {TRAIN!r} that is not evaluated on, and "
+            "nothing can be synthesized in it; expected tasks of its own to train on"
+        )
+    return Synthesis(tasks)
+
+
+def kinds(environment: Environment, made: Mapping[str, SignalKind]) -> Mapping[str, SignalKind]:
+    """The kinds of signals; where tools take whole commands as text, they go by the commands' verbs."""
+    commands = traits_of(environment).commands
+    return {name: ByVerb(kind, commands) for name, kind in made.items()} if commands else made
+
+
+def similarity(config: ConfigDict, environment: Environment, evaluation: Sequence[Task]) -> float:
+    """The cosine above which a query counts as an evaluation task's; 0 compares no wording.
+
+    It is validation.evaluation_similarity. Where the environment words its tasks alike, it is no less than the 99th
+    percentile of the cosines between the evaluation tasks; above 0.95, wording says nothing and is not compared.
+    """
+    least, measured = config.validation.evaluation_similarity, measured_similarity(config, environment, evaluation)
+    if measured is None:
+        return least
+    return max(least, measured) if measured <= _TELLING else 0.0
+
+
+def similarities(config: ConfigDict, environment: Environment, evaluation: Sequence[Task]) -> dict[str, float]:
+    """What a result says of them: the threshold, and the measured similarity; empty where nothing is measured."""
+    measured = measured_similarity(config, environment, evaluation)
+    if measured is None:
+        return {}
+    threshold = similarity(config, environment, evaluation)
+    return {"evaluation_similarity": threshold, "evaluation_similarity_measured": measured}
+
+
+def measured_similarity(config: ConfigDict, environment: Environment, evaluation: Sequence[Task]) -> float | None:
+    """The 99th percentile of the cosines between evaluation tasks; None where nothing is measured."""
+    if not (config.validation.evaluation_similarity and evaluation and traits_of(environment).worded_alike):
+        return None
+    return usual_similarity([task.query for task in evaluation])

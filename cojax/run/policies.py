@@ -19,8 +19,8 @@ from cojax.report.console import CONSOLE, bar
 from cojax.rollout.chat import Chat, names_only, whole_document
 from cojax.rollout.export import load_tokenizer, write_tokenizer
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
+from cojax.run.parts import limits
 from cojax.run.trained import from_scratch
-from cojax.run.traits import limits
 from cojax.settings.reading import choose, settings
 from cojax.storage.files import read_whole
 from cojax.types import Task

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import importlib.util
 import os
 import secrets
@@ -16,7 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from cojax import warm_start
-from cojax.compile.report import in_one_line, report
+from cojax.compile.programs import in_one_line, report
 from cojax.compile.targets import attached
 from cojax.environment import play, traits_of
 from cojax.environment.replay import follow
@@ -30,7 +29,7 @@ from cojax.report.console import CONSOLE
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Weights
 from cojax.rollout.sglang.client import RELEASED_MEMORY
-from cojax.run import assemble, checks, initial_policy, mesh, methods
+from cojax.run import assemble, checks, initial_policy, methods, processes
 from cojax.run.parts import Parts
 from cojax.run.processes import ALONE, Together, read_params
 from cojax.run.states import second_agent_in_memory
@@ -43,30 +42,18 @@ _LOG_BYTES = 200 * 2**20
 
 def check(config: ConfigDict, together: Together = ALONE) -> int:
     """Runs every examination, prints a line for each, and returns 0 if all hold, else 1."""
-    state: dict[str, Any] = {}
+    state: dict[str, Any] = {"together": together}
     config = methods.settled(config).copy_and_resolve_references()
     folder, scratch = Path(config.sglang.folder or config.workdir).absolute(), _scratch(config)
     missing = missing_folders(folder)
     if scratch is not None:
         config.sglang.folder = str(scratch)
         _carry(folder, scratch)
-    examinations: list[tuple[str, Callable[[], str]]] = [
-        ("configuration", lambda: _configuration(config, state, together)),
-        ("environment", lambda: _environment(state)),
-        ("template", lambda: _template(config, state)),
-        ("policy", lambda: _policy(config, state)),
-        ("engine", lambda: _engine(config, state)),
-        ("objective", lambda: _objective(config, state)),
-        ("explorer", lambda: _explorer(config, state)),
-        ("programs", lambda: _programs(config, state)),
-        ("memory", lambda: _memory(config, state)),
-        ("disk", lambda: _disk(config, state)),
-        ("metrics", lambda: _metrics(config)),
-    ]
     failed = False
-    for name, examine in examinations:
+    for examine in EXAMINATIONS:
+        name = examine.__name__.removeprefix("_")
         try:
-            CONSOLE.print(f"ok      {name}: {examine()}", markup=False, soft_wrap=True)
+            CONSOLE.print(f"ok      {name}: {examine(config, state)}", markup=False, soft_wrap=True)
         except Exception as error:
             failed = True
             CONSOLE.print(f"failed  {name}: {error}", style="bold red", markup=False, soft_wrap=True)
@@ -110,15 +97,15 @@ def _some_task(made: Parts) -> Task:
     return tasks[0]
 
 
-def _configuration(config: ConfigDict, state: dict[str, Any], together: Together) -> str:
+def _configuration(config: ConfigDict, state: dict[str, Any]) -> str:
     checks.check_run(config)
-    made = state["parts"] = dataclasses.replace(assemble.parts(config), together=together)
-    devices = mesh.described(Placement(made.model, made.mesh).devices, jax.devices())
+    made = state["parts"] = dataclasses.replace(assemble.parts(config), together=state["together"])
+    devices = processes.devices_in_words(Placement(made.model, made.mesh).devices, jax.devices())
     policy = f"preset {config.policy}, " if config.policy else ""
     return f"{policy}{made.environment.name}, {config.evolve}, {config.steps} steps on {devices}"
 
 
-def _environment(state: dict[str, Any]) -> str:
+def _environment(config: ConfigDict, state: dict[str, Any]) -> str:
     made = _parts(state)
     task = _some_task(made)
     if not task.solution:
@@ -153,8 +140,10 @@ def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
     if config.warm_start.steps:
         # Raises where there is nothing to learn from. Initial tasks that are yet to be synthesized have solutions.
         if config.warm_start.split != initial_policy.INITIAL or traits_of(made.environment).incomparable:
-            own = functools.partial(assemble.initial, config, made)
-            initial_policy.demonstrations(config, made.environment, (0.0, 0.0), lambda: own().tasks)
+            no_noise = (0.0, 0.0)
+            initial_policy.demonstrations(
+                config, made.environment, no_noise, lambda: assemble.initial(config, made).tasks
+            )
         source = f"{origin}, " if config.model.path else ""
         origin = f"{source}to be warm-started on {config.warm_start.split or 'demonstrations'}"
     state["params"] = params
@@ -243,14 +232,10 @@ def _memory(config: ConfigDict, state: dict[str, Any]) -> str:
     if "learned" not in state:
         raise ValueError("not tried, as there is no policy")
     learner, learned = state["learner"], state.pop("learned")
-    state["saved"] = _bytes(learned) * methods.agents(config)
+    state["saved"] = sum(leaf.nbytes for leaf in jax.tree.leaves(learned)) * methods.agents(config)
     with second_agent_in_memory(config, learner, learned):
         rehearse(learner, learned, methods.update_sizes(config))
     return f"an update of {learner.micro_rows} × {learner.row_length} tokens at a time fits, remat {learner.remat}"
-
-
-def _bytes(arrays: Any) -> int:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(arrays))
 
 
 def _disk(config: ConfigDict, state: dict[str, Any]) -> str:
@@ -266,8 +251,7 @@ def _disk(config: ConfigDict, state: dict[str, Any]) -> str:
         place = workdir if _existing(folder).stat().st_dev == _existing(workdir).stat().st_dev else folder
         size = np.dtype(config.sglang.dtype or _parts(state).model.dtype).itemsize
         needs[place] = needs.get(place, 0) + state.get("count", 0) * size * _VERSIONS_ON_DISK
-    found = [_room(folder, need) for folder, need in needs.items()]
-    return "; ".join(found)
+    return "; ".join(_room(folder, need) for folder, need in needs.items())
 
 
 def _room(folder: Path, need: int) -> str:
@@ -278,7 +262,7 @@ def _room(folder: Path, need: int) -> str:
     return f"{free / 2**30:.0f} GiB free under {folder}, {need / 2**30:.1f} GiB needed"
 
 
-def _metrics(config: ConfigDict) -> str:
+def _metrics(config: ConfigDict, state: dict[str, Any]) -> str:
     if not config.wandb.project:
         return "metrics.jsonl and TensorBoard"
     if importlib.util.find_spec("wandb") is None:
@@ -294,3 +278,10 @@ def _writable(folder: Path) -> None:
     place = _existing(folder)
     if not (place.is_dir() and os.access(place, os.W_OK)):
         raise OSError(f"cannot write {folder}: {place} is not a writable folder. Choose another one.")
+
+
+# In their order, as each may read what those before it left in `state`.
+EXAMINATIONS: tuple[Callable[[ConfigDict, dict[str, Any]], str], ...] = (
+    _configuration, _environment, _template, _policy, _engine, _objective, _explorer, _programs, _memory, _disk,
+    _metrics,
+)  # fmt: skip

@@ -1,26 +1,36 @@
-"""What a run in several processes demands of its settings, and what its parts see of the others: `Together`.
+"""A command's process, and what a run in several processes, or on several devices, demands of its settings.
 
-Parameters are read and written in all processes together.
+`Together` is what the parts of a run see of the other processes. Parameters are read and written in all of
+them together.
 """
 
 import dataclasses
 import json
+import logging
 import os
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from cojax import warm_start
 from cojax.distributed.operations import LeadArrayFiles
+from cojax.durable import own_file
 from cojax.learner.placement import ONE_PROCESS, Hosts, hf_arrays
 from cojax.policy.config import ModelConfig
 from cojax.policy.pretrained import write_model
+from cojax.policy.sharding import make_mesh, replicas
 from cojax.policy.transformer import Params, initialize
 from cojax.rollout.export import load_params, write_weights
 from cojax.settings import base
+from cojax.settings.reading import settings
 from cojax.storage.checkpoint import ArrayFiles
+from cojax.unicode_forms import plain
 
 _LAST_PORT = 65_535
 
@@ -126,6 +136,95 @@ def write_params(folder: Path, model: ModelConfig, params: Params, together: Tog
         write_weights(folder, model, hf_arrays(model, lambda: params, together.hosts))
 
 
+def outlines(tree: Any) -> Any:
+    """Shapes, dtypes and shardings of arrays, in whose place they stand."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree)
+
+
 def as_text(model: ModelConfig) -> str:
     """A model's shape as one process sends it to another."""
     return json.dumps(dataclasses.asdict(model))
+
+
+class _Plain(logging.Formatter):
+    """A line without control characters: texts of models and environments stand in warnings."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
+
+
+def keep_compiled() -> None:
+    """Keeps compiled programs on disk: a second start needs seconds where the first took half a minute."""
+    jax.config.update("jax_compilation_cache_dir", str(warm_start.cache() / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def log_to(path: Path) -> None:
+    """Logs everything to the file at `path`, and warnings to the terminal as well."""
+    handler = logging.FileHandler(path, delay=True)
+    handler.setStream(open(path, "a", opener=own_file))  # noqa: SIM115  the handler closes it
+    handler.setFormatter(_Plain("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    for other in list(root.handlers):
+        other.setLevel(logging.WARNING)
+        other.setFormatter(_Plain("warning: %(message)s"))
+    root.addHandler(handler)
+    logging.getLogger("cojax").setLevel(logging.INFO)
+
+
+def in_words(error: BaseException) -> str:
+    """What a command says of an error: one of memory may have no words of its own."""
+    if not isinstance(error, MemoryError):
+        return str(error)
+    found = f" ({error})" if str(error) else ""
+    return f"this host's memory is used up{found}: free some, then run the same command again to go on"
+
+
+def mesh_of(config: ConfigDict) -> Mesh | None:
+    """The mesh over which the policy is sharded, None for one device."""
+    sizes = settings(config.mesh)
+    return None if all(size == 1 for size in sizes.values()) else make_mesh(**sizes)
+
+
+def devices_in_words(used: Sequence[jax.Device], there: Sequence[jax.Device]) -> str:
+    """The devices that a run computes on, of those that are there: their number, kind and platform."""
+    counts = Counter((device.device_kind, device.platform) for device in used)
+    of = f" of {len(there)}" if len(there) > len(used) else ""
+    named = " and ".join(f"{count}{of} × {kind}, platform {platform}" for (kind, platform), count in counts.items())
+    return f"{named}; --config.mesh.fsdp=-1 uses all of them" if of else named
+
+
+def check_rows(config: ConfigDict, mesh: Mesh | None) -> None:
+    """Raises ValueError for rows that the mesh cannot split evenly."""
+    shards = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+    if config.learner.micro_rows % shards:
+        raise ValueError(
+            f"learner.micro_rows is {config.learner.micro_rows}, the mesh splits rows {shards} ways; make it a "
+            f"multiple of {shards}"
+        )
+
+
+def check_mesh(config: ConfigDict) -> None:
+    """Raises ValueError for rows or slots that the mesh cannot split evenly, and for sampling that could hang on it."""
+    mesh = mesh_of(config)
+    check_rows(config, mesh)
+    if mesh is None or config.engine.name != "local":
+        return
+    parts = replicas(mesh)
+    lanes, slots = config.engine.lanes, config.engine.slots
+    if (devices := parts[0].size) > 1:
+        on = f"but engine.name=local samples on {devices} devices together (mesh.tensor × mesh.expert), where programs"
+        halt = "that two threads start may wait for each other for ever"
+        if lanes > 1:
+            raise ValueError(f"engine.lanes is {lanes}, {on} {halt}; set --config.engine.lanes=1")
+        if config.staleness:
+            raise ValueError(
+                f"staleness is {config.staleness}, {on} {halt}: those of sampling and of the update. Set "
+                "--config.staleness=0, or mesh.data or mesh.fsdp in place of mesh.tensor and mesh.expert, or sample on "
+                "servers by --config.engine=sglang"
+            )
+    if slots and slots % (count := lanes * len(parts)):
+        raise ValueError(
+            f"engine.slots is {slots}, but the mesh has {len(parts)} replicas (data × fsdp) of engine.lanes={lanes}, "
+            f"which hold equally many; set --config.engine.slots={-(-slots // count) * count}"
+        )

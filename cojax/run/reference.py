@@ -68,16 +68,12 @@ def _row(name: str, leaf: Leaf) -> str:
 
 def _range(name: str, leaf: Leaf) -> str:
     if name in CHOICES:
-        return f"{_listed(CHOICES[name].names())}, {_FROM_OUTSIDE}"
+        return f"{', '.join(CHOICES[name].names())}, {_FROM_OUTSIDE}"
     if name == "signals":
-        return f"any of {_listed(list(SIGNALS))}, {_FROM_OUTSIDE}, separated by commas"
+        return f"any of {', '.join(SIGNALS)}, {_FROM_OUTSIDE}, separated by commas"
     if name == "policy":
-        return f'{_listed(list(PRESETS))}, or ""'
+        return f'{", ".join(PRESETS)}, or ""'
     return description(leaf.range)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)
 
 
 def _cell(text: str) -> str:

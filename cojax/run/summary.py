@@ -1,14 +1,22 @@
-"""summary.json of a finished run, from its logs."""
+"""A run's evaluations on the held-out split, before training and after it, and summary.json of a finished run."""
 
+import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
+from ml_collections import ConfigDict
+
 from cojax import signals
-from cojax.evaluation.scores import HeldOut
+from cojax.evaluation.scores import HeldOut, held_out_score
+from cojax.learner.learner import Learner
+from cojax.learner.update import TrainState
 from cojax.metrics import Stopwatch
 from cojax.preference import KINDS
+from cojax.report.console import CONSOLE
 from cojax.report.run import verdicts_of
-from cojax.run.origins import origin_of
+from cojax.run.parts import Parts
+from cojax.run.trained import origin_of
 from cojax.storage.files import read_json
 from cojax.storage.run_directory import RunDirectory
 from cojax.types import Status
@@ -26,8 +34,8 @@ def summarise(
 
     `zero_shot` and `final` are None where there is nothing to evaluate on. `trials` are the successes after each trial,
     where failed tasks are tried again. `final_by` is the final success for each kind of task, where evaluation.by names
-    a key of kinds. `similarities` are as cojax/run/traits.py records them. `origin` is as in
-    cojax/run/origins.py.
+    a key of kinds. `similarities` are as cojax/run/parts.py records them. `origin` is as in
+    cojax/run/trained.py.
     """
     records = list(directory.metrics.read())
     evolutions = [record["evolution"] for record in records if "evolution" in record]
@@ -46,8 +54,8 @@ def summarise(
         "steps": steps,
         "tasks_initial": tasks - sum(added.values()),
         "tasks_final": tasks,
-        "signals": _signals(records),
-        "verdicts": _verdicts(evolutions),
+        "signals": dict.fromkeys(signals.SIGNALS, 0) | _sum(record["signals"] for record in records),
+        "verdicts": dict.fromkeys(get_args(Status), 0) | _sum(map(verdicts_of, evolutions)),
         "added": added,
         **_probed(evolutions),
         "initial": _initial(directory),
@@ -74,12 +82,6 @@ def _hard_negatives(records: Sequence[Mapping[str, Any]]) -> float | None:
     return sum(agent["hard"] for agent in agents) / sum(agent["failures"] for agent in agents)
 
 
-def _signals(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """How often each kind of signal was raised: our own kinds, and all others in the records."""
-    kinds = dict.fromkeys((*signals.SIGNALS, *(kind for record in records for kind in record["signals"])))
-    return {kind: sum(record["signals"].get(kind, 0) for record in records) for kind in kinds}
-
-
 def _initial(directory: RunDirectory) -> dict[str, Any]:
     """initial.json: the counts of finding D_0, and its cost where a model explored."""
     path = directory.folder / "initial.json"
@@ -98,10 +100,6 @@ def _explored(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _verdicts(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    return dict.fromkeys(get_args(Status), 0) | _sum(map(verdicts_of, evolutions))
-
-
 def _probed(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """The key `probe`, with what the probes before admission took; {} for a run without."""
     probes = [evolution["probe"] for evolution in evolutions if evolution.get("probe")]
@@ -110,8 +108,52 @@ def _probed(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]
 
 
 def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
+    total: Counter[str] = Counter()
     for count in counts:
-        for name, number in count.items():
-            total[name] = total.get(name, 0) + number
-    return total
+        total.update(count)
+    return dict(total)
+
+
+def zero_shot_score(
+    config: ConfigDict, made: Parts, learner: Learner, state: TrainState, clock: Stopwatch, directory: RunDirectory
+) -> float | None:
+    """Held-out success before training, measured once a run; None where there is nothing to evaluate on."""
+    path = directory.folder / "zero_shot.json"
+    if directory.files.has_zero_shot:
+        try:
+            success = read_json(path)["success"]
+            return float(success) if made.evaluation else None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} cannot be read ({error}). Delete it: it is measured again.") from error
+    if not made.evaluation:
+        directory.files.add_evaluation("zero_shot", record(None), ())
+        return None
+    with clock("evaluation"):
+        made.engine.load(learner.weights(state, 0))
+        found = held_out_score(config, made, "zero-shot evaluation")
+    directory.files.add_evaluation("zero_shot", record(found), found.episodes)
+    score = found.score
+    CONSOLE.print(f"zero-shot: {100 * score.success:.1f} % on {score.tasks} {config.evaluation.split} tasks")
+    return score.success
+
+
+def record(found: HeldOut | None) -> dict[str, Any]:
+    """zero_shot.json and final.json. Scores by task show which tasks were kept, recovered and lost.
+
+    Where there is nothing to evaluate on, the success is null, and there are no tasks.
+    """
+    if found is None:
+        return {"success": None, "tasks": {}}
+    score = found.score
+    record = {
+        "success": score.success,
+        "error": score.error,
+        "partial": score.partial,
+        "lost": score.lost,
+        "bounds": list(score.bounds),
+        "by": found.by,
+        "by_tool": found.by_tool,
+        "tasks": found.tasks,
+    }
+    trials = [dataclasses.asdict(trial) for trial in found.trials]
+    return {**record, "trials": trials, "tasks_at_last": found.tasks_at_last} if trials else record

@@ -15,7 +15,6 @@ from typing import Any
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
-import jax
 from ml_collections import ConfigDict
 
 from cojax.coevolve import coevolve
@@ -33,15 +32,15 @@ from cojax.report import command as report
 from cojax.report import write_report
 from cojax.report.console import CONSOLE, seconds_left, show_step, show_summary
 from cojax.rollout.collect import RolloutError
-from cojax.run import assemble, evaluations, held_out, kept, methods, states, traits
+from cojax.run import assemble, held_out, methods, states
 from cojax.run.checks import check_run
 from cojax.run.configuration import file_given
 from cojax.run.entries import defaults, described
-from cojax.run.facts import facts
+from cojax.run.machine import facts
+from cojax.run.parts import similarities
 from cojax.run.policies import announce, with_absolute_path
-from cojax.run.process import log_to
-from cojax.run.processes import ALONE, Together, as_of_one
-from cojax.run.summary import summarise
+from cojax.run.processes import ALONE, Together, as_of_one, log_to, outlines
+from cojax.run.summary import record, summarise, zero_shot_score
 from cojax.settings.compatibility import in_todays_keys
 from cojax.settings.reading import settings
 from cojax.storage.checkpoint import CheckpointError
@@ -80,12 +79,10 @@ class Stop:
 
     def ask(self, number: int) -> None:
         """Another process received the signal: this one acts as if it had, unless it has: launchers signal them all."""
-        if self.number:
-            return
-        if not self._loops:
+        if self._loops:
+            self.number = self.number or number
+        elif not self.number:
             os.kill(os.getpid(), number)
-            return
-        self.number = number
 
     @contextlib.contextmanager
     def looping(self) -> Iterator[None]:
@@ -98,10 +95,6 @@ class Stop:
 
     def __call__(self) -> bool:
         return bool(self.number)
-
-
-def _outline(array: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
 def run(config: ConfigDict, together: Together = ALONE) -> int:
@@ -118,15 +111,15 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
     stop, clock = Stop(), Stopwatch()
     together.on_stop = stop.ask
     with clock("warm_start"):
-        parts = dataclasses.replace(kept.parts(config, directory, verified), together=together)
+        parts = dataclasses.replace(states.parts(config, directory, verified), together=together)
     initial_tasks = held_out.InitialTasks(config, parts, directory, verified)
     try:
         with clock("warm_start"):
             announce(parts.chat, config.model.tools)
             resuming = verified is not None
-            kept.keep_tokenizer(parts.chat.tokenizer, directory, verified)
-            policy = kept.initial_policy(config, parts, initial_tasks.training, directory, verified)
-            kept.keep_model(parts, policy, config, directory, verified)
+            states.keep_tokenizer(parts.chat.tokenizer, directory, verified)
+            policy = states.initial_policy(config, parts, initial_tasks.training, directory, verified)
+            states.keep_model(parts, policy, config, directory, verified)
             learner = assemble.learner(config, parts, policy.params)
             train_state = learner.init(policy.params, config.seed)
             learner = assemble.fitted(config, learner, train_state)
@@ -137,10 +130,10 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
             loop = assemble.loop(config, parts, learner, clock)
             del policy  # the learner has copied what it needs
         train_state = train_state if resuming else states.rehearsed(config, loop, train_state)
-        zero_shot = evaluations.zero_shot(config, parts, learner, train_state, clock, directory)
+        zero_shot = zero_shot_score(config, parts, learner, train_state, clock, directory)
         if resuming:
             # Only shapes are kept from here on, so that the restored arrays can take this memory.
-            train_state = jax.tree.map(_outline, train_state)
+            train_state = outlines(train_state)
         if state := states.resume(config, loop, train_state, directory):
             state = dataclasses.replace(state, learner=states.rehearsed(config, loop, state.learner, state.second))
         else:
@@ -157,9 +150,10 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
             return _stopped(stop, config, state)
         with clock("evaluation"):
             final = held_out_score(config, parts, "evaluation", config.evaluation.trials) if parts.evaluation else None
-        directory.files.add_final(evaluations.record(final), final.episodes if final else ())
-        similarities = traits.similarities(config, parts.environment, parts.evaluation)
-        summary = summarise(state.step, directory, zero_shot, final, clock, similarities)
+        directory.files.add_evaluation("final", record(final), final.episodes if final else ())
+        summary = summarise(
+            state.step, directory, zero_shot, final, clock, similarities(config, parts.environment, parts.evaluation)
+        )
         write_json(directory.folder / "summary.json", with_checksum(summary))
     finally:
         parts.engine.close()
@@ -220,14 +214,12 @@ def _recorded(
             metrics.write(record)
             show_step(record, config.steps, seconds_left(spent, config.steps - record["step"]))
         if 0 < config.mismatch_alarm < record.get("logprob_mismatch", 0.0):
-            message = (
+            _LOG.warning(
                 f"step {record['step']}: the trainer's log-probs differ from the sampler's by "
                 f"{record['logprob_mismatch']:.2g} on average, more than mismatch_alarm={config.mismatch_alarm}; "
                 "check that both compute in the same dtype (model.dtype, sglang.dtype) and hold the same weights"
                 + ("; what the policy changed in one update counts too, as staleness is 1" if config.staleness else "")
             )
-            _LOG.warning(message)
-            CONSOLE.print(f"warning: {message}", style="yellow", markup=False, soft_wrap=True)
 
     try:
         yield observe

@@ -4,9 +4,20 @@ A run keeps these files for its checkpoints:
 
     WORKDIR/tokenizer/     tokenizer and chat template
     WORKDIR/model.json     the decoder's shape, the dtype it computes in, a name for the base, and `origin`
-                           (cojax/run/origins.py)
     WORKDIR/base/          the policy before the first step, as a model folder, where a checkpoint needs it and no other
                            folder has it: as the base of adapters, or as the reference of a warm-started model folder
+
+`origin`, also in summary.json and result.json, says what the policy began as, what it was shown before its first
+step, and how it was trained since:
+
+    folder           the model folder it began as, "" for a policy from scratch
+    weights          SHA-256 of that folder's weights, where demonstrations were shown
+    shown            how many different demonstrations it learned from; missing in runs of older releases
+    demonstrations   how many were played, and how many of these were `dropped` because they are longer than a row
+    batches, epochs  batches of demonstrations, and how often each one that was shown was learned on average
+    lora_rank        rank of the adapters that learned them, 0 where all weights did
+    checks           the scores on the way, of a policy from a model folder
+    steps, evolve    steps of training since, and how the task set grew; in summary.json and result.json
 """
 
 import dataclasses
@@ -124,7 +135,9 @@ def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> Tra
     config = settings_of(workdir)
     tokenizer = _tokenizer(workdir / _TOKENIZER, "keeps its tokenizer there; restore it from a copy")
     model = shape_of(workdir, config, tokenizer, base)
-    if lora := _lora(config):
+    section = config["learner"]["lora"]
+    lora = Lora(**{**section, "targets": tuple(section["targets"])}) if section["rank"] else None
+    if lora:
         fresh = jax.eval_shape(lambda: initialize_adapters(model, lora, 0))
         wanted = {name: leaf.shape for name, leaf in _leaves(fresh).items()}
     else:
@@ -144,12 +157,6 @@ def of_folder(folder: Path, model: ModelConfig) -> TrainedPolicy:
     """The policy of a model folder in HF format, tokenizer and template included. Raises ValueError or OSError."""
     tokenizer = _tokenizer(folder, "must hold its tokenizer and chat template too")
     return TrainedPolicy(model, tokenizer, load_params(folder, model), 0, content_of(folder))
-
-
-def _lora(config: Mapping[str, Any]) -> Lora | None:
-    """By what a run learned adapters; None where it learned all parameters."""
-    section = config["learner"]["lora"]
-    return Lora(**{**section, "targets": tuple(section["targets"])}) if section["rank"] else None
 
 
 def cast(policy: TrainedPolicy, dtype: str) -> TrainedPolicy:
@@ -272,3 +279,32 @@ def _host() -> jax.Device:
 def _leaves(tree: Any) -> dict[str, Any]:
     """Path → leaf."""
     return {"/".join(str(key.key) for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+_COUNTS = ("demonstrations", "dropped", "shown")
+
+
+def taught(folder: str, weights: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The origin of a policy with a warm start, from `warm_start.read_record`; `folder` is "" from scratch."""
+    section, checks = record["key"]["settings"], record["checks"]
+    batches = checks[-1]["step"]
+    return {
+        "folder": folder,
+        **({"weights": weights} if folder else {}),
+        **{name: record[name] for name in _COUNTS},
+        "batches": batches,
+        "epochs": round(batches * section["batch_size"] / record["shown"], 2),
+        "lora_rank": section["lora"]["rank"] if folder else 0,
+        **({"checks": checks} if folder else {}),
+    }
+
+
+def origin_of(workdir: Path, step: int | None = None) -> dict[str, Any]:
+    """The origin of the policy of a run: before its first step, or after `step` steps. Raises OSError or ValueError."""
+    settings, path = settings_of(workdir), workdir / "model.json"
+    origin = read_json(path).get("origin", {}) if path.exists() else {}
+    if not origin:
+        # A run of an older release: a model folder was recorded only where it was shown demonstrations.
+        untaught = settings["model"]["path"] or not settings["warm_start"]["steps"]
+        origin = {"folder": settings["model"]["path"], **({"shown": 0} if untaught else {})}
+    return origin if step is None else {**origin, "steps": step, "evolve": settings["evolve"]}

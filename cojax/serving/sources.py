@@ -57,8 +57,7 @@ class LocalFolders:
 
     def make(self, size: int, write: Callable[[Path], None]) -> Path:
         """The next folder, of `size` bytes, filled by `write`. Raises what `write` raises, and OSError."""
-        in_memory = _fits(size)
-        place = Path(self._folder) if self._folder else _MEMORY if in_memory else Path(tempfile.gettempdir())
+        place = Path(self._folder) if self._folder else _MEMORY if _fits(size) else Path(tempfile.gettempdir())
         self._count += 1
         folder = self._root(place) / str(self._count)
         write(folder)
@@ -108,9 +107,7 @@ class Versions:
                 f"{found.folder} is of another model: {difference}. Another run writes there: give each its own "
                 "--config.sglang.folder, and this host the --config.model.path of its run"
             )
-        served = found
-        if is_item(found.folder):
-            served = LabelledWeights(self._restored(found), found.label)
+        served = LabelledWeights(self._restored(found), found.label) if is_item(found.folder) else found
         self._known, self._served = found, served
         return served
 

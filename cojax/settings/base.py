@@ -11,7 +11,7 @@ from typing import Any, get_args
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from cojax.settings.tree import LEAVES, OPEN, Leaf
+from cojax.settings.tree import LEAVES, OPEN
 
 # Setting → entry → the paper's settings of that entry; other entries start from their own defaults.
 PAPER: Mapping[str, Mapping[str, Mapping[str, Any]]] = {"learner.loss": {"grpo": {"kl_coefficient": 1e-3}}}
@@ -23,14 +23,9 @@ def get_config() -> ConfigDict:
     for name in OPEN:
         put(config, name, ConfigDict())
     for name, leaf in LEAVES.items():
-        put(config, name, placeholder(_type(leaf)) if leaf.default is None else leaf.default)
+        # One that is None may also be a number, Annotated[int, …].
+        put(config, name, placeholder(get_args(get_args(leaf.range)[0])[0]) if leaf.default is None else leaf.default)
     return config
-
-
-def _type(leaf: Leaf) -> type:
-    """The type of a setting that may also be None."""
-    value, _ = get_args(leaf.range)
-    return get_args(value)[0]
 
 
 def at(config: ConfigDict, name: str) -> Any:

@@ -4,7 +4,6 @@ A setting that it lacks is its default. One that is gone since is left out if it
 """
 
 import contextlib
-import functools
 import json
 import os
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any
 from cojax.registry.annotations import convert_setting, shown
 from cojax.settings.base import get_config
 from cojax.settings.tree import GONE, LEAVES
+from cojax.storage.differences import value_at
 from cojax.storage.files import CheckpointError, read_json
 
 _RESTORE = "Restore it from a copy"
@@ -25,15 +25,15 @@ def in_todays_keys(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> di
     Raises CheckpointError for a setting that this release does not have any more, with another value than it has now.
     """
     settings = json.loads(json.dumps(stored))
-    if isinstance(path := (model := _section(settings, "model")).get("path"), str) and path:
+    if isinstance(path := (model := settings.setdefault("model", {})).get("path"), str) and path:
         # A relative path of other releases was read from the folder in which the command was started.
         model["path"] = os.path.abspath(path)
-    if path and "epochs" not in (warm := _section(settings, "warm_start")):
+    if path and "epochs" not in (warm := settings.setdefault("warm_start", {})):
         # Releases without warm_start.epochs took a model folder as it is, whatever the other settings were.
         warm["steps"] = 0
     for name, (value, instead) in GONE.items():
         section, _, key = name.rpartition(".")
-        holds = functools.reduce(_below, section.split("."), settings)
+        holds = value_at(settings, section)
         if isinstance(holds, dict) and key in holds and (found := holds.pop(key)) != value:
             raise CheckpointError(
                 f"the run was made with {name}={shown(found)}, a setting that is no more: it is always {value!r} now. "
@@ -64,7 +64,7 @@ def settings_of(workdir: Path) -> dict[str, Any]:
         if not all(isinstance(one, dict) for one in (settings["model"], learner, learner and learner["lora"])):
             raise ValueError("model, learner and learner.lora must be sections")
         for name, value in learner["lora"].items():
-            convert_setting(f"learner.lora.{name}", LEAVES[f"learner.lora.{name}"].range, as_tuples(value))
+            convert_setting(f"learner.lora.{name}", LEAVES[f"learner.lora.{name}"].range, value)
         return settings
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
@@ -84,17 +84,6 @@ def as_tuples(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: as_tuples(inner) for name, inner in value.items()}
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value
-
-
-def _below(place: Any, part: str) -> Any:
-    return place.get(part) if isinstance(place, dict) else None
-
-
-def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
-    """The section of that dotted name, added if it is missing."""
-    for part in filter(None, name.split(".")):
-        settings = settings.setdefault(part, {})
-    return settings
 
 
 def _filled(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,22 +14,21 @@ from cojax.settings.tree import GONE, LEAVES, OPEN
 _SHOWN = 100
 # The settings that our own entries declare, those of environments left out: suggestions for a mistyped name. Asking the
 # entries would load JAX.
-ENTRY_SETTINGS: tuple[str, ...] = (
-    "learner.loss_settings.clip_low", "learner.loss_settings.clip_high", "learner.loss_settings.ratio",
-    "learner.loss_settings.importance_cap", "learner.loss_settings.token_low", "learner.loss_settings.token_high",
-    "learner.loss_settings.sequence_low", "learner.loss_settings.sequence_high",
-    "learner.loss_settings.kl_coefficient", "learner.loss_settings.kl", "learner.loss_settings.kl_towards",
-    "learner.loss_settings.entropy_coefficient", "learner.loss_settings.form", "learner.loss_settings.clip_bad",
-    "learner.loss_settings.beta", "learner.loss_settings.dpo_coefficient", "learner.loss_settings.sft_coefficient",
-    "learner.advantage_settings.epsilon", "learner.advantage_settings.longest", "learner.advantage_settings.margin",
-    "learner.advantage_settings.coefficient", "learner.weighting_settings.length", "curriculum_settings.prior",
-    "curriculum_settings.visits", "curriculum_settings.weight", "evolve_settings.mastered",
-    "evolve_settings.episodes", "evolve_settings.floor", "evolve_settings.strength", "evolve_settings.contenders",
-    "evolve_settings.longest", "admission_settings.candidates", "admission_settings.attempts",
-    "admission_settings.unselected", "admission_settings.prefer", "signal_settings.forgetting.window",
-    "signal_settings.forgetting.threshold", "signal_settings.boundary.threshold", "signal_settings.rare.percent",
-    "signal_settings.rare.minimum", "signal_settings.rare.pattern", "signal_settings.rare.failed",
-)  # fmt: skip
+_DECLARED = {
+    "learner.loss_settings": (
+        "clip_low clip_high ratio importance_cap token_low token_high sequence_low sequence_high kl_coefficient kl "
+        "kl_towards entropy_coefficient form clip_bad beta dpo_coefficient sft_coefficient"
+    ),
+    "learner.advantage_settings": "epsilon longest margin coefficient",
+    "learner.weighting_settings": "length",
+    "curriculum_settings": "prior visits weight",
+    "evolve_settings": "mastered episodes floor strength contenders longest",
+    "admission_settings": "candidates attempts unselected prefer",
+    "signal_settings.forgetting": "window threshold",
+    "signal_settings.boundary": "threshold",
+    "signal_settings.rare": "percent minimum pattern failed",
+}
+ENTRY_SETTINGS = tuple(f"{section}.{name}" for section, names in _DECLARED.items() for name in names.split())
 # Settings that choose an entry which has settings.
 _CHOOSING = {words.partition(",")[0] for words in OPEN.values()} & LEAVES.keys()
 RANGES: dict[str, Any] = {name: leaf.range for name, leaf in LEAVES.items()}

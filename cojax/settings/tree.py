@@ -28,9 +28,9 @@ Matrix = Literal["query", "key", "value", "output", "gate", "up", "down"]
 Devices = Annotated[int, Range(1)] | Literal[-1]
 
 
-def setting(default: Any, meaning: str) -> Any:
-    """A setting of a section: its annotation is its range."""
-    return dataclasses.field(default=default, metadata={"meaning": meaning})
+def setting(default: Any, meaning: str, free: bool = False) -> Any:
+    """A setting of a section: its annotation is its range. A `free` one may differ between two starts of a run."""
+    return dataclasses.field(default=default, metadata={"meaning": meaning, "free": free})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,23 +50,21 @@ class LearnerSettings:
     advantage: str = setting("group_relative", "the advantage")
     weighting: str = setting("group_token_mean", "the weight of each token; group_token_mean is Eq. 1")
     row_length: AtLeast2 = setting(4096, "tokens per packed row; the longest episode must fit into a row")
-    micro_rows: Count = setting(8, "rows per micro-batch")
+    micro_rows: Count = setting(8, "rows per micro-batch", free=True)
     updates_per_batch: Count = setting(
-        1,
-        "optimiser updates per step; at 1 the ratio to the old policy is 1, and no clip binds (docs/learner.md)",
+        1, "optimiser updates per step; at 1 the ratio to the old policy is 1, and no clip binds (docs/learner.md)"
     )
     each_update: Literal["whole", "part"] = setting(
-        "whole",
-        "with several updates per step: each uses the whole batch, or its own part of the groups",
+        "whole", "with several updates per step: each uses the whole batch, or its own part of the groups"
     )
     skip_steps: tuple[Count, ...] = setting(
-        (),
-        "numbers of steps that make no update, to get past a step whose loss is not finite",
+        (), "numbers of steps that make no update, to get past a step whose loss is not finite", free=True
     )
     remat: Literal["none", "dots", "layers", "auto"] = setting(
         "layers",
         "what the backward pass recomputes of each layer: nothing, all but its matrix products, everything, or "
         "the least with which an update fits into memory, determined at each start",
+        free=True,
     )
     routes: Literal["own", "compared", "replayed"] = setting(
         "own",
@@ -81,13 +79,13 @@ class LearnerSettings:
 class OptimizerSettings:
     """AdamW, after clipping the gradient's norm."""
 
-    learning_rate: AtLeast0 = setting(1e-06, "the highest rate")
+    learning_rate: AtLeast0 = setting(1e-06, "the highest rate", free=True)
     warmup_steps: Number = setting(0, "updates over which the rate rises linearly")
     decay_steps: Number = setting(
         0, "updates over which the rate falls linearly to a tenth; 0: constant, as in the paper"
     )
     weight_decay: AtLeast0 = setting(0.0, "of matrices and embeddings, not of norms and biases")
-    clip_norm: Above0 = setting(1.0, "largest global norm of the gradient")
+    clip_norm: Above0 = setting(1.0, "largest global norm of the gradient", free=True)
     moments_dtype: DType = setting("", 'storage dtype of both moments; "" is the parameters\'')
 
 
@@ -105,13 +103,12 @@ class LimitSettings:
 
     max_turns: Count = setting(30, "most turns of an episode")
     environment_deadline: Seconds | None = setting(
-        None,
-        "for one call of the environment; None: as it says itself, or else 60",
+        None, "for one call of the environment; None: as it says itself, or else 60", free=True
     )
-    engine_deadline: Seconds = setting(600.0, "for one completion")
-    retries: Number = setting(1, "how often an episode lost to the infrastructure is played again")
-    error_rate: Share = setting(0.3, "share of lost episodes above which a step fails")
-    concurrency: Count = setting(128, "episodes played in parallel")
+    engine_deadline: Seconds = setting(600.0, "for one completion", free=True)
+    retries: Number = setting(1, "how often an episode lost to the infrastructure is played again", free=True)
+    error_rate: Share = setting(0.3, "share of lost episodes above which a step fails", free=True)
+    concurrency: Count = setting(128, "episodes played in parallel", free=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +136,7 @@ class EnvironmentSettings:
         "",
         "a Ray cluster on whose nodes episodes are played, ray://HOST:PORT, or HOST:PORT or auto on a host of it "
         '(docs/cluster.md); "": on this host',
+        free=True,
     )
 
 
@@ -172,8 +170,7 @@ class WarmStartSettings:
 
     steps: Number = setting(0, "most batches; 0 begins with random parameters, or with the model folder as it is")
     split: str = setting(
-        "",
-        'the split whose solutions are demonstrations; `initial` is D_0, "" the environment\'s own demonstrator',
+        "", 'the split whose solutions are demonstrations; `initial` is D_0, "" the environment\'s own demonstrator'
     )
 
 
@@ -186,6 +183,7 @@ class EngineSettings:
         None,
         "conversations in parallel; None: as many as free memory holds, at most 128 and no more than "
         "limits.concurrency needs; of servers 128",
+        free=True,
     )
     lanes: Count = setting(
         1,
@@ -193,8 +191,7 @@ class EngineSettings:
         "fsdp replicas, and 1 where these have several devices",
     )
     prefill_rows: Count = setting(
-        16,
-        "prompts whose tokens the local engine reads at a time; rows that are empty take as long as full ones",
+        16, "prompts whose tokens the local engine reads at a time; rows that are empty take as long as full ones"
     )
     max_length: AtLeast2 = setting(4096, "most tokens of a conversation")
 
@@ -215,16 +212,14 @@ class DistributedSettings:
 
     enabled: bool = setting(False, "the run has several processes; implied by `coordinator`")
     coordinator: str = setting(
-        "",
-        'HOST:PORT of process 0; "": as JAX finds it from Slurm, Open MPI, an indexed Job or a TPU pod',
+        "", 'HOST:PORT of process 0; "": as JAX finds it from Slurm, Open MPI, an indexed Job or a TPU pod'
     )
     processes: Count | None = setting(None, "number of processes; None: as JAX finds it")
     process: Number | None = setting(None, "number of this process, from 0 on; None: as JAX finds it")
     startup: Seconds = setting(300.0, "for all processes to find each other, and to see the workdir")
     silence: Seconds = setting(60.0, "without a sign of life, after which a process counts as lost")
     deadline: Seconds = setting(
-        3600.0,
-        "for one computation or checkpoint of all processes, compilation included; then all end",
+        3600.0, "for one computation or checkpoint of all processes, compilation included; then all end"
     )
 
 
@@ -252,30 +247,24 @@ class ValidationSettings:
     """The checks that a draft must pass to become a task."""
 
     attempts: Number | None = setting(
-        None,
-        "attempts at each draft of a model, which see nothing but its query; None is 2, 0 is the paper",
+        None, "attempts at each draft of a model, which see nothing but its query; None is 2, 0 is the paper"
     )
     attempter: Literal["explorer", "policy"] = setting("explorer", "who makes these attempts")
     judge: Literal["off", "note", "veto"] = setting(
-        "off",
-        "a model's opinion of each draft: none, noted as evidence, or a veto",
+        "off", "a model's opinion of each draft: none, noted as evidence, or a veto"
     )
     evaluation_similarity: Cosine = setting(
-        0.7,
-        "a query with a greater cosine to an evaluation task's is refused; 0 compares nothing",
+        0.7, "a query with a greater cosine to an evaluation task's is refused; 0 compares nothing"
     )
     evaluation_words: Number = setting(
-        5,
-        "no draft's query may contain an evaluation query of at least this many words; 0 allows all",
+        5, "no draft's query may contain an evaluation query of at least this many words; 0 allows all"
     )
     pool_similarity: Cosine = setting(
-        0.95,
-        "a query with a greater cosine to a pool task's on the same setup is refused; 0 compares nothing",
+        0.95, "a query with a greater cosine to a pool task's on the same setup is refused; 0 compares nothing"
     )
     safe: bool = setting(True, "set drafts aside that a person should review first")
     longest_query: Annotated[int, "a number of characters", Range(1, 100_000)] = setting(
-        4000,
-        "most characters of a query",
+        4000, "most characters of a query"
     )
 
 
@@ -326,12 +315,10 @@ class PreferenceSettings:
     """Learning from preferences: in rounds, and beside the groups of coevolve."""
 
     hard_negatives: AtLeast0 = setting(
-        0.0,
-        "with method=coevolve: weight of DPO of a success over a hard negative of its group; 0 is off (ours)",
+        0.0, "with method=coevolve: weight of DPO of a success over a hard negative of its group; 0 is off (ours)"
     )
     tasks: Literal["static", "growing"] = setting(
-        "static",
-        "static: D_0 alone (paper); growing: it evolves by `evolve`, around the target's episodes (ours)",
+        "static", "static: D_0 alone (paper); growing: it evolves by `evolve`, around the target's episodes (ours)"
     )
 
 
@@ -345,7 +332,7 @@ class Settings:
         "how the policy learns: coevolve by GRPO; coevolving, eto, rft and sft in rounds (section preference); "
         "best_of_n not at all",
     )
-    steps: Number = setting(120, "training steps; a larger number extends a finished run")
+    steps: Number = setting(120, "training steps; a larger number extends a finished run", free=True)
     batch_size: Count = setting(32, "tasks a step")
     group_size: AtLeast2 = setting(8, "episodes of each task, K; an advantage is relative to the group")
     initial_tasks: Count = setting(100, "tasks in D_0, N")
@@ -355,8 +342,7 @@ class Settings:
     validate: bool = setting(True, "whether drafts are validated; False is the ablation")
     seed: Annotated[int, Range(-(2**63), 2**63 - 1)] = setting(0, "decides all random choices")
     staleness: Literal[0, 1] = setting(
-        0,
-        "1: the next step's episodes are played while this step's update runs, with weights one update behind",
+        0, "1: the next step's episodes are played while this step's update runs, with weights one update behind"
     )
     quorum: PositiveShare = setting(1.0, "share of each group that an update waits for; other episodes are abandoned")
     dynamic_sampling: Number = setting(
@@ -378,14 +364,15 @@ class Settings:
     curriculum: str = setting("uniform", "how the other tasks of a batch are drawn")
 
     # Where a run is stored, which of its files are kept, when it warns, and how it begins.
-    workdir: str = setting("runs/base", "the run directory")
-    checkpoint_every: Count = setting(10, "steps between checkpoints")
-    checkpoints_kept: Count = setting(3, "newest checkpoints kept")
-    episodes_kept: Number = setting(0, "newest steps whose episodes are kept; 0 keeps all")
-    mismatch_alarm: AtLeast0 = setting(0.1, "warn above this mean |log-prob trainer − sampler| of a step; 0 is never")
+    workdir: str = setting("runs/base", "the run directory", free=True)
+    checkpoint_every: Count = setting(10, "steps between checkpoints", free=True)
+    checkpoints_kept: Count = setting(3, "newest checkpoints kept", free=True)
+    episodes_kept: Number = setting(0, "newest steps whose episodes are kept; 0 keeps all", free=True)
+    mismatch_alarm: AtLeast0 = setting(
+        0.1, "warn above this mean |log-prob trainer − sampler| of a step; 0 is never", free=True
+    )
     accept_changed_code: bool = setting(
-        False,
-        "resume a run although a file of your own that it uses, its loss for example, has changed",
+        False, "resume a run although a file of your own that it uses, its loss for example, has changed", free=True
     )
     initial_explorer: str = setting("", 'the explorer that finds D_0, e.g. scripted; "" is explorer.name')
     perturbation: Number = setting(
@@ -425,8 +412,7 @@ class ScriptedSettings:
     """The explorers `scripted` and `careless`, which have no model."""
 
     stretch: tuple[int, ...] = setting(
-        (-1, 0, 1, 2),
-        "numbers of actions by which a draft's length may differ from its parent's",
+        (-1, 0, 1, 2), "numbers of actions by which a draft's length may differ from its parent's"
     )
     longest: Count = setting(3, "most actions of a draft that nothing guides")
     cut: Share = setting(0.0, "probability that a user turn ends after a step of a draft")
@@ -455,19 +441,19 @@ class LLMSettings:
     million tokens.
     """
 
-    base_url: str = setting("", "an OpenAI-compatible endpoint, http://HOST:PORT/v1")
+    base_url: str = setting("", "an OpenAI-compatible endpoint, http://HOST:PORT/v1", free=True)
     model: str = setting("", "the name of the model at the endpoint")
-    timeout: Seconds = setting(120.0, "for one request")
-    deadline: Seconds = setting(3600.0, "for one evolution")
-    concurrency: Count = setting(8, "requests in parallel")
+    timeout: Seconds = setting(120.0, "for one request", free=True)
+    deadline: Seconds = setting(3600.0, "for one evolution", free=True)
+    concurrency: Count = setting(8, "requests in parallel", free=True)
     max_tokens: Count = setting(2048, "most tokens of one reply")
-    max_tokens_per_evolution: Count = setting(10000000, "most tokens of an evolution, prompts included")
-    max_requests_per_evolution: Count = setting(10000, "most requests of an evolution")
+    max_tokens_per_evolution: Count = setting(10000000, "most tokens of an evolution, prompts included", free=True)
+    max_requests_per_evolution: Count = setting(10000, "most requests of an evolution", free=True)
     temperature: AtLeast0 = setting(0.7, "temperature of replies")
-    price_in: AtLeast0 = setting(0.0, "price per million prompt tokens, for the cost in the metrics")
-    price_out: AtLeast0 = setting(0.0, "price per million reply tokens")
-    send_schema: bool = setting(True, "False for an endpoint that refuses response_format")
-    send_seed: bool = setting(True, "False for an endpoint that refuses seed")
+    price_in: AtLeast0 = setting(0.0, "price per million prompt tokens, for the cost in the metrics", free=True)
+    price_out: AtLeast0 = setting(0.0, "price per million reply tokens", free=True)
+    send_schema: bool = setting(True, "False for an endpoint that refuses response_format", free=True)
+    send_seed: bool = setting(True, "False for an endpoint that refuses seed", free=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -476,8 +462,7 @@ class SGLangSettings:
 
     urls: str = setting("", 'running servers, http://HOST:PORT,…; "" launches sglang.servers on this host')
     router: str = setting(
-        "",
-        "sglang-router's address, which completion requests go to; without `urls` its servers are those used",
+        "", "sglang-router's address, which completion requests go to; without `urls` its servers are those used"
     )
     servers: Count = setting(1, "number of servers to launch")
     python: str = setting("", 'an interpreter with SGLang; "" is the one of `make sglang`, which serves on the CPU')
@@ -485,8 +470,7 @@ class SGLangSettings:
     flags: str = setting("", 'more flags of sglang.launch_server, e.g. "--tp 4 --base-gpu-id {index}"')
     port: Annotated[int, Range(0, 65_535)] = setting(0, "port of the first launched server; 0: any free ports")
     dtype: Literal["", "float32", "bfloat16", "float16"] = setting(
-        "",
-        'dtype of the weights that servers load; "" is the policy\'s own',
+        "", 'dtype of the weights that servers load; "" is the policy\'s own'
     )
     folder: str = setting("", 'folder of weights/ and logs, with the same path for every server; "" is the workdir')
     follow: bool = setting(False, "servers at `urls` load new weights from `folder` by themselves (experiments.serve)")
@@ -516,20 +500,17 @@ class RoundsSettings:
     beta: Above0 = setting(0.1, "β of DPO (ETO, round 1)")
     dpo: Above0 | None = setting(None, "λ_DPO, the weight of DPO; None: 0.5 (reviews), for eto 1 (ETO)")
     sft: AtLeast0 | None = setting(
-        None,
-        "λ_SFT, the weight of imitating a pair's expert; None: 0.5 (reviews), for eto 0 (ETO)",
+        None, "λ_SFT, the weight of imitating a pair's expert; None: 0.5 (reviews), for eto 0 (ETO)"
     )
     own: AtLeast0 = setting(1.0, "weight of pairs of an expert and the agent's own failure (ours)")
     other: AtLeast0 = setting(1.0, "weight of pairs of an expert and the other agent's failure (ours)")
     failures: AtLeast0 = setting(1.0, "weight of pairs of two failures (ours)")
     margin: Share = setting(
-        0.0,
-        "a failure is preferred over another one whose partial reward is lower by more than this (ours)",
+        0.0, "a failure is preferred over another one whose partial reward is lower by more than this (ours)"
     )
     extra_turns: Number = setting(5, "turns of a failure that count beyond the number that its expert has (ETO)")
     reference: Literal["round", "initial"] = setting(
-        "round",
-        "DPO's reference: the policy at the beginning of the round, or the initial one (ETO)",
+        "round", "DPO's reference: the policy at the beginning of the round, or the initial one (ETO)"
     )
     agent: Literal["failure", "positive", "none"] = setting(
         "failure",
@@ -542,7 +523,7 @@ class RoundsSettings:
     )
     epochs: Count = setting(3, "how often a round learns each of its examples (ETO)")
     batch_size: Count = setting(32, "pairs or trajectories of an update (ETO)")
-    learning_rate: AtLeast0 = setting(1e-06, "of rounds, in place of optimizer.learning_rate (ETO)")
+    learning_rate: AtLeast0 = setting(1e-06, "of rounds, in place of optimizer.learning_rate (ETO)", free=True)
     hard: Share = setting(0.6, "partial reward from which on a failure is a hard negative (paper)")
 
 
@@ -560,12 +541,10 @@ class TeachingSettings:
     noise_high: Share = setting(0.85, "share of wrong actions of the demonstrator at the least popular skill")
     learning_rate: AtLeast0 = setting(0.003, "first learning rate from scratch; it falls linearly to a twentieth")
     pretrained_learning_rate: AtLeast0 = setting(
-        0.0003,
-        "first learning rate on all weights of a model folder; it falls linearly to a twentieth",
+        0.0003, "first learning rate on all weights of a model folder; it falls linearly to a twentieth"
     )
     epochs: bool = setting(
-        False,
-        "learn every demonstration once, in random order, before any is learned again; needs lengthen=0",
+        False, "learn every demonstration once, in random order, before any is learned again; needs lengthen=0"
     )
 
 
@@ -581,7 +560,7 @@ class TeachingLoraSettings:
 class EmbeddingSettings:
     """The embedding `endpoint`."""
 
-    base_url: str = setting("", "an OpenAI-compatible endpoint; its key is OPENAI_API_KEY")
+    base_url: str = setting("", "an OpenAI-compatible endpoint; its key is OPENAI_API_KEY", free=True)
     model: str = setting("", "the name of the embedding model at the endpoint")
 
 
@@ -630,6 +609,7 @@ class Leaf:
     default: Any
     range: Any
     meaning: str
+    free: bool = False
 
 
 def _sections(section: type, name: str = "") -> Iterator[tuple[str, type]]:
@@ -643,7 +623,7 @@ def _sections(section: type, name: str = "") -> Iterator[tuple[str, type]]:
 def leaves_of(section: type) -> dict[str, Leaf]:
     """The settings of a section by name, without those of sections within it."""
     return {
-        field.name: Leaf(field.default, field.type, field.metadata["meaning"])
+        field.name: Leaf(field.default, field.type, **field.metadata)
         for field in dataclasses.fields(section)
         if not dataclasses.is_dataclass(field.type)
     }
@@ -657,3 +637,9 @@ LEAVES: dict[str, Leaf] = {
     for name, section in (*SECTIONS.items(), *((name, section) for name, _, section in ENTRIES))
     for leaf, about in leaves_of(section).items()
 }
+# The sections and settings that may differ between two starts of one run; a larger `steps` extends a finished run.
+# config.json notes every change under `history`. Those of a loss are to get past a step that fails.
+FREE_SETTINGS = {
+    *(name for name, leaf in LEAVES.items() if leaf.free), "wandb", "mesh", "sglang", "distributed",
+    "learner.loss_settings.importance_cap", "learner.loss_settings.clip_low", "learner.loss_settings.clip_high",
+}  # fmt: skip

@@ -7,25 +7,6 @@ from typing import Any
 from cojax.storage.checksums import has_valid_checksum
 from cojax.storage.files import read_json
 
-# Settings that may differ between two starts of one run; a larger `steps` extends a finished run. config.json notes
-# every change under `history`.
-FREE_SETTINGS = frozenset(
-    {
-        "workdir", "steps", "wandb", "checkpoints_kept", "checkpoint_every", "episodes_kept", "mismatch_alarm",
-        "accept_changed_code", "engine.slots", "environment.cluster",
-        "limits.error_rate", "limits.concurrency", "limits.retries", "limits.environment_deadline",
-        "limits.engine_deadline", "learner.micro_rows", "learner.remat", "mesh", "sglang", "distributed",
-        "llm.base_url", "llm.timeout", "llm.deadline", "llm.concurrency",
-        "llm.max_tokens_per_evolution", "llm.max_requests_per_evolution", "llm.price_in", "llm.price_out",
-        "llm.send_schema", "llm.send_seed",
-        "quality.base_url",
-        # To get past a step that fails.
-        "learner.skip_steps", "learner.loss_settings.importance_cap", "learner.loss_settings.clip_low",
-        "learner.loss_settings.clip_high", "optimizer.learning_rate", "optimizer.clip_norm",
-        "preference.learning_rate",
-    }
-)  # fmt: skip
-
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Container[str] = ()) -> str:
     """The dotted names of the settings that differ, without the `free` ones, and the values of the first.

@@ -260,11 +260,9 @@ def explain(error: OSError, path: Path) -> StorageError:
         errno.ENOSPC: "The disk is full: free space, then run the same command again.",
         errno.EDQUOT: "The disk quota is used up: free space, then run the same command again.",
         errno.EFBIG: "The file size limit is reached: raise it (ulimit -f), then run the same command again.",
-        errno.EACCES: "Make the folder writable, or choose another workdir.",
-        errno.EPERM: "Make the folder writable, or choose another workdir.",
+        **dict.fromkeys((errno.EACCES, errno.EPERM), "Make the folder writable, or choose another workdir."),
         errno.EROFS: "The file system is read-only: choose another workdir.",
-        errno.ENOTDIR: "A part of the path is a file: choose another workdir.",
-        errno.EEXIST: "A part of the path is a file: choose another workdir.",
+        **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "A part of the path is a file: choose another workdir."),
         errno.ELOOP: "A link is in its place: put the file itself there, or choose another workdir.",
     }
     fix = fixes.get(error.errno or 0, "Check the disk, then run the same command again.")

@@ -14,11 +14,11 @@ from typing import Any
 
 from cojax.durable import sweep
 from cojax.pool import task_record
-from cojax.settings.tree import Settings
+from cojax.settings.tree import FREE_SETTINGS, Settings
 from cojax.signals import Memory, apply
 from cojax.storage.checkpoint import ArrayStore
 from cojax.storage.checksums import fingerprint, has_valid_checksum, with_checksum
-from cojax.storage.differences import FREE_SETTINGS, changed_code, check_facts, differences, history, stored_config
+from cojax.storage.differences import changed_code, check_facts, differences, history, stored_config
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, PastTrajectories, read_trajectories, record_of
 from cojax.storage.files import RunDirectoryError, explain_reading, lock_folder, read_json, write_json
 from cojax.storage.run_files import FOLDERS, LOGS, REMADE, RunFiles, Verified, verify

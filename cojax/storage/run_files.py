@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cojax.pool import TaskPool, task_from_record
 from cojax.signals import Memory
@@ -79,20 +79,13 @@ class RunFiles:
         """Whether the evaluation before training is stored, with the episodes that this run stored of it."""
         return (self.folder / "zero_shot.json").exists() and not self.lacks(ZERO_SHOT_EPISODES)
 
-    def add_zero_shot(self, record: Mapping[str, Any], episodes: Sequence[Trajectory]) -> None:
-        """Stores the evaluation before training and some of its episodes."""
-        self._add_evaluation("zero_shot.json", ZERO_SHOT_EPISODES, record, episodes)
-
-    def add_final(self, record: Mapping[str, Any], episodes: Sequence[Trajectory]) -> None:
-        """Stores the evaluation after training and some of its episodes."""
-        self._add_evaluation("final.json", FINAL_EPISODES, record, episodes)
-
-    def _add_evaluation(
-        self, name: str, beside: str, record: Mapping[str, Any], episodes: Sequence[Trajectory]
+    def add_evaluation(
+        self, name: Literal["zero_shot", "final"], record: Mapping[str, Any], episodes: Sequence[Trajectory]
     ) -> None:
-        path = self.folder / beside
+        """Stores the evaluation before training or after it, and some of its episodes."""
+        path = self.folder / {"zero_shot": ZERO_SHOT_EPISODES, "final": FINAL_EPISODES}[name]
         write_episodes(path, (record_of(episode, times=False) for episode in episodes))
-        write_json(self.folder / name, with_checksum({**record, "episodes": fingerprint(path)}))
+        write_json(self.folder / f"{name}.json", with_checksum({**record, "episodes": fingerprint(path)}))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,6 @@
 Each has the folders train, valid_seen and valid_unseen. Beside it is the list of its games, which is written last.
 """
 
-import dataclasses
 import functools
 import hashlib
 import json
@@ -31,16 +30,6 @@ _TASK = re.compile(r"Your task is to: (.*?)\.\"")
 _PATIENCE = 3_600
 
 
-@dataclasses.dataclass(frozen=True)
-class Listed:
-    """A solvable game: its folder, its split, its task in words, and commands that win it; none where it has none."""
-
-    game: str
-    split: str
-    task: str
-    walkthrough: tuple[str, ...]
-
-
 def root_of(name: str) -> Path:
     """The root of that name. Raises InstallError, which says what to do, where it is not there, or no more."""
     root = _place(name)
@@ -54,10 +43,13 @@ def games(root: Path) -> Path:
     return (root / _GAMES).resolve()
 
 
-def listed(root: Path) -> list[Listed]:
-    """The games of a root, in the order of their folders."""
-    found = json.loads((root / _LIST).read_text())
-    return [Listed(**{**one, "walkthrough": tuple(one["walkthrough"])}) for one in found]
+def listed(root: Path) -> list[dict[str, Any]]:
+    """The solvable games of a root, in the order of their folders.
+
+    `game` is the folder, `split` its split, `task` the task in words, `walkthrough` commands that win; none where the
+    game has none.
+    """
+    return json.loads((root / _LIST).read_text())
 
 
 def provide(name: str, python: str, say: Callable[[str], None]) -> None:

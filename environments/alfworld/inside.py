@@ -1,13 +1,13 @@
 """The environment, as it runs in a worker inside the wheels' own virtual environment."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cojax.types import Action, Check, Evaluation, Task
 from ..tools import ToolEnvironment, commands
-from . import official
-from .data import SPLITS, Listed, games, listed
-from .prompts import instructions as system
-from .world import LIMIT, UNASKED, World, offers
+from .data import SPLITS, games, listed
+from .world import LIMIT, UNASKED, World, offers, prepare, system_message
 
 NAME = "alfworld"
 # A world is a process with 150 MB of memory of its own.
@@ -16,15 +16,15 @@ _CONCURRENCY = 16
 
 def make(root: str, instructions: str = "full") -> ToolEnvironment:
     """The environment of the games in `root`. Imports the engine, which every child then has."""
-    official.prepare()
+    prepare()
     folder, known = games(Path(root)), listed(Path(root))
-    splits = {split: [_task(one) for one in known if one.split == split] for split in SPLITS}
+    splits = {split: [_task(one) for one in known if one["split"] == split] for split in SPLITS}
     official_tasks = {task.id for tasks in splits.values() for task in tasks}
     return ToolEnvironment(
         NAME,
         tools=commands.tools("open fridge 1"),
         open=lambda setup: World(folder, setup),
-        setups=[{"game": one.game} for one in known if one.split == "train"],
+        setups=[{"game": one["game"]} for one in known if one["split"] == "train"],
         splits={
             **splits,
             "dev": splits["valid_seen"],
@@ -35,20 +35,19 @@ def make(root: str, instructions: str = "full") -> ToolEnvironment:
         affordances=offers,
         lookups=(),
         phrase=lambda steps: commands.phrase(steps, UNASKED),
-        instructions=system(instructions),
+        instructions=system_message(instructions),
         ending=commands.ENDING,
         traits=commands.traits(_CONCURRENCY),
     )
 
 
-def _task(one: Listed) -> Task:
+def _task(one: Mapping[str, Any]) -> Task:
     """The official task; without a solution where its walkthrough is longer than an episode."""
-    commanded = one.walkthrough if len(one.walkthrough) <= LIMIT else ()
+    commanded = one["walkthrough"] if len(one["walkthrough"]) <= LIMIT else ()
     solution = tuple(Action(calls=(commands.call(command),)) for command in commanded)
-    return Task(NAME, f"Your task is to: {one.task}.", {"game": one.game}, solution)
+    return Task(NAME, f"Your task is to: {one['task']}.", {"game": one["game"]}, solution)
 
 
 def _judge(world: World) -> Evaluation:
     """The official verdict: whether the game is won."""
-    won = world.game.won
-    return Evaluation(float(won), (Check("won", won),))
+    return Evaluation(float(world.won), (Check("won", world.won),))

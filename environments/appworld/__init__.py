@@ -3,19 +3,16 @@
 data.py         which data roots there are, and how they are made
 tiny/           a small data root of our own, built by the installed package
 prompt.py       the prompt of a policy; the code blocks in its messages
-skills.py       ONE table of the scripted explorer's skills: code, wording
-grammar.py      actions of skills → a query
+skills.py       ONE table of the scripted explorer's skills: code, wording; actions of skills → a query
 offers.py       arguments that would work now
 environment.py  the environment and its episodes, as the trainer sees them
-report.py       reads the reports of the worker that ran code
-verdict.py      the comparison with what a synthesized task's solution does
-goal_completion.py  the TGC and SGC of played tasks
+report.py       reads the reports of the worker that ran code; compares what was done with what a solution does
 inside.py       a worker where a model's code runs, without ground truth
 judge.py        a worker where its calls are made again and judged
 world.py        one world in one process, its calls recorded or made again
 access.py       limits a call to its documented route in the server, as a user who logged in
 changes.py      the changes that calls made in the databases
-audit.py        the check `python -m environments.check appworld`
+audit.py        the TGC and SGC of played tasks; the check `python -m environments.check appworld`
 """
 
 import concurrent.futures

@@ -1,22 +1,27 @@
-"""The check behind `python -m environments.check appworld`: proves each data root sound, by the path of training.
+"""AppWorld's own figures of played tasks, and the check behind `python -m environments.check appworld`.
 
-It prints one line a split: tasks with solutions; solutions that earn reward 1, twice with the same observations; tasks
-that fail when they are completed at once; solutions made again without one call that had an effect, and how many of
-these fail. Last come TGC and SGC of a mixture of these trajectories: ours, and by the benchmark's `evaluate_dataset`.
+The figures are task and scenario goal completion (TGC, SGC), from the rewards of episodes.
+
+The check proves each data root sound, by the path of training. It prints one line a split: tasks with solutions;
+solutions that earn reward 1, twice with the same observations; tasks that fail when they are completed at once;
+solutions made again without one call that had an effect, and how many of these fail. Last come TGC and SGC of a mixture
+of these trajectories: ours, and by the benchmark's `evaluate_dataset`.
 """
 
+import contextlib
+import dataclasses
 import random
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, play
+from cojax.environment import EnvironmentFailure, Episode, play
 from cojax.environment.replay import follow
 from cojax.types import Action, Call, Group, Task, Trajectory
 from ..solutions import GARBAGE, SplitReport
 from ..worker.venv import InstallError
 from . import data as roots
 from .environment import NAME, AppWorld, AppWorldEpisode
-from .goal_completion import goal_completion
 
 _NOTHING = (Action("```python\napis.supervisor.complete_task()\n```"),)
 _HEAD = f"{'data':<9} {'split':<15} {'tasks':>5} {'solved':>6} {'no-op fails':>11} {'mutated':>7} {'fail':>5}"
@@ -105,15 +110,12 @@ def _play(environment: AppWorld, task: Task) -> tuple[Trajectory, list[Call]]:
     """The trajectory of the task's solution, and the calls it made."""
     started: list[AppWorldEpisode] = []
 
-    class Kept:
-        name = NAME
+    def start(task: Task) -> AppWorldEpisode:
+        started.append(environment.start(task))
+        return started[0]
 
-        def start(self, task: Task) -> AppWorldEpisode:
-            started.append(environment.start(task))
-            return started[0]
-
-    trajectory = play(Kept(), task, follow(task.solution), max_turns=len(task.solution))  # type: ignore[arg-type]
-    return trajectory, started[0].calls
+    watched: Any = types.SimpleNamespace(name=NAME, start=start)
+    return play(watched, task, follow(task.solution), max_turns=len(task.solution)), started[0].calls
 
 
 def _mutants(
@@ -125,21 +127,15 @@ def _mutants(
         effective = [random.Random(f"{_SEED} {task.id}").choice(effective)]
     for index in effective:
         left = [*calls[:index], *calls[index + 1 :]]
-        judging = environment.judge.start(Task(NAME, "", task.setup))
-        try:
-            judging.reset()
+        with _judging(environment, task.setup) as judging:
             judging.step(Action(calls=tuple(left)))
             found = judging.evaluate()
-        finally:
-            judging.close()
         yield f"call {index + 1}, {calls[index].name}", left, Trajectory(task, reward=found.reward, checks=found.checks)
 
 
 def _effective(environment: AppWorld, task: Task, calls: Sequence[Call]) -> Iterator[int]:
     """Positions of the calls that changed something."""
-    judging = environment.judge.start(Task(NAME, "", task.setup))
-    try:
-        judging.reset()
+    with _judging(environment, task.setup) as judging:
         before = judging.state()
         for index, call in enumerate(calls):
             judging.step(Action(calls=(call,)))
@@ -147,23 +143,22 @@ def _effective(environment: AppWorld, task: Task, calls: Sequence[Call]) -> Iter
             if now != before:
                 yield index
             before = now
-    finally:
-        judging.close()
 
 
 def _official(environment: AppWorld, split: str, made: dict[str, list[Call]]) -> list[float]:
     """TGC and SGC of these calls by the benchmark's own `evaluate_dataset`."""
-    setup: dict[str, Any] = {
-        "dataset": split,
-        "made": {task: [[call.name, dict(call.arguments)] for call in calls] for task, calls in made.items()},
-    }
-    judging = environment.judge.start(Task(NAME, "", setup))
-    try:
-        judging.reset()
+    again = {task: [[call.name, dict(call.arguments)] for call in calls] for task, calls in made.items()}
+    with _judging(environment, {"dataset": split, "made": again}) as judging:
         figures = judging.state()
         return [figures["task_goal_completion"], figures["scenario_goal_completion"]]
-    finally:
-        judging.close()
+
+
+@contextlib.contextmanager
+def _judging(environment: AppWorld, setup: Mapping[str, Any]) -> Iterator[Episode]:
+    """An open episode of the judge."""
+    with contextlib.closing(environment.judge.start(Task(NAME, "", setup))) as episode:
+        episode.reset()
+        yield episode
 
 
 def _throw_garbage(environment: AppWorld) -> list[str]:
@@ -177,3 +172,65 @@ def _throw_garbage(environment: AppWorld) -> list[str]:
 
 def _seen(trajectory: Trajectory) -> list[str]:
     return [turn.observation.text for turn in trajectory.turns]
+
+
+@dataclasses.dataclass(frozen=True)
+class GoalCompletion:
+    """TGC and SGC, shares in [0, 1], with their values in each scenario, over which their intervals are taken.
+
+    `tgc` is the share of the `tasks` that succeed. `sgc` is the share of scenarios of which every task succeeds. Both
+    are means over samples. `tgc_by_scenario` and `sgc_by_scenario` hold one mean for each scenario, and `runs` counts
+    pairs of scenario and sample.
+    """
+
+    tgc: float
+    sgc: float
+    tasks: int
+    tgc_by_scenario: tuple[float, ...]
+    sgc_by_scenario: tuple[float, ...]
+    runs: int
+
+
+def goal_completion(groups: Sequence[Group], key: str = "task") -> GoalCompletion:
+    """TGC and SGC of these tasks; a lost episode counts as a failure, as in the benchmark.
+
+    `key` of a task's setup holds the benchmark's id; tasks without one are left out. Raises ValueError where no task
+    has one.
+    """
+    scenarios: dict[str, list[list[float]]] = {}
+    for group in groups:
+        if key in group.task.setup and group.trajectories:
+            solved = [float(t.valid and t.reward >= 1.0) for t in group.trajectories]
+            scenarios.setdefault(scenario(group.task, key), []).append(solved)
+    if not scenarios:
+        raise ValueError(f"no task has {key!r} in its setup; goal completion is of AppWorld's own tasks")
+    samples = max(len(solved) for tasks in scenarios.values() for solved in tasks)
+    # Of each scenario, for each sample, which tasks that sample solved.
+    runs = [
+        [run for sample in range(samples) if (run := [solved[sample] for solved in tasks if sample < len(solved)])]
+        for tasks in scenarios.values()
+    ]
+    by_task = [_mean(solved) for tasks in scenarios.values() for solved in tasks]
+    sgc = tuple(_mean([min(run) for run in found]) for found in runs)
+    return GoalCompletion(
+        tgc=_mean(by_task),
+        sgc=_mean(sgc),
+        tasks=len(by_task),
+        tgc_by_scenario=tuple(_mean([_mean(run) for run in found]) for found in runs),
+        sgc_by_scenario=sgc,
+        runs=sum(map(len, runs)),
+    )
+
+
+def scenario(task: Task, key: str = "task") -> str:
+    """The scenario of a task: the part before `_` of the benchmark's id, which `key` of its setup holds.
+
+    Raises ValueError where the setup has no such key.
+    """
+    if key not in task.setup:
+        raise ValueError(f"a task's setup is {dict(task.setup)!r:.200}; a scenario is scored by its {key!r}")
+    return str(task.setup[key]).partition("_")[0]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

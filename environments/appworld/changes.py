@@ -13,12 +13,12 @@ of the people behind it, and so does this.
 """
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from cojax.types import canonical
+from .report import finite
 
 _VOLATILE = re.compile(
     r"^(id|record_hash|last_logged_in|.*_expiry|(verification|password_reset|invitation|invite|confirmation)_code)$"
@@ -50,13 +50,8 @@ def changes(stock: Any) -> dict[str, Any]:
     finally:
         # Reading the start pointed every model at it.
         stock.models.reset_db_home_path()
-    answer = None if task.answer == _NO_ANSWER else json.loads(task.answer, parse_constant=str, parse_float=_finite)
+    answer = None if task.answer == _NO_ANSWER else json.loads(task.answer, parse_constant=str, parse_float=finite)
     return {"tables": described, "answer": answer, "status": task.status}
-
-
-def _finite(number: str) -> float | str:
-    value = float(number)
-    return value if math.isfinite(value) else number
 
 
 class _Describer:

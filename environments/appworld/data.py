@@ -89,16 +89,6 @@ def solution(name: str, task: str) -> tuple[str, ...]:
     return ()
 
 
-def check_path(path: Path) -> Path:
-    """The path, if AppWorld can use it for data or outputs. Raises InstallError for one that it would misread."""
-    if "memory" in str(path):
-        raise InstallError(
-            f"the path {path} contains 'memory', which AppWorld takes for a database held in memory; "
-            "set COJAX_CACHE to a folder without it"
-        )
-    return path
-
-
 def provide(name: str, python: str, say: Callable[[str], None]) -> None:
     """Makes that root and its public twin, or reports that they exist. `python` is the interpreter with the package.
 
@@ -125,7 +115,8 @@ def _provide(name: str, python: str, say: Callable[[str], None]) -> None:
     try:
         if name == "tiny":
             say(f"appworld: building tiny data in {place}")
-            _build(python, making / "root")
+            builder = [python, "-m", f"{__package__}.tiny", str(making / "root")]
+            _run(builder, _BUILD, "cannot build the tiny data", making / "root")
         elif (place / "data").exists():
             say(f"appworld: checking the data found in {place}")
             (making / "root").mkdir(mode=0o700)
@@ -162,7 +153,13 @@ def _settle(name: str, making: Path) -> None:
 def _place(name: str) -> Path:
     if name not in ROOTS:
         raise InstallError(f"AppWorld's data {name!r} not found; available: {', '.join(ROOTS)}")
-    return check_path(cache() / "appworld" / name)
+    place = cache() / "appworld" / name
+    if "memory" in str(place):
+        raise InstallError(
+            f"the path {place} contains 'memory', which AppWorld takes for a database held in memory; "
+            "set COJAX_CACHE to a folder without it"
+        )
+    return place
 
 
 def _twin(name: str) -> Path:
@@ -207,10 +204,6 @@ def _ways(name: str) -> str:
         f"  {install}   downloads the official data, where there is a network, or takes what you put at "
         f"{_place(name) / 'data'}"
     )
-
-
-def _build(python: str, folder: Path) -> None:
-    _run([python, "-m", f"{__package__}.tiny", str(folder)], _BUILD, "cannot build the tiny data", folder)
 
 
 def _download(python: str, folder: Path) -> None:

@@ -15,17 +15,14 @@ from cojax.environment import Episode, EpisodeFailure, LimitExceeded, counted_se
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, Triplet, content_hash
 from ..worker import IsolatedEnvironment
 from . import data as roots
-from . import grammar, prompt, report, skills, verdict
+from . import prompt, report, skills
 from .world import MOST_CALLS
 
 NAME = "appworld"
 # Split → the benchmark's. The scenarios of `seed` are those of train, without question or answer.
 SPLITS: Mapping[str, str] = {
     "seed": "train",
-    "train": "train",
-    "dev": "dev",
-    "test_normal": "test_normal",
-    "test_challenge": "test_challenge",
+    **dict(zip(roots.SPLITS, roots.SPLITS, strict=True)),
     "eval": "test_normal",
     "challenge": "test_challenge",
 }
@@ -85,7 +82,7 @@ class AppWorld:
         return AppWorldEpisode(self, task)
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
-        return grammar.phrase(steps)
+        return skills.phrase(steps)
 
     def popularity(self) -> Mapping[str, float]:
         return skills.popularity()
@@ -109,7 +106,9 @@ class AppWorld:
 
         Raises EnvironmentFailure where they cannot be determined.
         """
-        key = f"{task.id} {content_hash([[call.name, dict(call.arguments)] for call in _calls_of(task)])}"
+        # The code of each action stands as a call before its own; they identify the solution.
+        calls = [call for action in task.solution for call in (Call(action.text), *action.calls)]
+        key = f"{task.id} {content_hash([[call.name, dict(call.arguments)] for call in calls])}"
         with self._guard:
             guard = self._guards.setdefault(key, threading.Lock())
         with guard:
@@ -216,7 +215,7 @@ class AppWorldEpisode:
 
     def _verdict(self, reference: Mapping[str, Any] | None, until: float) -> Evaluation:
         judging = self._replay_calls(until)
-        found = judging.evaluate() if reference is None else verdict.compare(reference, judging.state())
+        found = judging.evaluate() if reference is None else report.compare(reference, judging.state())
         if self.differing:
             named = ", ".join(dict.fromkeys(self.differing))
             checks = (*found.checks, Check(f"answered alike again: {named[:200]}", False))
@@ -268,8 +267,3 @@ class AppWorldEpisode:
         if self.judging is not None:
             self.judging.close()
         self.judging, self.judged, self.differing = None, 0, []
-
-
-def _calls_of(task: Task) -> list[Call]:
-    """The calls of a solution, with the code of each action as a call before its own; they identify it."""
-    return [call for action in task.solution for call in (Call(action.text), *action.calls)]

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet, content_hash
+from cojax.types import Action, Evaluation, Message, Observation, Task, content_hash
+from ..worker.served import Episodes
 from . import world
 from .offers import Offers
 from .world import World
@@ -22,51 +23,36 @@ PRINTED = 15_000
 _FAILED = ("Execution failed", "No code available")
 
 
-def make(data: str, truth: Sequence[str], seconds: float) -> "Play":
-    """The environment, on the data folder `data` without ground truth.
+def make(data: str, truth: Sequence[str], seconds: float) -> Episodes:
+    """The environment in which code runs, on the data folder `data` without ground truth.
 
-    `truth` are the paths of the folder with ground truth, which must not be readable. One block of code may take
-    `seconds` of processor time.
+    `truth` are the paths of the folder with ground truth, which must not be readable; the first call of `tools` checks
+    that too. One block of code may take `seconds` of processor time. A task's setup names the world: {"task": id}.
     """
     world.warm(data)
-    return Play(data, truth, seconds)
 
-
-class Play:
-    """The environment in which code runs. A task's setup names the world: {"task": id}."""
-
-    name = "appworld"
-
-    def __init__(self, data: str, truth: Sequence[str], seconds: float) -> None:
-        self.data, self.truth, self.seconds = data, truth, seconds
-
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        """None; this first call also checks that ground truth is not readable."""
-        check_sealed(self.data, self.truth)
+    def tools() -> tuple[Mapping[str, Any], ...]:
+        check_sealed(data, truth)
         return ()
 
-    def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
-        return ()
+    def start(task: Task) -> "PlayEpisode":
+        check_sealed(data, truth)
+        return PlayEpisode(data, seconds, task)
 
-    def start(self, task: Task) -> "PlayEpisode":
-        check_sealed(self.data, self.truth)
-        return PlayEpisode(self, task)
-
-    def phrase(self, steps: Sequence[Triplet]) -> str | None:
-        return None
+    return Episodes("appworld", start, tools=tools)
 
 
 class PlayEpisode:
     """One world. An action's text is code; the reply ends with the calls that the code made."""
 
-    def __init__(self, play: Play, task: Task) -> None:
-        self.play, self.task = play, task
+    def __init__(self, data: str, seconds: float, task: Task) -> None:
+        self.data, self.seconds, self.task = data, seconds, task
         self.salt, self.printed = content_hash(task.setup), ""
 
     def reset(self) -> tuple[Message, ...]:
         """Opens the world; no messages."""
-        world.settle(self.play.data)
-        self.world = World(self.play.data, self.task.setup["task"], self.play.seconds)
+        world.settle(self.data)
+        self.world = World(self.data, self.task.setup["task"], self.seconds)
         self.world.tell(self.task.query)
         self.offers = Offers(self.world)
         return ()
@@ -79,7 +65,9 @@ class PlayEpisode:
         printed, calls = self.world.execute(action.text)
         self.salt, self.printed = content_hash([self.salt, action.text]), printed.strip()
         ok = not printed.startswith(_FAILED)
-        messages = (Message("user", cut(self.printed)), Message(CALLS, json.dumps(calls)))
+        left = len(self.printed) - PRINTED
+        shown = f"{self.printed[:PRINTED]}\n[{left} characters cut]" if left > 0 else self.printed
+        messages = (Message("user", shown), Message(CALLS, json.dumps(calls)))
         return Observation(messages, ok=ok, done=self.world.completed)
 
     def state(self) -> Mapping[str, Any]:
@@ -94,11 +82,6 @@ class PlayEpisode:
 
     def close(self) -> None:
         pass
-
-
-def cut(text: str) -> str:
-    """The first PRINTED characters, with a note where more were cut."""
-    return text if len(text) <= PRINTED else f"{text[:PRINTED]}\n[{len(text) - PRINTED} characters cut]"
 
 
 # The modules and calls by which a process could get another view of the files.

@@ -7,49 +7,34 @@ calls that honest code could have made.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, Triplet
+from cojax.types import Action, Call, Check, Evaluation, Message, Observation
+from ..worker.served import Episodes
 from . import world
 from .changes import changes
-from .verdict import achieved
+from .report import achieved
 from .world import World
 
 
-def make(data: str) -> "JudgeEnvironment":
-    """The environment that judges, on a data folder with ground truth."""
+def make(data: str) -> Episodes:
+    """The environment that replays calls and judges, on a data folder with ground truth."""
     world.warm(data)
-    return JudgeEnvironment(data)
-
-
-class JudgeEnvironment:
-    """The environment that replays calls. A task's setup names one world, {"task": id}, or many: see DatasetEpisode."""
-
-    name = "appworld"
-
-    def __init__(self, data: str) -> None:
-        self.data = data
-
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return ()
-
-    def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
-        return ()
-
-    def start(self, task: Task) -> "JudgeEpisode | DatasetEpisode":
-        return DatasetEpisode(self, task) if "dataset" in task.setup else JudgeEpisode(self, task)
-
-    def phrase(self, steps: Sequence[Triplet]) -> str | None:
-        return None
+    return Episodes("appworld", lambda task: JudgeEpisode(data, task.setup))
 
 
 class JudgeEpisode:
-    """One world. The calls of an action are recorded calls, which are replayed in order."""
+    """One world. The calls of an action are recorded calls, which are replayed in order.
 
-    def __init__(self, judge: JudgeEnvironment, task: Task) -> None:
-        self.judge, self.id = judge, task.setup["task"]
+    The setup is {"task": id}. For checks it is a whole split, {"dataset": split, "made": task id → its calls as [name,
+    arguments of the replay]}; the state is then the benchmark's own verdict.
+    """
+
+    def __init__(self, data: str, setup: Mapping[str, Any]) -> None:
+        self.data, self.setup = data, setup
 
     def reset(self) -> tuple[Message, ...]:
-        world.settle(self.judge.data)
-        self.world = World(self.judge.data, self.id)
+        world.settle(self.data)
+        if "dataset" not in self.setup:
+            self.world = World(self.data, self.setup["task"])
         return ()
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
@@ -64,8 +49,9 @@ class JudgeEpisode:
         return Observation(tuple(Message("differing", name) for name in differing), not refused, self.world.completed)
 
     def state(self) -> Mapping[str, Any]:
-        """The effects of the calls; see changes.py."""
-        return changes(self.world.stock)
+        """The effects of the calls, see changes.py; of a split `task_goal_completion` and `scenario_goal_completion`,
+        in percent."""
+        return changes(self.world.stock) if "dataset" not in self.setup else self._figures()
 
     def affordances(self) -> tuple[Action, ...]:
         return ()
@@ -80,9 +66,9 @@ class JudgeEpisode:
         from appworld.ground_truth import GroundTruth
 
         self.world.save()
-        tests = GroundTruth.load(task_id=self.id).test_data
+        tests = GroundTruth.load(task_id=self.world.id).test_data
         try:
-            tracker = evaluate_task(self.id, self.world.stock.experiment_name, save_report=False)
+            tracker = evaluate_task(self.world.id, self.world.stock.experiment_name, save_report=False)
         except Exception as error:
             # The calls can leave a state that a test does not expect.
             return Evaluation(0.0, (Check(f"the tests ran ({type(error).__name__})", False),))
@@ -96,45 +82,15 @@ class JudgeEpisode:
     def close(self) -> None:
         pass
 
-
-class DatasetEpisode:
-    """Judges a whole split at once by the benchmark's own `evaluate_dataset`, for checks.
-
-    The task's setup is {"dataset": split, "made": task id → its calls as [name, arguments of the replay]}.
-    """
-
-    def __init__(self, judge: JudgeEnvironment, task: Task) -> None:
-        self.judge, self.split, self.made = judge, task.setup["dataset"], task.setup["made"]
-
-    def reset(self) -> tuple[Message, ...]:
-        return ()
-
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return ()
-
-    def step(self, action: Action) -> Observation:
-        return Observation(done=True)
-
-    def state(self) -> Mapping[str, Any]:
-        """`task_goal_completion` and `scenario_goal_completion`, in percent."""
+    def _figures(self) -> Mapping[str, Any]:
         from appworld.evaluator import evaluate_dataset
 
-        world.settle(self.judge.data)
-        for task, calls in self.made.items():
-            opened = World(self.judge.data, task)
+        for task, calls in self.setup["made"].items():
+            opened = World(self.data, task)
             replay(opened, [Call(name, arguments) for name, arguments in calls])
             opened.save()
             opened.close()
-        return evaluate_dataset(opened.stock.experiment_name, self.split, save_reports=False)["aggregate"]
-
-    def affordances(self) -> tuple[Action, ...]:
-        return ()
-
-    def evaluate(self) -> Evaluation:
-        return Evaluation(0.0)
-
-    def close(self) -> None:
-        pass
+        return evaluate_dataset(opened.stock.experiment_name, self.setup["dataset"], save_reports=False)["aggregate"]
 
 
 def replay(opened: World, calls: Sequence[Call]) -> tuple[list[str], bool]:

@@ -1,4 +1,4 @@
-"""ONE table of the scripted explorer's skills in AppWorld, each in code and in words.
+"""ONE table of the scripted explorer's skills in AppWorld, each in code and in words; their steps worded as a query.
 
 A skill has the name of its main API, so that it is the same tool as in a policy's code. Its arguments are names as
 people say them; its code finds the ids. {slot} stands for an argument, in the code as a Python literal. A wording may
@@ -8,11 +8,12 @@ may be the answer of a task.
 
 import dataclasses
 import itertools
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.types import Call
+from cojax.types import Call, Triplet
 
 ENDING = "supervisor.complete_task"
 # The r-th skill has the weight r ** -POPULARITY for an unguided explorer.
@@ -74,6 +75,12 @@ def _skill(name: str, slots: str, wording: str, code: str, *, look: bool = False
     return ApiSkill(name, {kind: tuple(names.split(",")) for kind, _, names in pairs}, wording, code, look)
 
 
+def _change(name: str, slots: str, wording: str, arguments: str, before: str = "") -> ApiSkill:
+    """A skill whose code is `before`, then a call of its API with these arguments, which says what was done."""
+    call = f"apis.{name}({arguments}, access_token=access)"
+    return _skill(name, slots, wording, f'{before}print({call}["message"])')
+
+
 _SONG = 'song = one(pages(apis.spotify.search_songs, 3, query={title}), title={title})\nsong_id = song["song_id"]\n'
 _LIKED = 'song_id = one(pages(apis.spotify.show_liked_songs, access_token=access), title={title})["song_id"]\n'
 _PLAYLIST = "playlist = one(pages(apis.spotify.show_playlist_library, access_token=access), title={playlist})\n"
@@ -92,17 +99,12 @@ _CONTACT = "contact = called(pages(apis.phone.search_contacts, access_token=acce
 SKILLS: Mapping[str, ApiSkill] = {
     skill.name: skill
     for skill in (
-        _skill(
-            "spotify.like_song",
-            "song:title",
-            "like the song {title} on Spotify",
-            _SONG + 'print(apis.spotify.like_song(song_id=song_id, access_token=access)["message"])',
-        ),
-        _skill(
+        _change("spotify.like_song", "song:title", "like the song {title} on Spotify", "song_id=song_id", _SONG),
+        _change(
             "simple_note.create_note",
             "new_note:note text:content",
             "write a note titled {note} that says {content}",
-            'print(apis.simple_note.create_note(title={note}, content={content}, access_token=access)["message"])',
+            "title={note}, content={content}",
         ),
         _skill(
             "spotify.show_song",
@@ -113,11 +115,11 @@ SKILLS: Mapping[str, ApiSkill] = {
             'song["length in seconds"] = song["duration"]\nprint(song[{fact}])',
             look=True,
         ),
-        _skill(
+        _change(
             "spotify.create_playlist",
             "new_playlist:playlist",
             "make a Spotify playlist named {playlist}",
-            'print(apis.spotify.create_playlist(title={playlist}, access_token=access)["message"])',
+            "title={playlist}",
         ),
         _skill(
             "venmo.create_transaction",
@@ -126,11 +128,12 @@ SKILLS: Mapping[str, ApiSkill] = {
             _FRIEND + "sent = apis.venmo.create_transaction(receiver_email=email, amount={amount}, "
             'description={description}, access_token=access)\nprint(sent["message"])',
         ),
-        _skill(
+        _change(
             "spotify.follow_artist",
             "artist:artist",
             "follow the artist {!artist} on Spotify",
-            _ARTIST + 'print(apis.spotify.follow_artist(artist_id=artist_id, access_token=access)["message"])',
+            "artist_id=artist_id",
+            _ARTIST,
         ),
         _skill(
             "todoist.update_task",
@@ -174,11 +177,12 @@ SKILLS: Mapping[str, ApiSkill] = {
             _PROJECT + "made = apis.todoist.create_task(project_id=project_id, title={todo}, access_token=access)\n"
             'print(made["message"])',
         ),
-        _skill(
+        _change(
             "spotify.unlike_song",
             "liked:title",
             "take back my like of the song {title} on Spotify",
-            _LIKED + 'print(apis.spotify.unlike_song(song_id=song_id, access_token=access)["message"])',
+            "song_id=song_id",
+            _LIKED,
         ),
         _skill(
             "venmo.create_payment_request",
@@ -187,12 +191,7 @@ SKILLS: Mapping[str, ApiSkill] = {
             _FRIEND + "asked = apis.venmo.create_payment_request(user_email=email, amount={amount}, "
             'description={description}, access_token=access)\nprint(asked["message"])',
         ),
-        _skill(
-            "simple_note.delete_note",
-            "note:note",
-            "delete my note {note}",
-            _NOTE + 'print(apis.simple_note.delete_note(note_id=note_id, access_token=access)["message"])',
-        ),
+        _change("simple_note.delete_note", "note:note", "delete my note {note}", "note_id=note_id", _NOTE),
         _skill(
             "todoist.show_tasks",
             "project:project",
@@ -217,11 +216,12 @@ SKILLS: Mapping[str, ApiSkill] = {
             _PLAYLIST + 'print(len(playlist["song_ids"]))',
             look=True,
         ),
-        _skill(
+        _change(
             "spotify.unfollow_artist",
             "followed:artist",
             "stop following the artist {!artist} on Spotify",
-            _ARTIST + 'print(apis.spotify.unfollow_artist(artist_id=artist_id, access_token=access)["message"])',
+            "artist_id=artist_id",
+            _ARTIST,
         ),
         _skill(
             "simple_note.add_content_to_note",
@@ -230,17 +230,19 @@ SKILLS: Mapping[str, ApiSkill] = {
             _NOTE + "told = apis.simple_note.add_content_to_note(note_id=note_id, added_content={content}, "
             'append_or_prepend="append", access_token=access)\nprint(told["message"])',
         ),
-        _skill(
+        _change(
             "spotify.review_song",
             "song:title rating:stars",
             "review the song {title} on Spotify with {stars} stars",
-            _SONG + 'print(apis.spotify.review_song(song_id=song_id, rating={stars}, access_token=access)["message"])',
+            "song_id=song_id, rating={stars}",
+            _SONG,
         ),
-        _skill(
+        _change(
             "todoist.delete_task",
             "todo:todo,project",
             "delete the task {todo} from my Todoist project {project}",
-            _TODO + 'print(apis.todoist.delete_task(task_id=task_id, access_token=access)["message"])',
+            "task_id=task_id",
+            _TODO,
         ),
     )
 }
@@ -251,15 +253,18 @@ def code(calls: Sequence[Call]) -> str:
     parts = [_PROLOGUE]
     for call in calls:
         if call.name == ENDING:
-            parts.append(f"apis.supervisor.complete_task({_keywords(call)})")
+            if not call.arguments.keys() <= {"answer"}:
+                raise ValueError(f"{ENDING} takes an answer alone, or nothing")
+            given = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
+            parts.append(f"apis.supervisor.complete_task({given})")
             continue
         skill = SKILLS.get(call.name)
         if skill is None:
             raise ValueError(f"there is no skill {call.name!r:.100}")
-        given = call.arguments
-        if given.keys() != set(skill.parameters) or not all(isinstance(v, (str, int, float)) for v in given.values()):
+        values = call.arguments
+        if values.keys() != set(skill.parameters) or not all(isinstance(v, (str, int, float)) for v in values.values()):
             raise ValueError(f"{skill.name} takes {', '.join(skill.parameters) or 'nothing'}, each text or a number")
-        body = _fill(skill.code, given)
+        body = _fill(skill.code, values)
         parts.append(f'access = token("{skill.app}")\n{body}')
     return "\n".join(parts)
 
@@ -287,12 +292,50 @@ def _fill(text: str, given: Mapping[str, Any]) -> str:
     return re.sub(r"{(\w+)}", lambda slot: repr(given[slot[1]]), text)
 
 
-def _keywords(call: Call) -> str:
-    if not call.arguments.keys() <= {"answer"}:
-        raise ValueError(f"{ENDING} takes an answer alone, or nothing")
-    return ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
-
-
 def _function(name: str, description: str, parameters: tuple[str, ...]) -> dict[str, Any]:
     schema = {"type": "object", "properties": {parameter: {} for parameter in parameters}}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+_JOINER = ", then "
+_SLOT = re.compile(r"{(!?)(\w+)(?::([^|}]*)\|([^}]*))?}")
+
+
+def phrase(steps: Sequence[Triplet]) -> str | None:
+    """The query that the steps fulfil; None where they cannot be worded.
+
+    A task ends by completing it, once. A look-up is worded where it stands last and its value is the answer.
+    """
+    done = [(call, step.observation) for step in steps for call in step.action.calls]
+    if len(done) < 2 or len(done) != len(steps) or not all(observation.ok for _, observation in done):
+        return None
+    (*before, (last, observed)), (ending, _) = done[:-1], done[-1]
+    if ending.name != ENDING or any(call.name not in SKILLS for call, _ in done[:-1]):
+        return None
+    if any(SKILLS[call.name].look for call, _ in before):
+        return None
+    if ending.arguments != ({"answer": observed.text} if SKILLS[last.name].look else {}):
+        return None
+    if SKILLS[last.name].look and not (observed.text.strip() and "\n" not in observed.text):
+        return None
+    clauses = [_wording(call) for call, _ in done[:-1]]
+    if None in clauses or len(set(clauses)) < len(clauses):
+        return None
+    text = _JOINER.join(filter(None, clauses))
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _wording(call: Call) -> str | None:
+    skill = SKILLS[call.name]
+    if call.arguments.keys() != set(skill.parameters):
+        return None
+    return _SLOT.sub(lambda slot: _value_text(call.arguments[slot[2]], slot), skill.wording)
+
+
+def _value_text(value: Any, slot: re.Match[str]) -> str:
+    bare, _, yes, no = slot.groups()
+    if yes or no:
+        return str(yes if value else no)
+    if isinstance(value, str) and (bare or not re.search(r"['\\\x00-\x1f]", value)):
+        return value if bare else f"'{value}'"
+    return json.dumps(value, ensure_ascii=False)

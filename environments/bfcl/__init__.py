@@ -1,13 +1,9 @@
 """BFCL multi-turn: the official tasks, APIs and checker of the installed `bfcl-eval` wheel (Apache-2.0).
 
-calls.py        calls in and out: literal-only Python calls, limits on arguments, results as text
+calls.py        calls: read from Python, limited, run on the API instances of an episode; the state of these as JSON
 official.py     reads the wheel: tasks, documentation, APIs, checker; the only importer of it
-apis.py         the API instances of one episode, and calls run on them
-state.py        the state of an API instance, as JSON
 episode.py      one dialogue: user turns, calls, force-quit, verdict
-scene.py        the values that an episode has shown, as sources of arguments
-arguments.py    ONE table of arguments worth trying
-offers.py       which calls would work now
+arguments.py    which calls would work now: sources of arguments, ONE table of those worth trying
 wordings.py     ONE table of wordings: calls → the user's turns
 inside.py       the environment, as it runs inside the wheel's own virtual environment
 """

@@ -1,27 +1,160 @@
-"""ONE table of arguments worth trying: tool → parameter → the source of its values."""
+"""The calls that would work now: ONE table of arguments worth trying, their sources, and trials on copies.
 
-from collections.abc import Mapping
+The table has, for each tool and parameter, the source of its values: what the episode has shown, or words of ours.
+"""
 
-from .scene import (
-    OMIT,
-    Source,
-    either,
-    field,
-    files,
-    first_words,
-    folders,
-    items,
-    messages,
-    names_below,
-    number_lists,
-    prices,
-    receivers,
-    results,
-    stocks,
-    told_numbers,
-    words,
-    words_here,
-)
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from cojax.types import Call
+from .calls import Apis
+
+# An option of a parameter: leave it out.
+OMIT = object()
+
+
+class Scene:
+    """The known values: the contents of the instances, and the results of this episode by key."""
+
+    def __init__(self, instances: Mapping[str, Any], seen: Sequence[Any]):
+        self.instances = instances
+        self.results: dict[str, list[Any]] = {}
+        for result in seen:
+            for key, value in _leaves(result, ""):
+                self.results.setdefault(key, []).append(value)
+
+    def of(self, name: str, attribute: str) -> Any:
+        """A public attribute, or nothing where the class is not involved."""
+        instance = self.instances.get(name)
+        return () if instance is None else vars(instance)[attribute]
+
+    def here(self, kind: str) -> list[str]:
+        """Names of the files or directories in the current directory."""
+        system = self.instances.get("GorillaFileSystem")
+        return [] if system is None else _names_in(system._current_dir, kind)
+
+
+Source = Callable[[Scene], Iterable[Any]]
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """The short values in a result, each with its key; values in lists have the list's key."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _leaves(inner, str(name))
+    elif isinstance(value, (list, tuple)):
+        for inner in value[:20]:
+            yield from _leaves(inner, key)
+    elif (isinstance(value, str) and 0 < len(value) <= 80) or type(value) in (int, float):
+        yield key, value
+
+
+def _names_in(directory: Any, kind: str) -> list[str]:
+    return [name for name, item in directory.contents.items() if type(item).__name__ == kind]
+
+
+def words(*values: Any) -> Source:
+    return lambda scene: values
+
+
+def results(*keys: str) -> Source:
+    return lambda scene: [value for key in keys for value in scene.results.get(key, ())]
+
+
+def either(*sources: Source) -> Source:
+    return lambda scene: itertools.chain.from_iterable(source(scene) for source in sources)
+
+
+def items(name: str, attribute: str) -> Source:
+    """The keys of a dict or the elements of a list; a single value alone, unless there is none."""
+
+    def source(scene: Scene) -> Iterable[Any]:
+        value = scene.of(name, attribute)
+        if isinstance(value, (Mapping, list, tuple, set)):
+            return list(value)
+        return [] if value is None else [value]
+
+    return source
+
+
+def field(name: str, attribute: str, key: str) -> Source:
+    """The entry `key` of every record in a list, or among a dict's values."""
+
+    def source(scene: Scene) -> Iterable[Any]:
+        records = scene.of(name, attribute)
+        records = records.values() if isinstance(records, Mapping) else records
+        return [record[key] for record in records if isinstance(record, Mapping) and key in record]
+
+    return source
+
+
+def files(scene: Scene) -> list[str]:
+    return scene.here("File")
+
+
+def folders(scene: Scene) -> list[str]:
+    return scene.here("Directory")
+
+
+def names_below(scene: Scene) -> list[str]:
+    """The names of all files, in whatever folder."""
+    system = scene.instances.get("GorillaFileSystem")
+    names: list[str] = []
+    open_ = [] if system is None else [system.root]
+    # Calls can put a folder inside itself.
+    for _ in range(200):
+        if not open_:
+            break
+        directory = open_.pop()
+        names += _names_in(directory, "File")
+        open_ += [directory.contents[name] for name in _names_in(directory, "Directory")]
+    return names
+
+
+def words_here(scene: Scene) -> list[str]:
+    """The words in the files of the current directory."""
+    system = scene.instances.get("GorillaFileSystem")
+    contents = [] if system is None else [system._current_dir.contents[name].content for name in files(scene)]
+    return [word.strip(".,:;()") for text in contents for word in text[:500].split()[:40] if len(word) > 4]
+
+
+def messages(scene: Scene) -> list[str]:
+    return [str(text) for record in scene.of("MessageAPI", "inbox") for text in record.values()]
+
+
+def receivers(scene: Scene) -> list[str]:
+    users = scene.of("MessageAPI", "user_map")
+    return list(users.values()) if isinstance(users, Mapping) else []
+
+
+def first_words(source: Source) -> Source:
+    return lambda scene: [word.strip(".,!?") for text in source(scene) for word in str(text).split() if len(word) > 4]
+
+
+def stocks(scene: Scene) -> list[list[str]]:
+    symbols = list(scene.of("TradingBot", "stocks"))
+    return [symbols[start : start + size] for size in (2, 3, 4) for start in range(0, max(0, len(symbols) - size), 2)]
+
+
+def told_numbers(scene: Scene) -> list[float]:
+    return [value for values in scene.results.values() for value in values if type(value) in (int, float)][-8:]
+
+
+def number_lists(scene: Scene) -> list[list[float]]:
+    numbers = told_numbers(scene)
+    lists: list[list[float]] = [
+        [4, 8, 15, 16],
+        [120, 75, 300],
+        [2.5, 7.5, 10.0],
+        [61, 88, 93, 79, 54],
+        [1500, 2250],
+        [9, 27, 81],
+    ]
+    return [*lists, numbers[-3:], numbers[-2:]] if len(numbers) >= 3 else lists
+
 
 FILE, FOLDER, ENTRY = files, folders, either(files, folders)
 NEW_FILE = words("minutes.txt", "outline.md", "budget_2025.csv", "todo.txt", "readme_first.txt", "figures.json")
@@ -37,7 +170,6 @@ TEXT = words(
 )
 AMOUNT = words(250, 500, 1200, 2000.5, 3500, 80)
 NUMBER = either(told_numbers, words(12, 3.5, 144, 60, 7, 1250, 0.75, 250))
-NUMBERS = number_lists
 DIGITS = words(2, 3, 5, 8)
 LENGTH = words("km", "m", "cm", "mm")
 USER, RECEIVER = items("MessageAPI", "user_map"), either(receivers, results("user_id"))
@@ -92,18 +224,18 @@ TRIED: Mapping[str, Mapping[str, Source]] = {
         "unit_out": words("miles", "lb", "in"),
     },
     "logarithm": {"value": words(20, 36, 150, 980), "base": words(2, 5, 10), "precision": DIGITS},
-    "max_value": {"numbers": NUMBERS},
-    "mean": {"numbers": NUMBERS},
-    "min_value": {"numbers": NUMBERS},
+    "max_value": {"numbers": number_lists},
+    "mean": {"numbers": number_lists},
+    "min_value": {"numbers": number_lists},
     "multiply": {"a": NUMBER, "b": NUMBER},
     "percentage": {"part": NUMBER, "whole": NUMBER},
     "power": {"base": words(2, 3, 5, 12), "exponent": words(2, 3, 4)},
     "round_number": {"number": words(3.14159, 27.456, 1999.995), "decimal_places": words(OMIT, 1, 2)},
     "si_unit_conversion": {"value": NUMBER, "unit_in": LENGTH, "unit_out": LENGTH},
     "square_root": {"number": words(2, 50, 144, 625), "precision": DIGITS},
-    "standard_deviation": {"numbers": NUMBERS},
+    "standard_deviation": {"numbers": number_lists},
     "subtract": {"a": NUMBER, "b": NUMBER},
-    "sum_values": {"numbers": NUMBERS},
+    "sum_values": {"numbers": number_lists},
     # MessageAPI
     "add_contact": {"user_name": words("Nadia", "Oskar", "Priya", "Tomas")},
     "delete_message": {"receiver_id": RECEIVER},
@@ -171,7 +303,7 @@ TRIED: Mapping[str, Mapping[str, Source]] = {
     "place_order": {
         "order_type": words("Buy", "Sell"),
         "symbol": SYMBOL,
-        "price": either(prices, results("price")),
+        "price": either(field("TradingBot", "stocks", "price"), results("price")),
         "amount": words(1, 2, 5, 10),
     },
     "remove_stock_from_watchlist": {"symbol": items("TradingBot", "watch_list")},
@@ -267,3 +399,37 @@ TRIED: Mapping[str, Mapping[str, Source]] = {
     "set_navigation": {"destination": words("12 Harbor Road, Pinehaven, ME", "88 Hill Street, Greenfield, WI")},
     "startEngine": {"ignitionMode": words("START")},
 }
+
+
+# The most calls offered in all, offered of one tool, and tried of one tool.
+_OFFERED = 150
+_OF_TOOL = 6
+_TRIES = 10
+
+
+def offers(apis: Apis, scene: Scene, tools: Sequence[str], salt: str) -> list[Call]:
+    """At most 150 different calls of these tools that work now, drawn by `salt`: of each tool one, then a second, …"""
+    tried = apis.trial()
+    found = []
+    for tool in tools:
+        calls = _combinations(tool, scene, random.Random(repr((tool, salt))))
+        working = (call for call in itertools.islice(calls, _TRIES) if tried(call).ok)
+        found.append(list(itertools.islice(working, _OF_TOOL)))
+    layers = itertools.zip_longest(*found)
+    return [call for layer in layers for call in layer if call is not None][:_OFFERED]
+
+
+def _combinations(tool: str, scene: Scene, rng: random.Random) -> Iterator[Call]:
+    """Different calls of the tool in random order, no two arguments alike."""
+    options = {name: list(source(scene)) for name, source in TRIED[tool].items()}
+    if not all(options.values()):
+        return
+    known: set[str] = set()
+    for _ in range(3 * _TRIES):
+        chosen = {name: rng.choice(values) for name, values in options.items()}
+        arguments = {name: value for name, value in chosen.items() if value is not OMIT}
+        texts = [json.dumps(value) for value in arguments.values()]
+        key = json.dumps(arguments)
+        if key not in known and len(set(texts)) == len(texts):
+            known.add(key)
+            yield Call(tool, arguments)

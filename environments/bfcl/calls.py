@@ -1,12 +1,16 @@
-"""Reads calls written as literal-only Python, limits their arguments, renders results. Evaluates nothing."""
+"""Calls: read from literal-only Python, limited, run on the APIs of an episode; results and states as text and JSON."""
 
 import ast
+import copy
+import dataclasses
+import inspect
 import json
 import math
-from collections.abc import Mapping
+import pickle
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from cojax.types import canonical, content_hash
+from cojax.types import Call, canonical, content_hash
 
 # Limits of arguments; a call beyond them is answered with an error.
 _DEPTH = 16
@@ -115,3 +119,112 @@ def is_failure(result: Any) -> bool:
 def brief(value: Any, limit: int = 500) -> Any:
     """The value, or its hash where its JSON is longer than `limit`: equal values stay equal."""
     return value if len(canonical(value)) <= limit else f"hash:{content_hash(value)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The result of a call: the text shown, whether it worked, and the value behind the text."""
+
+    text: str
+    ok: bool
+    value: Any = None
+
+
+class Apis:
+    """API instances by class, and the class of each tool. Only these tools can be run."""
+
+    def __init__(self, instances: Mapping[str, Any], classes: Mapping[str, str]):
+        self.instances = dict(instances)
+        self.classes = {tool: name for tool, name in classes.items() if name in instances}
+
+    def run(self, call: Call, tools: Collection[str] | None = None, on: Any = None) -> Result:
+        """The result of the call, if it is of one of the `tools`, all by default. Never raises an API's error.
+
+        It runs on the instance `on` if there is one, else on its own.
+        """
+        if call.name not in (self.classes if tools is None else tools):
+            return Result(f"{ERROR}there is no function {call.name!r:.100}", ok=False)
+        if reason := examine(call.arguments):
+            return Result(f"{ERROR}{reason}", ok=False)
+        instance = self.instances[self.classes[call.name]] if on is None else on
+        method = vars(type(instance))[call.name]
+        try:
+            # Copies, as an API may keep its arguments, and a default list must not be shared between calls.
+            value = method(instance, **copy.deepcopy({**_changeable(method), **call.arguments}))
+            return Result(render(value), not is_failure(value), value)
+        except Exception as error:
+            return Result(render(f"{ERROR}{_error_text(error)}"), ok=False)
+
+    def photograph(self) -> bytes:
+        """All instances as they are now, pickled. Raises RecursionError for endless folders."""
+        return pickle.dumps(self.instances)
+
+    def trial(self) -> Callable[[Call], Result]:
+        """Runs calls on copies of the instances, each from the present state. Raises RecursionError as above."""
+        copies = {name: pickle.dumps(instance) for name, instance in self.instances.items()}
+        return lambda call: self.run(call, on=pickle.loads(copies[self.classes[call.name]]))
+
+
+def _changeable(method: Callable[..., Any]) -> dict[str, Any]:
+    """Default arguments that a call could change for all later ones."""
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(method).parameters.items()
+        if isinstance(parameter.default, (list, dict, set))
+    }
+
+
+def _error_text(error: Exception) -> str:
+    try:
+        return str(error)
+    except ValueError:
+        return type(error).__name__
+
+
+# Calls can put a folder inside itself, or in others many times over: no more values than this are converted.
+_STATE_DEPTH = 40
+_STATE_VALUES = 20_000
+# Python writes no number of more than 4,300 digits in decimals.
+_DECIMAL = 10**4000
+
+
+def portrait(instance: Any) -> dict[str, Any]:
+    """The public attributes of an instance, which the official checker compares."""
+    return _Painter().attributes(instance, 0)
+
+
+class _Painter:
+    """Converts one instance, and counts the values so far."""
+
+    def __init__(self) -> None:
+        self.values = 0
+
+    def attributes(self, instance: Any, depth: int) -> dict[str, Any]:
+        return {
+            name: self.value(value, depth + 1)
+            for name, value in vars(instance).items()
+            # A folder's parent is known from its position.
+            if not name.startswith("_") and name != "parent"
+        }
+
+    def value(self, value: Any, depth: int) -> Any:
+        self.values += 1
+        if depth > _STATE_DEPTH or self.values > _STATE_VALUES:
+            return "..."
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, int):
+            return value if abs(value) < _DECIMAL else hex(value)
+        if isinstance(value, str):
+            return brief(value)
+        if isinstance(value, float):
+            return value if math.isfinite(value) else f"float:{value!r}"
+        if isinstance(value, dict):
+            # A number and its digits are different keys.
+            keyed = ((key if isinstance(key, str) else f"key:{key!r}", item) for key, item in value.items())
+            return {key: self.value(item, depth + 1) for key, item in keyed}
+        if isinstance(value, (list, tuple)):
+            return [self.value(item, depth + 1) for item in value]
+        if isinstance(value, (set, frozenset)):
+            return {"set": sorted(map(repr, value))}
+        return {type(value).__name__: self.attributes(value, depth)}

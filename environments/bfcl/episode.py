@@ -2,16 +2,14 @@
 
 import dataclasses
 import json
+import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, canonical
-from .apis import Apis, Result, develop
-from .calls import brief
-from .offers import offers
+from .arguments import Scene, offers
+from .calls import ERROR, Apis, Result, brief, portrait
 from .official import Official
-from .scene import Scene
-from .state import portrait
 
 # Stands between the turns of a query. An empty turn announces functions withheld so far.
 SEPARATOR = "\n\n[next turn]\n\n"
@@ -77,9 +75,7 @@ class Dialogue:
         results = [self._run(call, offered) for call in action.calls[:_CALLS]]
         messages = [Message("tool", result.text) for result in results]
         if len(action.calls) > _CALLS:
-            messages.append(
-                Message("tool", f"Error during execution: only {_CALLS} calls at once; the rest were not run")
-            )
+            messages.append(Message("tool", f"{ERROR}only {_CALLS} calls at once; the rest were not run"))
         self._steps += 1
         if self._steps >= self._official.limit:
             self._end_turn()
@@ -138,7 +134,7 @@ class Dialogue:
             return False
         so_far = [output for turn in self._ended[: number + 1] for output in turn.outputs]
         try:
-            state = self._official.same_state(develop(ended.photograph), reference.instances)
+            state = self._official.same_state(pickle.loads(ended.photograph), reference.instances)
             return bool(state["valid"] and self._official.same_responses(so_far, expected, number)["valid"])
         except Exception:
             # The checker cannot compare endless folders.
@@ -153,10 +149,7 @@ class Dialogue:
         return Apis(instances, self._classes)
 
     def _run(self, call: Call, offered: Sequence[str]) -> Result:
-        if call.name in offered:
-            result = self._apis.run(call)
-        else:
-            result = Result(f"Error during execution: there is no function {call.name!r:.100}", ok=False)
+        result = self._apis.run(call, offered)
         self._outputs.append(result.text)
         if result.ok:
             self._worked.append(brief(result.text))

@@ -45,7 +45,7 @@ class Bfcl:
         self._classes = {
             entry["function"]["name"]: name for name, entries in benchmark.documentation.items() for entry in entries
         }
-        self._parameters = {tool: benchmark.parameters(tool) for tool in self._classes}
+        self._parameters = {tool: benchmark.parameters(name, tool) for tool, name in self._classes.items()}
         tasks = {name: tuple(self._task(entry) for entry in entries) for name, entries in benchmark.entries.items()}
         self._names = {
             task.id: entry.id

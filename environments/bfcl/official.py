@@ -4,7 +4,6 @@
 it is not cleared between visits, so that it judged right replays wrong on a second visit.
 """
 
-import contextlib
 import copy
 import dataclasses
 import datetime
@@ -13,7 +12,8 @@ import inspect
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import unittest.mock
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,17 +72,16 @@ class Official:
         # Long scenarios share objects of the module: a booking in one episode would be visible in the next.
         return copy.deepcopy(made)
 
-    def parameters(self, tool: str) -> tuple[str, ...]:
-        """The tool's parameters in the order of its signature. Raises ValueError for an unknown tool."""
-        for name, entries in self.documentation.items():
-            if any(entry["function"]["name"] == tool for entry in entries):
-                return tuple(inspect.signature(vars(self.apis[name])[tool]).parameters)[1:]
-        raise ValueError(f"tool {tool!r} is not documented by the benchmark")
+    def parameters(self, name: str, tool: str) -> tuple[str, ...]:
+        """The parameters of a tool of the class `name`, in the order of its signature."""
+        return tuple(inspect.signature(vars(self.apis[name])[tool]).parameters)[1:]
 
 
 def load() -> Official:
     """Reads the installed wheel. Raises ModuleNotFoundError with what to do where there is none."""
-    with _elsewhere():
+    # On import the wheel makes folders, by default among the installed packages.
+    elsewhere = tempfile.TemporaryDirectory(prefix="bfcl-")
+    with elsewhere as root, unittest.mock.patch.dict(os.environ, BFCL_PROJECT_ROOT=root):
         try:
             checker = importlib.import_module(f"{_WHEEL}.multi_turn_checker")
         except ModuleNotFoundError as error:
@@ -106,21 +105,6 @@ def load() -> Official:
         same_state=checker.state_checker,
         same_responses=checker.response_checker,
     )
-
-
-@contextlib.contextmanager
-def _elsewhere() -> Iterator[None]:
-    """Puts the folders that the wheel makes on import into a temporary folder, not among the installed packages."""
-    before = os.environ.get("BFCL_PROJECT_ROOT")
-    with tempfile.TemporaryDirectory(prefix="bfcl-") as root:
-        os.environ["BFCL_PROJECT_ROOT"] = root
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["BFCL_PROJECT_ROOT"]
-            else:
-                os.environ["BFCL_PROJECT_ROOT"] = before
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -153,11 +137,7 @@ def _user_text(messages: Sequence[Mapping[str, str]]) -> str:
 
 def _tool(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     """The documentation as an OpenAI function, without the description of the response, as officially."""
-    function = {
-        "name": entry["name"],
-        "description": entry["description"],
-        "parameters": _schema(entry["parameters"]),
-    }
+    function = {"name": entry["name"], "description": entry["description"], "parameters": _schema(entry["parameters"])}
     return {"type": "function", "function": function}
 
 

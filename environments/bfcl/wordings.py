@@ -5,8 +5,6 @@ used only where the argument `lines` is given and is not 10; if the part has no 
 are written out, text in quotes, so that different calls have different wordings.
 """
 
-import dataclasses
-import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -171,15 +169,6 @@ _SLOT = re.compile(r"{(\w+)(?::([^|}]*)\|([^}]*))?}")
 _OPTION = re.compile(r"\[(\w+)=([^:]*):((?:[^\]{]|{[^}]*})*)\]")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """A part of a wording: always used, or only where `option` is given and is not `default`."""
-
-    text: str
-    option: str = ""
-    default: Any = None
-
-
 def phrase(steps: Sequence[Triplet]) -> list[str] | None:
     """The user's turns that the steps fulfil; an action without calls ends a turn.
 
@@ -198,41 +187,38 @@ def phrase(steps: Sequence[Triplet]) -> list[str] | None:
         if not step.action.calls:
             if not said:
                 return None
-            turns.append(_sentence(_JOINER.join(said)))
+            text = _JOINER.join(said)
+            turns.append(f"{text[0].upper()}{text[1:]}.")
             said = []
     return turns if turns and not said else None
 
 
 def word(call: Call) -> str | None:
     """The user's request for this call; None where an argument has no slot or a slot no argument."""
-    if call.name not in WORDINGS:
+    given, placed = call.arguments, set[str]()
+
+    def option(found: re.Match[str]) -> str:
+        """The words of an option that is given, and is not what it is by default."""
+        name, default, words = found.groups()
+        placed.add(name)
+        if name not in given or given[name] == json.loads(default):
+            return ""
+        if given[name] is not True and not _SLOT.search(words):
+            raise ValueError(f"{name} can only be said to be true")
+        return words
+
+    def slot(found: re.Match[str]) -> str:
+        name, yes, no = found.groups()
+        placed.add(name)
+        if (yes or no) and not isinstance(given[name], bool):
+            raise ValueError(f"{name} is neither true nor false")
+        return _value(given[name], yes, no)
+
+    try:
+        text = _SLOT.sub(slot, _OPTION.sub(option, WORDINGS[call.name]))
+    except (KeyError, ValueError):
         return None
-    text, placed = "", set[str]()
-    for part in _parts(WORDINGS[call.name]):
-        if part.option:
-            given = part.option in call.arguments
-            placed.add(part.option)
-            if not given or call.arguments[part.option] == part.default:
-                continue
-        slots = _SLOT.findall(part.text)
-        if part.option and not slots and call.arguments[part.option] is not True:
-            return None
-        for name, yes, no in slots:
-            if name not in call.arguments or ((yes or no) and not isinstance(call.arguments[name], bool)):
-                return None
-            placed.add(name)
-        text += _SLOT.sub(lambda slot: _value(call.arguments[slot[1]], slot[2], slot[3]), part.text)
-    return text if set(call.arguments) <= placed else None
-
-
-@functools.cache
-def _parts(wording: str) -> tuple[_Part, ...]:
-    parts: list[_Part] = []
-    end = 0
-    for option in _OPTION.finditer(wording):
-        parts += [_Part(wording[end : option.start()]), _Part(option[3], option[1], json.loads(option[2]))]
-        end = option.end()
-    return (*parts, _Part(wording[end:]))
+    return text if set(given) <= placed else None
 
 
 def _value(value: Any, yes: str | None, no: str | None) -> str:
@@ -246,7 +232,3 @@ def _value(value: Any, yes: str | None, no: str | None) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} to {_value(item, None, None)}" for key, item in value.items()) or "nothing"
     return json.dumps(value)
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."

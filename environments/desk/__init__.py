@@ -52,16 +52,11 @@ def make(
     within its suite has the weight r ** -skew. `steep` is the demonstrator's: the greater, the fewer skills it makes
     mistakes in, the least popular ones (`demonstrator.demonstrations`).
     """
-    examine(suites=suites, applications=applications, tables=tables, longest=longest, more=more, skew=skew, steep=steep)
     grown: dict[str, Any] = {
-        "suites": suites,
-        "applications": applications,
-        "tables": tables,
-        "longest": longest,
-        "more": more,
-        "skew": skew,
-        "steep": steep,
-    }
+        "suites": suites, "applications": applications, "tables": tables, "longest": longest, "more": more,
+        "skew": skew, "steep": steep,
+    }  # fmt: skip
+    examine(**grown)
     if isolated:
         return isolate(__name__, **(grown if suites else {}))
     if not suites:

@@ -1,5 +1,6 @@
 """The demonstrator that the warm start imitates: it masters the popular skills and makes mistakes in rare ones."""
 
+import contextlib
 import dataclasses
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,16 +44,16 @@ def demonstrate(
 
     def act(call: Call) -> str:
         calls.append(call)
-        try:
+        with contextlib.suppress(Refused):
             if call.name != FINISH:
                 return perform(state, call, suite.tools)
-        except Refused:
-            pass
         # The look-up failed, so it goes on with the name it asked about.
         return next(iter(call.arguments.values()))
 
+    low, high = noise
     for skill, words in plan:
-        if rng.random() < _chance(suite.skills.index(skill) / (len(suite.skills) - 1), noise, steep):
+        place = suite.skills.index(skill) / (len(suite.skills) - 1)  # 0 for the most popular one, 1 for the least
+        if rng.random() < low + (high - low) * place**steep:
             bungle(skill, words, act, rng)
         else:
             carry_out(skill, words, act)
@@ -67,17 +68,11 @@ def bungle(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str], r
         carry_out(dataclasses.replace(skill, then=skill.otherwise, otherwise=skill.then), words, act)
         return
     templates = skill.branches[0]
-    looks = [template for template in templates if template.looks]
+    looks = [template for template in templates if template.binds]
     if looks and rng.random() < 0.5:
         guessed = {look.binds: words[look.names[0]] for look in looks}
-        follow([template for template in templates if not template.looks], {**words, **guessed}, act)
+        follow([template for template in templates if not template.binds], {**words, **guessed}, act)
         return
     wrong = max(index for index, template in enumerate(templates) if template.tool != FINISH)
     confused = skill.template(skill.confused, templates[wrong].names, templates[wrong].binds)
     follow((*templates[:wrong], confused, *templates[wrong + 1 :]), words, act)
-
-
-def _chance(place: float, noise: tuple[float, float], steep: float) -> float:
-    """The chance of a mistake in a skill; `place` is 0 for the most popular one and 1 for the least popular."""
-    low, high = noise
-    return low + (high - low) * place**steep

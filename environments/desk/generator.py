@@ -5,6 +5,7 @@ query is in two splits. Values such as addresses, texts and days are drawn anew 
 and cannot be memorized.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -14,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from cojax.types import Action, Call, Task, normalise
 from . import office
 from .office import Refused, State
-from .office import new_office as new_office
 from .skills import DESK, Skill, Suite, carry_out
 from .tools import FINISH, effect, perform
 
@@ -111,9 +111,7 @@ def solve(plan: Plan, setup: office.State, suite: Suite = DESK) -> tuple[Call, .
 
     def act(call: Call) -> str:
         calls.append(call)
-        if call.name == FINISH:
-            return "ok"
-        return perform(state, call, suite.tools)
+        return "ok" if call.name == FINISH else perform(state, call, suite.tools)
 
     try:
         for skill, words in plan:
@@ -179,10 +177,8 @@ def _play(calls: tuple[Call, ...], state: State, suite: Suite) -> None:
     """Carries out the calls, skipping refused ones."""
     for call in calls:
         if call.name != FINISH:
-            try:
+            with contextlib.suppress(Refused):
                 perform(state, call, suite.tools)
-            except Refused:
-                continue
 
 
 def _all_matter(calls: tuple[Call, ...], setup: State, suite: Suite) -> bool:

@@ -1,26 +1,17 @@
 """The desk's language: `phrase` words calls as a query, `read` parses a query."""
 
-import dataclasses
 import functools
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from cojax.types import Call, Triplet
+from ..tools.wording import calls_with_observations
 from .generator import JOINER, Plan
 from .skills import DESK, Skill, Suite, Template
 from .tools import FINISH
 
 Done = tuple[Call, str]  # a call and what was observed
-
-
-@dataclasses.dataclass(frozen=True)
-class _Match:
-    """A skill that ends with a given call, the words of its slots and the look-ups it needs."""
-
-    skill: Skill
-    words: Mapping[str, str]
-    looks: frozenset[int]
 
 
 def phrase(steps: Sequence[Triplet], suite: Suite = DESK) -> str | None:
@@ -29,7 +20,7 @@ def phrase(steps: Sequence[Triplet], suite: Suite = DESK) -> str | None:
     Each change is matched with the skill that explains the most look-ups not yet explained. There is no query if a
     call was refused, a look-up stays unexplained, finish comes before the end, or a word is not of the language.
     """
-    done = _flatten(steps)
+    done = calls_with_observations(steps)
     if not done:
         return None
     clauses: list[str] = []
@@ -44,9 +35,9 @@ def phrase(steps: Sequence[Triplet], suite: Suite = DESK) -> str | None:
         matches = list(_matches(done, index, explained, suite))
         if not matches:
             return None
-        best = max(matches, key=lambda match: (len(match.looks - explained), -len(match.looks)))
-        explained |= best.looks
-        clauses.append(best.skill.word(best.words))
+        looks, clause = max(matches, key=lambda match: (len(match[0] - explained), -len(match[0])))
+        explained |= looks
+        clauses.append(clause)
     dangling = {index for index, (call, _) in enumerate(done) if _looks(call, suite)} - explained
     return JOINER.join(clauses) if clauses and not dangling else None
 
@@ -68,21 +59,14 @@ def _patterns(suite: Suite) -> tuple[tuple[Skill, re.Pattern[str]], ...]:
     return tuple((skill, re.compile(re.sub(r"{(\w+)}", r"(?P<\1>\\w+)", skill.wording))) for skill in suite.skills)
 
 
-def _flatten(steps: Sequence[Triplet]) -> list[Done]:
-    """The calls with their observations; nothing where one was refused."""
-    done: list[Done] = []
-    for step in steps:
-        if not step.observation.ok or len(step.action.calls) != len(step.observation.messages):
-            return []
-        done += zip(step.action.calls, (message.content for message in step.observation.messages), strict=True)
-    return done
-
-
 def _looks(call: Call, suite: Suite) -> bool:
     return call.name in suite.tools and bool(suite.tools[call.name].gives)
 
 
-def _matches(done: Sequence[Done], index: int, explained: frozenset[int], suite: Suite) -> Iterator[_Match]:
+def _matches(
+    done: Sequence[Done], index: int, explained: frozenset[int], suite: Suite
+) -> Iterator[tuple[frozenset[int], str]]:
+    """For each skill that can end with the call at `index`: the look-ups that it needs, and its words."""
     for skill in suite.skills:
         for branch in skill.branches:
             words = _unify(branch[-1], done[index][0], {})
@@ -95,7 +79,7 @@ def _matches(done: Sequence[Done], index: int, explained: frozenset[int], suite:
             if words is not None:
                 words = _fill(skill, branch, words, suite)
                 if _in_language(skill, words, suite):
-                    yield _Match(skill, words, looks)
+                    yield looks, skill.word(words)
 
 
 def _unify(template: Template, call: Call, words: Mapping[str, str]) -> dict[str, str] | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from . import tools
-from .office import WORDS, Change, State
+from .office import WORDS, State
 from .skills import Skill, Suite
 from .tools import Rule, Tool
 
@@ -134,18 +134,10 @@ def _tools(app: Application) -> Iterator[Tool]:
     yield tool("drop", record, tools.remove(shelf), "Remove a record.")
     yield tool("rename", {**record, "name": f"new_{shelf}"}, tools.rename(shelf), "Give a record another name.")
     yield tool("mark", record, tools.turn_on(shelf, "marked"), "Mark a record.")
-    yield tool("link", {**record, "other": shelf}, _link(shelf), "Link a record to another.")
+    link = tools.extend(shelf, "links", require=lambda state, _, other: tools.found(state, shelf, other))
+    yield tool("link", {**record, "other": shelf}, link, "Link a record to another.")
     yield tool("lock", record, tools.turn_on(shelf, "locked"), "Lock a record.")
     yield tool("seek", record, tools.read(shelf, attributes[-1]), "Look at a record.", attributes[-1])
-
-
-def _link(shelf: str) -> Rule:
-    def rule(state: State, name: str, other: str) -> tuple[Change, ...]:
-        entity = tools.found(state, shelf, name)
-        tools.found(state, shelf, other)
-        return ((shelf, name, {**entity, "links": sorted({*entity["links"], other})}),)
-
-    return rule
 
 
 def _skills(

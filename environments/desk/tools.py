@@ -9,7 +9,7 @@ from cojax.types import Call
 from .office import SINGULAR, WORDS, Change, Entity, Refused, State, apply
 
 Rule = Callable[..., str | tuple[Change, ...]]  # of a tool: (state, words) → what a look-up tells, or the changes
-Requirement = Callable[[State, str, str], None]  # (state, attribute, word); raises `Refused`
+Requirement = Callable[[State, str, str], object]  # (state, attribute, word); raises `Refused`
 _WORD = re.compile(r"[a-z0-9]{1,24}")
 
 
@@ -105,15 +105,13 @@ def put(shelf: str, *attributes: str, require: Requirement = is_fit) -> Rule:
     return rule
 
 
-def extend(shelf: str, attribute: str) -> Rule:
-    """Adds a word to an attribute that is a list; `Refused` if it is there already."""
+def extend(shelf: str, attribute: str, require: Requirement = is_fit) -> Rule:
+    """Adds a word to an attribute that is a list."""
 
     def rule(state: State, name: str, word: str) -> tuple[Change, ...]:
         entity = found(state, shelf, name)
-        is_fit(state, attribute, word)
-        if word in entity[attribute]:
-            raise Refused("unchanged")
-        return ((shelf, name, {**entity, attribute: sorted([*entity[attribute], word])}),)
+        require(state, attribute, word)
+        return ((shelf, name, {**entity, attribute: sorted({*entity[attribute], word})}),)
 
     return rule
 

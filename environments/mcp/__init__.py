@@ -13,6 +13,7 @@ data.py         installs the public servers
 """
 
 import contextlib
+import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -25,8 +26,8 @@ from ..tools import ToolEnvironment
 from ..tools.toolset import Refused
 from ..worker import IsolatedEnvironment
 from . import launch
-from .servers import RECIPE, SERVERS, Server
-from .world import NAME, Answers, Offer, Opener, calls_of, folder_alone, offer
+from .servers import RECIPE, SERVERS
+from .world import NAME, Answers, Offer, Opener, calls_of, offer
 
 __all__ = ["COUNT", "RECIPE", "cases", "examine", "make"]
 
@@ -80,7 +81,8 @@ def make(
     not run, and EnvironmentFailure where the server does not start. docs/mcp.md describes the settings.
     """
     if not command and not url:
-        known = _public(server)
+        if (known := SERVERS.get(server)) is None:
+            raise ValueError(f"server {server!r} not found; available: {', '.join(SERVERS)}; or give a `command`")
         command, folders, state = known.started(), folders or str(known.folder), state or known.state
         setups, affordances = setups or known.setups, affordances or known.affordances
         variables = f"{known.variables} {variables}"
@@ -117,29 +119,20 @@ def make(
     return environment
 
 
-def examine(
-    *,
-    command: str = "",
-    url: str = "",
-    unconfined: bool = False,
-    headers: str = "",
-    folders: str = "",
-    variables: str = "",
-    visible: str = "",
-    errors: str = _ERRORS,
-    reset: str = "",
-    reuse: bool = False,
-    **others: Any,
-) -> None:
+def examine(**settings: Any) -> None:
     """Raises ValueError for settings that contradict each other, that cannot be read, or that may hold a secret."""
+    defaults = {name: parameter.default for name, parameter in inspect.signature(make).parameters.items()}
+    given = defaults | settings
+    command, url, headers, errors, reset, reuse = (
+        given[name] for name in ("command", "url", "headers", "errors", "reset", "reuse")
+    )
     try:
         re.compile(errors)
     except re.error as error:
         raise ValueError(f"errors is {errors!r}, which is no regular expression: {error}") from error
     if command and url:
         raise ValueError("command and url name two servers; expected one of them")
-    given = {"folders": folders, "variables": variables, "visible": visible} if url else {"headers": headers}
-    if strange := [name for name, value in given.items() if value]:
+    if strange := [name for name in (("folders", "variables", "visible") if url else ("headers",)) if given[name]]:
         meant = "a server at a url starts elsewhere" if url else "a command takes `variables`, and no headers"
         raise ValueError(f"{strange[0]} is given, but {meant}; leave it out")
     if reuse and (url or not reset):
@@ -150,7 +143,7 @@ def examine(
             f"reset is {reset!r:.100}, but each episode has a server of its own; leave it out, or set reuse=True: a "
             "server then serves several episodes, and whatever it keeps beside its state is read by later ones"
         )
-    if url and not unconfined:
+    if url and not given["unconfined"]:
         raise ValueError(
             "a server at a url is not confined: what a policy has it do, it does; if it may, set unconfined=True"
         )
@@ -159,13 +152,7 @@ def examine(
         launch.headers_of(headers)
     elif command:
         launch.words_of(command)
-        launch.variables_of(variables)
-
-
-def _public(server: str) -> Server:
-    if server not in SERVERS:
-        raise ValueError(f"server {server!r} not found; available: {', '.join(SERVERS)}; or give a `command`")
-    return SERVERS[server]
+        launch.variables_of(given["variables"])
 
 
 def _opener(
@@ -195,7 +182,7 @@ def _opener(
     if len(resets) > 1:
         raise ValueError(f"reset names {len(resets)} calls; expected one")
     calls = () if not state or _FUNCTION.fullmatch(state) else calls_of("state", state, offered.names)
-    read = Answers(calls) if calls else function("state", state) if state else folder_alone
+    read = Answers(calls) if calls else function("state", state) if state else lambda folder, call: folder
     alone = bool(url) and concurrency == 1
     reset_by = resets[0] if resets else None
     opener = Opener(worker, offered, read, reset=reset_by, kept=concurrency, lasting=bool(url), alone=alone)

@@ -1,5 +1,6 @@
 """The environment in its worker: every episode has a server of its own, in a folder of its own, or a session."""
 
+import asyncio
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from typing import Any
 from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet
 from .connection import Connection, ServerEnded
 from .snapshot import TooLarge, snapshot
-from .transports import Address, Process, prepare
+from .transports import Address, Process, rehearse
 
 # The most characters of an answer.
 _ANSWER = 200_000
@@ -37,7 +38,7 @@ class Servers:
         self.folders = Path(folders) if folders else None
         self.address = address
         if address:
-            prepare()
+            asyncio.run(rehearse())
         self.errors = re.compile(errors) if errors else None
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
@@ -124,12 +125,5 @@ class ServerEpisode:
 def _variables(program: str, home: Path, own: Mapping[str, str]) -> dict[str, str]:
     """All that a server's environment holds: nothing of this process's, where a user's credentials may stand."""
     path = os.pathsep.join((os.path.dirname(program), "/usr/local/bin", "/usr/bin", "/bin"))
-    known = {
-        "PATH": path,
-        "HOME": str(home),
-        "TMPDIR": str(home),
-        "LANG": "C.UTF-8",
-        "TZ": "UTC",
-        "PYTHONHASHSEED": "0",
-    }
-    return {**known, **own}
+    folders = {"PATH": path, "HOME": str(home), "TMPDIR": str(home)}
+    return {**folders, "LANG": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0", **own}

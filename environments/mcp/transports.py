@@ -124,12 +124,8 @@ class Address:
             self._refused = response.status_code if response.status_code >= 400 else 0
 
 
-def prepare() -> None:
+async def rehearse() -> None:
     """Imports what requests and calls import late, as a child may not be allowed to read the packages."""
-    asyncio.run(_rehearse())
-
-
-async def _rehearse() -> None:
     server = MCPServer("rehearsal")
 
     async def count() -> int:

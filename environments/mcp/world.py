@@ -30,11 +30,6 @@ Caller = Callable[[str, Mapping[str, Any]], str]
 Reader = Callable[[Mapping[str, Any], Caller], Any]
 
 
-def folder_alone(folder: Mapping[str, Any], call: Caller) -> Any:
-    """The state of a world whose user names none: the snapshot of its folder."""
-    return folder
-
-
 @dataclasses.dataclass(frozen=True)
 class Answers:
     """The state of a world as the answer of one call; or its folder, if it has one, and the answers of these calls.

@@ -6,16 +6,12 @@ inside.py       in a worker: the source of episodes
 
 import json
 import math
-from pathlib import Path
 from typing import Any, Literal
 
-from cojax.environment import EnvironmentFailure, Traits
-from cojax.types import Evaluation, Task
 from cojax.worlds import function
 from ..tools import ToolEnvironment
-from ..tools.ending import ended, free_name
-from ..tools.in_worker import WorkerWorld, opener
-from ..worker import Bounds, IsolatedEnvironment, isolate
+from ..tools.in_worker import environment_of, folders
+from ..worker import Bounds, isolate
 from ..worker.venv import Recipe, interpreter
 
 NAME = "openenv"
@@ -23,10 +19,8 @@ RECIPE = Recipe(requirements=("openenv==0.10.0",), proof="import openenv.core.en
 # Drops that the package's own reward lets through are listed by `environments.check`, and are no faults.
 OFFICIAL_VERDICT = True
 
-# Deadlines of one call that a verdict may take: it opens a second world and makes the solution's calls.
-_VERDICT = 6
-# Tasks of a split; resets with a seed each, where none are named.
-_MOST, _SEEDS = 10_000, 32
+# Resets with a seed each, where none are named.
+_SEEDS = 32
 
 
 def make(
@@ -58,14 +52,13 @@ def make(
     was not run, and EnvironmentFailure where the class fails.
     """
     examine(module=module, arguments=arguments, resets=resets, evaluation=evaluation, full=full)
-    shown = [str(Path(one).expanduser().absolute()) for one in path.split(":") if one]
     worker = isolate(
         f"{__name__}.inside",
         python=python or interpreter(NAME, RECIPE),
         bounds=Bounds(deadline=deadline, memory=int(memory * 2**30), processes=64),
-        visible=(*shown, *(str(Path(one).expanduser().absolute()) for one in visible.split(":") if one)),
+        visible=(*folders(path), *folders(visible)),
         made_by=module,
-        path=shown,
+        path=folders(path),
         arguments=json.loads(arguments),
         action=action,
         resets=_resets(resets) or [{"seed": seed} for seed in range(_SEEDS)],
@@ -77,21 +70,20 @@ def make(
         ignore=ignore.split(","),
         solution=solution,
     )
-    try:
-        return _environment(worker, affordances, lookups, instructions, concurrency, _VERDICT * deadline)
-    except (ValueError, EnvironmentFailure):
-        worker.close()
-        raise
+    return environment_of(
+        worker,
+        NAME,
+        by_text=False,
+        affordances=function("affordances", affordances) if affordances else None,
+        lookups=lookups,
+        instructions=instructions,
+        concurrency=concurrency,
+        deadline=deadline,
+    )
 
 
 def examine(
-    *,
-    module: str = "",
-    arguments: str = "{}",
-    resets: str = "",
-    evaluation: str = "",
-    full: float = 1.0,
-    **others: Any,
+    *, module: str = "", arguments: str = "{}", resets: str = "", evaluation: str = "", full: float = 1.0, **others: Any
 ) -> None:
     """Raises ValueError for settings that cannot be read."""
     if ":" not in module:
@@ -120,36 +112,3 @@ def _json(name: str, given: str) -> Any:
 def _resets(given: str) -> Any:
     """The arguments of each reset, or the name of a split of the environment's own tasks."""
     return _json("resets", given) if given.lstrip().startswith("[") else given
-
-
-def _environment(
-    worker: IsolatedEnvironment, affordances: str, lookups: str, instructions: str, concurrency: int, deadline: float
-) -> ToolEnvironment:
-    given = {split: worker.tasks(split, _MOST) for split in ("train", "dev", "eval")}
-    official = {task.id for tasks in given.values() for task in tasks}
-    opened = opener(worker, NAME)
-    world = opened(given["train"][0].setup)
-    tools = world.on_offer()
-    world.close()
-    ending = free_name([tool["function"]["name"] for tool in tools])
-    splits = {split: [ended(task, ending) for task in tasks] for split, tasks in given.items()}
-
-    def judge(task: Task, world: WorkerWorld, answer: str | None, finished: bool) -> Evaluation | None:
-        """The environment's own reward of a task of its own; None, and so a replay of its solution, for any other."""
-        return world.verdict() if task.id in official else None
-
-    return ToolEnvironment(
-        NAME,
-        tools=tools,
-        open=opened,
-        setups=[task.setup for task in splits["train"]],
-        splits=splits,
-        judge=judge,
-        affordances=function("affordances", affordances) if affordances else None,
-        lookups=lookups.split(",") if lookups else None,
-        instructions=instructions,
-        ending=ending,
-        traits=Traits(
-            concurrency=concurrency, deadline=deadline, worded_alike=True, incomparable=world.opening.incomparable
-        ),
-    )

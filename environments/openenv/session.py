@@ -199,7 +199,7 @@ class SessionEpisode:
             return _written(self._seen(shown)), True, bool(shown.done)
         if shown.error is not None:
             return shown.error.message, False, bool(shown.done)
-        return _text_of(shown.result), not _failed(shown.result), bool(shown.done)
+        return _text_of(shown.result), not shown.result.is_error, bool(shown.done)
 
     def _seen(self, shown: Any) -> dict[str, Any]:
         """An observation without its reward, which is for training, and without what is empty."""
@@ -222,7 +222,3 @@ def _text_of(result: Any) -> str:
     """The answer of a tool: the text of its result's content."""
     blocks = to_jsonable_python(result.content)
     return "\n".join(block.get("text", "") or json.dumps(block) for block in blocks)
-
-
-def _failed(result: Any) -> bool:
-    return bool(result.is_error)

@@ -1,14 +1,11 @@
 """ScienceWorld: the official simulator of the wheel `scienceworld` (Apache-2.0), its thirty tasks and its score.
 
 engine.py       the simulator in a JVM within the process; the only importer of the wheel
-java.py         finds Java
-world.py        one world: commands, limit, state
+world.py        one world: commands, limit, state; commands worth trying, and the system message
 record.py       what the simulator tells of its objects → the state
 limits.py       how many commands an episode may have
-commands.py     commands worth trying; how a sequence of them is worded
 solving.py      the simulator's own solutions of official tasks, shortened
-data.py         where these are kept
-prompts.py      the system message
+data.py         where these are kept; finds Java
 inside.py       the environment, as it runs inside the wheel's own virtual environment
 """
 
@@ -17,15 +14,14 @@ from typing import Literal
 from cojax.environment import Environment
 from ..worker import Bounds, isolate
 from ..worker.venv import Recipe, interpreter
-from . import java
-from .data import complete_folder
+from . import data as solutions
 
 RECIPE = Recipe(
     # py4j, which the wheel imports, and packaging, which jpype imports, need nothing else.
     requirements=("scienceworld==1.2.3", "jpype1==1.7.1", "packaging>=24,<27", "py4j==0.10.9.9"),
     dependencies=False,
     proof="import jpype, scienceworld",
-    programs=(("java", java.PACKAGE),),
+    programs=(("java", solutions.JAVA),),
 )
 
 # The splits whose tasks bring solutions, as `environments.check` replays them: the official ones.
@@ -39,10 +35,7 @@ OFFICIAL_VERDICT = True
 
 
 def make(
-    *,
-    data: Literal["three", "ten"] = "three",
-    instructions: Literal["full", "brief"] = "full",
-    deadline: float = 30.0,
+    *, data: Literal["three", "ten"] = "three", instructions: Literal["full", "brief"] = "full", deadline: float = 30.0
 ) -> Environment:
     """The environment `scienceworld`, in workers; see docs/scienceworld.md. A call may take `deadline` seconds.
 
@@ -50,14 +43,14 @@ def make(
     the list of commands, or `brief`, without it. Raises InstallError where there is no Java, or
     `python -m environments.install scienceworld --data=…` was not run.
     """
-    library, place = java.jvm(), str(complete_folder(data))
+    library, place = solutions.jvm(), str(solutions.complete_folder(data))
     python = interpreter("scienceworld", RECIPE)
     return isolate(
         f"{__name__}.inside",
         python=python,
         # A JVM reserves address space beyond what it uses, and has some threads of its own.
         bounds=Bounds(deadline=deadline, memory=4 * 2**30, processes=64),
-        visible=(*java.files(library), place),
+        visible=(*solutions.files(library), place),
         place=place,
         instructions=instructions,
         jvm=library,

@@ -7,17 +7,16 @@ stopped. Standard library only.
 """
 
 import concurrent.futures
-import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..worker.venv import ROOT, InstallError, cache
-from . import java
 from .limits import TASKS
 
 # The first is the default of an installation.
@@ -28,24 +27,6 @@ _COUNTS = {"three": 3, "ten": 10}
 _PATIENCE = 7_200
 # What the solutions depend on.
 _MAKERS = ("engine.py", "limits.py", "solving.py")
-
-
-@dataclasses.dataclass(frozen=True)
-class Solved:
-    """A variation of a task, its description, and a solution that fits into an episode."""
-
-    variation: int
-    description: str
-    solution: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class OfficialTask:
-    """A task: the variations of each official split, and the solved ones of each."""
-
-    name: str
-    variations: Mapping[str, Sequence[int]]
-    solved: Mapping[str, Sequence[Solved]]
 
 
 def complete_folder(name: str) -> Path:
@@ -59,9 +40,9 @@ def complete_folder(name: str) -> Path:
     return place
 
 
-def load(place: Path) -> list[OfficialTask]:
-    """The thirty tasks of a complete folder."""
-    return [_read(json.loads(_file(place, task).read_text())) for task in TASKS]
+def load(place: Path) -> list[dict[str, Any]]:
+    """The thirty tasks of a complete folder, as `solving.records` wrote them."""
+    return [json.loads(_file(place, task).read_text()) for task in TASKS]
 
 
 def provide(name: str, python: str, say: Callable[[str], None]) -> None:
@@ -69,7 +50,7 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
 
     Raises InstallError, which says what to do.
     """
-    library = java.jvm()
+    library = jvm()
     place = folder(name)
     left = [task for task in TASKS if not _file(place, task).exists()]
     if not left:
@@ -104,14 +85,6 @@ def _file(place: Path, task: str) -> Path:
     return place / f"{task}.json"
 
 
-def _read(told: Mapping[str, Any]) -> OfficialTask:
-    solved = {
-        split: [Solved(one["variation"], one["description"], tuple(one["solution"])) for one in found]
-        for split, found in told["solved"].items()
-    }
-    return OfficialTask(told["task"], told["variations"], solved)
-
-
 def _run(command: list[str]) -> None:
     more = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
@@ -120,3 +93,31 @@ def _run(command: list[str]) -> None:
         raise InstallError(f"ScienceWorld cannot solve its tasks: {error}") from error
     if done.returncode:
         raise InstallError(f"ScienceWorld cannot solve its tasks: {done.stderr.strip()[-1_000:]}")
+
+
+# How Java is installed.
+JAVA = "apt-get install default-jre-headless"
+_LIBRARY = "lib/server/libjvm.so"
+
+
+def jvm() -> str:
+    """The library of the JVM of the `java` on PATH. Raises InstallError, which says what to do."""
+    found = shutil.which("java")
+    if found is None:
+        raise InstallError(f"ScienceWorld runs on Java, and there is no `java` on PATH; on Debian and Ubuntu: {JAVA}")
+    home = Path(found).resolve().parents[1]
+    # Java 8 has its runtime deeper.
+    for library in (home / _LIBRARY, *home.glob("**/server/libjvm.so")):
+        if library.exists():
+            return str(library)
+    raise InstallError(
+        f"{found} belongs to {home}, which has no {_LIBRARY}; put the bin folder of a whole Java runtime first "
+        f"on PATH, on Debian and Ubuntu by {JAVA}"
+    )
+
+
+def files(library: str) -> tuple[str, ...]:
+    """The folders that this JVM reads: its home, and those to which links in it lead."""
+    home = next(parent for parent in Path(library).parents if (parent / "bin").is_dir())
+    linked = {str(path.resolve().parent) for path in home.rglob("*") if path.is_symlink()}
+    return (str(home), *sorted(folder for folder in linked if not Path(folder).is_relative_to(home)))

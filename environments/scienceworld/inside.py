@@ -1,17 +1,17 @@
 """The environment, as it runs in a worker inside the wheel's own virtual environment."""
 
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cojax.types import Action, Check, Evaluation, Task
 from ..tools import ToolEnvironment, commands
-from . import prompts
-from .commands import phrase
-from .data import OfficialTask, Solved, load
+from .data import load
 from .engine import FULL
 from .record import goals
 from .solving import SIMPLIFICATIONS
-from .world import World, offers
+from .world import World, offers, phrase, system_message
 
 NAME = "scienceworld"
 # A world is a JVM, with 200 MB of memory.
@@ -30,32 +30,27 @@ def make(jvm: str, place: str, instructions: str = "full") -> ToolEnvironment:
         NAME,
         tools=commands.tools("open cupboard"),
         open=lambda setup: World(jvm, setup),
-        setups=[_setup(task.name, number) for task in official for number in task.variations["train"]],
+        setups=[_setup(told["task"], number) for told in official for number in told["variations"]["train"]],
         splits={**splits, "eval": splits["test"], "held_out": splits["test"]},
         judge=lambda task, world, answer, finished: _judge(world) if task.id in known else None,
         affordances=offers,
         lookups=(),
         phrase=phrase,
-        instructions=prompts.instructions(instructions),
+        instructions=system_message(instructions),
         ending=commands.ENDING,
         traits=commands.traits(_CONCURRENCY),
     )
 
 
-def _tasks(official: list[OfficialTask], split: str) -> list[Task]:
+def _tasks(official: list[dict[str, Any]], split: str) -> list[Task]:
     """The solved tasks of a split: the first variation of each task, then the second, and so on."""
-    longest = max(len(task.solved[split]) for task in official)
-    return [
-        _task(task.name, task.solved[split][number])
-        for number in range(longest)
-        for task in official
-        if number < len(task.solved[split])
-    ]
+    by_name = [[_task(told["task"], solved) for solved in told["solved"][split]] for told in official]
+    return [task for layer in itertools.zip_longest(*by_name) for task in layer if task is not None]
 
 
-def _task(name: str, solved: Solved) -> Task:
-    solution = tuple(Action(calls=(commands.call(command),)) for command in solved.solution)
-    return Task(NAME, solved.description, _setup(name, solved.variation), solution)
+def _task(name: str, solved: Mapping[str, Any]) -> Task:
+    solution = tuple(Action(calls=(commands.call(command),)) for command in solved["solution"])
+    return Task(NAME, solved["description"], _setup(name, solved["variation"]), solution)
 
 
 def _setup(name: str, variation: int) -> dict[str, Any]:

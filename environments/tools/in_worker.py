@@ -1,22 +1,30 @@
 """A world in a worker, as environments/tools acts on it. A whole action is sent at once, as packages take turns."""
 
 import collections
+import contextlib
 import dataclasses
 import importlib
 import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, PolicyLoss
+from cojax.environment import EnvironmentFailure, PolicyLoss, Traits
 from cojax.types import Action, Call, Evaluation, Task
 from ..worker import IsolatedEnvironment
 from ..worker.served import ServedEpisode
+from .ending import ended, free_name
+from .environment import ToolEnvironment
 from .toolset import Refused
 
 # The most calls of an action that are sent, as environments/tools carries out; characters of a text, and of arguments.
 _CALLS, _TEXT, _ARGUMENTS = 64, 100_000, 100_000
+# Tasks of a split of a package.
+_MOST = 10_000
+# Deadlines of one call that a verdict may take: it opens a second world and makes the solution's calls.
+_VERDICT = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +95,60 @@ class WorkerWorld:
 
     def close(self) -> None:
         self._episode.close()
+
+
+def folders(given: str) -> tuple[str, ...]:
+    """The folders that a setting names, parted by colons, as absolute paths."""
+    return tuple(str(Path(one).expanduser().absolute()) for one in given.split(":") if one)
+
+
+def environment_of(
+    worker: IsolatedEnvironment,
+    name: str,
+    *,
+    by_text: bool,
+    affordances: Callable[..., Any] | None,
+    lookups: str,
+    instructions: str,
+    concurrency: int,
+    deadline: float,
+) -> ToolEnvironment:
+    """The environment of a package's official tasks, whose worlds are in `worker`; this is closed where none is made.
+
+    An official task gets the package's own verdict, any other one a replay of its solution. A text without calls ends
+    an episode `by_text`, else a tool of ours does. `lookups` are names of tools, parted by commas. A call may take
+    `deadline` seconds.
+    """
+    try:
+        splits = {split: worker.tasks(split, _MOST) for split in ("train", "dev", "eval")}
+        official = {task.id for tasks in splits.values() for task in tasks}
+        opened = opener(worker, name)
+        with contextlib.closing(opened(splits["train"][0].setup)) as world:
+            tools, incomparable = worker.tools() or world.on_offer(), world.opening.incomparable
+        ending = "" if by_text else free_name([tool["function"]["name"] for tool in tools])
+        return ToolEnvironment(
+            name,
+            tools=tools,
+            open=opened,
+            setups=[task.setup for task in splits["train"]],
+            splits={
+                split: [ended(task, ending) if ending else task for task in tasks] for split, tasks in splits.items()
+            },
+            judge=lambda task, world, answer, finished: world.verdict() if task.id in official else None,
+            affordances=affordances,
+            lookups=lookups.split(",") if lookups else None,
+            instructions=instructions,
+            ending=ending,
+            traits=Traits(
+                concurrency=concurrency,
+                deadline=_VERDICT * deadline,
+                worded_alike=True,
+                incomparable=incomparable or worker.traits.incomparable,
+            ),
+        )
+    except (ValueError, EnvironmentFailure):
+        worker.close()
+        raise
 
 
 def opener(worker: IsolatedEnvironment, name: str) -> Callable[[Mapping[str, Any]], WorkerWorld]:

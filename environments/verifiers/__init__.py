@@ -7,15 +7,12 @@ inside.py       in a worker: the source of episodes
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, Traits
-from cojax.types import Evaluation, Task
 from cojax.worlds import function
 from ..tools import ToolEnvironment
-from ..tools.in_worker import WorkerWorld, opener
-from ..worker import Bounds, IsolatedEnvironment, isolate
+from ..tools.in_worker import environment_of, folders
+from ..worker import Bounds, isolate
 from ..worker.venv import Recipe, interpreter
 
 NAME = "verifiers"
@@ -23,9 +20,7 @@ RECIPE = Recipe(requirements=("verifiers==0.4.0",), proof="import verifiers.v1")
 # Drops that the package's own reward lets through are listed by `environments.check`, and are no faults.
 OFFICIAL_VERDICT = True
 
-# Deadlines of one call that a verdict may take: it opens a second world and makes the solution's calls.
-_VERDICT = 6
-# Setups of a run, and tasks of each split.
+# Tasks of each split.
 _MOST = 10_000
 
 
@@ -58,9 +53,9 @@ def make(
         f"{__name__}.inside",
         python=python or interpreter(NAME, RECIPE),
         bounds=Bounds(deadline=deadline, memory=int(memory * 2**30), processes=64),
-        visible=tuple(str(Path(one).expanduser().absolute()) for one in (*path.split(":"), *visible.split(":")) if one),
+        visible=(*folders(path), *folders(visible)),
         taskset=module,
-        path=[str(Path(one).expanduser().absolute()) for one in path.split(":") if one],
+        path=folders(path),
         arguments=json.loads(arguments),
         evaluation=json.loads(evaluation) if evaluation else None,
         most=min(tasks, _MOST),
@@ -68,11 +63,16 @@ def make(
         state=state,
         solution=solution,
     )
-    try:
-        return _environment(worker, affordances, lookups, instructions, concurrency, _VERDICT * deadline)
-    except (ValueError, EnvironmentFailure):
-        worker.close()
-        raise
+    return environment_of(
+        worker,
+        NAME,
+        by_text=True,
+        affordances=function("affordances", affordances) if affordances else None,
+        lookups=lookups,
+        instructions=instructions,
+        concurrency=concurrency,
+        deadline=deadline,
+    )
 
 
 def examine(*, module: str = "", arguments: str = "{}", evaluation: str = "", full: float = 1.0, **others: Any) -> None:
@@ -88,32 +88,3 @@ def examine(*, module: str = "", arguments: str = "{}", evaluation: str = "", fu
             raise ValueError(f"{name} is {given!r:.200}; expected a JSON object of settings of the taskset")
     if not 0 < full < math.inf:
         raise ValueError(f"full is {full}; expected the reward of a solved task, more than 0")
-
-
-def _environment(
-    worker: IsolatedEnvironment, affordances: str, lookups: str, instructions: str, concurrency: int, deadline: float
-) -> ToolEnvironment:
-    splits = {split: worker.tasks(split, _MOST) for split in ("train", "dev", "eval")}
-    official = {task.id for tasks in splits.values() for task in tasks}
-    opened = opener(worker, NAME)
-    opened(splits["train"][0].setup).close()
-
-    def judge(task: Task, world: WorkerWorld, answer: str | None, finished: bool) -> Evaluation | None:
-        """The official verdict on an official task; None, and so a replay of its solution, for any other."""
-        return world.verdict() if task.id in official else None
-
-    return ToolEnvironment(
-        NAME,
-        tools=worker.tools(),
-        open=opened,
-        setups=[task.setup for task in splits["train"]],
-        splits=splits,
-        judge=judge,
-        affordances=function("affordances", affordances) if affordances else None,
-        lookups=lookups.split(",") if lookups else None,
-        instructions=instructions,
-        ending="",
-        traits=Traits(
-            concurrency=concurrency, deadline=deadline, worded_alike=True, incomparable=worker.traits.incomparable
-        ),
-    )

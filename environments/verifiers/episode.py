@@ -22,7 +22,7 @@ from verifiers.v1.utils.decorators import invoke
 
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation
 from ..tools.in_worker import Opening, finite, share_of
-from .taskset import Row, documented, query_of, served, system_of
+from .taskset import Source, documented, query_of, served, system_of
 
 # The most characters of a tool's answer.
 _ANSWER = 200_000
@@ -31,9 +31,8 @@ _ANSWER = 200_000
 class RolloutEpisode:
     """An episode of one task. `read`, (trace, toolsets) → JSON, adds to its state; `full` is the reward of success."""
 
-    def __init__(self, row: Row, read: Callable[..., Any] | None, full: float) -> None:
-        self._row, self._task, self._read, self._full = row, row.task, read, full
-        task = self._task
+    def __init__(self, source: Source, task: Any, read: Callable[..., Any] | None, full: float) -> None:
+        self._source, self._task, self._read, self._full = source, task, read, full
         self._trace = vf.Trace(
             task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
             state=state_cls(type(task))(),
@@ -96,7 +95,7 @@ class RolloutEpisode:
     async def _open(self) -> None:
         await self._runtime.start()
         await invoke(self._task.setup, {"trace": self._trace, "runtime": self._runtime})
-        for toolset, own in self._row.source.toolsets(self._task):
+        for toolset, own in self._source.toolsets(self._task):
             self._share_state(toolset)
             await toolset.setup()
             if own:

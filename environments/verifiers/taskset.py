@@ -42,7 +42,9 @@ class Source:
             config = vf.taskset_config_type(module)
         except ModuleNotFoundError as error:  # the package's own, of that of an import
             cause = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
-            raise ValueError(f"the taskset {module!r} {missing(module_of(module), cause, path)}") from error
+            # What the package imports for the name of a taskset, owner/name@version.
+            imported = module.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
+            raise ValueError(f"the taskset {module!r} {missing(imported, cause, path)}") from error
         made = config.model_validate({**arguments, "id": module})
         if (kind := vf.environment_class(module)) is not vf.SingleAgentEnv:
             raise _unmapped(module, f"its environment {kind.__name__} plays agents of its own against the policy")
@@ -89,7 +91,9 @@ class Source:
         return reason if len({reason for _, reason in lacking}) == 1 else f"task {index}: {reason}"
 
     def _lacks(self, task: Any) -> str:
-        return _NO_TOOLS if not self.toolsets(task) else "" if own_state(task) else _NO_STATE
+        if not self.toolsets(task):
+            return _NO_TOOLS
+        return "" if set(state_cls(type(task)).model_fields) - set(vf.State.model_fields) else _NO_STATE
 
 
 def documents(sources: Iterable[Source]) -> tuple[Mapping[str, Any], ...]:
@@ -118,14 +122,9 @@ def documents(sources: Iterable[Source]) -> tuple[Mapping[str, Any], ...]:
 
 def documented(toolset: Any, tool: Any) -> Mapping[str, Any]:
     """A tool of the toolset, in OpenAI function format."""
-    name = qualified(toolset, tool.name)
+    name = f"{toolset.server_name}_{tool.name}" if toolset.server_name else tool.name
     document = {"name": name, "description": tool.description or "", "parameters": tool.input_schema}
     return {"type": "function", "function": document}
-
-
-def module_of(taskset: str) -> str:
-    """The module that the package imports for the name of a taskset, owner/name@version."""
-    return taskset.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
 
 
 def served(toolset: Any) -> MCPServer:
@@ -135,23 +134,10 @@ def served(toolset: Any) -> MCPServer:
     return server
 
 
-def qualified(toolset: Any, name: str) -> str:
-    """The name by which a model calls a tool of the toolset."""
-    return f"{toolset.server_name}_{name}" if toolset.server_name else name
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """A task of a source, as an episode plays it."""
-
-    source: Source
-    task: Any
-
-
 def divided(
     train: Source, held_out: Source | None, solution: Callable[..., Any] | None
-) -> tuple[dict[str, tuple[Task, ...]], Callable[[Mapping[str, Any]], Row]]:
-    """The tasks of each split, and the row that a setup names.
+) -> tuple[dict[str, tuple[Task, ...]], Callable[[Mapping[str, Any]], tuple[Source, Any]]]:
+    """The tasks of each split, and the source and the task there that a setup names.
 
     The tasks of `held_out` are those of eval, and the first of them those of dev. Without it a fifth of the tasks, by a
     hash of each, is divided between both.
@@ -176,12 +162,12 @@ def divided(
     if not distinct["train"]:
         raise ValueError("every task to train on is also evaluated on; give `evaluation` settings of other tasks")
 
-    def row_of(setup: Mapping[str, Any]) -> Row:
+    def row_of(setup: Mapping[str, Any]) -> tuple[Source, Any]:
         """Raises ValueError for a setup that names no task."""
         source, index = sources.get(setup.get("of", "")), setup.get("task")
         if source is None or not isinstance(index, int) or not 0 <= index < len(source.tasks):
             raise ValueError(f"the setup is {dict(setup)!r:.200}; expected a task of {', '.join(sources)}")
-        return Row(source, source.tasks[index])
+        return source, source.tasks[index]
 
     return distinct, row_of
 
@@ -197,11 +183,6 @@ def query_of(task: Any) -> str:
     """What the user asks for."""
     prompt = task.data.prompt
     return prompt if isinstance(prompt, str) else content_text(prompt[-1].content)
-
-
-def own_state(task: Any) -> bool:
-    """Whether the taskset declares a state of its own."""
-    return bool(set(state_cls(type(task)).model_fields) - set(vf.State.model_fields))
 
 
 def _task(source: str, index: int, row: Any, solution: Callable[..., Any] | None) -> Task:

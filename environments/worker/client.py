@@ -34,6 +34,9 @@ _SILENCE = 30.0
 _LOOK, _EXCUSED = 0.25, 3_600.0
 # A supervisor that ends is replaced, at most so many times within so many seconds.
 _REPLACED, _WITHIN = 3, 60.0
+# The exceptions of the reasons that a child gives for a failure.
+_FAILURES: dict[str, type[EnvironmentFailure]] = dict.fromkeys(wire.OF_THE_CALL, LimitExceeded)
+_FAILURES |= dict.fromkeys(wire.OF_THE_CHILD, EpisodeFailure)
 # Our top-level packages: in a wheel this one is within cojax.
 _OURS = tuple(dict.fromkeys(("cojax", __name__.partition(".")[0])))
 
@@ -156,7 +159,7 @@ class Connection:
 
     def __init__(self, launch: Launch) -> None:
         ours, theirs = socket.socketpair()
-        roots, top = [_root(name) for name in _OURS], _top(launch.module)
+        roots, top = [_root(name) for name in _OURS], launch.module.partition(":")[0].partition(".")[0]
         # The supervisor never runs the module's code, and the fork server does when it is confined.
         own = [] if top in _OURS else [_root(top)]
         boot = _boot(roots)
@@ -220,7 +223,8 @@ class Connection:
     def _value(self, future: concurrent.futures.Future[dict[str, Any]], number: int) -> Any:
         reply = self._reply(future, number)
         if "failure" in reply:
-            raise _failure(reply["failure"])(f"{reply['failure']}: {reply['message']}")
+            kind = _FAILURES.get(reply["failure"], EnvironmentFailure)
+            raise kind(f"{reply['failure']}: {reply['message']}")
         return reply["value"]
 
     def _reply(self, future: concurrent.futures.Future[dict[str, Any]], number: int) -> dict[str, Any]:
@@ -304,13 +308,6 @@ def _shut(ours: socket.socket, process: subprocess.Popen[bytes], owner: int) -> 
         process.wait()
 
 
-def _failure(code: str) -> type[EnvironmentFailure]:
-    """The exception type for a failure code."""
-    if code in wire.OF_THE_CALL:
-        return LimitExceeded
-    return EpisodeFailure if code in wire.OF_THE_CHILD else EnvironmentFailure
-
-
 def _boot(roots: list[Any]) -> str:
     """Code that imports our packages from their folders, and runs a module of this one.
 
@@ -335,11 +332,6 @@ def import_from(name: str, origin: str | None, places: list[str] | None) -> None
 
 # Read now: the file may be another one when a supervisor is replaced.
 _IMPORT_FROM = inspect.getsource(import_from)
-
-
-def _top(module: str) -> str:
-    """The top-level package of a module, or of module:function."""
-    return module.partition(":")[0].partition(".")[0]
 
 
 def _root(package: str) -> tuple[str, str | None, list[str] | None]:

@@ -52,11 +52,7 @@ def main(descriptor: int) -> None:
             import_from(*root)
         module, _, function = order["module"].partition(":")
         environment = vars(importlib.import_module(module))[function or "make"](**order["settings"])
-        ready = {
-            **describe(environment),
-            "layers": layers.status(),
-            "python": platform.python_version(),
-        }
+        ready = {**describe(environment), "layers": layers.status(), "python": platform.python_version()}
     except BaseException as error:
         leave(layers)
         control.send(wire.encode(wire.failed(wire.START, _reason(error))))

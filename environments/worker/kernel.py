@@ -55,11 +55,6 @@ def parents() -> dict[int, int]:
     return found
 
 
-def children_of(parent: int) -> list[int]:
-    """The process ids of its children, in no order."""
-    return [pid for pid, other in parents().items() if other == parent]
-
-
 def descendants_of(ancestor: int) -> set[int]:
     """The process ids of its children, of theirs, and so on."""
     known, found = parents(), {ancestor}

@@ -194,7 +194,7 @@ def _sweep(layers: Layers, slot: int, known: set[int]) -> None:
         return
     # All processes of the child are in one group, which is dead, unless it could leave it; then this may fail.
     deadline = time.monotonic() + _SWEEP
-    while orphans := [pid for pid in kernel.children_of(os.getpid()) if pid not in known]:
+    while orphans := [pid for pid, parent in kernel.parents().items() if parent == os.getpid() and pid not in known]:
         for pid in orphans:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -4,6 +4,7 @@ There, `environment_operations` and `episode_operations` map the name of a call 
 and `ServedEpisode` are the environment and its episodes: they make these calls, and read the replies as records.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,6 +70,23 @@ def _pages(environment: Demonstrated) -> Callable[..., list[Any]]:
     return page
 
 
+@dataclasses.dataclass(frozen=True)
+class Episodes:
+    """An environment there that opens episodes, and has tasks in `splits`; what is worded is worded here."""
+
+    name: str
+    start: Callable[[Task], Any]
+    splits: Mapping[str, tuple[Task, ...]] = dataclasses.field(default_factory=dict)
+    tools: Callable[[], tuple[Mapping[str, Any], ...]] = tuple
+    traits: Traits = dataclasses.field(default_factory=Traits)
+
+    def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
+        return self.splits[split][:count]
+
+    def phrase(self, steps: Sequence[Triplet]) -> str | None:
+        return None
+
+
 def describe(environment: Environment) -> dict[str, Any]:
     """What `Served` must know of the environment."""
     return {
@@ -93,19 +111,13 @@ class Served:
         self.traits: Traits = read(Traits, described["traits"])
         self._call = call
         # Functions without a reference to this object: its processes end with the last reference from elsewhere.
+        self.tools = functools.cache(lambda: read(tuple[Mapping[str, Any], ...], call("tools")))
         if described["charted"]:
             self.popularity = functools.cache(functools.partial(call, "popularity"))
             self.neighbours = functools.cache(lambda tool: tuple(call("neighbours", tool)))
         if described["demonstrated"]:
-            self.lexicon = functools.partial(_lexicon, call)
+            self.lexicon = lambda: tuple(map(tuple, call("lexicon")))
             self.demonstrations = functools.partial(_demonstrations, call)
-
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return self._tools
-
-    @functools.cached_property
-    def _tools(self) -> tuple[Mapping[str, Any], ...]:
-        return read(tuple[Mapping[str, Any], ...], self._call("tools"))
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         """As the environment's own. Raises ValueError where it does."""
@@ -118,11 +130,6 @@ class Served:
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
         return self._call("phrase", to_json(steps))
-
-
-def _lexicon(call: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    names, texts = call("lexicon")
-    return tuple(names), tuple(texts)
 
 
 def _demonstrations(

@@ -56,16 +56,12 @@ def main(descriptor: int) -> None:
     # As many sockets as the system allows: one for each child.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    trainer = None
+    # Readable once the trainer has ended; an inherited copy of its socket could hide the end.
+    with contextlib.suppress(OSError, AttributeError):
+        trainer = os.pidfd_open(os.getppid())
     with contextlib.suppress(ConnectionError):
-        asyncio.run(_serve(socket.socket(fileno=descriptor), _end_descriptor(os.getppid())))
-
-
-def _end_descriptor(trainer: int) -> int | None:
-    """A descriptor that is readable once the trainer has ended; an inherited copy of its socket could hide the end."""
-    try:
-        return os.pidfd_open(trainer)
-    except (OSError, AttributeError):
-        return None
+        asyncio.run(_serve(socket.socket(fileno=descriptor), trainer))
 
 
 async def _serve(connection: socket.socket, trainer: int | None) -> None:
@@ -273,8 +269,10 @@ class Children:
             with timer.excused():
                 await child.turn.acquire()
             try:
-                if not child.gone:
-                    self._check_silent(child)
+                # A child that hung up or sent something since its last call is given up.
+                if not child.gone and (unasked := peek(child.socket)) is not None:
+                    # A closed socket does not prove that the child has ended.
+                    self._give_up(child, "the child spoke unasked" if unasked else "the child ended between two calls")
                 if child.gone:
                     if episode == _SERVICE:
                         # Another call lost the child while this one waited for its turn.
@@ -285,13 +283,6 @@ class Children:
                 child.turn.release()
                 if child.gone:
                     child.hang_up()
-
-    def _check_silent(self, child: _Child) -> None:
-        """Gives up a child that hung up or sent something since its last call."""
-        unasked = peek(child.socket)
-        if unasked is not None:
-            # A closed socket does not prove that the child has ended.
-            self._give_up(child, "the child spoke unasked" if unasked else "the child ended between two calls")
 
     async def _child(self, episode: int, op: str) -> _Child | None:
         """The episode's child, forked for its first call; None if the episode is closed. Raises OSError."""

@@ -93,7 +93,13 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
             shutil.rmtree(folder, ignore_errors=True)
             _run([base, "-P", "-m", "venv", str(folder)], f"cannot make a virtual environment with {base}")
         say(f"{name}: installing {', '.join(recipe.requirements)}")
-        _pip(folder, recipe, lambda seconds: say(f"{name}: still installing, {seconds} s"))
+        pip = [str(folder / "bin" / "python"), "-P", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        _run(
+            [*pip, *([] if recipe.dependencies else ["--no-deps"]), *recipe.requirements],
+            f"cannot install {', '.join(recipe.requirements)}. Without a network, put the wheels into a folder and set "
+            "PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER; then run the same command again",
+            waits=lambda seconds: say(f"{name}: still installing, {seconds} s"),
+        )
         with tempfile.TemporaryDirectory() as scratch:
             for statement in filter(None, (recipe.prepare, recipe.proof)):
                 _run([str(folder / "bin" / "python"), "-c", statement], f"{name} does not work", {"TMPDIR": scratch})
@@ -117,16 +123,6 @@ def _marked(folder: Path, recipe: Recipe) -> bool:
         return json.loads((folder / _MARK).read_text())["recipe"] == _fingerprint(recipe)
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def _pip(folder: Path, recipe: Recipe, waits: Callable[[int], None]) -> None:
-    command = [str(folder / "bin" / "python"), "-P", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    _run(
-        [*command, *([] if recipe.dependencies else ["--no-deps"]), *recipe.requirements],
-        f"cannot install {', '.join(recipe.requirements)}. Without a network, put the wheels into a folder and set "
-        "PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER; then run the same command again",
-        waits=waits,
-    )
 
 
 def _run(

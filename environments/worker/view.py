@@ -43,11 +43,6 @@ def needed_files() -> list[str]:
     return sorted(prefixes | {os.path.realpath(prefix) for prefix in prefixes})
 
 
-def system_files() -> Iterator[str]:
-    """The system's files that every program needs."""
-    yield from (path for path in (*_SYSTEM, *(f"/etc/{name}" for name in _ETC)) if os.path.exists(path))
-
-
 def show_only(visible: list[str], hidden: list[str], bounds: Bounds) -> str:
     """Moves into a new root, with empty mounts over hidden folders. Returns the folder for scratch files.
 
@@ -134,7 +129,7 @@ def _mounts() -> dict[int, str]:
 
 def readable(visible: list[str], hidden: list[str]) -> Iterator[str]:
     """The files that a child may read by rule: the system's, and visible ones that are not hidden."""
-    yield from (*system_files(), "/proc")
+    yield from filter(os.path.exists, (*_SYSTEM, *(f"/etc/{name}" for name in _ETC), "/proc"))
     yield from _without(sorted({os.path.abspath(path) for path in visible}), hidden)
 
 

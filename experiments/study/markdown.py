@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cojax.registry.commits import shortened
+from cojax.registry import shortened
 from .record import FAILURE_SHARES
 from .summary import EXAMPLES, LONG
 

@@ -1,6 +1,6 @@
 """How much of a result is rounding: python -m experiments.study.rounding --seed=21 --copies=4 [--config.KEY=VALUE …]
 
-Runs of one development seed that differ in the last bit of initial parameters alone (cojax/run/perturbation.py); copy
+Runs of one development seed that differ in the last bit of initial parameters alone (cojax/run/assemble.py); copy
 0 is the run itself. They are evaluated on the dev split. The same command goes on where it was stopped.
 """
 

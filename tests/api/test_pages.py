@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import cojax
-from cojax.api.runs import OpenRun
+from cojax.api.training import OpenRun
 from cojax.command import COMMANDS
 
 DOCS = Path(__file__).parents[2] / "docs"

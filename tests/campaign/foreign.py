@@ -31,7 +31,7 @@ from cojax.storage.run_files import DERIVED, FOLDERS
 # Seconds that a command may take, and megabytes that it may hold: the largest file that is read has 256 MB.
 _DEADLINE, _PEAK = 120.0, 3_000.0
 # What the commands import, themselves not: their flags can be defined once.
-_LOADED = ("cojax.report", "cojax.run.assemble", "cojax.run.preflight", "cojax.evaluation.subjects", "scipy.stats")
+_LOADED = ("cojax.report", "cojax.run.assemble", "cojax.run.preflight", "cojax.evaluation.evaluate", "scipy.stats")
 _COMMANDS: dict[str, Callable[[Path, Path], tuple[str, ...]]] = {
     "report": lambda run, whole: ("experiments.report", str(run)),
     "report of a task": lambda run, whole: ("experiments.report", str(run), "--task=0"),

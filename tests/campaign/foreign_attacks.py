@@ -195,7 +195,9 @@ def whole(folder: Path) -> None:
     try:
         directory.claim(json.loads(json.dumps(config.to_dict())), {})
         write_json(folder / "model.json", {"config": {"hidden_size": 3}, "dtype": "float32"})
-        directory.files.add_zero_shot({"success": 0.25, "tasks": {tasks[0].id: 0.25}}, group(tasks[0], 0).trajectories)
+        directory.files.add_evaluation(
+            "zero_shot", {"success": 0.25, "tasks": {tasks[0].id: 0.25}}, group(tasks[0], 0).trajectories
+        )
         byte_tokenizer(["a b c"], 300).save_pretrained(folder / "tokenizer")
         directory.begin()
         directory.add_tasks(tasks)
@@ -208,7 +210,9 @@ def whole(folder: Path) -> None:
             host = {"evolved": 0, "fresh": 1, "clock": {"parts": {}, "total": float(step)}, "record": None}
             directory.save(step, {"w": np.zeros(3, np.float32)}, host, [])
         metrics.close()
-        directory.files.add_final({"success": 0.5, "tasks": {tasks[0].id: 0.5}}, group(tasks[0], _STEPS).trajectories)
+        directory.files.add_evaluation(
+            "final", {"success": 0.5, "tasks": {tasks[0].id: 0.5}}, group(tasks[0], _STEPS).trajectories
+        )
         parts: dict[str, Any] = {name: {} for name in ("signals", "verdicts", "added", "outcomes", "seconds", "tokens")}
         parts |= {"tasks_initial": 3, "tasks_final": 3, "seconds": {"total": 1.0}}
         write_json(folder / "summary.json", with_checksum({"steps": _STEPS, **parts}))

@@ -1,11 +1,10 @@
 import math
+import pickle
 
 import pytest
 
 from cojax.types import Call
-from environments.bfcl.apis import Apis, develop
-from environments.bfcl.calls import brief, examine, is_failure, read, render
-from environments.bfcl.state import portrait
+from environments.bfcl.calls import Apis, brief, examine, is_failure, portrait, read, render
 
 
 @pytest.mark.parametrize(
@@ -163,7 +162,7 @@ def test_a_trial_and_a_photograph_leave_the_instance_alone() -> None:
     assert tried(Call("put", {"item": "a"})).ok
     photograph = apis.photograph()
     apis.run(Call("put", {"item": "b"}))
-    assert develop(photograph)["SampleApi"].items == []
+    assert pickle.loads(photograph)["SampleApi"].items == []
     assert apis.instances["SampleApi"].items == [["b"]]
 
 

@@ -4,10 +4,8 @@ import random
 import pytest
 
 from cojax.types import Action, Call, Message, Observation, Triplet
-from environments.bfcl.apis import Apis
-from environments.bfcl.arguments import TRIED
-from environments.bfcl.offers import offers
-from environments.bfcl.scene import OMIT, Scene
+from environments.bfcl.arguments import OMIT, TRIED, Scene, offers
+from environments.bfcl.calls import Apis
 from environments.bfcl.wordings import WORDINGS, phrase, word
 
 END = Action()

@@ -36,7 +36,7 @@ def done(task):
 
 
 def triplet(name, arguments, observed):
-    episode = DeskEpisode(Task("desk", "", generator.new_office(random.Random(0))))
+    episode = DeskEpisode(Task("desk", "", office.new_office(random.Random(0))))
     refused = episode.step(Action())  # for an Observation of the right shape
     message = type(refused.messages[0])("tool", observed)
     return Triplet(Action(calls=(Call(name, arguments),)), type(refused)((message,)), 0)
@@ -47,7 +47,7 @@ def test_each_skill_is_solvable_and_every_change_of_it_matters(skill):
     rng = random.Random(skill.wording)
     branches = collections.Counter()
     for _ in range(40):
-        setup = generator.new_office(rng)
+        setup = office.new_office(rng)
         plan = generator._plan([skill], setup, rng)
         calls = generator.solve(plan, setup) if plan else None
         if calls is None:
@@ -71,7 +71,7 @@ def test_each_skill_is_solvable_and_every_change_of_it_matters(skill):
 
 
 def test_the_table_is_as_rich_as_promised():
-    looking = [skill for skill in SKILLS if not skill.answers and any(t.looks for t in skill.branches[0])]
+    looking = [skill for skill in SKILLS if not skill.answers and any(t.binds for t in skill.branches[0])]
     applications = [{TOOLS[t.tool].application for t in skill.branches[0]} for skill in looking]
     assert len(SKILLS) == 30
     assert len(TOOLS) == 26
@@ -144,7 +144,7 @@ def test_the_phrase_of_a_random_walk_means_what_the_walk_did():
     """Walks keep their changes and the look-ups that a grammar can explain; read back, they reach the same office."""
     rng, phrased = random.Random(3), 0
     for number in range(400):
-        task = Task("desk", "", generator.new_office(rng))
+        task = Task("desk", "", office.new_office(rng))
         episode, steps = DESK.start(task), []
         for _ in range(rng.randint(1, 6)):
             options = [action for action in episode.affordances() if action.calls[0].name != "finish"]
@@ -288,7 +288,7 @@ def test_the_lexicon_holds_every_word_that_is_ever_said(tasks):
 
 
 def test_reserved_shelves_of_a_new_office():
-    setup = generator.new_office(random.Random(1))
+    setup = office.new_office(random.Random(1))
     assert {shelf: len(setup[shelf]) for shelf in office.SHELVES} == {
         "files": 4,
         "folders": 3,

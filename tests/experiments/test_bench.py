@@ -12,17 +12,9 @@ from benchmarks import __main__ as bench
 from benchmarks import folders
 from benchmarks.machine import bound_seconds
 from benchmarks.results import Spread, as_json, timed
+from benchmarks.shapes import SHAPES, decode_bytes, decode_flops, model_config, update_flops
 from benchmarks.update import update
-from cojax.compile.shapes import (
-    SHAPES,
-    decode_bytes,
-    decode_flops,
-    forward_flops,
-    layer_weights,
-    model_config,
-    parameter_count,
-    update_flops,
-)
+from cojax.compile.programs import forward_flops, layer_weights, parameter_count
 from cojax.policy.config import ModelConfig
 
 ROOT = Path(__file__).parents[2]

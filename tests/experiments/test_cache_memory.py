@@ -9,13 +9,13 @@ import pytest
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from cojax.evaluation import subjects
+from cojax.evaluation import evaluate
 from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import AXES
 from cojax.policy.transformer import make_cache
-from cojax.run import assemble, cache_memory, engines, kept, mesh
+from cojax.run import assemble, engines, processes, states
 from cojax.settings.ranges import check_ranges
-from cojax.storage.differences import FREE_SETTINGS
+from cojax.settings.tree import FREE_SETTINGS
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from experiments import appworld, bfcl, desk
 
@@ -30,7 +30,7 @@ def free(monkeypatch: pytest.MonkeyPatch):
     """Sets the memory that is free, in GiB."""
 
     def set_free(gib: float | None) -> None:
-        monkeypatch.setattr(cache_memory, "free_bytes", lambda devices: None if gib is None else int(gib * GIB))
+        monkeypatch.setattr(engines, "free_bytes", lambda devices: None if gib is None else int(gib * GIB))
 
     return set_free
 
@@ -44,7 +44,7 @@ def given(experiment, **engine: int) -> ConfigDict:
 
 def test_bytes_are_those_of_the_cache() -> None:
     arrays = [array for layer in make_cache(TINY, 3, 40) for array in layer]
-    assert cache_memory.cache_bytes(TINY, 3, 40) == sum(array.nbytes for array in arrays)
+    assert engines.cache_bytes(TINY, 3, 40) == sum(array.nbytes for array in arrays)
 
 
 @pytest.mark.parametrize(("experiment", "gib"), [(bfcl, 288), (appworld, 576)])
@@ -56,7 +56,7 @@ def test_what_the_documented_commands_once_allocated_is_refused_in_one_line(expe
     assert "\n" not in str(caught.value)
     fits = re.search(r"set --config.engine.slots=(\d+), or sample on servers by --config.engine=sgl", str(caught.value))
     config.engine.slots = int(fits[1])
-    assert cache_memory.slots(config, QWEN) == int(fits[1])
+    assert engines.slots(config, QWEN) == int(fits[1])
 
 
 def test_slots_follow_free_memory(free, capsys) -> None:
@@ -64,43 +64,43 @@ def test_slots_follow_free_memory(free, capsys) -> None:
     # 15 GiB of weights and 22.5 for training; of the rest half, in slots of 2.25.
     for gib, expected in ((600, 64), (80, 8), (43, 1)):
         free(gib)
-        assert cache_memory.slots(config, QWEN) == expected
+        assert engines.slots(config, QWEN) == expected
     said = capsys.readouterr().out
     assert "engine: 64 slots of 16384 tokens, a KV cache of 144.00 GiB; 600.0 GiB are free" in said
     config.method = "coevolving"  # 22.5 more for the second agent
     free(80)
-    assert cache_memory.slots(config, QWEN) == 4
+    assert engines.slots(config, QWEN) == 4
     config.method = "coevolve"
     config.learner.lora.rank = 16  # the matrices are frozen: nothing is added to them
     free(43)
-    assert cache_memory.slots(config, QWEN) == 4
+    assert engines.slots(config, QWEN) == 4
 
 
 def test_shorter_conversations_are_named_where_no_slot_fits(free) -> None:
     free(38.5)
     with pytest.raises(ValueError, match=r"set --config.engine.slots=1 --config.engine.lanes=1 --config.engine.max_l"):
-        cache_memory.slots(given(bfcl), QWEN)
+        engines.slots(given(bfcl), QWEN)
     free(9)
     refused = r"0.0 GiB are free beside the weights and 22.5 GiB for training; choose a smaller model, or sample on"
     with pytest.raises(ValueError, match=refused):
-        cache_memory.slots(given(bfcl), QWEN)
+        engines.slots(given(bfcl), QWEN)
 
 
 def test_what_does_not_train_keeps_nothing_free_for_training(free) -> None:
     free(38.5)
-    assert cache_memory.slots(given(bfcl), QWEN, trains=False) == 4
+    assert engines.slots(given(bfcl), QWEN, trains=False) == 4
 
 
 def test_on_a_mesh_every_replica_holds_a_copy_and_equally_many_slots(free, monkeypatch) -> None:
     """Bytes are those of all devices together: 7.5 GiB of weights, 22.5 for training, 2.25 for a slot."""
     devices = np.arange(8)
-    monkeypatch.setattr(mesh, "make_mesh", lambda **sizes: Mesh(devices.reshape([sizes[a] for a in AXES]), AXES))
+    monkeypatch.setattr(processes, "make_mesh", lambda **sizes: Mesh(devices.reshape([sizes[a] for a in AXES]), AXES))
     config = given(bfcl)
 
     def chosen(gib: float, **sizes: int) -> int:
         config.mesh.update({axis: sizes.get(axis, 1) for axis in AXES})
         free(gib)
-        return cache_memory.slots(config, QWEN)
+        return engines.slots(config, QWEN)
 
     # 67.5 of weights and 22.5 for training; of the rest half, by eights.
     assert chosen(90 + 2 * 8 * 2.3, fsdp=8) == 8
@@ -120,14 +120,14 @@ def test_on_a_mesh_every_replica_holds_a_copy_and_equally_many_slots(free, monke
 def test_no_more_slots_than_episodes_need_and_as_many_in_each_lane(free) -> None:
     free(40)
     config = given(desk)
-    assert cache_memory.slots(config, TINY) == config.engine.slots == 128  # what is set stays
+    assert engines.slots(config, TINY) == config.engine.slots == 128  # what is set stays
     config = given(desk, lanes=3)
     config.engine.slots = None
-    assert cache_memory.slots(config, TINY) == 96
+    assert engines.slots(config, TINY) == 96
     config.limits.concurrency = 5
-    assert cache_memory.slots(config, TINY) == 6
+    assert engines.slots(config, TINY) == 6
     free(None)  # the system does not say
-    assert cache_memory.slots(config, TINY) == 6
+    assert engines.slots(config, TINY) == 6
 
 
 def test_a_run_keeps_the_number_that_it_began_with(free, monkeypatch, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_run_keeps_the_number_that_it_began_with(free, monkeypatch, tmp_path: 
     config = given(bfcl, max_length=64)
 
     def begun(found: object = True) -> int:
-        engine = kept.parts(config, SimpleNamespace(folder=tmp_path), found).engine
+        engine = states.parts(config, SimpleNamespace(folder=tmp_path), found).engine
         engine.close()
         return engine.slots
 
@@ -157,39 +157,39 @@ def test_a_run_whose_slots_no_longer_fit_names_a_flag_that_may_change(free, monk
     """engine.name, engine.lanes and engine.max_length may not, and are not named."""
     monkeypatch.setattr(assemble, "parts", lambda config: SimpleNamespace(engine=engines.local(config, TINY)))
     config, directory = given(bfcl, max_length=64), SimpleNamespace(folder=tmp_path)
-    cache_memory.keep(tmp_path / "engine.json", 128)
+    engines.keep(tmp_path / "engine.json", 128)
     free(0.004)
     with pytest.raises(ValueError, match=r"engine.slots=128 .* are free beside the weights; add --config") as caught:
-        kept.parts(config, directory, True)
+        states.parts(config, directory, True)
     flag = re.search(r"add --config\.(engine\.slots)=(\d+) to go on, which changes the bits", str(caught.value))
     assert "engine=sglang" not in str(caught.value)
     assert flag[1] in FREE_SETTINGS
     config.engine.slots = int(flag[2])
-    engine = kept.parts(config, directory, True).engine
+    engine = states.parts(config, directory, True).engine
     engine.close()
     assert engine.slots == int(flag[2])
     free(0.0001)
     with pytest.raises(ValueError, match=r"what has begun goes on only where more memory is free$"):
-        kept.parts(config, directory, True)
+        states.parts(config, directory, True)
     config.engine.slots = None
     with pytest.raises(ValueError, match=r"choose a smaller model, or sample on servers"):
-        kept.parts(config, directory, None)
+        states.parts(config, directory, None)
 
 
 def test_an_evaluation_keeps_the_number_that_it_began_with(free, tmp_path: Path) -> None:
     config, path = given(bfcl, max_length=64), tmp_path / "engine.json"
     free(0.004)
-    first = subjects.slots(config, TINY, path)
+    first = evaluate.slots(config, TINY, path)
     assert first < 128
     free(600)
-    assert subjects.slots(config, TINY, path) == first
+    assert evaluate.slots(config, TINY, path) == first
     free(0.00115)
     with pytest.raises(ValueError, match=rf"engine.slots={first} .*; add --config.engine.slots=\d+ to go on, which"):
-        subjects.slots(config, TINY, path)
+        evaluate.slots(config, TINY, path)
     config.engine.slots = 1  # what is set is neither kept nor replaced
-    assert subjects.slots(config, TINY, path) == 1
+    assert evaluate.slots(config, TINY, path) == 1
     config.engine.slots = None
     with EvaluationDirectory(tmp_path) as directory:
         directory.claim({}, {})  # without an episode it begins anew
     free(600)
-    assert subjects.slots(config, TINY, path) == 128
+    assert evaluate.slots(config, TINY, path) == 128

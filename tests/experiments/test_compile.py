@@ -12,14 +12,17 @@ import pytest
 
 from cojax.compile import program_text, targets
 from cojax.compile.program_text import Collective
-from cojax.compile.programs import examine, outlined, shape, suggestion
-from cojax.compile.report import (
+from cojax.compile.programs import (
     device_bytes,
+    examine,
     families,
     logits_arrays,
+    outlined,
     refusal,
     report,
+    shape,
     step_flops,
+    suggestion,
     vocabulary_moves,
 )  # fmt: skip
 from cojax.compile.targets import Chip

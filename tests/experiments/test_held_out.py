@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from cojax.environment import Traits
-from cojax.run import held_out, traits
+from cojax.run import held_out, parts
 from cojax.run.held_out import InitialTasks, divided, of_run, stored
 from cojax.settings import base
 from cojax.storage.checksums import with_checksum
@@ -115,21 +115,21 @@ def stating(**stated):
 
 def test_an_environment_states_its_own_limits():
     config = base.get_config()
-    assert traits.limits(config, stating()) == traits.limits(config, SimpleNamespace(name="world"))
-    found = traits.limits(config, stating(concurrency=3, deadline=5.0))
+    assert parts.limits(config, stating()) == parts.limits(config, SimpleNamespace(name="world"))
+    found = parts.limits(config, stating(concurrency=3, deadline=5.0))
     assert (found.concurrency, found.environment_deadline) == (3, 5.0)
     config.limits.concurrency, config.limits.environment_deadline = 2, 90.0
-    found = traits.limits(config, stating(concurrency=3, deadline=5.0))
+    found = parts.limits(config, stating(concurrency=3, deadline=5.0))
     assert (found.concurrency, found.environment_deadline) == (2, 90.0)
     config.limits.environment_deadline = 60.0
-    assert traits.limits(config, stating(deadline=5.0)).environment_deadline == 60.0
+    assert parts.limits(config, stating(deadline=5.0)).environment_deadline == 60.0
 
 
 def test_no_more_expeditions_are_made_at_a_time_than_the_environment_can_have():
     config = base.get_config()
-    assert [traits.width(config, stating(concurrency=most), 4) for most in (None, 2, 9)] == [4, 2, 4]
+    assert [parts.width(config, stating(concurrency=most), 4) for most in (None, 2, 9)] == [4, 2, 4]
     config.explorer.width = 3
-    assert [traits.width(config, stating(concurrency=most), 4) for most in (None, 2, 9)] == [3, 2, 3]
+    assert [parts.width(config, stating(concurrency=most), 4) for most in (None, 2, 9)] == [3, 2, 3]
 
 
 def test_the_similarity_is_measured_where_an_environment_words_all_alike():
@@ -137,15 +137,15 @@ def test_the_similarity_is_measured_where_an_environment_words_all_alike():
     apart = [task(n, query) for n, query in enumerate(("open the door", "buy some milk", "call my sister back"))]
     titles, days = ("bread", "lamp", "soap", "tea"), ("monday", "tuesday", "wednesday")
     alike = [task(0, f'move with title "{title}" and day "{day}"') for title in titles for day in days]
-    assert traits.similarity(config, stating(), alike) == 0.7
-    assert traits.similarity(config, stating(worded_alike=True), apart) == 0.7
-    assert traits.measured_similarity(config, stating(worded_alike=True), alike[:1]) == 0.0
-    assert traits.measured_similarity(config, stating(worded_alike=True), []) is None
-    measured = traits.measured_similarity(config, stating(worded_alike=True), alike)
+    assert parts.similarity(config, stating(), alike) == 0.7
+    assert parts.similarity(config, stating(worded_alike=True), apart) == 0.7
+    assert parts.measured_similarity(config, stating(worded_alike=True), alike[:1]) == 0.0
+    assert parts.measured_similarity(config, stating(worded_alike=True), []) is None
+    measured = parts.measured_similarity(config, stating(worded_alike=True), alike)
     assert measured is not None
     assert 0.7 < measured < 0.95
-    assert traits.similarity(config, stating(worded_alike=True), alike) == measured
+    assert parts.similarity(config, stating(worded_alike=True), alike) == measured
     near = [task(n, f"{'set the light in the hall to a warm white ' * 8} {n}") for n in range(30)]
-    assert traits.similarity(config, stating(worded_alike=True), near) == 0.0
+    assert parts.similarity(config, stating(worded_alike=True), near) == 0.0
     config.validation.evaluation_similarity = 0.0
-    assert traits.similarity(config, stating(worded_alike=True), alike) == 0.0
+    assert parts.similarity(config, stating(worded_alike=True), alike) == 0.0

@@ -25,7 +25,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.pretrained import write_model
 from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.export import load_params, save_model
-from cojax.run import assemble, initial_policy, kept, policies, trained
+from cojax.run import assemble, initial_policy, policies, states, trained
 from cojax.run.entries import learned_by
 from cojax.run.initial_policy import InitialPolicy, demonstrations, weights_hash
 from cojax.run.initial_policy import initial_policy as begin
@@ -78,7 +78,8 @@ class Held:
 def start(settings: ConfigDict, engine: Held | None = None) -> tuple[InitialPolicy, ModelConfig]:
     tokenizer, shape = policies.tokenizer_and_shape(settings, DESK)
     chat = Chat(tokenizer, no_document)
-    return begin(settings, DESK, chat, shape, engine or Held(), lambda step: 0.25, lambda: DESK.tasks("dev", 2)), shape
+    made = SimpleNamespace(environment=DESK, chat=chat, model=shape, engine=engine or Held(), mesh=None, together=ALONE)
+    return begin(settings, made, lambda step: 0.25, lambda: DESK.tasks("dev", 2)), shape
 
 
 @pytest.fixture(autouse=True)
@@ -205,14 +206,14 @@ def test_a_run_that_goes_on_needs_no_cache(folder, model, tmp_path, monkeypatch,
     assert (directory.folder / "base").is_dir() == own
     monkeypatch.setattr(assemble, "initial_policy", lambda *given: pytest.fail("made again"))
     made = SimpleNamespace(model=model, mesh=None, together=ALONE)
-    found = kept.initial_policy(given, made, tuple, directory, found=object())
+    found = states.initial_policy(given, made, tuple, directory, found=object())
     assert found.origin == {"folder": str(folder), "shown": 4}
     expected = initialize(model, 5) if own else load_params(folder, model)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found.params, expected))
     if own:
         write_model(directory.folder / "base", model, initialize(model, 6))
         with pytest.raises(CheckpointError, match="its weights were changed since"):
-            kept.initial_policy(given, made, tuple, directory, found=object())
+            states.initial_policy(given, made, tuple, directory, found=object())
 
 
 @pytest.mark.nightly

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from cojax.convert.command import main
 from cojax.rollout.chat import Chat, no_document
 from cojax.run import policies
 from cojax.run.initial_policy import initial_policy
+from cojax.run.processes import ALONE
 from experiments import desk_smollm2
 
 pytestmark = pytest.mark.real
@@ -36,7 +38,9 @@ def test_a_pretrained_model_learns_from_six_demonstrations(tmp_path: Path, monke
     config.warm_start.update({"steps": 3, "batch_size": 2, "demonstrations": 12, "check_every": 1})
     desk = environments.load("desk")
     tokenizer, model = policies.tokenizer_and_shape(config, desk)
-    found = initial_policy(config, desk, Chat(tokenizer, no_document), model, Held(), lambda step: 0.0, tuple)
+    chat = Chat(tokenizer, no_document)
+    made = SimpleNamespace(environment=desk, chat=chat, model=model, engine=Held(), mesh=None, together=ALONE)
+    found = initial_policy(config, made, lambda step: 0.0, tuple)
     assert (found.origin["shown"], found.origin["demonstrations"]) == (6, 12)
     assert found.origin["dropped"] > 0  # some are longer than a row of 192 tokens
     losses = [check["loss"] for check in found.origin["checks"]]

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from cojax.policy.sharding import AXES
-from cojax.run import mesh
+from cojax.run import processes
 from cojax.settings import base
 
 
@@ -16,7 +16,7 @@ from cojax.settings import base
 def _eight_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand-ins: nothing here is computed."""
     devices = np.arange(8)
-    monkeypatch.setattr(mesh, "make_mesh", lambda **sizes: Mesh(devices.reshape([sizes[a] for a in AXES]), AXES))
+    monkeypatch.setattr(processes, "make_mesh", lambda **sizes: Mesh(devices.reshape([sizes[a] for a in AXES]), AXES))
 
 
 def given(sizes: dict[str, int], settings: dict[str, object]) -> ConfigDict:
@@ -27,8 +27,8 @@ def given(sizes: dict[str, int], settings: dict[str, object]) -> ConfigDict:
 
 
 def test_sizes_of_one_are_no_mesh() -> None:
-    assert mesh.mesh_of(base.get_config()) is None
-    mesh.check_mesh(given({}, {"staleness": 1, "engine.lanes": 2, "engine.slots": 3}))
+    assert processes.mesh_of(base.get_config()) is None
+    processes.check_mesh(given({}, {"staleness": 1, "engine.lanes": 2, "engine.slots": 3}))
 
 
 def test_the_devices_of_a_run_are_named_and_so_are_those_that_it_leaves_idle() -> None:
@@ -36,10 +36,10 @@ def test_the_devices_of_a_run_are_named_and_so_are_those_that_it_leaves_idle() -
         return [types.SimpleNamespace(device_kind=kind, platform=platform)] * count
 
     cards = devices(8, "NVIDIA H100", "gpu")
-    assert mesh.described(devices(1, "cpu", "cpu"), devices(1, "cpu", "cpu")) == "1 × cpu, platform cpu"
-    assert mesh.described(cards, cards) == "8 × NVIDIA H100, platform gpu"
+    assert processes.devices_in_words(devices(1, "cpu", "cpu"), devices(1, "cpu", "cpu")) == "1 × cpu, platform cpu"
+    assert processes.devices_in_words(cards, cards) == "8 × NVIDIA H100, platform gpu"
     idle = "1 of 8 × NVIDIA H100, platform gpu; --config.mesh.fsdp=-1 uses all of them"
-    assert mesh.described(cards[:1], cards) == idle
+    assert processes.devices_in_words(cards[:1], cards) == idle
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_devices_of_a_run_are_named_and_so_are_those_that_it_leaves_idle() -
     ],
 )
 def test_what_can_run_is_let_through(sizes: dict[str, int], settings: dict[str, object]) -> None:
-    mesh.check_mesh(given(sizes, settings))
+    processes.check_mesh(given(sizes, settings))
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_what_can_run_is_let_through(sizes: dict[str, int], settings: dict[str, 
 )  # fmt: skip
 def test_what_cannot_run_is_refused_with_the_fix(sizes: dict[str, int], settings: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        mesh.check_mesh(given(sizes, settings))
+        processes.check_mesh(given(sizes, settings))

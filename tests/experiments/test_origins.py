@@ -10,7 +10,7 @@ from trained_runs import config
 
 from cojax.report import read_run, write_report
 from cojax.report.run import origin_line
-from cojax.run.origins import origin_of, taught
+from cojax.run.trained import origin_of, taught
 
 TAUGHT = {"shown": 272, "epochs": 1.0, "lora_rank": 0}
 RECORD = {

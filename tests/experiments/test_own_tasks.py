@@ -6,7 +6,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from cojax.environment import Traits
-from cojax.run.traits import check_evolution, own_tasks
+from cojax.run.parts import check_evolution, own_tasks
 from cojax.types import Task
 from environments.tools import ToolEnvironment
 

@@ -1,4 +1,4 @@
-"""cojax/run/perturbation.py: the last bit, and nothing else."""
+"""cojax/run/assemble.py: the last bit, and nothing else."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from trained_runs import config
 
 import environments
 from cojax.run import assemble, initial_policy, policies
-from cojax.run.perturbation import perturbed
+from cojax.run.assemble import perturbed
 from cojax.run.processes import ALONE
 
 PARAMS = {"embedding": jnp.ones((64, 64)), "layers": {"up": jnp.full((1000,), -3.0)}, "count": jnp.arange(3)}

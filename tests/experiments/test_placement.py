@@ -2,12 +2,11 @@
 
 import pytest
 
-from cojax.evaluation.evaluate import identity
-from cojax.evaluation.subjects import Subject
+from cojax.evaluation.evaluate import Subject, identity
 from cojax.run import entries
 from cojax.run.checks import check
-from cojax.settings.tree import LEAVES
-from cojax.storage.differences import FREE_SETTINGS, differences
+from cojax.settings.tree import FREE_SETTINGS, LEAVES
+from cojax.storage.differences import differences
 from experiments import bfcl, desk
 
 CLUSTER = "ray://head:10001"

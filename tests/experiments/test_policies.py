@@ -3,6 +3,7 @@
 import builtins
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 from ml_collections import ConfigDict
@@ -15,6 +16,7 @@ from cojax.run import initial_policy, policies, trained
 from cojax.run.initial_policy import demonstrations
 from cojax.run.initial_policy import initial_policy as begin
 from cojax.run.policies import closed_world, keep_tokenizer, open_world, texts, tokenizer_and_shape
+from cojax.run.processes import ALONE
 from cojax.settings.presets import resolve
 from cojax.storage.checkpoint import CheckpointError
 from cojax.types import Action, Call, Message, Observation, Task
@@ -153,7 +155,7 @@ def test_demonstrations_longer_than_a_row_are_counted_and_left_out(monkeypatch, 
         return state, [ReachCheck(1, 0.5, 0.25)], 2
 
     monkeypatch.setattr(initial_policy.warm_start, "train", train)
-    made = [begin(settings, environment, chat, shape, _Engine(), lambda step: 0.25, tuple) for _ in range(2)]
+    made = [begin(settings, _made(environment, chat, shape), lambda step: 0.25, tuple) for _ in range(2)]
     assert learned == [lengths[:2]]  # once: the second time it comes from the cache
     assert (made[0].params["embed"]["embedding"] == made[1].params["embed"]["embedding"]).all()
     line = "3 demonstrations (1 too long for a row and left out), 1 batches, loss 0.500, dev success 25.0 %"
@@ -162,7 +164,11 @@ def test_demonstrations_longer_than_a_row_are_counted_and_left_out(monkeypatch, 
     assert made[0].origin["dropped"] == 1
     settings.engine.max_length = lengths[0]
     with pytest.raises(ValueError, match=f"1 of 3 demonstrations fit the {lengths[0]} tokens"):
-        begin(settings, environment, chat, shape, _Engine(), lambda step: 0.25, tuple)
+        begin(settings, _made(environment, chat, shape), lambda step: 0.25, tuple)
+
+
+def _made(environment, chat, model):
+    return SimpleNamespace(environment=environment, chat=chat, model=model, engine=_Engine(), mesh=None, together=ALONE)
 
 
 class _Engine:
@@ -174,7 +180,7 @@ def test_without_steps_the_policy_is_random(capsys):
     settings = config(steps=0)
     settings.model.shape.update({"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1})
     tokenizer, shape = tokenizer_and_shape(settings, Splits())
-    made = (begin(settings, Splits(), Chat(tokenizer), shape, _Engine(), float, tuple) for _ in range(2))
+    made = (begin(settings, _made(Splits(), Chat(tokenizer), shape), float, tuple) for _ in range(2))
     first, again = made
     assert (first.params["embed"]["embedding"] == again.params["embed"]["embedding"]).all()
     assert first.origin == {"folder": "", "shown": 0}

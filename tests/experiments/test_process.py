@@ -6,7 +6,7 @@ import pytest
 
 from cojax.evaluation import evaluate
 from cojax.run import command as run
-from cojax.run import configuration, process
+from cojax.run import configuration, processes
 
 
 @pytest.mark.parametrize(("command", "ends"), [
@@ -23,7 +23,7 @@ def test_an_error_is_one_line(command, ends, error, said, monkeypatch, capsys):
         raise error
 
     monkeypatch.setattr(command, "end_descendants_at_exit", lambda: None)
-    for module in (command, process) if command is evaluate else (process,):
+    for module in (command, processes) if command is evaluate else (processes,):
         monkeypatch.setattr(module, "keep_compiled", lambda: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(configuration if command is run else command, "configuration", fail)

@@ -8,8 +8,8 @@ import pytest
 from cojax.environment import Traits, traits_of
 from cojax.evaluation.scores import HeldOut, dev_score, held_out_score, success_by_tool
 from cojax.rollout.collect import EpisodeCollector, Limits
-from cojax.run import assemble, placement
-from cojax.run.evaluations import record
+from cojax.run import assemble
+from cojax.run.summary import record
 from cojax.scoring import score
 from cojax.settings.base import get_config
 from cojax.types import Action, Call, Group, Task, Trajectory
@@ -47,7 +47,7 @@ def test_where_an_episode_may_read_what_another_left_a_run_evaluates_in_an_envir
     class Kept(Desk):
         traits = Traits(reuses=reuses)
 
-    monkeypatch.setattr(placement, "environment", lambda config: Kept())
+    monkeypatch.setattr(assemble, "made_environment", lambda config: Kept())
     config = desk.get_config()
     config.workdir = str(tmp_path)
     made = assemble.parts(config)

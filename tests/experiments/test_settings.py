@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cojax import preference
+from cojax import preference, registry
 from cojax.policy.adapters import Lora
 from cojax.policy.sharding import make_mesh
 from cojax.quality import EMBEDDINGS
@@ -21,6 +21,7 @@ from cojax.settings import base
 from cojax.settings.ranges import ENTRY_SETTINGS, RANGES, leaves
 from cojax.settings.reading import JUDGES
 from cojax.settings.tree import ENTRIES, GONE, LEAVES, OPEN, SECTIONS, leaves_of
+from cojax.signals import SIGNALS
 from experiments import alfworld, appworld, bfcl, desk, scienceworld, tau2
 
 ROOT = Path(__file__).parents[2]
@@ -145,7 +146,15 @@ def test_what_is_gone_is_no_setting():
 
 
 def test_the_settings_of_entries_that_are_suggested_are_those_that_entries_declare():
-    assert list(ENTRY_SETTINGS) == entries.declared()
+    found = [
+        f"{choice.section}.{setting}"
+        for choice in entries.CHOICES.values()
+        if choice.section not in ("", "environment")
+        for name in choice.names()
+        for setting in registry.settings(choice.find(name))
+    ]
+    found += [f"signal_settings.{name}.{setting}" for name in SIGNALS for setting in registry.settings(SIGNALS[name])]
+    assert list(ENTRY_SETTINGS) == list(dict.fromkeys(found))
 
 
 def test_a_configuration_loads_few_modules_and_no_jax():

@@ -18,9 +18,9 @@ from ml_collections import ConfigDict
 import environments
 from cojax import registry
 from cojax.registry.annotations import RegistryError
-from cojax.run import entries, trust
+from cojax.run import entries
 from cojax.run.checks import check as check_settings
-from cojax.run.configuration import configuration
+from cojax.run.configuration import PLACES, PROGRAMS, configuration
 from cojax.settings import flags
 from experiments import desk
 
@@ -256,7 +256,7 @@ def test_the_programs_and_places_are_settings_that_there_are() -> None:
     leaves, own = desk.get_config(), set()
     for world in ("mcp", "openenv", "tau2"):
         own |= registry.settings(environments.maker(world)).keys()
-    for name in (*trust.PROGRAMS, *trust.PLACES):
+    for name in (*PROGRAMS, *PLACES):
         section, _, key = name.partition(".")
         assert key in leaves[section] or (section == "environment" and key in own)
 

@@ -16,7 +16,7 @@ from cojax.openai_api import calls
 from cojax.quality import EmbeddingError, EndpointEmbedding
 from cojax.rollout.endpoint import ChatEndpoint
 from cojax.types import Message
-from environments.tau2.customer import Customer
+from environments.tau2.dialogue import Customer
 
 KEY = "sk-very-secret-0123456789"
 

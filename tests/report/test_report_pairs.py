@@ -38,8 +38,10 @@ def episode(name: str, said: str, reward: float, tokens: int = 2) -> Trajectory:
 def run(tmp_path: Path) -> Path:
     files = RunFiles(tmp_path)
     write_json(tmp_path / "config.json", CONFIG)
-    files.add_zero_shot({"success": 0.0}, [episode(name, f"no idea {ATTACK}", 0.0) for name in ("ana", "bo", "cy")])
-    files.add_final({"success": 0.5}, [episode("bo", "right away", 1.0), episode("ana", ATTACK, 0.25)])
+    files.add_evaluation(
+        "zero_shot", {"success": 0.0}, [episode(name, f"no idea {ATTACK}", 0.0) for name in ("ana", "bo", "cy")]
+    )
+    files.add_evaluation("final", {"success": 0.5}, [episode("bo", "right away", 1.0), episode("ana", ATTACK, 0.25)])
     return tmp_path
 
 
@@ -71,8 +73,8 @@ def test_stored_episodes_have_no_times_so_that_equal_runs_store_the_same(run: Pa
 def test_many_long_episodes_are_left_out_evenly(run: Path) -> None:
     long = [episode(str(number), "x" * 1_400, 0.0, tokens=2_000) for number in range(120)]
     files = RunFiles(run)
-    files.add_zero_shot({"success": 0.0}, long)
-    files.add_final({"success": 0.0}, long)
+    files.add_evaluation("zero_shot", {"success": 0.0}, long)
+    files.add_evaluation("final", {"success": 0.0}, long)
     kept = pairs(read_run(run))
     assert len(json.dumps(kept)) <= BYTES + 2 * len(kept)
     numbers = [int(pair["before"]["query"].split()[1]) for pair in kept]

@@ -18,22 +18,22 @@ from patience import patience
 from benchmarks.gpu import records, tables
 from benchmarks.simulate import times
 from cojax import warm_start
-from cojax.api.runs import open_run
+from cojax.api.training import open_run
 from cojax.explorer.llm.journal import Journal
 from cojax.report import command as report
-from cojax.report.comparison import result
+from cojax.report.comparison import ended_run
 from cojax.report.episodes import words_of
 from cojax.rollout import export
 from cojax.rollout.sglang.client import ReleasedMemoryFile
-from cojax.run import cache_memory, held_out, preflight, summary, trained
-from cojax.run.origins import origin_of
+from cojax.run import engines, held_out, preflight, summary, trained
 from cojax.run.policies import keep_tokenizer
+from cojax.run.trained import origin_of
 from cojax.storage import files
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import RunDirectoryError
 from cojax.storage.run_directory import RunDirectory
-from experiments.study import machines, schedule, stored
+from experiments.study import comparison, schedule, stored
 from experiments.study import record as study_record
 
 
@@ -89,11 +89,11 @@ def evaluated(folder: Path) -> None:
 # Every other reader: the file, and the call with its folder.
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "held out": (held_out.FILE, lambda folder: held_out.of_run(str(folder))),
-    "slots": ("engine.json", lambda folder: cache_memory.kept(folder / "engine.json")),
+    "slots": ("engine.json", lambda folder: engines.kept(folder / "engine.json")),
     "settings": ("config.json", trained.settings_of),
     "shape": ("model.json", trained.kept_shape),
     "origin": ("config.json", origin_of),
-    "result": ("final.json", result),
+    "result": ("final.json", ended_run),
     "initial tasks": ("initial.json", lambda folder: summary._initial(files_of(folder))),
     "asleep": ("asleep.json", lambda folder: ReleasedMemoryFile(folder / "asleep.json")),
     "asleep, carried": ("asleep.json", lambda folder: preflight._carry(folder, folder / "check")),
@@ -104,7 +104,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "host state": ("checkpoints/0/host.json", lambda folder: Checkpointer(folder / "checkpoints").part("params")),
     "program's settings": ("config.json", lambda folder: open_run(folder).config()),
     "program's summary": ("summary.json", lambda folder: open_run(folder).summary()),
-    "variables": ("config.json", lambda folder: machines.begun_otherwise(STUDY_RUN, folder)),
+    "variables": ("config.json", lambda folder: comparison.begun_otherwise(STUDY_RUN, folder)),
     "study's summary": ("summary.json", lambda folder: study_record._read(folder / "summary.json")),
     "study's arm": ("runs/a.jsonl.gz", lambda folder: stored.read_arm(folder, "a")),
     "study's log": ("run.log", lambda folder: schedule._last_words(folder / "run.log")),

@@ -1,9 +1,9 @@
 """A small AppWorld data root, built by the installed `appworld` package from rows and scenarios of our own.
 
-people.py      ONE table: who lives in it
+scenario.py    who lives in it, in ONE table; what a scenario is, and what scenarios share
 rows.py        what their apps hold before any task
-scenario.py    what a scenario is, and what scenarios share
-scenarios/     one file each: instruction, parameters, evaluation, solution
+train.py       the scenarios of the split train: parameters, evaluation, instruction, solution
+held_out.py    those of dev, test_normal and test_challenge
 build.py       a root of all this, laid out as APPWORLD_ROOT
 prove.py       every solution succeeds, doing nothing does not
 

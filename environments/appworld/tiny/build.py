@@ -16,10 +16,10 @@ from appworld.common.utils import freeze_time
 from appworld.evaluator import TestTracker
 from munch import munchify
 
-from .people import ACCOUNTS, SUPERVISORS, Person
+from .held_out import HELD_OUT
 from .rows import NOW, fill
-from .scenario import Drawn, Scenario
-from .scenarios import SCENARIOS
+from .scenario import ACCOUNTS, SUPERVISORS, Drawn, Person, Scenario
+from .train import TRAIN
 
 SPLITS = ("train", "dev", "test_normal", "test_challenge")
 TASKS_PER_SCENARIO = 3
@@ -40,7 +40,7 @@ def build(root: Path) -> list[str]:
         _base(data, docs)
         tasks = {
             scenario: [_task(data, scenario, place, number) for number in range(TASKS_PER_SCENARIO)]
-            for place, scenario in enumerate(SCENARIOS)
+            for place, scenario in enumerate((*TRAIN, *HELD_OUT))
         }
     for split in SPLITS:
         ids = [task for scenario, ids in tasks.items() if scenario.split == split for task in ids]
@@ -74,21 +74,15 @@ def _task(data: Path, scenario: Scenario, place: int, number: int) -> str:
     _supervise(models, person, instruction)
     models.save(str(folder / "dbs"), app_names=list(get_all_apps()), format="changes", save_model_hashes=True)
     models.close()
-    supervisor = {
-        "first_name": person.first_name,
-        "last_name": person.last_name,
-        "email": person.email,
-        "phone_number": person.phone_number,
-    }
     specs = {
         "instruction": instruction,
-        "supervisor": supervisor,
+        "supervisor": person.contact,
         "datetime": NOW.isoformat(),
         "db_version": DB_VERSION,
         "canary_string": CANARY_STRING,
     }
     _write(folder / "specs.json", specs)
-    _ground_truth(folder, scenario, drawn, supervisor)
+    _ground_truth(folder, scenario, drawn, person)
     return task
 
 
@@ -97,14 +91,7 @@ def _load(to: str, source: str, **options: Any) -> Any:
 
 
 def _supervise(models: Any, person: Person, instruction: str) -> None:
-    supervisor = models.supervisor.Supervisor.create_save(
-        first_name=person.first_name,
-        last_name=person.last_name,
-        email=person.email,
-        phone_number=person.phone_number,
-        birthday=person.birthday,
-        sex=person.sex,
-    )
+    supervisor = models.supervisor.Supervisor.create_save(**person.contact, birthday=person.birthday, sex=person.sex)
     for app in ACCOUNTS:
         models.supervisor.AccountPassword.create_save(
             supervisor_id=supervisor.id, account_name=app, password=person.password(app)
@@ -112,7 +99,7 @@ def _supervise(models: Any, person: Person, instruction: str) -> None:
     models.supervisor.Task.create_save(supervisor_id=supervisor.id, instruction=instruction)
 
 
-def _ground_truth(folder: Path, scenario: Scenario, drawn: Drawn, supervisor: dict[str, str]) -> None:
+def _ground_truth(folder: Path, scenario: Scenario, drawn: Drawn, person: Person) -> None:
     truth = folder / "ground_truth"
     blocks = scenario.blocks(drawn)
     code = "def solution(apis, requester):\n" + textwrap.indent("\n".join(blocks), "    ")
@@ -129,15 +116,16 @@ def _ground_truth(folder: Path, scenario: Scenario, drawn: Drawn, supervisor: di
             "num_apis": len(set(re.findall(r"apis\.\w+\.\w+", code))),
             "num_solution_code_lines": code.count("\n"),
         },
-        "test_data": _test_data(folder, scenario, drawn, supervisor),
+        "test_data": _test_data(folder, scenario, drawn, person),
     }.items():
         _write(truth / f"{name}.json", value)
-    _write(truth / "evaluation.py", inspect.getsource(scenario.evaluate))
+    source = inspect.getsource(scenario.evaluate)
+    _write(truth / "evaluation.py", source.replace(f"def check_{scenario.name}(", "def evaluate(", 1))
     for name in ("solution", "compiled_solution"):
         _write(truth / f"{name}.py", code)
 
 
-def _test_data(folder: Path, scenario: Scenario, drawn: Drawn, supervisor: dict[str, str]) -> list[dict[str, str]]:
+def _test_data(folder: Path, scenario: Scenario, drawn: Drawn, person: Person) -> list[dict[str, str]]:
     """Each requirement that the evaluation tests, and whether it is met where nothing was done."""
     dbs = str(folder / "dbs")
     start, end = _load(f":memory:start-{folder.name}", dbs), _load(f":memory:end-{folder.name}", dbs)
@@ -147,7 +135,7 @@ def _test_data(folder: Path, scenario: Scenario, drawn: Drawn, supervisor: dict[
         test=tracker,
         public_data=munchify(drawn.public),
         private_data=munchify(drawn.private),
-        main_user=models.start.admin.MainUser.find_one(**supervisor),
+        main_user=models.start.admin.MainUser.find_one(**person.contact),
         models=models,
         ground_truth_answer=drawn.answer,
     )

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .people import ACCOUNTS, PEOPLE, contacts
+from .scenario import ACCOUNTS, PEOPLE, contacts
 
 # The day of every task; what the apps hold is older.
 NOW = datetime.datetime(2023, 5, 18, 12, 0)
@@ -62,10 +62,8 @@ Filler = Callable[[Any, random.Random], None]
 def fill(models: Any) -> None:
     """Creates all rows, in databases that are empty. `models`: the package's collection of models, all apps loaded."""
     for person in PEOPLE:
+        models.admin.MainUser.create_save(**person.contact, birthday=person.birthday, sex=person.sex)
         fields = {"first_name": person.first_name, "last_name": person.last_name}
-        models.admin.MainUser.create_save(
-            **fields, email=person.email, phone_number=person.phone_number, birthday=person.birthday, sex=person.sex
-        )
         for app, name in ACCOUNTS.items():
             account = {name: getattr(person, name), "password": person.password(app), **fields, **_dates(400)}
             if app != "phone":
@@ -164,10 +162,7 @@ def _phone(models: Any, chance: random.Random) -> None:
         for other, relationship in contacts(person):
             phone.Contact.create_save(
                 user_id=numbers[person],
-                first_name=other.first_name,
-                last_name=other.last_name,
-                email=other.email,
-                phone_number=other.phone_number,
+                **other.contact,
                 relationships=[relationship],
                 birthday=other.birthday,
                 **_dates(350),

@@ -1,10 +1,9 @@
-"""What a scenario is, and what scenarios share.
+"""The people of the tiny data in ONE table, what a scenario is, and what scenarios share.
 
-A scenario module has SPLIT, DIFFICULTY (1 to 3), INSTRUCTION (with {parameters}), `draw`, `evaluate` and SOLUTION. Its
-`draw(models, person, number, chance)` may add rows for one task and says what that task's parameters and right answer
-are, read from the databases. `evaluate` is copied as it stands into the task's evaluation.py and sees nothing else of
-its module. SOLUTION is code blocks as an agent could write them from the instruction and the API documentation: of the
-task it holds <parameters> of the instruction only.
+A scenario's `draw(models, person, number, chance)` may add rows for one task and says what that task's parameters and
+right answer are, read from the databases. Its `evaluate`, called check_NAME, is copied as it stands into the task's
+evaluation.py and sees nothing else of its module. Its solution is code blocks as an agent could write them from the
+instruction and the API documentation: of the task it holds <parameters> of the instruction only.
 """
 
 import dataclasses
@@ -14,7 +13,70 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .people import ACCOUNTS, Person
+# Apps in which everybody has an account, with the user name that logs in.
+ACCOUNTS = {
+    "spotify": "email",
+    "venmo": "email",
+    "phone": "phone_number",
+    "simple_note": "email",
+    "todoist": "email",
+    "gmail": "email",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Person:
+    """Somebody with an account in each app."""
+
+    first_name: str
+    last_name: str
+    phone_number: str
+    birthday: str
+    sex: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.first_name} {self.last_name}"
+
+    @property
+    def email(self) -> str:
+        return f"{self.first_name}.{self.last_name}@mailbox.example.com".lower()
+
+    @property
+    def contact(self) -> dict[str, str]:
+        """What a contact book and the supervisor's profile say."""
+        names = ("first_name", "last_name", "email", "phone_number")
+        return {name: getattr(self, name) for name in names}
+
+    def password(self, app: str) -> str:
+        chance = random.Random(f"{self.email} {app}")
+        return "".join(chance.choice("abcdefghjkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789+-#") for _ in range(10))
+
+
+PEOPLE = (
+    Person("Nora", "Lindqvist", "5550142071", "1991-03-14", "female"),
+    Person("Tomas", "Okafor", "5550142072", "1988-11-02", "male"),
+    Person("Ines", "Moreau", "5550142073", "1994-07-27", "female"),
+    Person("Ravi", "Castellano", "5550142074", "1990-01-19", "male"),
+    Person("Hana", "Whitfield", "5550142075", "1986-09-08", "female"),
+    Person("Emil", "Sorensen", "5550142076", "1993-05-30", "male"),
+    Person("Leila", "Abbott", "5550142077", "1989-12-11", "female"),
+    Person("Jonas", "Petrov", "5550142078", "1995-04-03", "male"),
+)
+# These give the tasks; the others are their contacts only.
+SUPERVISORS = PEOPLE[:5]
+# Going round the table, the people 1, 2, … places further are:
+_RELATIONSHIPS = ("roommate", "roommate", "coworker", "coworker", "coworker", "sibling", "friend")
+
+
+def contacts(person: Person) -> list[tuple[Person, str]]:
+    """Everybody else in the person's contact book, and the relationship."""
+    place = PEOPLE.index(person)
+    return [
+        (PEOPLE[(place + further) % len(PEOPLE)], relationship)
+        for further, relationship in enumerate(_RELATIONSHIPS, start=1)
+    ]
+
 
 # Every page of a list; the API shows at most 20 rows at a time.
 PAGES = """
@@ -37,17 +99,24 @@ class Drawn:
     answer: str | int | float | None = None
 
 
+Draw = Callable[[Any, Person, int, random.Random], Drawn]
+Evaluate = Callable[..., None]
+
+
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """What a scenario module offers, and its name."""
+    """A scenario: its `difficulty` is 1 to 3, its `instruction` has {parameters}."""
 
-    name: str
     split: str
     difficulty: int
+    draw: Draw
+    evaluate: Evaluate
     instruction: str
-    draw: Callable[[Any, Person, int, random.Random], Drawn]
-    evaluate: Callable[..., None]
     solution: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.draw.__name__
 
     @property
     def id(self) -> str:
@@ -65,6 +134,11 @@ class Scenario:
             re.sub(r"<(\w+)>", lambda name: repr(drawn.public[name[1]]), block).strip() + "\n"
             for block in self.solution
         ]
+
+
+def scenario(split: str, difficulty: int, draw: Draw, evaluate: Evaluate, instruction: str, *blocks: str) -> Scenario:
+    """A scenario with these blocks as its solution."""
+    return Scenario(split, difficulty, draw, evaluate, instruction, blocks)
 
 
 def login(*apps: str) -> str:

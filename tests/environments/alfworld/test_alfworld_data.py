@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from environments import install as command
-from environments.alfworld import data, prompts, tiny
+from environments.alfworld import data, tiny, world
 from environments.worker.venv import InstallError
 
 
@@ -76,7 +76,7 @@ def test_another_folder_takes_the_place_of_the_first_if_it_has_games(tmp_path: P
     assert data.games(data.root_of("official")) == first
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "other"))
     assert provide("official") == [f"alfworld: 3 official games ready in {second}"]
-    assert {one.game.split("/")[1] for one in data.listed(data.root_of("official"))} == {
+    assert {one["game"].split("/")[1] for one in data.listed(data.root_of("official"))} == {
         "pick_and_place_simple-Pen-None-Shelf-1"
     }
 
@@ -97,15 +97,18 @@ def test_the_list_has_the_solvable_games_as_the_official_loader_takes_them(tmp_p
     game(games, "train/pick_and_place_simple-Mug-None-Shelf-1/trial_1", solvable=False)
     provide("official")
     found = data.listed(data.root_of("official"))
-    assert [(one.game.split("/")[1], one.split) for one in found] == [
+    assert [(one["game"].split("/")[1], one["split"]) for one in found] == [
         ("look_at_obj_in_light-Pen-None-DeskLamp-1", "train"),
         ("pick_and_place_simple-Pen-None-Shelf-1", "train"),
         ("look_at_obj_in_light-Pen-None-DeskLamp-1", "valid_seen"),
         ("look_at_obj_in_light-Pen-None-DeskLamp-1", "valid_unseen"),
     ]
-    assert found[1] == data.Listed(
-        "train/pick_and_place_simple-Pen-None-Shelf-1/trial_2", "train", "put a pen in shelf", ("go to shelf 1",)
-    )
+    assert found[1] == {
+        "game": "train/pick_and_place_simple-Pen-None-Shelf-1/trial_2",
+        "split": "train",
+        "task": "put a pen in shelf",
+        "walkthrough": ["go to shelf 1"],
+    }
 
 
 def test_a_split_without_a_solvable_game_is_an_error(tmp_path: Path) -> None:
@@ -132,7 +135,7 @@ def test_the_rooms_of_a_number_are_always_furnished_alike() -> None:
 
 
 def test_the_system_message_lists_the_commands_or_does_not() -> None:
-    assert "clean THING with PLACE" in prompts.instructions("full")
-    assert prompts.instructions("full").startswith(prompts.instructions("brief"))
+    assert "clean THING with PLACE" in world.system_message("full")
+    assert world.system_message("full").startswith(world.system_message("brief"))
     with pytest.raises(ValueError, match="instructions 'long' not found; available: full, brief"):
-        prompts.instructions("long")
+        world.system_message("long")

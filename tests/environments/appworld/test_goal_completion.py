@@ -4,7 +4,7 @@ import pytest
 
 from cojax.evaluation.evaluate import MEASURES
 from cojax.types import Group, Task, Trajectory
-from environments.appworld.goal_completion import goal_completion
+from environments.appworld.audit import goal_completion
 
 
 def of_scenario(name: str, *rewards: float | None) -> Group:

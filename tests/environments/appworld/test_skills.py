@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from cojax.types import Action, Call, Message, Observation, Triplet
-from environments.appworld import grammar, skills
+from environments.appworld import skills
 from environments.appworld.skills import ENDING, SKILLS
 
 VALUES = {"amount": 5, "stars": 4, "enabled": True}
@@ -32,7 +32,7 @@ def test_every_skill_is_code_about_its_own_api_and_words_with_all_its_arguments(
         *(ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)),
     }
     answer = {"answer": "7"} if SKILLS[name].look else {}
-    words = grammar.phrase(done(call, Call(ENDING, answer), printed="7"))
+    words = skills.phrase(done(call, Call(ENDING, answer), printed="7"))
     assert words is not None
     for parameter, value in call.arguments.items():
         assert str(value) in words or parameter == "enabled"
@@ -41,15 +41,15 @@ def test_every_skill_is_code_about_its_own_api_and_words_with_all_its_arguments(
 def test_different_deeds_are_worded_differently():
     calls = [sample(name, mark) for name, mark in itertools.product(SKILLS, "ab") if not SKILLS[name].look]
     calls += [Call("phone.update_alarm", {"label": "label a", "enabled": False})]
-    words = {grammar.phrase(done(call, Call(ENDING))) for call in calls}
+    words = {skills.phrase(done(call, Call(ENDING))) for call in calls}
     assert len(words) == len({str((call.name, call.arguments)) for call in calls})
 
 
 def test_several_steps_are_one_sentence_and_a_question_stands_last():
     like, ask = sample("spotify.like_song"), sample("venmo.show_venmo_balance")
     steps = [*done(like), *done(ask, printed="12.5"), *done(Call(ENDING, {"answer": "12.5"}))]
-    assert grammar.phrase(steps) == "Like the song 'title a' on Spotify, then tell me how much money I have on Venmo."
-    assert grammar.phrase([*done(ask, like), *done(Call(ENDING))]) is None
+    assert skills.phrase(steps) == "Like the song 'title a' on Spotify, then tell me how much money I have on Venmo."
+    assert skills.phrase([*done(ask, like), *done(Call(ENDING))]) is None
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_several_steps_are_one_sentence_and_a_question_stands_last():
     ],
 )
 def test_what_has_no_words_is_no_task(steps):
-    assert grammar.phrase(steps) is None
+    assert skills.phrase(steps) is None
 
 
 def test_arguments_are_literals_whatever_they_hold():

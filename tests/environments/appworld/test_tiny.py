@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from environments.appworld.data import SPLITS
-from environments.appworld.tiny.people import PEOPLE, SUPERVISORS, contacts
-from environments.appworld.tiny.scenario import Drawn, Scenario
-from environments.appworld.tiny.scenarios import SCENARIOS
+from environments.appworld.tiny.held_out import HELD_OUT
+from environments.appworld.tiny.scenario import PEOPLE, SUPERVISORS, Drawn, Scenario, contacts
+from environments.appworld.tiny.train import TRAIN
 
+SCENARIOS = (*TRAIN, *HELD_OUT)
 each = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from environments.appworld.verdict import achieved, answer_text, compare
+from environments.appworld.report import achieved, answer_text, compare
 
 REFERENCE = {
     "tables": {

@@ -3,10 +3,9 @@
 import pytest
 
 from cojax.types import Action, Call, Message, Observation, Triplet
-from environments.scienceworld import prompts
-from environments.scienceworld.commands import phrase, worth_trying
 from environments.scienceworld.limits import TASKS, limit_of
 from environments.scienceworld.solving import waiting
+from environments.scienceworld.world import phrase, system_message, worth_trying
 
 
 def step(command: str, shown: str = "done", ok: bool = True) -> Triplet:
@@ -77,7 +76,7 @@ def test_each_of_the_thirty_tasks_has_a_limit() -> None:
 
 
 def test_the_system_message_lists_the_commands_or_does_not() -> None:
-    assert "teleport to ROOM" in prompts.instructions("full")
-    assert prompts.instructions("full").startswith(prompts.instructions("brief"))
+    assert "teleport to ROOM" in system_message("full")
+    assert system_message("full").startswith(system_message("brief"))
     with pytest.raises(ValueError, match="instructions 'long' not found; available: full, brief"):
-        prompts.instructions("long")
+        system_message("long")

@@ -7,7 +7,7 @@ import pytest
 
 import environments
 from environments import install as command
-from environments.scienceworld import data, java
+from environments.scienceworld import data
 from environments.scienceworld.limits import TASKS
 from environments.worker.venv import InstallError
 
@@ -41,15 +41,15 @@ def test_the_jvm_is_the_one_of_the_java_on_path(tmp_path, monkeypatch):
     (tmp_path / "path" / "java").symlink_to(found)
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     with pytest.raises(InstallError, match=r"jre, which has no lib/server/libjvm\.so; put the bin folder"):
-        java.jvm()
+        data.jvm()
     library = java_home / "lib" / "server" / "libjvm.so"
     library.parent.mkdir(parents=True)
     library.touch()
     settings.mkdir()
     (settings / "java.security").touch()
     (java_home / "lib" / "security").symlink_to(settings / "java.security")
-    assert java.jvm() == str(library)
-    assert java.files(str(library)) == (str(java_home), str(settings))
+    assert data.jvm() == str(library)
+    assert data.files(str(library)) == (str(java_home), str(settings))
 
 
 def test_solutions_are_read_as_they_were_written_and_missing_ones_named(tmp_path, monkeypatch):
@@ -62,5 +62,5 @@ def test_solutions_are_read_as_they_were_written_and_missing_ones_named(tmp_path
         told = {"task": task, "variations": {"train": [4, 5], "test": [9]}, "solved": {"train": [solved], "test": []}}
         (data.folder("three") / f"{task}.json").write_text(json.dumps(told))
     first = data.load(data.complete_folder("three"))[0]
-    assert (first.name, first.variations["train"]) == ("boil", [4, 5])
-    assert first.solved == {"train": [data.Solved(4, "Boil it.", ("wait",))], "test": []}
+    assert (first["task"], first["variations"]["train"]) == ("boil", [4, 5])
+    assert first["solved"] == {"train": [solved], "test": []}

@@ -19,9 +19,8 @@ from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.rollout.vocabulary import byte_tokenizer
 from cojax.types import Action, Call, Check, Evaluation, Message, Task, Trajectory
 from environments.tau2.conversation import Conversation
-from environments.tau2.customer import Customer, spoken
-from environments.tau2.dialogue import conversing
-from environments.tau2.official_texts import Texts
+from environments.tau2.dialogue import Customer, conversing, spoken
+from environments.tau2.official import Texts
 from environments.tools import ToolEnvironment
 from environments.tools.toolset import toolset
 

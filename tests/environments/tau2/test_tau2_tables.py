@@ -1,6 +1,6 @@
 """Tables share the records of a database; what one world changes, no other sees."""
 
-from environments.tau2.tables import Table
+from environments.tau2.official import Table
 
 
 def original() -> dict[str, dict[str, object]]:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from cojax.types import Action, Call, Message, Observation, Triplet
-from environments.tau2 import prompts
+from environments.tau2 import inside
 from environments.tau2.official import Domain
 from environments.tau2.wordings import phrase
 
@@ -71,19 +71,19 @@ DOMAIN = Domain(
 )
 def test_the_system_message_is_the_official_prompt_without_its_ticket(kind: str, policy: str) -> None:
     expected = f"<instructions>\nYou are an agent. Call `done`.\n</instructions>{policy}"
-    assert prompts.instructions(DOMAIN, kind) == expected
+    assert inside.system_message(DOMAIN, kind) == expected
 
 
 def test_a_brief_system_message_has_no_policy() -> None:
-    assert prompts.instructions(DOMAIN, "brief") == "You are an agent. Call `done`."
-    written = prompts.instructions(dataclasses.replace(DOMAIN, name="retail", solo=False), "brief")
+    assert inside.system_message(DOMAIN, "brief") == "You are an agent. Call `done`."
+    written = inside.system_message(dataclasses.replace(DOMAIN, name="retail", solo=False), "brief")
     assert "Nobody answers questions." in written
 
 
 def test_unknown_instructions_and_policies_are_refused() -> None:
     with pytest.raises(ValueError, match="instructions 'long' not found; available: official, workflow, brief"):
-        prompts.instructions(DOMAIN, "long")
+        inside.system_message(DOMAIN, "long")
     with pytest.raises(ValueError, match="the domain retail has no policy 'workflow'; it has official"):
-        prompts.instructions(dataclasses.replace(DOMAIN, name="retail", policies={"official": ""}), "workflow")
+        inside.system_message(dataclasses.replace(DOMAIN, name="retail", policies={"official": ""}), "workflow")
     with pytest.raises(ValueError, match="the official prompt has no <ticket> section any more"):
-        prompts.instructions(dataclasses.replace(DOMAIN, prompt="{domain_policy}"), "official")
+        inside.system_message(dataclasses.replace(DOMAIN, prompt="{domain_policy}"), "official")

@@ -4,6 +4,8 @@ The shapes are the published Qwen configurations and two small ones. The operati
 and of shares of bandwidth.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -11,6 +13,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from cojax.compile.programs import forward_flops, layer_weights, parameter_count
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters
 from cojax.settings.reading import choose
@@ -82,37 +85,6 @@ def _parsed(item: str, text: str, kind: Any) -> bool | int | float:
     except (KeyError, ValueError) as error:
         name = kind.__name__ if isinstance(kind, type) else kind
         raise ValueError(f"--override={item}: expected a value of type {name}, such as 64, 1e6 or true") from error
-
-
-def parameter_count(config: ModelConfig) -> int:
-    """The number of parameters of the model, with every expert's."""
-    return sum(math.prod(row.shape(config)) for row in parameters(config))
-
-
-def layer_weights(config: ModelConfig) -> int:
-    """N: the weights of all layers that one token is multiplied with; of experts only its own.
-
-    L · (D·S·(2H + 2K) + 3·D·F); for a sparse layer D·E + 3·D·F·k in place of 3·D·F.
-    """
-    width, heads = config.hidden_size, config.num_attention_heads + config.num_key_value_heads
-    attention = 2 * width * config.head_dim * heads
-    feed_forward = 3 * width * config.intermediate_size
-    if config.sparse:
-        experts = 3 * width * config.moe_intermediate_size * config.num_experts_per_tok
-        feed_forward = width * config.num_experts + experts
-    return config.num_hidden_layers * (attention + feed_forward)
-
-
-def forward_flops(config: ModelConfig, lengths: Sequence[int], scored: int) -> int:
-    """Operations of one forward over texts of these lengths, with logits for `scored` tokens in all.
-
-    2·N·Σn + 2·D·V·scored + Σ 4·L·H·S·n(n + 1)/2: a multiplication and an addition count as two, a token attends to
-    itself and those before it, by two products. Norms, rotations and softmaxes do not count.
-    """
-    products = 2 * layer_weights(config) * sum(lengths) + 2 * config.hidden_size * config.vocab_size * scored
-    pairs = sum(n * (n + 1) // 2 for n in lengths)
-    width = config.num_attention_heads * config.head_dim
-    return products + 4 * config.num_hidden_layers * width * pairs
 
 
 def update_flops(config: ModelConfig, lengths: Sequence[int], *, reference: bool) -> int:
