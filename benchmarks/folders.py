@@ -20,9 +20,8 @@ from benchmarks import machine
 from benchmarks.results import Row, Spread, timed
 from cojax.compile.programs import parameter_count
 from cojax.policy.config import ModelConfig
-from cojax.policy.model_folder import CONFIG, SINGLE
 from cojax.policy.parameters import parameters
-from cojax.policy.tensor_files import Outline, dtype_code, write_tensors
+from cojax.policy.pretrained import CONFIG, SINGLE, Outline, dtype_code, write_tensors
 
 _LAYERS, _HEAD_DIM = 22, 64
 _PIECE = 64 * 2**20  # bytes that the plain copies read or write at a time

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from benchmarks.shapes import model_config
 from cojax.policy.config import ModelConfig
-from cojax.policy.model_folder import read_config_json, read_params
 from cojax.policy.parameters import Params
+from cojax.policy.pretrained import read_config_json, read_params
 from cojax.policy.transformer import initialize
 
 DEFAULT_SHAPE, DEFAULT_DTYPE = "nano", "float32"

@@ -19,7 +19,7 @@ from benchmarks.models import Model, choose_model
 from benchmarks.results import Row, Spread, compile_seconds, timed
 from benchmarks.shapes import parameter_bytes, update_flops
 from cojax.compile.programs import parameter_count
-from cojax.learner.batch import TrainBatch
+from cojax.learner.bound_loss import TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
 from cojax.learner.packing import pack_sequences

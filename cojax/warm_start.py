@@ -22,13 +22,14 @@ from transformers import PreTrainedTokenizerBase
 
 from cojax.durable import sync_folder
 from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, play
-from cojax.learner import batch, bound_loss, losses, objective, optimizer, packing, parts, update
+from cojax.learner import bound_loss, losses, optimizer, packing, parts, update
 from cojax.learner import learner as step
 from cojax.learner import placement as placing
 from cojax.learner.learner import Learner
 from cojax.learner.packing import pack_sequences
 from cojax.learner.update import TrainState
-from cojax.policy import adapters, attention, logprobs, moe, rope, transformer
+from cojax.policy import adapters, attention, logprobs, moe, transformer
+from cojax.policy import config as shapes
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params
 from cojax.rollout import chat as rendering
@@ -42,8 +43,8 @@ from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 
 # Modules whose code decides which policy the same settings give.
 _DECIDING = (
-    adapters, attention, batch, bound_loss, control_tokens, logprobs, losses, moe, objective, optimizer,
-    packing, parts, placing, rendering, rope, step, transformer, update, vocabulary,
+    adapters, attention, bound_loss, control_tokens, logprobs, losses, moe, optimizer, packing, parts,
+    placing, rendering, shapes, step, transformer, update, vocabulary,
 )  # fmt: skip
 _LOG = logging.getLogger(__name__)
 Demonstration = tuple[Sequence[int], Sequence[bool]]  # tokens, and which of them are learned

@@ -17,7 +17,7 @@ import small_runs
 
 from cojax.durable import own_file, regular_file, replacing, sweep
 from cojax.policy.config import ModelConfig
-from cojax.policy.model_folder import write_arrays
+from cojax.policy.pretrained import write_arrays
 from cojax.report.pieces import replace_text
 from cojax.rollout.sglang.engine import WeightsFolder
 from cojax.run.processes import log_to

@@ -13,7 +13,7 @@ import pytest
 
 import cojax
 from cojax.policy.config import ModelConfig
-from cojax.policy.model_folder import write_model
+from cojax.policy.pretrained import write_model
 from cojax.policy.transformer import initialize
 
 ROOT = Path(__file__).parents[1]

@@ -16,15 +16,14 @@ from cojax import openai_api as calls
 from cojax.quality import (
     EMBEDDINGS,
     EmbeddingError,
+    EndpointEmbedding,
     HashedNgrams,
     describe_pool,
     energy_distance,
     greatest_similarity,
     histogram,
-    measures,
     neighbour_similarity,
 )
-from cojax.quality.embedding import EndpointEmbedding
 from cojax.run.assemble import quality
 from cojax.settings.base import get_config
 from cojax.settings.ranges import check_ranges
@@ -108,7 +107,7 @@ def test_blocks_give_what_one_matrix_gives_in_little_memory(monkeypatch: pytest.
     rng = np.random.default_rng(1)
     target, generated = rng.normal(size=(130, 6)), rng.normal(size=(1500, 6))
     whole = neighbour_similarity(generated, 3), energy_distance(target, generated)
-    monkeypatch.setattr(measures, "BLOCK", 64)
+    monkeypatch.setattr("cojax.quality.BLOCK", 64)
     tracemalloc.start()
     parts = neighbour_similarity(generated, 3), energy_distance(target, generated)
     peak = tracemalloc.get_traced_memory()[1]

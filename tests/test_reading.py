@@ -27,7 +27,7 @@ from cojax.rollout import chat, endpoint
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.signals.tools import tools_of
 from cojax.types import Action, Call, Message, Observation, Task, TaskDraft, Trajectory, Triplet, Turn, normalise
-from cojax.validation import Exclusions, answers, conditions, consistency, mention, query, safety
+from cojax.validation import Exclusions, answers, consistency, drafts, mention
 from environments.appworld import prompt
 from environments.appworld.report import answer_text
 from environments.bfcl import calls
@@ -71,7 +71,7 @@ def drafted(text: str) -> None:
 
 
 def dangerous(text: str) -> None:
-    safety.violated_rule(TaskDraft("desk", {}, "", text, (Action(f"rm -{text}"),), ""))
+    drafts.violated_rule(TaskDraft("desk", {}, "", text, (Action(f"rm -{text}"),), ""))
 
 
 def rendered(text: str) -> None:
@@ -91,7 +91,7 @@ SENT = Action(calls=(Call("send_mail", {"text": "a", "x": "1"}),))
 def conditioned(text: str) -> None:
     state = {"mails": {"a": {"text": text, "s": 1}, text[:99]: {"x": [text, "ab"]}}}
     for said in (text, f"if {text}", "If there are 9 a. If a is b, stop. " * 9 + text):
-        conditions.false_condition(said, shown(text, SENT, SENT), [0], [state] * 3)
+        consistency.false_condition(said, shown(text, SENT, SENT), [0], [state] * 3)
 
 
 def asked(text: str) -> None:
@@ -136,7 +136,7 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "replies of children": (lambda text: replies.messages((Message("tool", text),), 16_000), 200_000),
     "answers in AppWorld": (answer_text, 200_000),
     "dangers": (dangerous, 8_000),
-    "queries": (lambda text: query.flaw(text, len(text), ["<|im_end|>", "[/INST]"]), 20_000),
+    "queries": (lambda text: drafts.flaw(text, len(text), ["<|im_end|>", "[/INST]"]), 20_000),
     "what a query says": (lambda text: mention.Mentions(text).names(text[:2_000] + "y 12.5"), 4_000),
     "what a query asks": (asked, 4_000),
     "answers in disguise": (hinted, 4_000),
@@ -181,7 +181,7 @@ def test_repetitions_are_read_in_linear_time(name):
             assert took < MOST, f"{len(text):,} characters that end in {text[-30:]!r}"
 
 
-OLD_FLAGS, FLAGS = re.compile(r"\brm\s+-\w*[rf]\w*\s+[/~*.]"), safety.ACTION_RULES["destructive command"]
+OLD_FLAGS, FLAGS = re.compile(r"\brm\s+-\w*[rf]\w*\s+[/~*.]"), drafts.ACTION_RULES["destructive command"]
 
 
 @settings(deadline=None)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.results import Row
-from cojax.learner.batch import TrainBatch
+from cojax.learner.bound_loss import TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
 from cojax.learner.packing import pack_sequences

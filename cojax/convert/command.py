@@ -20,7 +20,7 @@ from cojax.convert import smollm2
 from cojax.convert.gguf_file import read_gguf
 from cojax.convert.gguf_model import arrays_of, shape_of, tokenizer_of, tool_marks
 from cojax.policy.config import ModelConfig
-from cojax.policy.model_folder import write_arrays
+from cojax.policy.pretrained import write_arrays
 from cojax.report.console import CONSOLE
 from cojax.run.export import appearing, refuse_full, save_tokenizer
 from cojax.settings.command_line import CommandLineParser

@@ -8,6 +8,7 @@ next operation. Arrays of process 0 alone travel by a collective of all devices.
 import collections
 import contextlib
 import dataclasses
+import itertools
 import math
 import threading
 import time
@@ -22,7 +23,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from cojax.distributed.wire import Wire, WireError
-from cojax.learner.batch import TrainBatch
+from cojax.learner.bound_loss import TrainBatch
 from cojax.learner.update import divided, united
 from cojax.storage.checkpoint import ArrayFiles
 
@@ -214,12 +215,9 @@ def receive_arrays(described: Sequence[Described]) -> list[np.ndarray]:
 
 def _parts(size: int) -> list[tuple[int, int]]:
     """(start, bytes) of the parts in which `size` bytes travel."""
-    parts, start = [], 0
-    while start < size:
-        part = _LARGE if size - start > 16 * _SMALL else _SMALL
-        parts.append((start, part))
-        start += part
-    return parts
+    large = max(0, math.ceil((size - 16 * _SMALL) / _LARGE))
+    parts = [_LARGE] * large + [_SMALL] * max(0, math.ceil((size - large * _LARGE) / _SMALL))
+    return list(zip(itertools.accumulate(parts, initial=0), parts, strict=False))
 
 
 @dataclasses.dataclass(frozen=True)

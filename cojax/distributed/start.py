@@ -1,4 +1,7 @@
-"""Connects the processes of a run: `jax.distributed` for their devices, a `Wire` for what they say to each other."""
+"""Connects the processes of a run: `jax.distributed` for their devices, a `Wire` for what they say to each other.
+
+They are admitted if they fit together: the same code and settings, and folders that all of them see.
+"""
 
 import contextlib
 import dataclasses
@@ -9,15 +12,20 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import jax
 
 # JAX keeps the client of its coordination service, which every process can reach before any device is in use, private.
 from jax._src.distributed import global_state
 
-from cojax.distributed.wire import WireError, accept, connect
+from cojax.distributed.wire import Wire, WireError, accept, connect
 from cojax.settings.tree import DistributedSettings
+from cojax.storage.differences import differences
+from cojax.storage.files import missing_folders, remove_empty
 
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 # Where JAX looks for what is not given, in its own order.
@@ -42,21 +50,6 @@ class DistributedError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
-    """How to find the other processes.
-
-    `coordinator` is HOST:PORT of process 0. Where it is "", or `processes` or `process` is None, JAX finds it. All must
-    be there within `startup` seconds. A process that is silent for `silence` seconds is lost.
-    """
-
-    coordinator: str = DistributedSettings.coordinator
-    processes: int | None = DistributedSettings.processes
-    process: int | None = DistributedSettings.process
-    startup: float = DistributedSettings.startup
-    silence: float = DistributedSettings.silence
-
-
-@dataclasses.dataclass(frozen=True)
 class Connected:
     """This process's number, how many there are, and the connections of its `Wire`."""
 
@@ -65,8 +58,12 @@ class Connected:
     connections: dict[int, socket.socket]
 
 
-def start(how: Start) -> Connected:
-    """Connects this process with the others. Raises DistributedError."""
+def start(how: DistributedSettings) -> Connected:
+    """Connects this process with the others. Raises DistributedError.
+
+    Where `coordinator`, HOST:PORT of process 0, is "", or `processes` or `process` is None, JAX finds it. All must be
+    there within `startup` seconds. A process that is silent for `silence` seconds is lost.
+    """
     # Its handler would replace ours of SIGTERM, by which process 0 decides when to stop.
     jax.config.update("jax_enable_preemption_service", False)
     with _explained(how), _watched(how):
@@ -85,7 +82,12 @@ def start(how: Start) -> Connected:
     assert address is not None
     with _explained(how):
         if process == 0:
-            return Connected(0, processes, _accepted(how, processes, client.key_value_set))
+            both = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if both else socket.AF_INET
+            with socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=processes) as server:
+                token = secrets.token_hex(16)
+                client.key_value_set(_KEY, json.dumps({"port": server.getsockname()[1], "token": token}))
+                return Connected(0, processes, accept(server, token, processes, how.startup, how.silence))
         said = json.loads(client.blocking_key_value_get(_KEY, round(1000 * how.startup)))
         host = address.rpartition(":")[0].strip("[]")
         found = connect(host, said["port"], said["token"], process, how.startup, how.silence)
@@ -97,17 +99,8 @@ def find_devices() -> None:
     jax.devices()
 
 
-def _accepted(how: Start, processes: int, publish: Callable[[str, str], None]) -> dict[int, socket.socket]:
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    with socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=processes) as server:
-        token = secrets.token_hex(16)
-        publish(_KEY, json.dumps({"port": server.getsockname()[1], "token": token}))
-        return accept(server, token, processes, how.startup, how.silence)
-
-
 @contextlib.contextmanager
-def _watched(how: Start) -> Iterator[None]:
+def _watched(how: DistributedSettings) -> Iterator[None]:
     """Tells of a long wait for the other processes, and ends this process with status 1 where they do not come.
 
     JAX waits in native code, which ends the process by SIGABRT, and in which no handler of a signal runs. So signals
@@ -141,7 +134,7 @@ def _say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def _explained(how: Start) -> Iterator[None]:
+def _explained(how: DistributedSettings) -> Iterator[None]:
     try:
         yield
     except WireError as error:
@@ -161,11 +154,11 @@ def _explained(how: Start) -> Iterator[None]:
         ) from error
 
 
-def _place(how: Start) -> str:
+def _place(how: DistributedSettings) -> str:
     return how.coordinator or global_state.coordinator_address or "the address that was found"
 
 
-def _not_found(how: Start) -> str:
+def _not_found(how: DistributedSettings) -> str:
     return f"the processes do not find each other at {_place(how)} within distributed.startup={how.startup:g} s"
 
 
@@ -186,3 +179,103 @@ def _reason(error: Exception) -> str:
         return f"JAX_COORDINATOR_ADDRESS is {address!r}, expected HOST:PORT"
     text = " ".join(str(error).split()).rstrip(".")
     return text[:1].lower() + text[1:]
+
+
+_POLL = 0.1
+
+
+def admit(
+    wire: Wire,
+    processes: int,
+    facts: Mapping[str, Any],
+    folders: Mapping[str, Path],
+    deadline: float,
+    *,
+    keep: bool = True,
+) -> None:
+    """In process 0: compares every process's facts with its own, and has each read a file in each of the `folders`.
+
+    `folders` are by the setting that names them. All processes learn the outcome. Folders that were not there before
+    stay only if all are admitted, and if `keep`. Raises DistributedError, which names the process and what differs.
+    """
+    missing = [path for folder in folders.values() for path in missing_folders(folder)]
+    missing.sort(key=lambda path: len(path.parts), reverse=True)
+    try:
+        theirs = _answers(wire, processes, "facts", deadline)
+        faults = [
+            f"process {number} has other settings, versions or code than process 0: {found}"
+            for number in sorted(theirs)
+            if (found := differences(facts, theirs[number]["facts"]))
+        ]
+        for setting, folder in folders.items():
+            faults = faults or _unseen_by(wire, processes, setting, folder, deadline)
+        wire.send({"kind": "verdict", "fault": "; ".join(faults)})
+        if faults:
+            raise DistributedError("; ".join(faults))
+    except BaseException:
+        remove_empty(missing)
+        raise
+    if not keep:
+        remove_empty(missing)
+
+
+def _unseen_by(wire: Wire, processes: int, setting: str, folder: Path, deadline: float) -> list[str]:
+    """Which of the other processes do not see the folder of this setting."""
+    token = folder / f".seen-{secrets.token_hex(8)}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        token.write_text(token.name)
+        wire.send({"kind": "read", "path": str(token.absolute())})
+        return [
+            f"process {number} does not see {folder.absolute()}: {answer['fault']}. Set --config.{setting} to a "
+            "folder that all hosts share under one path"
+            for number, answer in sorted(_answers(wire, processes, "seen", deadline).items())
+            if answer["fault"]
+        ]
+    finally:
+        token.unlink(missing_ok=True)
+
+
+def ask_admission(wire: Wire, facts: Mapping[str, Any], deadline: float) -> None:
+    """In every other process: answers process 0. Raises DistributedError where it refuses."""
+    wire.send({"kind": "facts", "facts": facts})
+    while True:
+        try:
+            _, message = wire.receive(2 * deadline)
+        except WireError as error:
+            raise DistributedError(f"process 0 does not answer: {error}") from error
+        if message.get("kind") == "verdict":
+            if message["fault"]:
+                raise DistributedError(message["fault"])
+            return
+        if message.get("kind") == "read":
+            wire.send({"kind": "seen", "fault": unseen(Path(message["path"]), deadline)})
+
+
+def unseen(path: Path, deadline: float) -> str:
+    """Why the file cannot be read; empty once it can. A network's folder may show it late."""
+    until = time.monotonic() + deadline / 2
+    while True:
+        try:
+            os.listdir(path.parent)  # a cached listing is read anew
+            found = path.read_text()
+            return "" if found == path.name else f"{path} holds something else there"
+        except OSError as error:
+            if time.monotonic() > until:
+                return f"{path.name}, which process 0 wrote there, is missing ({error.strerror})"
+        time.sleep(_POLL)
+
+
+def _answers(wire: Wire, processes: int, kind: str, deadline: float) -> dict[int, Mapping[str, Any]]:
+    """The message of this kind from each of the other processes."""
+    found: dict[int, Mapping[str, Any]] = {}
+    until = time.monotonic() + deadline
+    while len(found) < processes - 1:
+        try:
+            number, message = wire.receive(max(0.01, until - time.monotonic()))
+        except WireError as error:
+            missing = ", ".join(str(number) for number in range(1, processes) if number not in found)
+            raise DistributedError(f"process {missing} does not answer: {error}") from error
+        if message.get("kind") == kind:
+            found[number] = message
+    return found

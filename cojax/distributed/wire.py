@@ -131,22 +131,13 @@ def _write(connection: socket.socket, message: Message) -> None:
     connection.sendall(_LENGTH.pack(len(text)) + text)
 
 
-def read(connection: socket.socket) -> Message:
-    """The next message. Raises OSError, TimeoutError, or WireError for an end or what is no message."""
-    size = length(_exactly(connection, _LENGTH.size))
-    return message(_exactly(connection, size))
-
-
-def length(head: bytes, largest: int = _LARGEST) -> int:
-    """Bytes of the message behind this head. Raises WireError for too many."""
-    (size,) = _LENGTH.unpack(head)
+def read(connection: socket.socket, largest: int = _LARGEST, until: float | None = None) -> Message:
+    """The next message. Raises OSError, TimeoutError, also at `until`, or WireError for an end or what is no message of
+    at most `largest` bytes."""
+    (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, until))
     if size > largest:
         raise WireError(f"it sent a message of {size} bytes; expected at most {largest}")
-    return int(size)
-
-
-def message(text: bytes) -> Message:
-    """The message of that text. Raises WireError where it is none."""
+    text = _exactly(connection, size, until)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -156,7 +147,7 @@ def message(text: bytes) -> Message:
     return found
 
 
-def _exactly(connection: socket.socket, size: int, until: float | None = None) -> bytes:
+def _exactly(connection: socket.socket, size: int, until: float | None) -> bytes:
     """The next bytes. Raises TimeoutError at `until`, OSError, or WireError for an end."""
     parts, missing = [], size
     while missing:
@@ -174,7 +165,7 @@ def _greeting(connection: socket.socket, token: str) -> int:
     """The number of the process that greets, 0 where it is none. Nothing behind the greeting is read."""
     until = time.monotonic() + _GREETED
     try:
-        said = message(_exactly(connection, length(_exactly(connection, _LENGTH.size, until), _GREETING), until))
+        said = read(connection, _GREETING, until)
     except (OSError, WireError):
         return 0
     known = hmac.compare_digest(str(said.get("token")).encode("utf-8", "replace"), token.encode())

@@ -1,4 +1,8 @@
-"""Binds a loss to its settings. Its signature lists the inputs that it may read; a trace shows which it uses."""
+"""`TrainBatch`, whose columns a loss may read, and `bind`, which binds a loss to its settings.
+
+A batch is rows of tokens with what the loss reads of each, and the loss's normalisation as weights. A loss's signature
+lists the inputs that it may read; a trace shows which it uses.
+"""
 
 import dataclasses
 import functools
@@ -8,11 +12,64 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
-from cojax.learner.batch import DTYPES, TrainBatch
 from cojax.registry import check_settings, find
 from cojax.registry import settings as settings_of
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainBatch:
+    """B rows of T tokens, NumPy on the host and JAX arrays inside jit. Any leading axes are allowed.
+
+    tokens: int32[B, T], 0 at padding.
+    segment_ids: int32[B, T], 1, 2, … for the sequences of a row; 0 at padding, which is only at the end of a row.
+    positions: int32[B, T], the index of a token in its own sequence.
+    advantages: float32[B, T], as the advantage gave them; in a batch of pairs 1 for the better, -1 for the worse.
+    sampler_logprobs: float32[B, T], log π of the sampler for the tokens that it sampled, 0 elsewhere.
+    versions: int32[B, T], the version of the weights that sampled the token; -1 for tokens that were not sampled.
+    reference_logprobs, old_logprobs: float32[B, T], filled by the learner where the loss needs them.
+    weights: float32[B, T], > 0 exactly at the tokens that are learned from; loss = Σ weights · per-token loss.
+    sequences, tasks, groups: int32[B, T], the number of the token's trajectory, task and group in the batch, from 0 on;
+        -1 at padding. In a batch of pairs a group is a pair.
+    turns: int32[B, T], the number of the token's turn in its sequence, from 0 on; -1 at padding.
+    lengths: int32[B, T], number of learned tokens in the token's sequence.
+    group_sizes: int32[B, T], number of trajectories in the token's group.
+    rewards: float32[B, T], reward of the token's trajectory.
+    routes: int8 or int16[B, T, L, k], the experts that the token went through in the sampler, -1 where they are not
+        known; None for a learner that does not read them.
+    """
+
+    tokens: Any
+    segment_ids: Any
+    positions: Any
+    advantages: Any
+    sampler_logprobs: Any
+    versions: Any
+    reference_logprobs: Any
+    old_logprobs: Any
+    weights: Any
+    sequences: Any
+    tasks: Any
+    groups: Any
+    turns: Any
+    lengths: Any
+    group_sizes: Any
+    rewards: Any
+    routes: Any = None
+
+
+_INTEGERS = ("tokens", "segment_ids", "positions", "versions", "sequences", "tasks", "groups", "turns", "lengths",
+             "group_sizes")  # fmt: skip
+IDS = ("versions", "sequences", "tasks", "groups", "turns")  # -1 where a token has none
+DTYPES = {
+    field.name: np.dtype(np.int32 if field.name in _INTEGERS else np.float32)
+    for field in dataclasses.fields(TrainBatch)
+    if field.name != "routes"
+}
+
 
 if TYPE_CHECKING:
     from cojax.policy.logprobs import TokenScores
@@ -98,12 +155,18 @@ def bind(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any]) -> B
     settings = check_settings("loss", name, function, settings)
     reads, bound = _inputs(name, function), functools.partial(function, **settings)
     inputs = [jax.ShapeDtypeStruct(_SHAPE, DTYPES.get(read, jnp.float32)) for read in reads]
+
+    def checked(*arrays: jax.Array) -> Any:
+        _check_returned(name, returned := bound(*arrays))
+        return returned
+
     try:
-        traced, returned = jax.make_jaxpr(bound, return_shape=True)(*inputs)
-        _check_returned(name, returned)
-    except Exception:  # a user's loss may raise anything
-        _explain(name, bound, inputs)
+        traced = jax.make_jaxpr(checked)(*inputs)
+    except _NoLoss:
         raise
+    except Exception as error:  # a user's loss may raise anything
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"loss {name!r} cannot be traced: {type(error).__name__}: {reason}") from error
     uses, learns = (_inputs_of(traced.jaxpr, reads, results) for results in (None, 1))
     if not learns & {"logprobs", "entropy"}:
         raise ValueError(f"loss {name!r} depends on neither logprobs nor entropy, so it has no gradient")
@@ -170,22 +233,6 @@ def _outline(returned: Any) -> str:
     if isinstance(returned, (tuple, list)):
         return f"({', '.join(map(_outline, returned[:4]))}{', …' if len(returned) > 4 else ''})"
     return type(returned).__name__
-
-
-def _explain(name: str, bound: Callable[..., Any], inputs: Sequence[jax.ShapeDtypeStruct]) -> None:
-    """Raises ValueError that says why a loss cannot be traced, or in what its results are none of a loss."""
-
-    def checked(*arrays: jax.Array) -> Any:
-        _check_returned(name, returned := bound(*arrays))
-        return returned
-
-    try:
-        jax.make_jaxpr(checked)(*inputs)
-    except _NoLoss:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"loss {name!r} cannot be traced: {type(error).__name__}: {reason}") from error
 
 
 def _inputs_of(traced: Jaxpr, reads: Sequence[str], results: int | None) -> frozenset[str]:

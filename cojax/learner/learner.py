@@ -16,23 +16,23 @@ import optax
 from jax.sharding import Mesh
 from jax.stages import Lowered, Wrapped
 
-from cojax.learner.batch import TrainBatch
-from cojax.learner.bound_loss import bind
+from cojax.learner import update as arithmetic
+from cojax.learner.bound_loss import TrainBatch, bind
 from cojax.learner.losses import LOSSES
-from cojax.learner.objective import HardNegatives, Objective, objective
 from cojax.learner.optimizer import compensate_rounding
-from cojax.learner.packing import Example, capacity, describe, live_rows, pack_examples, skipped_metrics
-from cojax.learner.placement import ONE_PROCESS, Hosts, Placement, advanced, fetch, weights_of
-from cojax.learner.update import (
-    Metrics,
-    NonFiniteUpdate,
-    Params,
-    TrainState,
-    batch_logprobs,
-    combine_updates,
-    mean_metrics,
-    train_step,
+from cojax.learner.packing import (
+    Example,
+    HardNegatives,
+    Objective,
+    capacity,
+    describe,
+    live_rows,
+    objective,
+    pack_examples,
+    skipped_metrics,
 )
+from cojax.learner.placement import ONE_PROCESS, Hosts, Placement, advanced, fetch, weights_of
+from cojax.learner.update import Metrics, NonFiniteUpdate, Params, TrainState, batch_logprobs
 from cojax.policy.adapters import Lora, adapted_rows, add_adapters, factors, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import TokenScores, token_scores
@@ -184,16 +184,14 @@ class Learner:
             batch, count = placed[index], counts[index]
             if batch is None:
                 continue
-            with self.hosts.operation("apply", state, batch, count, pairs) as finish:
-                shardings = self.placement.shardings(state)
-                state, raw = finish(self._step(state, self._frozen, batch, count, pairs, shardings=shardings))
-            updates.append(mean_metrics(jax.device_get(raw), packed.batches[index]))
+            state, raw = self.apply(state, batch, count, pairs)
+            updates.append(arithmetic.mean_metrics(jax.device_get(raw), packed.batches[index]))
             if not np.isfinite([updates[-1]["loss"], updates[-1]["grad_norm"]]).all():
                 flat = jax.tree.map(lambda array: np.reshape(array, (-1, *array.shape[2:])), fetch(self.hosts, batch))
                 raise NonFiniteUpdate(state, flat, updates[-1], len(updates) - 1)
         with self.hosts.operation("advance", state) as finish:
             state = finish(advanced(state))
-        return state, {**packed.facts, **combine_updates(updates)}
+        return state, {**packed.facts, **arithmetic.combine_updates(updates)}
 
     def train(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
         """`update` from one packed batch, whose rows are a multiple of `micro_rows`."""
@@ -286,7 +284,7 @@ class Learner:
         """`train_step`, jitted: (state, frozen, batch [M, b, T], count, pairs, shardings) → (state, metrics)."""
         loss = self.objective.loss
         step = functools.partial(
-            train_step, score=functools.partial(self._scores, entropy=loss.entropy), loss=loss,
+            arithmetic.train_step, score=functools.partial(self._scores, entropy=loss.entropy), loss=loss,
             optimizer=self.compensated_optimizer, on_policy=self.on_policy,
             pair_loss=None if self.hard is None else self.hard.loss,
         )  # fmt: skip
@@ -392,7 +390,7 @@ def learn_round(
     state, metrics = learner.update(state, StepBatches(batches, order))
     counts = [describe(batches[index]) for index in order]
     sums = {name: sum(one[name] for one in counts) for name in ("tokens_trained", "tokens_processed")}
-    return state, {**combine_updates(counts), **metrics, **sums}
+    return state, {**arithmetic.combine_updates(counts), **metrics, **sums}
 
 
 def mean_log_ratio(learner: Learner, state: TrainState, trajectories: Sequence[Trajectory], batch_size: int) -> float:

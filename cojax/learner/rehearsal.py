@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cojax.learner.batch import DTYPES, TrainBatch
+from cojax.learner.bound_loss import DTYPES, TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.update import TrainState
 from cojax.policy.attention import block_scores_bytes
@@ -46,9 +46,8 @@ def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> Train
         if all(device.platform == "cpu" for device in devices):
             here = sum(device.process_index == jax.process_index() for device in devices)
             check_fits(least_bytes(learner) * here // len(devices), advice)
-            programs = []
-            for lower in learner.programs(state, full, pairs).values():
-                programs.append(lower().compile())  # which later calls of `prepare` and `apply` find compiled
+            # Later calls of `prepare` and `apply` find the programs compiled.
+            programs = [lower().compile() for lower in learner.programs(state, full, pairs).values()]
             check_fits(needed_bytes(programs, here, _batch_bytes(full, pairs)), advice)
         batch = learner.prepare(state, full, count)
         extra = None if pairs is None else learner.prepare_pairs(state, pairs, count)
@@ -73,9 +72,7 @@ def fastest_that_fits(learner: Learner, state: TrainState, sizes: Sequence[int],
         full, pairs = full_batches(learner, sizes)
         for remat in _FASTEST_FIRST[:-1]:
             candidate = dataclasses.replace(learner, remat=remat)
-            programs = []
-            for lower in candidate.programs(state, full, pairs).values():
-                programs.append(lower().compile())
+            programs = [lower().compile() for lower in candidate.programs(state, full, pairs).values()]
             if needed_bytes(programs, len(devices), _batch_bytes(full, pairs) + beside) <= available:
                 return candidate
     return dataclasses.replace(learner, remat=_FASTEST_FIRST[-1])

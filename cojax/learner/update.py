@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from cojax.learner.batch import TrainBatch
-from cojax.learner.bound_loss import BoundLoss
+from cojax.learner.bound_loss import BoundLoss, TrainBatch
 from cojax.policy.logprobs import TokenScores
 
 Params = Any  # a nested dict of jax.Array

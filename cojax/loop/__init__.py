@@ -16,7 +16,7 @@ from cojax.rollout.engine import Engine, Sampling
 from cojax.settings.tree import Settings
 from cojax.signals import Detector, Memory, SignalKind
 from cojax.synthesis import Admission, Evolve, Validate
-from cojax.synthesis.selection import Select, even
+from cojax.synthesis.evolutions import Select, even
 from cojax.types import Group, Signal
 from cojax.validation.similarity import NearDuplicates
 

@@ -14,7 +14,7 @@ from cojax.rollout.collect import RolloutStopped
 from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import EvolutionInputs, Interrupted, Synthesis, admit, expeditions_of, synthesize, why_idle
 from cojax.synthesis.beliefs import predictor
-from cojax.synthesis.selection import visits_of
+from cojax.synthesis.evolutions import visits_of
 
 _LOG = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
 from cojax.policy.sharding import ROWS, RULES, devices_along, platform_of
-from cojax.policy.transformer import hidden_states, routed_hidden_states, score_tokens, scoring_matrix
+from cojax.policy.transformer import routed_hidden_states, score_tokens, scoring_matrix
 
 KEPT_BYTES = 256 * 2**20  # of logits that a device keeps for the backward pass; more are computed again there
 
@@ -35,16 +35,9 @@ class TokenScores(NamedTuple):
     routes_known: jax.Array | None = None
 
 
-def token_logprobs(
-    config: ModelConfig,
-    params: Params,
-    tokens: jax.Array,
-    positions: jax.Array,
-    segment_ids: jax.Array,
-    **settings: Any,
-) -> jax.Array:
-    """The log-probs of `token_scores`, with its settings."""
-    return token_scores(config, params, tokens, positions, segment_ids, entropy="none", **settings).logprobs
+def token_logprobs(config: ModelConfig, params: Params, *rows: jax.Array, **settings: Any) -> jax.Array:
+    """The log-probs of `token_scores`, of rows (tokens, positions, segment_ids) and with settings as there."""
+    return token_scores(config, params, *rows, entropy="none", **settings).logprobs
 
 
 def token_scores(
@@ -83,12 +76,9 @@ def token_scores(
         )
     if entropy not in ("none", "value", "gradient"):
         raise ValueError(f"entropy is {entropy!r}; expected none, value or gradient")
-    row = tokens, positions, segment_ids
-    differing = None
-    if routes is None:
-        hidden = hidden_states(config, params, *row, remat=remat, mesh=mesh)
-    else:
-        hidden, differing = routed_hidden_states(config, params, *row, routes, replay=replay, remat=remat, mesh=mesh)
+    hidden, differing = routed_hidden_states(
+        config, params, tokens, positions, segment_ids, routes, replay=replay, remat=remat, mesh=mesh
+    )
     if tokens.shape[1] < 2:
         return TokenScores(*(jnp.zeros(tokens.shape, jnp.float32) for _ in range(2 if routes is None else 4)))
     # The state at t scores the token at t + 1.
@@ -97,7 +87,10 @@ def token_scores(
         predicted &= wanted[:, 1:]
     matrix = scoring_matrix(config, params)
     chunk = chunk_size(tokens.shape[0], tokens.shape[1], mesh) if chunk is None else min(chunk, tokens.shape[1] - 1)
-    fixed = _Settings(config, temperature, chunk, entropy, mesh, _all_fit(config, tokens.shape, chunk, mesh))
+    # A device's part of the logits of all rows, in whole chunks.
+    kept = 4 * tokens.shape[0] * -(-(tokens.shape[1] - 1) // chunk) * chunk * config.vocab_size
+    fits = kept <= KEPT_BYTES * devices_along(mesh, *ROWS, "tensor")
+    fixed = _Settings(config, temperature, chunk, entropy, mesh, fits)
     # Cast before it is gathered: devices then send each other only the bits that the product reads.
     matrix = matrix if mesh is None else matrix.astype(config.dtype)
     scores: tuple[jax.Array, ...] = _scores(fixed, matrix, hidden[:, :-1], tokens[:, 1:], predicted)
@@ -116,12 +109,6 @@ class _Settings(NamedTuple):
     entropy: str
     mesh: Mesh | None
     keep: bool
-
-
-def _all_fit(config: ModelConfig, shape: tuple[int, ...], chunk: int, mesh: Mesh | None) -> bool:
-    """Whether a device's part of the logits of all rows, in whole chunks, fits into KEPT_BYTES."""
-    rows, length = shape[0], -(-(shape[1] - 1) // chunk) * chunk
-    return 4 * rows * length * config.vocab_size <= KEPT_BYTES * devices_along(mesh, *ROWS, "tensor")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -4,9 +4,11 @@ Loading, export, shapes and sharding all read this table and nothing else.
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -219,10 +221,7 @@ def raise_faults(faults: list[str]) -> None:
 
 def leaf_of(params: Params, row: Parameter) -> jax.Array:
     """The leaf at the row's path."""
-    node = params
-    for key in row.path:
-        node = node[key]
-    return node  # type: ignore[return-value]
+    return functools.reduce(operator.getitem, row.path, params)  # type: ignore[arg-type, return-value]
 
 
 def with_leaf(params: Params, row: Parameter, leaf: jax.Array) -> Params:

@@ -1,21 +1,396 @@
-"""`load` and `Policy`: a model's config and parameters, from a model folder or the Hugging Face hub."""
+"""`load` and `Policy`: a model's config and parameters, from a model folder or the Hugging Face hub.
 
+A folder in Hugging Face format is read straight into device arrays and written without a second copy: config.json, and
+model.safetensors or model-00001-of-0000N.safetensors with model.safetensors.index.json.
+
+A safetensors file is the header's length (8 bytes, little-endian), the header (JSON: name → dtype, shape, [start, end)
+in what follows), and the tensors' bytes. It is read, never mapped: mapped pages would count as memory of the process.
+"""
+
+import contextlib
 import dataclasses
 import functools
+import json
+import math
+import os
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jax.typing import ArrayLike
 
-from cojax.policy import logprobs, model_folder, transformer
-from cojax.policy.config import ModelConfig
-from cojax.policy.parameters import Params
-from cojax.policy.sharding import ROWS, batch_sharding, devices_along
+from cojax.durable import own_file, passing_name, regular_file, sync_folder
+from cojax.policy import logprobs, transformer
+from cojax.policy.config import LARGEST_HEADER, DamagedFile, ModelConfig, read_object
+from cojax.policy.parameters import TIED_HEAD, Parameter, Params, leaf_of, parameters, raise_faults, to_hf, with_leaf
+from cojax.policy.sharding import ROWS, batch_sharding, check_divides, devices_along, partition
+from cojax.policy.sharding import place as put
+
+_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "F32": np.dtype(np.float32),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F16": np.dtype(np.float16),
+}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_LARGEST_RANK = 8  # axes of a tensor
+_LONGEST_NAME = 200  # characters of a tensor's name
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies: bytes `start` to `end` of the file. `dtype` is the format's code, e.g. BF16."""
+
+    path: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    def damage(self, size: int) -> str:
+        """What is wrong with it in a file of `size` bytes, or nothing."""
+        if self.end > size:
+            return f"{self.name} in {self.path} ends at byte {self.end}, but the file has {size}: it is truncated"
+        if self.dtype not in _DTYPES:
+            return ""  # its size is not known; whoever reads it says so
+        length = math.prod(self.shape) * _DTYPES[self.dtype].itemsize
+        if self.end - self.start != length:
+            return (
+                f"{self.name} in {self.path} takes {self.end - self.start} bytes, expected {length} for "
+                f"{self.dtype}{list(self.shape)}"
+            )
+        return ""
+
+    def read(self) -> np.ndarray:
+        """The tensor. Raises DamagedFile when the file ends early."""
+        array = np.empty(math.prod(self.shape), _DTYPES[self.dtype])
+        with open(self.path, "rb", buffering=0, opener=regular_file) as file:
+            file.seek(self.start)
+            room = memoryview(array.view(np.uint8).data)
+            while room and (count := file.readinto(room)):
+                room = room[count:]
+        if room:
+            raise DamagedFile(f"{self.name}: {self.path} ended {len(room)} bytes before the end of the tensor")
+        return array.reshape(self.shape)
+
+
+FLOATS = tuple(_DTYPES)  # the codes that can be read
+
+
+def dtype_code(name: str) -> str:
+    """The format's code of "float32", "bfloat16" or "float16". Raises ValueError for another."""
+    if (code := {dtype.name: code for code, dtype in _DTYPES.items()}.get(name)) is not None:
+        return code
+    raise ValueError(f"dtype {name!r} is not supported; available: float32, bfloat16, float16")
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """Name → entry of every tensor in a file. Raises DamagedFile for no safetensors file, OSError for a pipe."""
+    size = path.stat().st_size
+    with open(path, "rb", opener=regular_file) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, LARGEST_HEADER):
+            raise DamagedFile(f"{path} cannot be read: found {size} bytes, expected a header of {length} and tensors")
+        text = file.read(length)
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        return {name: _entry(path, name, record, 8 + length) for name, record in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedFile(f"{path} cannot be read: its header is damaged: {error}. Copy or make it again.") from error
+
+
+def _entry(path: Path, name: str, record: Any, origin: int) -> StoredTensor:
+    if len(name) > _LONGEST_NAME or not name.isprintable():
+        raise ValueError(f"{name[:_LONGEST_NAME]!r} is no name of a tensor")
+    (start, end), shape = record["data_offsets"], record["shape"]
+    if len(shape) > _LARGEST_RANK or not all(type(n) is int and 0 <= n < 2**63 for n in (start, end, *shape)):
+        raise ValueError(f"{name} has sizes or offsets that are no whole numbers, or negative, or too large")
+    return StoredTensor(path, name, str(record["dtype"]), tuple(shape), origin + start, origin + end)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outline:
+    """A tensor to be written."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
+
+
+def write_tensors(path: Path, outlines: Sequence[Outline], arrays: Iterator[tuple[str, np.ndarray]]) -> None:
+    """Writes one file, taking from `arrays` exactly the outlined ones, in their order, each dropped when written.
+
+    The file is durable but not atomic: write it under a passing name. Raises ValueError for an array that is not as
+    outlined.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for outline in outlines:
+        place = [offset, offset := offset + outline.size]
+        header[outline.name] = {"dtype": outline.dtype, "shape": list(outline.shape), "data_offsets": place}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with writing(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for outline in outlines:
+            name, array = next(arrays)
+            found = name, _CODES.get(array.dtype), array.shape
+            if found != (outline.name, outline.dtype, outline.shape):
+                raise ValueError(f"{path}: found {found}, expected {(outline.name, outline.dtype, outline.shape)}")
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """A new file at `path`, on disk when the block ends and gone if it fails. Raises OSError that says what to do."""
+    try:
+        with open(path, "xb", opener=own_file) as file:
+            try:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise OSError(
+            error.errno, f"cannot write {path}: {error.strerror or error}. Free or choose another folder."
+        ) from error
+
+
+def divided(outlines: Iterable[Outline], largest: int) -> list[list[Outline]]:
+    """The outlines in order, cut into files of at most `largest` bytes of tensors; a larger tensor has its own."""
+    files: list[list[Outline]] = [[]]
+    filled = 0
+    for outline in outlines:
+        if files[-1] and filled + outline.size > largest:
+            files.append([])
+            filled = 0
+        files[-1].append(outline)
+        filled += outline.size
+    return files
+
+
+SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+LARGEST_FILE = 5_000_000_000  # bytes of tensors in one file
+
+
+def read_params(folder: Path, config: ModelConfig, mesh: Mesh | None = None) -> Params:
+    """The parameters in `folder`, as `config.param_dtype`, laid out over the mesh where one is given.
+
+    Tensors are read one by one into leaves that are filled in place, after all names, shapes and dtypes were checked:
+    memory is that of the parameters and about two tensors. Every tensor must have the dtype that the folder's
+    config.json declares, where it declares one. Raises FileNotFoundError where there are no weights, DamagedFile for a
+    file that cannot be read, ValueError that names every tensor that does not fit.
+    """
+    if mesh is not None:
+        check_divides(config, mesh)
+    entries = _entries(folder)
+    if config.tie_word_embeddings:
+        entries.pop(TIED_HEAD, None)
+    hf = read_config_json(folder) if (folder / CONFIG).exists() else {}
+    _check(entries, config, hf.get("dtype") or hf.get("torch_dtype"))
+    params: Params = {}
+    for row in parameters(config):
+        params = with_leaf(params, row, _leaf(row, config, entries, mesh))
+    return params
+
+
+def write_model(folder: Path, config: ModelConfig, params: Params, largest: int = LARGEST_FILE) -> None:
+    """Writes config.json and the weights, in files of at most `largest` bytes; `transformers` loads the folder.
+
+    A new folder appears whole or not at all. In one already there each file is replaced at once, config.json last, and
+    weights of a former model are removed. Raises ValueError for parameters that are not those of `config`, OSError
+    with the fix when the disk refuses.
+    """
+    _check_params(config, params)
+    if folder.exists():
+        write_arrays(folder, config, to_hf(config, params), largest)
+        return
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        part.mkdir(parents=True)
+        write_arrays(part, config, to_hf(config, params), largest)
+        part.rename(folder)
+        sync_folder(folder.absolute().parent)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def write_arrays(
+    folder: Path, config: ModelConfig, arrays: Iterator[tuple[str, np.ndarray]], largest: int = LARGEST_FILE
+) -> None:
+    """Writes config.json and (HF name, array) pairs, which come in the order of `to_hf`, to a folder that exists.
+
+    One array is held at a time. Each file is replaced at once, config.json last; weights of a former model are removed.
+    Raises ValueError for an array that is not the model's, OSError with the fix when the disk refuses.
+    """
+    code = dtype_code(config.param_dtype)
+    outlines = [
+        Outline(name, code, row.hf_shape(config)) for row in parameters(config) for _, name in row.pieces(config)
+    ]
+    files = divided(outlines, largest)
+    count = len(files)
+    names = [SINGLE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+    passing = [passing_name(folder / name) for name in names]
+    try:
+        for path, contents in zip(passing, files, strict=True):
+            write_tensors(path, contents, arrays)
+        for path, name in zip(passing, names, strict=True):
+            path.replace(folder / name)
+    finally:
+        for path in passing:
+            path.unlink(missing_ok=True)
+    if count > 1:
+        places = {outline.name: name for name, contents in zip(names, files, strict=True) for outline in contents}
+        total = {"total_size": sum(outline.size for outline in outlines)}
+        _write_json(folder / INDEX, {"metadata": total, "weight_map": places})
+    kept = {*names, *([INDEX] if count > 1 else [])}
+    for old in (*folder.glob("model*.safetensors"), folder / INDEX):
+        if old.name not in kept:  # of another model: a reader would take it for ours
+            old.unlink(missing_ok=True)
+    _write_json(folder / CONFIG, config.to_hf())
+    sync_folder(folder)
+
+
+def _entries(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of the folder. Raises for files that are missing or damaged and for an index that lies."""
+    faults: list[str] = []
+    if (folder / SINGLE).exists():
+        entries = read_header(folder / SINGLE)
+    elif (folder / INDEX).exists():
+        entries, faults = _indexed(folder)
+    else:
+        raise FileNotFoundError(f"no {SINGLE} in {folder}, and no {INDEX}; expected a model folder in HF format")
+    sizes = {entry.path: entry.path.stat().st_size for entry in entries.values()}
+    damage = [fault for entry in entries.values() if (fault := entry.damage(sizes[entry.path]))]
+    if faults or damage:
+        shown = [*faults, *damage]
+        more = f"; and {len(shown) - 20} more" if len(shown) > 20 else ""
+        raise DamagedFile(f"{folder} cannot be read: {'; '.join(shown[:20])}{more}. Copy or make it again.")
+    return entries
+
+
+def _indexed(folder: Path) -> tuple[dict[str, StoredTensor], list[str]]:
+    """The tensors of a folder with an index, and where the index and the files disagree."""
+    places = weight_map(folder)
+    names = sorted(set(places.values()))
+    faults = [f"{INDEX} names {name}, which is not in the folder" for name in names if not (folder / name).exists()]
+    headers = {name: read_header(folder / name) for name in names if (folder / name).exists()}
+    entries: dict[str, StoredTensor] = {}
+    for tensor, name in places.items():
+        if tensor in headers.get(name, {}):
+            entries[tensor] = headers[name][tensor]
+        elif name in headers:
+            found = next((other for other, header in headers.items() if tensor in header), "no file")
+            faults.append(f"{tensor} is in {found}, expected in {name}, where {INDEX} places it")
+    for name, header in headers.items():
+        faults += [f"{tensor} is in {name}, but {INDEX} does not list it" for tensor in header if tensor not in places]
+    return entries, faults
+
+
+def weight_map(folder: Path) -> dict[str, str]:
+    """Tensor → the name of its file, by the index. Raises DamagedFile for an index that is damaged or leads outside."""
+    path = folder / INDEX
+    try:
+        places = {tensor: str(name) for tensor, name in read_object(path)["weight_map"].items()}
+    except (ValueError, KeyError, AttributeError) as error:
+        raise DamagedFile(f"{path} cannot be read: {error}; expected a weight_map") from error
+    if outside := [name for name in places.values() if Path(name).name != name]:
+        raise DamagedFile(f"{path} names {outside[0]!r:.80}; expected files of its own folder")
+    return places
+
+
+def read_config_json(folder: Path) -> dict[str, Any]:
+    """config.json as it stands. Raises FileNotFoundError where there is none, ValueError for no JSON object."""
+    if not (folder / CONFIG).exists():
+        raise FileNotFoundError(f"no {CONFIG} in {folder}; expected a model folder in HF format")
+    return read_object(folder / CONFIG)
+
+
+def _check(entries: Mapping[str, StoredTensor], config: ModelConfig, declared: str | None) -> None:
+    """Raises ValueError that names every tensor missing, too many, of another shape or of another dtype."""
+    wanted = {name: row for row in parameters(config) for _, name in row.pieces(config)}
+    faults = [f"{name} is missing" for name in wanted if name not in entries]
+    for name, entry in entries.items():
+        if name not in wanted:
+            faults.append(f"{name} is not part of this model")
+        elif entry.shape != (shape := wanted[name].hf_shape(config)):
+            faults.append(f"{name} has shape {entry.shape}, expected {shape}")
+        elif declared and entry.dtype != dtype_code(declared):
+            faults.append(f"{name} has dtype {entry.dtype}, expected {dtype_code(declared)} as {CONFIG} declares")
+        elif entry.dtype not in FLOATS:
+            faults.append(f"{name} has dtype {entry.dtype}, expected one of {', '.join(FLOATS)}")
+    raise_faults(faults)
+
+
+def _leaf(row: Parameter, config: ModelConfig, entries: Mapping[str, StoredTensor], mesh: Mesh | None) -> jax.Array:
+    """One leaf, filled tensor by tensor; each is waited for, so that no more than one is under way."""
+    dtype = jnp.dtype(config.param_dtype)
+    place: Sharding = SingleDeviceSharding(jax.local_devices()[0])
+    piece_place = place
+    if mesh is not None:
+        spec = partition(row)
+        place, piece_place = NamedSharding(mesh, spec), NamedSharding(mesh, PartitionSpec(*spec[len(row.stacked) :]))
+    leaf = None
+    for index, name in row.pieces(config):
+        host = row.from_hf(entries[name].read(), config).astype(dtype, copy=False)
+        piece = put(host, piece_place)
+        if not row.stacked:
+            return jax.block_until_ready(piece)
+        if leaf is None:
+            leaf = _empty(row.shape(config), dtype, place)
+        leaf = jax.block_until_ready(_filled(leaf, piece, np.asarray(index, np.int32), place))
+    assert leaf is not None
+    return leaf
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _empty(shape: tuple[int, ...], dtype: np.dtype, place: Sharding) -> jax.Array:
+    return jax.lax.with_sharding_constraint(jnp.zeros(shape, dtype), place)
+
+
+@functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
+def _filled(leaf: jax.Array, piece: jax.Array, index: jax.Array, place: Sharding) -> jax.Array:
+    """The leaf, its memory reused, with the piece at `index` of its stacked axes."""
+    starts = [index[axis] for axis in range(index.shape[0])] + [jnp.int32(0)] * piece.ndim
+    grown = piece.reshape((1,) * index.shape[0] + piece.shape)
+    # As plain bits: XLA for CPU would turn a whole bfloat16 leaf into float32 and back.
+    bits = {2: jnp.uint16, 4: jnp.uint32}[leaf.dtype.itemsize]
+    old, new = (jax.lax.bitcast_convert_type(x, bits) for x in (leaf, grown))
+    filled = jax.lax.bitcast_convert_type(jax.lax.dynamic_update_slice(old, new, starts), leaf.dtype)
+    return jax.lax.with_sharding_constraint(filled, place)
+
+
+def _check_params(config: ModelConfig, params: Params) -> None:
+    """Raises ValueError that names every parameter whose dtype or shape is not the config's."""
+    faults = []
+    for row in parameters(config):
+        leaf = leaf_of(params, row)
+        found, expected = (leaf.dtype.name, leaf.shape), (config.param_dtype, row.shape(config))
+        if found != expected:
+            faults.append(f"{row.name} is {found[0]}{list(found[1])}, expected {expected[0]}{list(expected[1])}")
+    raise_faults(faults)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    passing = passing_name(path)
+    with writing(passing) as file:
+        file.write((json.dumps(value, indent=1) + "\n").encode())
+    passing.replace(path)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,7 +414,7 @@ class Policy:
 
     def save(self, folder: str | Path) -> None:
         """Writes the model in HF format, as `transformers` loads it; tokenizer files are the caller's to add."""
-        model_folder.write_model(Path(folder), self.config, self.params)
+        write_model(Path(folder), self.config, self.params)
 
     def _rows(self, compute: Callable[..., jax.Array], tokens: ArrayLike) -> jax.Array:
         given = np.asarray(tokens)
@@ -69,8 +444,8 @@ def load(folder_or_hub_id: str | Path, mesh: Mesh | None = None, dtype: str | No
     """
     folder = resolve(folder_or_hub_id)
     overrides = {} if dtype is None else {"dtype": jnp.dtype(dtype).name, "param_dtype": jnp.dtype(dtype).name}
-    config = ModelConfig.from_hf(model_folder.read_config_json(folder), **overrides)
-    return Policy(config, model_folder.read_params(folder, config, mesh), mesh)
+    config = ModelConfig.from_hf(read_config_json(folder), **overrides)
+    return Policy(config, read_params(folder, config, mesh), mesh)
 
 
 def resolve(folder_or_hub_id: str | Path) -> Path:

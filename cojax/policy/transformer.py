@@ -17,10 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cojax.policy.adapters import merge_layer
 from cojax.policy.attention import packed_attention
-from cojax.policy.config import ModelConfig
+from cojax.policy.config import ModelConfig, frequencies
 from cojax.policy.moe import RouteShape, SparseFeedForward, differing_share
 from cojax.policy.parameters import Params
-from cojax.policy.rope import frequencies
 from cojax.policy.sharding import RULES, constrain
 
 Attend = Callable[..., jax.Array]  # query, key, value → mixed values
@@ -58,16 +57,14 @@ class Attention(nnx.Module):
 
         def project(heads: int) -> nnx.LinearGeneral:
             bias = config.attention_bias
-            return nnx.LinearGeneral(width, (heads, size), use_bias=bias, **_linear(config, width), rngs=rngs)
+            return _linear(config, width, (heads, size), width, rngs, use_bias=bias)
 
         self.query = project(config.num_attention_heads)
         self.key = project(config.num_key_value_heads)
         self.value = project(config.num_key_value_heads)
-        self.output = nnx.LinearGeneral(
-            (config.num_attention_heads, size), width, axis=(-2, -1), use_bias=False, rngs=rngs,
-            dot_general=_flat_product if config.dtype == "bfloat16" else None,
-            **_linear(config, config.num_attention_heads * size * 2 * config.num_hidden_layers),
-        )  # fmt: skip
+        heads, product = config.num_attention_heads, _flat_product if config.dtype == "bfloat16" else None
+        fan = heads * size * 2 * config.num_hidden_layers
+        self.output = _linear(config, (heads, size), width, fan, rngs, axis=(-2, -1), dot_general=product)
         if config.qk_norm:
             self.query_norm, self.key_norm = _norm(config, size, rngs), _norm(config, size, rngs)
         self.normed = config.qk_norm
@@ -84,10 +81,8 @@ class FeedForward(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         width, inner = config.hidden_size, config.intermediate_size
-        self.gate = nnx.LinearGeneral(width, inner, use_bias=False, **_linear(config, width), rngs=rngs)
-        self.up = nnx.LinearGeneral(width, inner, use_bias=False, **_linear(config, width), rngs=rngs)
-        fan = inner * 2 * config.num_hidden_layers
-        self.down = nnx.LinearGeneral(inner, width, use_bias=False, **_linear(config, fan), rngs=rngs)
+        self.gate, self.up = (_linear(config, width, inner, width, rngs) for _ in range(2))
+        self.down = _linear(config, inner, width, inner * 2 * config.num_hidden_layers, rngs)
 
     def __call__(self, x: jax.Array, mesh: Mesh | None = None) -> jax.Array:
         inner = jax.nn.silu(self.gate(x)) * self.up(x)
@@ -145,9 +140,7 @@ class EmbeddingAndHead(nnx.Module):
         self.embed = Embedding(config, rngs)
         self.final_norm = _norm(config, config.hidden_size, rngs)
         if not config.tie_word_embeddings:
-            self.head = nnx.LinearGeneral(
-                config.hidden_size, config.vocab_size, use_bias=False, **_linear(config, config.hidden_size), rngs=rngs
-            )
+            self.head = _linear(config, config.hidden_size, config.vocab_size, config.hidden_size, rngs)
 
 
 def embedding_and_head(config: ModelConfig, params: Params) -> EmbeddingAndHead:
@@ -188,12 +181,13 @@ def _flat_product(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: A
     )
 
 
-def _linear(config: ModelConfig, fan_in: int) -> dict[str, Any]:
-    return {
-        "kernel_init": nnx.initializers.normal(fan_in**-0.5),
-        "dtype": jnp.dtype(config.dtype),
-        "param_dtype": jnp.dtype(config.param_dtype),
-    }
+def _linear(
+    config: ModelConfig, inputs: Any, outputs: Any, fan_in: int, rngs: nnx.Rngs, use_bias: bool = False, **options: Any
+) -> nnx.LinearGeneral:
+    """A matrix product, whose kernel begins as N(0, 1 / `fan_in`)."""
+    options |= {"dtype": jnp.dtype(config.dtype), "param_dtype": jnp.dtype(config.param_dtype)}
+    init = nnx.initializers.normal(fan_in**-0.5)
+    return nnx.LinearGeneral(inputs, outputs, kernel_init=init, use_bias=use_bias, rngs=rngs, **options)
 
 
 # What the backward pass keeps of a layer; it computes the rest a second time. From fastest to smallest: everything;
@@ -239,15 +233,9 @@ def hidden_states(
     segment 0 is padding. `remat` names an entry of REMAT: what is kept for the backward pass. With a `mesh`,
     activations are spread over it and each device computes its own experts; B must be a multiple of data × fsdp.
     """
-    ends, x, rotate, attend = _embed_inputs(config, params, tokens, positions, segment_ids, mesh)
-
-    def layer(x: jax.Array, given: tuple[Params, jax.Array | None]) -> tuple[jax.Array, None]:
-        block, within = block_of(config, given[0]), functools.partial(attend, window=given[1])
-        return constrain(block(x, rotate, within, mesh), mesh, None), None
-
-    x, _ = jax.lax.scan(REMAT[remat](layer), x, (params["layers"], _windows(config)))
-    x = x.reshape(*tokens.shape, -1)
-    return ends.final_norm(x)
+    return routed_hidden_states(
+        config, params, tokens, positions, segment_ids, None, replay=False, remat=remat, mesh=mesh
+    )[0]
 
 
 def routed_hidden_states(
@@ -256,55 +244,42 @@ def routed_hidden_states(
     tokens: jax.Array,
     positions: jax.Array,
     segment_ids: jax.Array,
-    routes: jax.Array,
+    routes: jax.Array | None,
     *,
     replay: bool,
     remat: str = "none",
     mesh: Mesh | None = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array | None]:
     """`hidden_states` of a sparse model, and float32[B, T]: the share of experts chosen here that are not in `routes`.
 
-    `routes` int[B, T, L, k] are the sampler's, -1 where they are not known. With `replay` tokens go through the experts
-    of their routes, and each router scores the states that result.
+    `routes` int[B, T, L, k] are the sampler's, -1 where they are not known; without them there is no share. With
+    `replay` tokens go through the experts of their routes, and each router scores the states that result.
     """
-    ends, x, rotate, attend = _embed_inputs(config, params, tokens, positions, segment_ids, mesh)
-    by_layer = jnp.moveaxis(routes.reshape(tokens.size, *routes.shape[2:]), 1, 0)
+    shape, count = tokens.shape, tokens.size
+    # Tokens are one axis between attentions: a kernel's gradient that sums over two axes is slow on CPU.
+    ends, rotate = embedding_and_head(config, params), rotation(config, positions.reshape(count))
+    x = constrain(ends.embed(tokens.reshape(count)), mesh, None)
+    by_layer = None if routes is None else jnp.moveaxis(routes.reshape(count, *routes.shape[2:]), 1, 0)
+    windows = None if config.layer_windows is None else jnp.asarray(config.layer_windows, jnp.int32)
 
-    def layer(x: jax.Array, given: tuple[Params, jax.Array | None, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        block, within = block_of(config, given[0]), functools.partial(attend, window=given[1])
-        sampler_routes = given[2].astype(jnp.int32)
-        x, own = block.routed(x, rotate, within, sampler_routes if replay else None, mesh)
+    def layer(x: jax.Array, given: tuple[Params, jax.Array | None, jax.Array | None]) -> tuple[jax.Array, Any]:
+        arrays, window, layer_routes = given
+
+        def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+            query, key, value = (x.reshape(*shape, *x.shape[1:]) for x in (query, key, value))
+            mixed = packed_attention(query, key, value, segment_ids, mesh, window)
+            return mixed.reshape(count, *mixed.shape[2:])
+
+        block = block_of(config, arrays)
+        if layer_routes is None:
+            return constrain(block(x, rotate, attend, mesh), mesh, None), None
+        sampler_routes = layer_routes.astype(jnp.int32)
+        x, own = block.routed(x, rotate, attend, sampler_routes if replay else None, mesh)
         return constrain(x, mesh, None), differing_share(own, sampler_routes)
 
-    x, shares = jax.lax.scan(REMAT[remat](layer), x, (params["layers"], _windows(config), by_layer))
-    x = x.reshape(*tokens.shape, -1)
-    return ends.final_norm(x), jnp.mean(shares, axis=0).reshape(tokens.shape)
-
-
-def _windows(config: ModelConfig) -> jax.Array | None:
-    """int32[L]: the window of every layer, where any has one."""
-    return None if config.layer_windows is None else jnp.asarray(config.layer_windows, jnp.int32)
-
-
-def _embed_inputs(
-    config: ModelConfig,
-    params: Params,
-    tokens: jax.Array,
-    positions: jax.Array,
-    segment_ids: jax.Array,
-    mesh: Mesh | None,
-) -> tuple[EmbeddingAndHead, jax.Array, Rotation, Attend]:
-    """Inputs of the layers: embedding and head, embedded tokens [B · T, D], their rotation, attention within rows."""
-    shape, count = tokens.shape, tokens.size
-    ends, rotate = embedding_and_head(config, params), rotation(config, positions.reshape(count))
-
-    def attend(query: jax.Array, key: jax.Array, value: jax.Array, *, window: jax.Array | None) -> jax.Array:
-        query, key, value = (x.reshape(*shape, *x.shape[1:]) for x in (query, key, value))
-        mixed = packed_attention(query, key, value, segment_ids, mesh, window)
-        return mixed.reshape(count, *mixed.shape[2:])
-
-    # Tokens are one axis between attentions: a kernel's gradient that sums over two axes is slow on CPU.
-    return ends, constrain(ends.embed(tokens.reshape(count)), mesh, None), rotate, attend
+    x, shares = jax.lax.scan(REMAT[remat](layer), x, (params["layers"], windows, by_layer))
+    hidden = ends.final_norm(x.reshape(*shape, -1))
+    return hidden, None if routes is None else jnp.mean(shares, axis=0).reshape(shape)
 
 
 class Cache(NamedTuple):

@@ -22,18 +22,20 @@ from jax.sharding import Mesh
 
 from cojax.durable import sync_folder, sync_tree
 from cojax.policy.config import ModelConfig
-from cojax.policy.model_folder import (
+from cojax.policy.parameters import Params, parameters
+from cojax.policy.pretrained import (
     CONFIG,
     INDEX,
     LARGEST_FILE,
     SINGLE,
+    DamagedFile,
+    read_header,
+    read_object,
     read_params,
     weight_map,
     write_arrays,
     write_model,
 )
-from cojax.policy.parameters import Params, parameters
-from cojax.policy.tensor_files import DamagedFile, read_header, read_object
 from cojax.storage.checkpoint import SavedParams, disk_error
 from cojax.storage.files import LARGEST_JSON, explain, is_number, read_json, write_json
 

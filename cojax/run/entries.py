@@ -16,7 +16,7 @@ from cojax.environment import Environment
 from cojax.learner.advantages import ADVANTAGES
 from cojax.learner.bound_loss import bind
 from cojax.learner.losses import LOSSES
-from cojax.learner.objective import ADVANTAGE, WEIGHTING, Objective, objective
+from cojax.learner.packing import ADVANTAGE, WEIGHTING, Objective, objective
 from cojax.learner.weightings import WEIGHTINGS
 from cojax.pool import CURRICULA
 from cojax.registry.annotations import RegistryError, from_text, shown

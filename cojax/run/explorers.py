@@ -21,8 +21,7 @@ from cojax.run.parts import Parts
 from cojax.settings.reading import JUDGES, attempts, choose, settings
 from cojax.signals import guidance
 from cojax.types import Message, Task, Turn
-from cojax.validation import Attempts, Exclusions, Judge, Validation
-from cojax.validation.opinions import Attempters
+from cojax.validation import Attempters, Attempts, Exclusions, Judge, Validation
 
 # Parallel expeditions of a model if explorer.width is None. This number affects which tasks result, so it must not
 # depend on a setting that may change during a run.

@@ -20,7 +20,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 from transformers import PreTrainedTokenizerBase
 
 from cojax.durable import sync_folder, sync_tree
-from cojax.policy.model_folder import write_model
+from cojax.policy.pretrained import write_model
 from cojax.report.console import CONSOLE
 from cojax.rollout.export import write_tokenizer
 from cojax.run import trained

@@ -20,9 +20,8 @@ from typing import Any, TextIO
 import jax
 from ml_collections import ConfigDict
 
-from cojax.distributed.admission import admit, ask_admission
 from cojax.distributed.operations import Follower, Lead, LeadArrayFiles
-from cojax.distributed.start import Connected, Start, find_devices, start
+from cojax.distributed.start import Connected, admit, ask_admission, find_devices, start
 from cojax.distributed.wire import Message, Wire
 from cojax.host.processes import end_all
 from cojax.learner.learner import Learner
@@ -38,6 +37,7 @@ from cojax.run.machine import versions_and_commit
 from cojax.run.policies import with_absolute_path
 from cojax.run.processes import ALONE, Together
 from cojax.settings.ranges import check_ranges
+from cojax.settings.tree import DistributedSettings
 from cojax.storage.checkpoint import ArrayFiles, save_params
 from cojax.storage.files import lock_folder
 
@@ -183,8 +183,7 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
     lock = None if preflight or section.process is None else _lock(folder, section.process)
     if lock and not section.process:
         lock.close()  # the run takes it once all processes are there
-    how = Start(section.coordinator, section.processes, section.process, section.startup, section.silence)
-    connected = start(how)
+    connected = start(DistributedSettings(**section))
     if connected.processes == 1:
         yield ALONE
         return

@@ -23,7 +23,7 @@ from cojax.distributed.operations import LeadArrayFiles
 from cojax.durable import own_file
 from cojax.learner.placement import ONE_PROCESS, Hosts, hf_arrays
 from cojax.policy.config import ModelConfig
-from cojax.policy.model_folder import write_model
+from cojax.policy.pretrained import write_model
 from cojax.policy.sharding import make_mesh, replicas
 from cojax.policy.transformer import Params, initialize
 from cojax.rollout.export import load_params, write_weights

@@ -33,10 +33,10 @@ from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerBase
 
 from cojax.durable import crc32, regular_file
-from cojax.policy import model_folder
 from cojax.policy.adapters import Lora, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params, cast_for_compute, fingerprint, parameters, to_hf
+from cojax.policy.pretrained import read_config_json
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params, load_tokenizer
 from cojax.run.processes import ALONE, Together, read_params, write_params
@@ -178,7 +178,7 @@ def shape_of(
             return kept_shape(workdir)
         if section["path"]:
             folder = _moved(workdir, section["path"], base)
-            own = ModelConfig.from_hf(model_folder.read_config_json(folder))
+            own = ModelConfig.from_hf(read_config_json(folder))
             dtype = section["dtype"] or own.dtype
             stored = dtype if config["learner"]["lora"]["rank"] else section["param_dtype"] or own.param_dtype
             return dataclasses.replace(own, dtype=dtype, param_dtype=stored)

@@ -31,8 +31,8 @@ from cojax.durable import own_file
 from cojax.environment import EngineError
 from cojax.host.processes import GuardedProcess, end_descendants_at_exit
 from cojax.policy.config import ModelConfig
-from cojax.policy.model_folder import CONFIG
 from cojax.policy.parameters import parameters
+from cojax.policy.pretrained import CONFIG
 from cojax.report.console import CONSOLE
 from cojax.rollout.export import (
     check_weights,

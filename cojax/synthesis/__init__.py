@@ -1,13 +1,11 @@
 """Stages 2 and 3: expeditions → contexts → triplets → drafts → verdicts → tasks; and the ways to guide an evolution.
 
-evolutions.py   the ways to guide an evolution: which task and guidance each expedition has
-selection.py    selects the signals that an evolution follows
-beliefs.py      beliefs about the policy's success with tools and pairs of tools; the evolution `posteriors`
-credits.py      the evolution `credited`: signals weighted by what they led to
-frontier.py     the evolution `frontier`: joins tasks that are mastered
+evolutions.py   the ways to guide an evolution, and which signals it follows
+beliefs.py      beliefs about success with tools and pairs of tools, and credits of signals by what they led to; the
+                evolutions `posteriors` and `credited`
 expeditions.py  one trip of an explorer and what came of it; runs several in parallel
-pipeline.py     what an evolution found: examines the drafts of its expeditions and gathers the tasks in their order
-admission.py    chooses the tasks that enter the pool, if more are found than it takes
+pipeline.py     what an evolution found: examines the drafts of its expeditions, gathers the tasks in their order, and
+                chooses those that enter the pool, if more are found than it takes
 """
 
 import functools
@@ -18,61 +16,30 @@ from typing import Any
 from cojax.registry import RegistryError
 from cojax.registry.annotations import shown
 from cojax.signals import Detector
-from cojax.synthesis.admission import ADMISSIONS, Admission, admit
-from cojax.synthesis.beliefs import Beliefs, posteriors
-from cojax.synthesis.credits import Credits, credited
-from cojax.synthesis.evolutions import (
-    EvolutionInputs,
-    Evolve,
-    around_displaced_signals,
-    around_signals,
-    around_trajectories,
-    reflect_on,
-    sample_setups,
-    static,
-    unguided,
-    uniform,
-)
+from cojax.synthesis import beliefs, evolutions
+from cojax.synthesis.evolutions import SELECTIONS, EvolutionInputs, Evolve, reflect_on, sample_setups
 from cojax.synthesis.expeditions import Expedition, Interrupted
-from cojax.synthesis.frontier import frontier
-from cojax.synthesis.pipeline import Synthesis, Validate, initial_tasks, synthesize
-from cojax.synthesis.selection import SELECTIONS
+from cojax.synthesis.pipeline import ADMISSIONS, Admission, Synthesis, Validate, admit, initial_tasks, synthesize
 
 __all__ = [
-    "ADMISSIONS",
-    "EVOLUTIONS",
-    "MEMORIES",
-    "SELECTIONS",
-    "Admission",
-    "EvolutionInputs",
-    "Evolve",
-    "Expedition",
-    "Interrupted",
-    "Synthesis",
-    "Validate",
-    "admit",
-    "expeditions_of",
-    "initial_tasks",
-    "reads",
-    "reflect_on",
-    "sample_setups",
-    "synthesize",
-    "why_idle",
+    "ADMISSIONS", "EVOLUTIONS", "MEMORIES", "SELECTIONS", "Admission", "EvolutionInputs", "Evolve", "Expedition",
+    "Interrupted", "Synthesis", "Validate", "admit", "expeditions_of", "initial_tasks", "reads", "reflect_on",
+    "sample_setups", "synthesize", "why_idle",
 ]  # fmt: skip
 
 EVOLUTIONS: dict[str, Evolve] = {
-    "none": static,
-    "random": unguided,
-    "uniform": uniform,
-    "trajectory": around_trajectories,
-    "displaced": around_displaced_signals,
-    "feedback": around_signals,
-    "credited": credited,
-    "posteriors": posteriors,
-    "frontier": frontier,
+    "none": evolutions.static,
+    "random": evolutions.unguided,
+    "uniform": evolutions.uniform,
+    "trajectory": evolutions.around_trajectories,
+    "displaced": evolutions.around_displaced_signals,
+    "feedback": evolutions.around_signals,
+    "credited": beliefs.credited,
+    "posteriors": beliefs.posteriors,
+    "frontier": evolutions.frontier,
 }
 # Detectors that raise no signals, by the name of the parameter that receives their memory.
-MEMORIES: dict[str, Callable[[], Detector]] = {"beliefs": Beliefs, "credits": Credits}
+MEMORIES: dict[str, Callable[[], Detector]] = {"beliefs": beliefs.Beliefs, "credits": beliefs.Credits}
 
 
 def reads(evolve: Evolve) -> tuple[str, ...]:

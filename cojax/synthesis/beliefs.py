@@ -18,6 +18,18 @@ of its tools.
 Discounted counts beside a prior that is not discounted are the Beta-Bernoulli posterior of discounted Thompson sampling
 (Raj and Kalyani, arXiv 1707.09727; for prompts MoPPS, arXiv 2507.04632). What a belief is about, the prior means and
 the prediction are ours.
+
+Credits weight signals by how learnable the tasks were that earlier ones led to. A group of two valid episodes or more
+is live if their rewards differ: only then has it a policy gradient. Each kind of signal, and each pair of a kind and a
+tool, has credit: the believed share of live groups among those of the tasks that it led to,
+
+    credit(k) = (1 + live_k) / (2 + live_k + dead_k),
+    credit(k, t) = (s · credit(k) + live_kt) / (s + live_kt + dead_kt),
+
+with counts that are discounted as above. A task counts for the kind that it came from, and for each tool of its
+solution. So a kind that nothing is known of has credit 1/2, and a tool has that of its kind. Each credit is the mean of
+a Beta-Bernoulli posterior with discounted counts (arXiv 1707.09727). Signals are drawn in proportion to it, not by
+Thompson sampling. Live groups as the reward, the prior of a tool and this draw are ours.
 """
 
 import dataclasses
@@ -32,10 +44,10 @@ from cojax.prefix_replay import replayed
 from cojax.registry.annotations import Range
 from cojax.signals.kinds import PLAN
 from cojax.signals.tools import tools_of
-from cojax.synthesis.evolutions import EvolutionInputs, offered_tools, partly_uniform, reflect_on
+from cojax.synthesis.evolutions import EvolutionInputs, in_groups, offered_tools, partly_uniform, reflect_on
 from cojax.synthesis.expeditions import Expedition
-from cojax.types import Action, Group, Signal, Task, TaskDraft, Trajectory
-from cojax.validation.query import oversize
+from cojax.types import Action, Group, Signal, TaskDraft, Trajectory
+from cojax.validation.drafts import oversize
 
 # The number of steps seen, and γ; all other keys begin with "tool:" or "pair:".
 _STEPS, _DISCOUNT = "steps", "discount"
@@ -85,12 +97,8 @@ def pair_key(one: str, other: str, length: int) -> str:
     return f"pair:{first}+{second}/{length}"
 
 
-def solution_tools(task: Task) -> list[str]:
-    """The tools of the task's solution, each once, in order."""
-    return _tools(task.solution)
-
-
-def _tools(actions: Sequence[Action]) -> list[str]:
+def solution_tools(actions: Sequence[Action]) -> list[str]:
+    """The tools of a solution, each once, in order."""
     return list(dict.fromkeys(tool for action in actions for tool in tools_of(action)))
 
 
@@ -117,7 +125,7 @@ class Beliefs:
 
 
 def _keys(actions: Sequence[Action]) -> list[str]:
-    tools = _tools(actions)
+    tools = solution_tools(actions)
     pairs = itertools.combinations(tools, 2)
     return [*map(tool_key, tools), *(pair_key(one, other, len(actions)) for one, other in pairs)]
 
@@ -131,8 +139,7 @@ def _discounted(entry: Sequence[float] | None, now: int, discount: float) -> Evi
 
 
 def _mean(belief: BetaParameters) -> float:
-    alpha, beta = belief
-    return alpha / (alpha + beta)
+    return belief[0] / sum(belief)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,14 +159,15 @@ class Posterior:
 
     def tool_belief(self, tool: str) -> BetaParameters:
         """The belief about tasks that need the tool."""
-        solved, failed = evidence(self.memory, tool_key(tool))
-        mean = self._borrowed(tool)
-        return self.strength * mean + solved, self.strength * (1.0 - mean) + failed
+        return self._belief(tool_key(tool), self._borrowed(tool))
 
     def pair_belief(self, one: str, other: str, length: int) -> BetaParameters:
         """The belief about tasks that need both tools, with solutions of `length` actions."""
-        solved, failed = evidence(self.memory, pair_key(one, other, length))
-        mean = self.tool_mean(one) * self.tool_mean(other)
+        return self._belief(pair_key(one, other, length), self.tool_mean(one) * self.tool_mean(other))
+
+    def _belief(self, key: str, mean: float) -> BetaParameters:
+        """The evidence of the key beside a prior of this mean."""
+        solved, failed = evidence(self.memory, key)
         return self.strength * mean + solved, self.strength * (1.0 - mean) + failed
 
     def task_mean(self, solution: Sequence[Action], ending: str = "") -> float | None:
@@ -168,7 +176,7 @@ class Posterior:
         That is the mean, over the pairs of its tools without `ending`, of the means of their beliefs at its length. For
         a single tool it is the mean of the belief about the tool.
         """
-        tools = [tool for tool in _tools(solution) if tool != ending]
+        tools = [tool for tool in solution_tools(solution) if tool != ending]
         if len(tools) < 2:
             return self.tool_mean(tools[0]) if tools else None
         beliefs = [self.pair_belief(one, other, len(solution)) for one, other in itertools.combinations(tools, 2)]
@@ -252,11 +260,19 @@ def posteriors(
         if (offered := [tool for tool in offered_tools(environment, trajectory.task) if tool != ending])
     ]
 
+    def contender() -> tuple[float, Trajectory, tuple[str, ...]]:
+        """(success drawn from its belief, trajectory, the tools to use)."""
+        trajectory, offered = rng.choice(parents)
+        plan = tuple(rng.sample(offered, min(rng.choice((1, 2)), len(offered))))
+        length = len(plan) + bool(ending)
+        belief = posterior.pair_belief(*plan, length) if len(plan) == 2 else posterior.tool_belief(*plan)
+        return rng.betavariate(*belief), trajectory, plan
+
     def guided() -> Expedition | None:
         if not parents:
             return None
-        drawn = [_contender(posterior, parents, int(bool(ending)), rng) for _ in range(contenders)]
-        p, trajectory, plan = max(drawn, key=lambda contender: contender[0] * (1.0 - contender[0]))
+        drawn = [contender() for _ in range(contenders)]
+        p, trajectory, plan = max(drawn, key=lambda one: one[0] * (1.0 - one[0]))
         evidence = f"success with {' and '.join(plan)} drawn as {p:.2f}"
         signal = Signal(PLAN, trajectory.task.id, trajectory.episode, evidence, plan)
         return Expedition(trajectory.task, PLAN, signal=evidence, reflect=reflect_on(trajectory, signal, plan))
@@ -264,14 +280,78 @@ def posteriors(
     yield from partly_uniform(inputs, floor, rng, guided)
 
 
-def _contender(
-    posterior: Posterior,
-    parents: Sequence[tuple[Trajectory, Sequence[str]]],
-    ends: int,
-    rng: random.Random,
-) -> tuple[float, Trajectory, tuple[str, ...]]:
-    """(success drawn from its belief, trajectory, the tools to use); `ends` is the number of calls that end a task."""
-    trajectory, offered = rng.choice(parents)
-    plan = tuple(rng.sample(offered, min(rng.choice((1, 2)), len(offered))))
-    belief = posterior.pair_belief(*plan, len(plan) + ends) if len(plan) == 2 else posterior.tool_belief(*plan)
-    return rng.betavariate(*belief), trajectory, plan
+@dataclasses.dataclass(frozen=True)
+class Credits:
+    """A statistic: it counts live and dead groups, in memory.jsonl under the name `credits`.
+
+    The memory maps a key to (live, dead, step of the last change). `discount` is γ.
+    """
+
+    discount: Discount = 0.98
+
+    def init(self) -> dict[str, Any]:
+        return no_evidence(self.discount)
+
+    def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
+        seen = (
+            (
+                [f"{group.task.origin}/{tool}" for tool in ("", *solution_tools(group.task.solution))],
+                float(group.live),
+                1.0 - group.live,
+            )
+            for group in groups
+            if group.task.lineage is not None and len(group.valid) >= 2
+        )
+        return add_evidence(memory, seen), []
+
+
+def credit(memory: Mapping[str, Any], kind: str, focus: Sequence[str], strength: float) -> float:
+    """The credit of a kind of signal and the tools in its focus, their mean where there are several; in (0, 1).
+
+    `memory` is that of `Credits`. A prior counts as `strength` groups.
+    """
+    live, dead = evidence(memory, f"{kind}/")
+    alone = (1.0 + live) / (2.0 + live + dead)
+    tools = [evidence(memory, f"{kind}/{tool}") for tool in focus]
+    shares = [(strength * alone + live) / (strength + live + dead) for live, dead in tools]
+    return sum(shares) / len(shares) if shares else alone
+
+
+def credited(
+    inputs: EvolutionInputs,
+    beliefs: Mapping[str, Any],
+    credits: Mapping[str, Any],
+    *,
+    mastered: Annotated[float, Range(0.0, 1.0)] = 0.75,
+    episodes: Annotated[float, Range(0.0)] = 8.0,
+    floor: Annotated[float, Range(0.0, 1.0)] = 0.2,
+    strength: Strength = 2.0,
+) -> Iterator[Expedition]:
+    """Around signals, drawn in proportion to the credit of their kind and of the tools in their focus.
+
+    One signal of each task and kind is considered, picked at random, and followed at most once. Of its focus the tools
+    count that the environment has, but not the ending. Signals whose focus is mastered are left out: every tool in it
+    has a belief of mean `mastered` or more from `episodes` episodes (discounted). The share `floor` of the expeditions
+    is unguided, as in `uniform`, and so are those for which no signal is left. A prior of the credit counts as
+    `strength` groups.
+    """
+    rng = random.Random(repr(("credited", inputs.seed)))
+    environment = inputs.environment
+    posterior = Posterior(beliefs, neighbours_in(environment))
+    # The policy may have called tools that do not exist.
+    known = frozenset(environment.popularity()) if isinstance(environment, Charted) else None
+    distinct = [members[0] for members in in_groups(inputs.signals, lambda signal: (signal.kind, signal.task), rng)]
+    left: list[tuple[Signal, list[str]]] = []
+    for signal in distinct:
+        focus = [tool for tool in signal.focus if tool != inputs.explorer.ending and (known is None or tool in known)]
+        if not focus or not all(posterior.masters(tool, mastered, episodes) for tool in focus):
+            left.append((signal, focus))
+
+    def guided() -> Expedition | None:
+        if not left:
+            return None
+        weights = [credit(credits, signal.kind, focus, strength) for signal, focus in left]
+        [index] = rng.choices(range(len(left)), weights)
+        return inputs.around(left.pop(index)[0])
+
+    yield from partly_uniform(inputs, floor, rng, guided)

@@ -1,19 +1,119 @@
-"""The ways to guide an evolution: around signals, around random trajectories, or unguided to fresh setups."""
+"""The ways to guide an evolution: around signals, around random trajectories, between mastered tasks, or unguided.
 
+Of signals and trajectories, more of which there are than expeditions, one of each task is picked at random, and the
+picked ones are shuffled. So all tasks have equal chances, however many signals or trajectories each has.
+"""
+
+import contextlib
 import dataclasses
+import functools
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
 from cojax.environment import Environment, ask
 from cojax.explorer import Explorer
-from cojax.signals import SignalKind
-from cojax.signals.kinds import PLAN, PLANNED, task_of
-from cojax.signals.tools import tools_called
+from cojax.prefix_replay import ORIGIN, replayed
+from cojax.registry.annotations import Range
+from cojax.signals import SignalKind, Visit
+from cojax.signals.kinds import PLAN, PLANNED, step_of, task_of
+from cojax.signals.tools import tools_called, tools_of
 from cojax.synthesis.expeditions import Expedition
-from cojax.synthesis.selection import Select, VisitsByTask, confidence_by, even, in_groups
-from cojax.types import ExplorationContext, Signal, Task, Trajectory, content_hash
+from cojax.types import INFRASTRUCTURE, ExplorationContext, Signal, Task, Trajectory, content_hash
 from cojax.validation.similarity import setup_hash
+
+_HALF = 0.5
+
+T = TypeVar("T")
+VisitsByTask = Mapping[str, Sequence[Visit]]  # task id → its visits, oldest first
+Confidence = Callable[[Signal], float]
+Select = Callable[[Iterable[Signal], int, tuple, Confidence], tuple[Signal, ...]]
+
+
+def even(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confidence) -> tuple[Signal, ...]:
+    """At most `budget` signals, one for each task and kind, taken from the kinds in turn, so that no kind crowds out
+    another. Within a kind all tasks have equal chances, and so have all signals of a task."""
+    return confident(signals, budget, seed, lambda signal: 0.0)
+
+
+def confident(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confidence) -> tuple[Signal, ...]:
+    """Like `even`, but within each kind the signals with the highest confidence come first. Tasks of equal confidence
+    have equal chances."""
+    rng = random.Random(repr(("select", seed)))
+    kinds: dict[str, list[Signal]] = {}
+    for signal in signals:
+        kinds.setdefault(signal.kind, []).append(signal)
+    queues: list[list[Signal]] = []
+    for kind in sorted(kinds):
+        distinct = [members[0] for members in in_groups(kinds[kind], lambda signal: signal.task, rng)]
+        # The sort is stable: signals of equal priority stay in random order. The last one is taken first.
+        queues.append(sorted(distinct, key=confidence))
+    chosen: list[Signal] = []
+    while len(chosen) < budget and any(queues):
+        chosen += [queue.pop() for queue in queues if queue][: budget - len(chosen)]
+    return tuple(chosen)
+
+
+def every(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confidence) -> tuple[Signal, ...]:
+    """All signals in random order, even beyond the budget (the paper's choice)."""
+    chosen = list(signals)
+    random.Random(repr(("select", seed))).shuffle(chosen)
+    return tuple(chosen)
+
+
+SELECTIONS: dict[str, Select] = {"even": even, "confident": confident, "all": every}
+
+
+def visits_of(
+    episodes: Mapping[str, Mapping[str, Any]], windows: Mapping[str, Sequence[float]], group_size: int
+) -> dict[str, list[Visit]]:
+    """The visits of every task in `episodes`, oldest first.
+
+    Recent visits are counted from `episodes`, whose ids are STEP-TASK-SAMPLE. Of older visits only the mean score is
+    left, in `windows`: each counts as a visit of `group_size` trajectories at step 0.
+    """
+    counts: dict[str, dict[int, list[float]]] = {}
+    for name, episode in episodes.items():
+        task = task_of(name)
+        solved_failed = counts.setdefault(task, {}).setdefault(step_of(name), [0.0, 0.0])
+        if episode["outcome"] not in INFRASTRUCTURE:
+            solved_failed[episode["reward"] < _HALF] += 1
+    visits: dict[str, list[Visit]] = {}
+    for task, steps in counts.items():
+        recent = [Visit(step, *steps[step]) for step in sorted(steps)]
+        seen = sum(visit.solved + visit.failed > 0 for visit in recent)
+        scores = windows.get(task, ())
+        older = scores[: max(0, len(scores) - seen)]
+        visits[task] = [Visit(0, score * group_size, (1 - score) * group_size) for score in older] + recent
+    return visits
+
+
+def confidence_by(kinds: Mapping[str, SignalKind], visits: VisitsByTask) -> Confidence:
+    """The confidence that a signal's kind has in it, given the visits of its task; 0.5 if none are known."""
+
+    def confidence(signal: Signal) -> float:
+        known = visits.get(signal.task, ())
+        return kinds[signal.kind].confidence(signal, known) if known and signal.kind in kinds else _HALF
+
+    return confidence
+
+
+def in_groups(items: Iterable[T], group: Callable[[T], Hashable], rng: random.Random) -> list[list[T]]:
+    """The items by group: groups in random order, and the items of each in random order.
+
+    All orders of the groups are equally likely, whatever their sizes: the first n groups, one item of each, are a fair
+    draw among groups. The result depends on `rng` and the items, not on the order in which they are given.
+    """
+    groups: dict[Hashable, list[T]] = {}
+    for item in sorted(items, key=repr):
+        groups.setdefault(group(item), []).append(item)
+    drawn = list(groups.values())
+    for members in drawn:
+        rng.shuffle(members)
+    rng.shuffle(drawn)
+    return drawn
+
 
 # Setups drawn for each that is wanted where some are closed, since those are left out.
 _DRAWS = 4
@@ -66,6 +166,12 @@ class EvolutionInputs:
         """The signals to follow."""
         return self.select(self.signals, self.contexts, self.seed, confidence_by(self.kinds, self.visits))
 
+    def around(self, signal: Signal) -> Expedition:
+        """The expedition around the trajectory that has the signal."""
+        trajectory = self.find(signal.episode)
+        reflect = reflect_on(trajectory, signal)
+        return Expedition(trajectory.task, signal.kind, signal=signal.evidence, reflect=reflect)
+
 
 def static(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """No expeditions, so no new tasks: plain GRPO on D_0."""
@@ -115,10 +221,7 @@ def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
 
 def around_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """CoEvolve: around the trajectories that have the signals."""
-    for signal in inputs.selected_signals():
-        trajectory = inputs.find(signal.episode)
-        reflect = reflect_on(trajectory, signal)
-        yield Expedition(trajectory.task, signal.kind, signal=signal.evidence, reflect=reflect)
+    yield from map(inputs.around, inputs.selected_signals())
 
 
 def partly_uniform(
@@ -156,11 +259,8 @@ def reflect_on(
 
 def offered_tools(environment: Environment, task: Task) -> list[str]:
     """The tools that an episode of the task offers."""
-    episode = ask(environment.start, task)
-    try:
+    with contextlib.closing(ask(environment.start, task)) as episode:
         return [entry["function"]["name"] for entry in ask(episode.tools)]
-    finally:
-        episode.close()
 
 
 def sample_setups(environment: Environment, split: str, count: int, seed: tuple) -> tuple[Task, ...]:
@@ -169,3 +269,97 @@ def sample_setups(environment: Environment, split: str, count: int, seed: tuple)
     return tuple(
         dataclasses.replace(task, query="", solution=()) for task in ask(environment.tasks, split, count, number)
     )
+
+
+# Tasks that are considered, for each expedition.
+_READ = 8
+
+
+def frontier(
+    inputs: EvolutionInputs,
+    *,
+    mastered: Annotated[float, "a share", Range(0.0, 1.0)] = 0.75,
+    longest: Annotated[int, Range(2)] = 6,
+    floor: Annotated[float, "a share", Range(0.0, 1.0)] = 0.2,
+) -> Iterator[Expedition]:
+    """Around mastered tasks, each joined with another one (RL on compositions of mastered skills: arXiv 2509.25123).
+
+    A task is mastered if the policy solved at least the share `mastered` of the episodes of its last visit, without
+    replayed actions. The expedition starts at the setup of the first task, and its plan is the tools of both solutions.
+    So the first one's episode must offer the tools of the second. Both together have at most `longest` calls, the
+    ending not counted, and each task found has all of them. Of possible second tasks those come first that a tool of
+    the first one feeds (`feeding`). The share `floor` is unguided, as in `uniform`, and so are all expeditions if no
+    two tasks can be joined.
+    """
+    rng = random.Random(repr((ORIGIN, inputs.seed)))
+    known = [
+        trajectory
+        for episodes in in_groups(inputs.episodes, task_of, rng)[: _READ * inputs.contexts]
+        if (trajectory := _of_last_visit(episodes, inputs.find)) and _mastered(trajectory, inputs, mastered)
+    ]
+    ending = inputs.explorer.ending
+    tools = {
+        one.task.id: [
+            tool for action in one.task.solution for tool in tools_of(action, one.task.environment) if tool != ending
+        ]
+        for one in known
+    }
+    feeds = feeding(known)
+    offered = functools.cache(lambda place: frozenset(offered_tools(inputs.environment, known[place].task)))
+
+    def partners(place: int) -> list[Trajectory]:
+        """Those that the task at this place can be joined with; those alone that it feeds, if it feeds any."""
+        own = tools[known[place].task.id]
+        others = [
+            (other, theirs)
+            for other in known[:place] + known[place + 1 :]
+            if (theirs := tools[other.task.id])
+            and offered(place).issuperset(theirs)
+            and len(own) + len(theirs) <= longest
+        ]
+        fed = [other for other, theirs in others if feeds & {*itertools.product(own, theirs)}]
+        return (fed or [other for other, _ in others]) if own else []
+
+    def guided() -> Expedition | None:
+        # The first is drawn from all alike that can be joined.
+        for place in rng.sample(range(len(known)), len(known)):
+            if others := partners(place):
+                first, second = known[place], rng.choice(others)
+                evidence = f"mastered, as is {second.task.query!r}"
+                plan = (*tools[first.task.id], *tools[second.task.id])
+                signal = Signal(ORIGIN, first.task.id, first.episode, evidence, tuple(dict.fromkeys(plan)))
+                return Expedition(first.task, ORIGIN, signal=evidence, reflect=reflect_on(first, signal, plan))
+        return None
+
+    yield from partly_uniform(inputs, floor, rng, guided)
+
+
+def _of_last_visit(episodes: Sequence[str], find: Callable[[str], Trajectory]) -> Trajectory | None:
+    """The first valid trajectory of those of the last step; None if all of them were lost."""
+    last = max(map(step_of, episodes))
+    return next((one for name in episodes if step_of(name) == last and (one := find(name)).valid), None)
+
+
+def _mastered(trajectory: Trajectory, inputs: EvolutionInputs, share: float) -> bool:
+    """Whether `share` of the task's last visit solved it, where a reward of one half or more counts as solved, as for
+    signals; beliefs and admission count rewards of 1 alone."""
+    if replayed(trajectory) or not (visits := inputs.visits.get(trajectory.task.id)):
+        return False
+    played = visits[-1].solved + visits[-1].failed
+    return played > 0 and visits[-1].solved >= share * played
+
+
+def feeding(trajectories: Sequence[Trajectory]) -> set[tuple[str, str]]:
+    """Pairs of different tools of which an output of the first was an argument of the second, later in one episode."""
+    pairs: set[tuple[str, str]] = set()
+    for trajectory in trajectories:
+        told: dict[str, set[str]] = {}  # output → the tools that told it
+        for turn in trajectory.turns:
+            if not turn.observation.ok:
+                continue
+            for call in turn.action.calls:
+                for value in map(str, call.arguments.values()):
+                    pairs |= {(tool, call.name) for tool in told.get(value, ()) if tool != call.name}
+            for call, message in zip(turn.action.calls, turn.observation.messages, strict=False):
+                told.setdefault(message.content, set()).add(call.name)
+    return pairs

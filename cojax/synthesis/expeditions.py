@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from typing import Any
+from typing import Any, TypeVar
 
 from cojax.environment import EngineError, Environment, EnvironmentFailure, Episode
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
@@ -28,6 +28,7 @@ from cojax.types import (
     to_json,
 )
 
+_T = TypeVar("_T")
 # Seconds between two checks of whether to stop.
 _POLL = 0.05
 # Seconds that expeditions get to end by themselves after a stop.
@@ -86,13 +87,9 @@ class Expedition:
             return dataclasses.replace(trip, errors=(error,))
         errors: list[EnvironmentFailure | EngineError] = []
         drafts = explorer.abstract(exploration, environment, limit)
-        examined = tuple(examine(_until_failure(drafts, errors)))
+        examined = tuple(examine(until_failure(drafts, errors, (EnvironmentFailure, EngineError))))
         return dataclasses.replace(
-            trip,
-            triplets=exploration.triplets,
-            failures=exploration.failures,
-            examined=examined,
-            errors=tuple(errors),
+            trip, triplets=exploration.triplets, failures=exploration.failures, examined=examined, errors=tuple(errors)
         )
 
     def lineage(self, draft: TaskDraft, verdict: Verdict, explorer: str, step: int) -> Lineage:
@@ -224,9 +221,9 @@ def _wait_for(results: Sequence[Future[Expedition]], stop: Callable[[], bool]) -
             return [result.result() for result in results]
 
 
-def _until_failure(drafts: Iterable[TaskDraft], errors: list[EnvironmentFailure | EngineError]) -> Iterator[TaskDraft]:
-    """Yields the drafts until the environment or the model fails; the exception goes into `errors`."""
+def until_failure(items: Iterable[_T], errors: list[Any], kinds: tuple[type[Exception], ...]) -> Iterator[_T]:
+    """Yields the items until their source raises one of these exceptions, which goes into `errors`."""
     try:
-        yield from drafts
-    except (EnvironmentFailure, EngineError) as error:
+        yield from items
+    except kinds as error:
         errors.append(error)

@@ -7,26 +7,112 @@ solution earns full reward. It also checks, as far as environment and wording sh
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any
+
+from pydantic import BaseModel
 
 from cojax import environment as world
-from cojax.environment import Environment, EnvironmentFailure, Episode, ask
+from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, ask
 from cojax.environment.replay import Play, Replay, replay
 from cojax.explorer import Explorer, Metered
+from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatModel, seed_of, structured_reply
+from cojax.explorer.llm.prompting import bullets, data, parts, prompt, shorten
 from cojax.explorer.scripted.explorer import phrase_steps, tool_documentation
 from cojax.host.deadlines import PATIENCE, ask_within
 from cojax.settings.tree import ValidationSettings
-from cojax.types import Action, Call, Message, Task, TaskDraft, Turn, Verdict, signature
-from cojax.validation import query, safety
+from cojax.types import Action, Call, Message, Task, TaskDraft, Trajectory, Turn, Verdict, signature
 from cojax.validation.answers import asking_flaw, check_answer, takes_answer
-from cojax.validation.conditions import false_condition
-from cojax.validation.consistency import Documents, QueryMatch, compare_query
+from cojax.validation.consistency import Documents, QueryMatch, compare_query, false_condition
 from cojax.validation.controls import NegativeControls, after_the_end, opening, triplets
+from cojax.validation.drafts import DraftRefused, flaw, oversize, violated_rule
 from cojax.validation.exclusions import Exclusions
-from cojax.validation.opinions import Attempts, Judge
-from cojax.validation.query import DraftRefused
 
 __all__ = ["Attempts", "Exclusions", "Judge", "Validation"]
+
+# Makes actors, on behalf of an explorer, for a number of attempts at a task at the same time. Leaving the context frees
+# what they hold. An actor with a method `close` is closed as soon as its own attempt is over.
+Attempters = Callable[[Any, Task, int], AbstractContextManager[Sequence[Actor]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempts:
+    """Plays a task `count` times at once, each time with an actor that sees only what the episode shows.
+
+    Attempts lost to infrastructure failures do not count.
+    """
+
+    attempters: Attempters
+    count: int = 2
+    max_turns: int = 30
+
+    def __call__(self, environment: Environment, task: Task, explorer: Metered, play: Play) -> Verdict:
+        """Accepted where an attempt earns full reward, retained where one earns some. The difficulty is the share of
+        valid attempts that failed, None where none was valid."""
+        with self.attempters(explorer, task, self.count) as actors, ThreadPoolExecutor(self.count) as pool:
+            played = list(pool.map(functools.partial(self._attempt, environment, task, play), actors))
+        valid = [trajectory for trajectory in played if trajectory.valid]
+        if not valid:
+            return Verdict("discarded", (f"no attempt on the query alone came to an end: {played[0].error}",))
+        solved = sum(trajectory.reward >= 1.0 for trajectory in valid)
+        best = max(trajectory.reward for trajectory in valid)
+        line = f"solved without hints: {solved} of {len(valid)} attempts on the query alone"
+        if not solved:
+            line = f"{line}, the best earned {best:.2f}"
+        return Verdict(
+            "accepted" if solved else "retained" if best > 0 else "discarded", (line,), 1 - solved / len(valid)
+        )
+
+    def _attempt(self, environment: Environment, task: Task, play: Play, act: Actor) -> Trajectory:
+        try:
+            return play(environment, task, act, max_turns=self.max_turns)
+        finally:
+            if close := getattr(act, "close", None):
+                close()
+
+
+class Judgement(BaseModel):
+    """The reply of a model about a draft."""
+
+    consistent: bool
+    safe: bool
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Judge:
+    """Asks a model whether query and actions belong together.
+
+    Without `veto` the opinion is only evidence. With `veto` an objection refuses the draft, and so does a failure.
+    """
+
+    chat_model: ChatModel
+    veto: bool = True
+
+    def __call__(self, task: Task, draft: TaskDraft, budget: Budget, review: bool) -> str:
+        """The model's opinion as a line of evidence, paid from `budget`. Raises DraftRefused for one that refuses the
+        draft; with `review`, an unsafe one is set aside for review by a person."""
+        solution = bullets([shorten(signature(action) or "(back to the user)", 2_000) for action in draft.solution])
+        messages = prompt("judge", data_rule=parts("data")["rule"], query=data(draft.query), solution=data(solution))
+        place, safe = f"judge/{task.id}", True
+        try:
+            judgement = structured_reply(
+                self.chat_model, messages, Judgement, budget=budget, seed=seed_of(place), place=place, temperature=0.0
+            )
+        except ChatFailure as failure:
+            # Otherwise a draft could avoid a refusal by making the judge fail.
+            line = f"judge: no opinion ({failure})"
+        else:
+            safe, reason = judgement.safe, shorten(" ".join(judgement.reason.split()), 200)
+            if judgement.consistent and safe:
+                return f"judge: no objection ({reason})"
+            line = f"judge: {'query and actions do not belong together' if safe else 'unsafe'} ({reason})"
+        if not self.veto:
+            return line
+        raise DraftRefused(line) if safe or not review else DraftRefused(f"set aside for review: {line}", line)
+
 
 _NONE = Exclusions()
 
@@ -54,7 +140,7 @@ class Validation:
     The explorer that wrote the draft names the tool that ends an episode, `ending`, and its budget pays for calls to
     models. `controls` is the number of effective actions left out in turn, drawn by the task's id; None means all.
     `judge` and `attempts` run last, as they cost most; a judge can refuse a draft but never accept it. With `safe`,
-    drafts that match a rule of safety.py are discarded and marked for quarantine. With `enabled` false nothing is run
+    drafts that match a safety rule are discarded and marked for quarantine. With `enabled` false nothing is run
     (the ablation): only malformed queries, duplicates, evaluation tasks and unsafe drafts are refused.
     """
 
@@ -80,7 +166,7 @@ class Validation:
         """
         evidence: list[str] = []
         try:
-            _refuse(query.flaw(draft.query, self.longest_query, self.control_tokens) or query.oversize(draft.solution))
+            _refuse(flaw(draft.query, self.longest_query, self.control_tokens) or oversize(draft.solution))
             task = Task(draft.environment, draft.query, draft.setup, draft.solution)
             self._admissible(task, draft, known, evidence)
             if not self.enabled:
@@ -127,7 +213,7 @@ class Validation:
             raise DraftRefused(f"duplicate of task {task.id}")
         _refuse(self.exclusions.why(task))
         evidence.append("new, and no evaluation task")
-        if self.safe and (rule := safety.violated_rule(draft)):
+        if self.safe and (rule := violated_rule(draft)):
             raise DraftRefused(f"set aside for review: {rule}", quarantine=rule)
 
     def _repeatable(self, task: Task, run: Replay, evidence: list[str]) -> None:

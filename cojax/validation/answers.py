@@ -14,8 +14,8 @@ from cojax.types import Triplet, normalise
 from cojax.validation.consistency import Documents, action_words, documentation_words
 from cojax.validation.decodings import ALPHABET, CIPHERS, MORSE, MORSE_MARKS, WORD, JoinedWords, plain_letters, readings
 from cojax.validation.decodings import words as words_alike
+from cojax.validation.drafts import DraftRefused
 from cojax.validation.mention import NUMBERS_IN_WORDS, Mentions, fold, sentences, stem, words
-from cojax.validation.query import DraftRefused
 
 # Answers to a question of yes or no: the query may contain them.
 _TRUTHS = frozenset({"true", "false", "yes", "no"})

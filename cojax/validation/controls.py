@@ -25,8 +25,8 @@ from cojax.validation.consistency import (
     shown_text,
     syntax_tree,
 )
+from cojax.validation.drafts import DraftRefused
 from cojax.validation.mention import COMMON, Mentions, fold, leaves, number_of, words
-from cojax.validation.query import DraftRefused
 
 # Words that make a request depend on what is found.
 _CONDITION = re.compile(

@@ -48,12 +48,7 @@ _NUMBER_WORDS: Mapping[str, float] = {
 _PIECE = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _DATE = re.compile(r"\d{4}-\d{1,2}(?:-\d{1,2})?(?:[T ].*)?|\d{1,2}:\d{2}(?::\d{2})?")
-_CODE = re.compile(r"[A-Z]{1,6}")
 _SUFFIX = re.compile(r"(?<=\w)\.[A-Za-z]\w{0,4}$")
-# Usual factors of a computation: parts of a day, a week, a year, a whole.
-_FACTORS = (2, 7, 10, 12, 24, 30, 52, 60, 100, 365, 1_000, 3_600)
-# Most numbers of a text that are tried in a computation.
-_FEW = 60
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +82,7 @@ class Mentions:
     def names(self, value: str | int | float) -> bool:
         """Whether the text names the value; of a value of several words, one in three is enough."""
         if isinstance(value, int | float):
-            return any(_near(value, number) for number in self.numbers)
+            return any(near(value, number) for number in self.numbers)
         folded = fold(value).strip()
         if self.holds(folded):
             return True
@@ -106,7 +101,7 @@ class Mentions:
         if word in self.words:
             return True
         if word[0].isdigit():
-            return any(_near(number_of(word), number) for number in self.numbers)
+            return any(near(number_of(word), number) for number in self.numbers)
         return len(word) > 4 and any(
             other.startswith(word[:-1]) or (len(other) > 4 and word.startswith(other[:-1])) for other in self.words
         )
@@ -172,37 +167,7 @@ def fold(text: str) -> str:
     return " ".join("".join(c for c in plain if unicodedata.category(c) not in ("Mn", "Cf")).split())
 
 
-def specific(value: Any) -> bool:
-    """Whether a query has to name a value: any but truth values, None and text without a word or a number."""
-    if isinstance(value, bool) or value is None:
-        return False
-    return not isinstance(value, str) or any(words(value))
-
-
-def codified(value: Any) -> bool:
-    """Whether people may call the value by another name: a code such as USD, AAPL, SFO, or a number below ten."""
-    if isinstance(value, str):
-        return bool(_CODE.fullmatch(value))
-    return isinstance(value, int | float) and abs(value) < 10
-
-
-def computed(value: Any, known: frozenset[float]) -> bool:
-    """Whether one operation on two of these numbers, or one of them and a usual factor, gives the value."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    some = sorted(known, key=abs)[:_FEW]
-    return any(_near(value, result) for one in some for other in (*some, *_FACTORS) for result in _results(one, other))
-
-
-def _results(one: float, other: float) -> Iterator[float]:
-    yield from (one + other, one - other, other - one, one * other)
-    if other:
-        yield one / other
-    if one:
-        yield other / one
-
-
-def _near(value: float, number: float) -> bool:
+def near(value: float, number: float) -> bool:
     """Whether the value is the number, or the number rounded to as many decimals as the value has."""
     if abs(value - number) <= 1e-9 * max(1.0, abs(number)):
         return True

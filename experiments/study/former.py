@@ -6,7 +6,7 @@ It is chosen as synthesis.select=experiments.study.former:first_place. No run bu
 import random
 from collections.abc import Iterable
 
-from cojax.synthesis.selection import Confidence
+from cojax.synthesis.evolutions import Confidence
 from cojax.types import Signal
 
 

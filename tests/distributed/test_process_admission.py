@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from wires import SILENCE, Connected
 
-from cojax.distributed.admission import admit, ask_admission, unseen
-from cojax.distributed.start import DistributedError
+from cojax.distributed.start import DistributedError, admit, ask_admission, unseen
 from cojax.distributed.wire import Wire
 from cojax.host.background import on_thread
 

@@ -35,11 +35,12 @@ HALF_SET = (
 )  # fmt: skip
 EACH = """
 import json, os, sys
-from cojax.distributed.start import DistributedError, Start, start
+from cojax.distributed.start import DistributedError, start
+from cojax.settings.tree import DistributedSettings
 for names, coordinator in json.loads(sys.argv[1]):
     os.environ.update(names)
     try:
-        start(Start(coordinator))
+        start(DistributedSettings(coordinator=coordinator))
     except DistributedError as error:
         print(json.dumps(str(error)))
     for name in names:
@@ -47,10 +48,11 @@ for names, coordinator in json.loads(sys.argv[1]):
 """
 ALONE = """
 import signal, sys
-from cojax.distributed.start import Start, start
+from cojax.distributed.start import start
+from cojax.settings.tree import DistributedSettings
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(5))
 print("begins", flush=True)
-start(Start(f"127.0.0.1:{sys.argv[2]}", 2, int(sys.argv[1]), float(sys.argv[3])))
+start(DistributedSettings(True, f"127.0.0.1:{sys.argv[2]}", 2, int(sys.argv[1]), float(sys.argv[3])))
 """
 
 

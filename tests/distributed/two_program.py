@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cojax.distributed.admission import admit, ask_admission
 from cojax.distributed.operations import Follower, Lead, LeadArrayFiles
-from cojax.distributed.start import Start, find_devices, start
+from cojax.distributed.start import admit, ask_admission, find_devices, start
 from cojax.distributed.wire import Wire
 from cojax.learner.placement import finite, on_host, piece, replicated, weights_of
 from cojax.learner.update import TrainState, divided
@@ -27,6 +26,7 @@ from cojax.policy.parameters import Params
 from cojax.policy.sharding import make_mesh, place, shard
 from cojax.policy.transformer import initialize
 from cojax.rollout.export import write_item, write_weights
+from cojax.settings.tree import DistributedSettings
 from cojax.storage.checkpoint import ArrayFiles, save_params
 
 PROCESS, PORT, FOLDER, MODE = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
@@ -145,7 +145,7 @@ def follow(wire: Wire) -> None:
 
 
 if __name__ == "__main__":
-    connected = start(Start(f"127.0.0.1:{PORT}", 2, PROCESS, 120.0, 20.0))
+    connected = start(DistributedSettings(True, f"127.0.0.1:{PORT}", 2, PROCESS, 120.0, 20.0))
     wire = Wire(connected.connections, 20.0, lost)
     if PROCESS:
         ask_admission(wire, FACTS, 60.0)

@@ -27,8 +27,8 @@ from cojax.compile.programs import (
 )  # fmt: skip
 from cojax.compile.targets import Chip
 from cojax.learner.learner import Learner
-from cojax.learner.objective import HardNegatives
 from cojax.learner.optimizer import adamw
+from cojax.learner.packing import HardNegatives
 from cojax.learner.rehearsal import full_batch
 from cojax.policy import logprobs
 from cojax.policy.adapters import Lora

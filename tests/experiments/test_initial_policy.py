@@ -22,7 +22,7 @@ from trained_runs import config
 
 import environments
 from cojax.policy.config import ModelConfig
-from cojax.policy.model_folder import write_model
+from cojax.policy.pretrained import write_model
 from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.export import load_params, save_model
 from cojax.run import assemble, initial_policy, policies, states, trained

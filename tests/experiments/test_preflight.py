@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from cojax.compile import targets
 from cojax.learner.bound_loss import bind
 from cojax.learner.losses import LOSSES
-from cojax.learner.objective import objective
+from cojax.learner.packing import objective
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import PROBE, Chat
 from cojax.rollout.sglang.client import RELEASED_MEMORY, ReleasedMemoryFile

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cojax.learner.advantages import mean_centred, success
-from cojax.learner.batch import DTYPES
+from cojax.learner.bound_loss import DTYPES
 from cojax.learner.packing import live_rows, pack, pack_sequences, staleness
 from cojax.types import Action, Group, Task, Trajectory, Turn
 

@@ -9,8 +9,7 @@ import pytest
 from tiny_learner import GROUPS, PARAMS, SGD, bits, flat_array, make_learner
 
 from cojax.learner.learner import learn_round
-from cojax.learner.objective import HardNegatives
-from cojax.learner.packing import Pair, draw_pairs
+from cojax.learner.packing import HardNegatives, Pair, draw_pairs
 from cojax.learner.rehearsal import rehearse
 from cojax.types import Group
 

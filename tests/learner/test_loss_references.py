@@ -10,11 +10,9 @@ import plain_losses
 import pytest
 
 from cojax.learner.advantages import group_relative
-from cojax.learner.batch import TrainBatch
-from cojax.learner.bound_loss import bind
+from cojax.learner.bound_loss import TrainBatch, bind
 from cojax.learner.losses import LOSSES
-from cojax.learner.objective import objective
-from cojax.learner.packing import draw_pairs, pack
+from cojax.learner.packing import draw_pairs, objective, pack
 from cojax.learner.weightings import WEIGHTINGS
 from cojax.policy.logprobs import TokenScores
 from cojax.types import Action, Group, Task, Trajectory, Turn

@@ -8,8 +8,7 @@ from test_batch import group, trajectory
 
 from cojax.learner.bound_loss import bind
 from cojax.learner.losses import LOSSES
-from cojax.learner.objective import objective
-from cojax.learner.packing import draw_pairs, pack_pairs
+from cojax.learner.packing import draw_pairs, objective, pack_pairs
 
 GOOD = [trajectory(((1,), (n, n)), reward=1.0, episode=f"good {n}") for n in (3, 4, 5)]
 BAD = [trajectory(((1,), (n,)), reward=0.5 * (n == 6), episode=f"bad {n}") for n in (6, 7)]

@@ -10,8 +10,7 @@ import optax
 import pytest
 from tiny_learner import GROUPS, PARAMS, SGD, bits, flat_array, make_groups, make_learner, shared_learner
 
-from cojax.learner.batch import DTYPES, TrainBatch
-from cojax.learner.bound_loss import bind
+from cojax.learner.bound_loss import DTYPES, TrainBatch, bind
 from cojax.learner.losses import LOSSES
 from cojax.learner.packing import pack_sequences
 from cojax.learner.parts import summed_by

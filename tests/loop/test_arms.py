@@ -26,9 +26,8 @@ from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import EVOLUTIONS, initial_tasks, reads
-from cojax.synthesis.admission import Probe
-from cojax.synthesis.beliefs import Beliefs, predictor
-from cojax.synthesis.credits import Credits
+from cojax.synthesis.beliefs import Beliefs, Credits, predictor
+from cojax.synthesis.pipeline import Probe
 from cojax.types import Action, Call, TaskDraft, from_json
 from cojax.validation import Validation
 

@@ -12,8 +12,7 @@ from ml_collections import ConfigDict
 
 from cojax.learner.bound_loss import bind
 from cojax.learner.losses import LOSSES
-from cojax.learner.objective import objective
-from cojax.learner.packing import live_rows
+from cojax.learner.packing import live_rows, objective
 from cojax.loop import Loop, State
 from cojax.loop.groups import PlayedCount, learnable, sample_ahead, sample_groups
 from cojax.metrics import Stopwatch

@@ -13,7 +13,7 @@ from cojax import openai_api as calls
 from cojax.environment import EngineError, EnvironmentFailure
 from cojax.explorer.llm.chat_client import ChatClient
 from cojax.explorer.llm.chat_model import ChatSettings
-from cojax.quality.embedding import EmbeddingError, EndpointEmbedding
+from cojax.quality import EmbeddingError, EndpointEmbedding
 from cojax.rollout.endpoint import ChatEndpoint
 from cojax.types import Message
 from environments.tau2.dialogue import Customer

@@ -35,7 +35,7 @@ def shape(kind: str, width: int) -> dict[str, object]:
 def write(kind: str, folder: Path, width: int) -> None:
     from cojax.policy.config import ModelConfig
     from cojax.policy.parameters import parameters
-    from cojax.policy.tensor_files import Outline, write_tensors
+    from cojax.policy.pretrained import Outline, write_tensors
 
     hf = shape(kind, width)
     config = ModelConfig.from_hf(hf)

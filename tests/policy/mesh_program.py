@@ -12,8 +12,8 @@ import numpy as np
 import cojax
 from cojax.policy import logprobs, moe, transformer
 from cojax.policy.config import ModelConfig
-from cojax.policy.model_folder import write_model
 from cojax.policy.parameters import Params, leaf_of, parameters
+from cojax.policy.pretrained import write_model
 from cojax.policy.sharding import batch_sharding, make_mesh, partition, shard
 from cojax.storage.checkpoint import Checkpointer
 

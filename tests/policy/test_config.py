@@ -9,8 +9,7 @@ import jax
 import pytest
 from transformers import AutoConfig
 
-from cojax.policy.config import ModelConfig
-from cojax.policy.rope import RopeScaling
+from cojax.policy.config import ModelConfig, RopeScaling
 from cojax.policy.transformer import hidden_states, initialize
 
 TINY = ModelConfig(61, 32, 40, 2, 4, 2, 16, rope_theta=5e5)

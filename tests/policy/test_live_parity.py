@@ -48,7 +48,7 @@ def test_transformers_loads_what_is_saved(name: str, tmp_path: Path) -> None:
     """Unchanged, and computes the same from it, from one file and from several."""
     from transformers import AutoModelForCausalLM
 
-    from cojax.policy.model_folder import write_model
+    from cojax.policy.pretrained import write_model
 
     case = CASES[name]
     policy = cojax.load(torch_folder(case, tmp_path / "theirs"))

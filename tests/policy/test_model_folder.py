@@ -14,12 +14,10 @@ import pytest
 from references import initialize
 from safetensors.numpy import load_file, save_file
 
-from cojax.policy import model_folder
-from cojax.policy.config import ModelConfig
-from cojax.policy.model_folder import read_params, write_model
+from cojax.policy import pretrained
+from cojax.policy.config import DamagedFile, ModelConfig
 from cojax.policy.parameters import leaf_of, parameters
-from cojax.policy.pretrained import load
-from cojax.policy.tensor_files import DamagedFile
+from cojax.policy.pretrained import load, read_params, write_model
 
 DENSE = ModelConfig(61, 32, 40, 2, 4, 2, 16)
 MOE = ModelConfig(
@@ -93,7 +91,7 @@ def test_what_does_not_fit_is_named_before_anything_is_read(
 ) -> None:
     folder = written(tmp_path)
     change(folder, by)
-    monkeypatch.setattr(model_folder, "_leaf", lambda *_: pytest.fail("a tensor was loaded"))
+    monkeypatch.setattr(pretrained, "_leaf", lambda *_: pytest.fail("a tensor was loaded"))
     with pytest.raises(ValueError, match=message):
         read_params(folder, DENSE)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cojax.policy.rope import RopeScaling, frequencies, read_rope, write_rope
+from cojax.policy.config import RopeScaling, frequencies, read_rope, write_rope
 
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

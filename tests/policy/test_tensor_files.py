@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from cojax.policy.tensor_files import (
+from cojax.policy.pretrained import (
     DamagedFile,
     Outline,
     StoredTensor,

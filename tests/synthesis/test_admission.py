@@ -7,7 +7,7 @@ import pytest
 from records import call
 
 from cojax.synthesis import ADMISSIONS, Synthesis, admit
-from cojax.synthesis.admission import Probe
+from cojax.synthesis.pipeline import Probe
 from cojax.types import Group, Lineage, Task, Trajectory, Turn
 
 RATES = (0, 8, 4, 1, 7, 8, 0, 3, 8, 0, 0, 8)  # of eight episodes

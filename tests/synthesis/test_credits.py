@@ -8,8 +8,7 @@ from test_posteriors import EPISODES, focus, inputs, mastered
 
 from cojax import signals
 from cojax.synthesis import EVOLUTIONS, reads
-from cojax.synthesis.beliefs import Beliefs
-from cojax.synthesis.credits import Credits, credit
+from cojax.synthesis.beliefs import Beliefs, Credits, credit
 from cojax.types import Action, Call, Group, Lineage, Signal, Task, Trajectory
 
 credited = EVOLUTIONS["credited"]

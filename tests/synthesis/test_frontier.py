@@ -9,7 +9,7 @@ from test_posteriors import DESK, EPISODES, EXPLORER, inputs
 from cojax.prefix_replay import ORIGIN
 from cojax.signals import Visit
 from cojax.synthesis import EVOLUTIONS, reads, synthesize
-from cojax.synthesis.frontier import feeding
+from cojax.synthesis.evolutions import feeding
 from cojax.validation import Validation
 
 frontier = EVOLUTIONS["frontier"]

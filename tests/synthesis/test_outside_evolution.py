@@ -48,7 +48,7 @@ def test_the_documented_evolution_with_beliefs_goes_to_the_weakest_tool() -> Non
     exec(of_docs("import random\nfrom itertools"), found)
     evolve = found["weakest"]
     assert reads(evolve) == ("beliefs",)
-    weak = solution_tools(FIRST.task)[0]
+    weak = solution_tools(FIRST.task.solution)[0]
     memory = {"steps": 1, "discount": 1.0, tool_key(weak): [0.0, 50.0, 1]}
     trips = list(expeditions_of(evolve, inputs(len(EPISODES)), memory))
     assert {trip.origin for trip in trips} == {"weak"}
@@ -105,7 +105,7 @@ def test_the_evolution_of_the_docs_finds_tasks_of_its_own_origin(documented: str
     assert {line["origin"] for line in found.expeditions} == {"dream"}
     assert found.expeditions[0]["context"]["plan"] == ["notes_write"]
     assert found.expeditions[0]["context"]["objectives"] == ["find a task that needs notes_write"]
-    assert sum("notes_write" in solution_tools(task) for task in found.tasks) >= 3
+    assert sum("notes_write" in solution_tools(task.solution) for task in found.tasks) >= 3
 
 
 def signal(kind: str) -> Signal:

@@ -14,7 +14,7 @@ from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.pool import TaskPool
 from cojax.signals.tools import tools_of
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Synthesis, initial_tasks, synthesize
-from cojax.synthesis.selection import even
+from cojax.synthesis.evolutions import even
 from cojax.types import Evaluation, Signal, Task, TaskDraft, Trajectory, from_json
 from cojax.validation import Exclusions, Validation
 from cojax.validation.similarity import NearDuplicates

@@ -100,7 +100,7 @@ def test_the_tasks_found_are_valid_and_tell_where_they_come_from():
     own = [task for task in found.tasks if task.origin == "posterior"]
     assert own
     planned = {trip.signal: set(focus(trip)) for trip in posteriors(inputs(10), Beliefs().init()) if trip.reflect}
-    assert sum(bool(planned[task.lineage.signal] & set(solution_tools(task))) for task in own) >= len(own) - 1
+    assert sum(bool(planned[task.lineage.signal] & set(solution_tools(task.solution))) for task in own) >= len(own) - 1
     for task in own:
         assert task.lineage.parent in {trajectory.task.id for trajectory in EPISODES.values()}
         assert task.lineage.signal.startswith("success with ")

@@ -12,7 +12,7 @@ from records import task, trajectory
 from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.signals import SIGNALS, Visit
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs
-from cojax.synthesis.selection import SELECTIONS, confidence_by, in_groups, visits_of
+from cojax.synthesis.evolutions import SELECTIONS, confidence_by, in_groups, visits_of
 from cojax.types import Signal, Task
 from environments.tools import ToolEnvironment
 

@@ -26,8 +26,7 @@ import tenacity
 
 from cojax.durable import own_file
 from cojax.environment import EngineError
-from cojax.policy.config import ModelConfig
-from cojax.policy.tensor_files import DamagedFile
+from cojax.policy.config import DamagedFile, ModelConfig
 from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_length, checked_prompt
 from cojax.rollout.export import (
     check_item,

@@ -1,0 +1,340 @@
+"""Quality of a task set: its diversity, its distance to the evaluation tasks, and the length of its solutions.
+
+These are CoEvolve's task-set metrics (`describe_pool`). They are numbers only: no text, and so no query of an
+evaluation task, gets out.
+
+Embeddings of the queries are hashed n-grams of words and of characters, which need no model, or those of an
+OpenAI-compatible endpoint, which is asked in batches, for each text once: what came back is kept on disk as hashes of
+texts and numbers, never a text.
+
+The measures are pure functions of embeddings, float[N, D]. Rows are scaled to unit length first. A row of zeros (a text
+without any feature) has cosine 0 with every other. No array larger than [BLOCK, N] is made. A measure is None where it
+needs more rows than there are.
+"""
+
+import base64
+import hashlib
+import heapq
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cojax.openai_api import Address, ApiClient, CallFailed, with_retries
+from cojax.storage.files import Log
+from cojax.types import Task, canonical, normalise
+
+Floats = npt.NDArray[np.floating[Any]]
+
+MOST = 2_000  # tasks of a set that are compared; of a larger set, a sample
+_DIGITS = 6  # decimals of the figures
+BLOCK = 512  # rows of similarities made at a time
+BINS = 20  # of a histogram of cosines from 0 to 1
+
+
+def neighbour_similarity(embeddings: Floats, k: int) -> float | None:
+    """SR@k: mean cosine of each row to its k nearest other rows; lower is more diverse.
+
+    SR@k = 1/N · Σ_i 1/k · Σ_{j ∈ kNN(i)} cos(e_i, e_j), j ≠ i. With fewer than k others, all of them count. It rises
+    with N even for samples of one source, as neighbours come closer: compare only sets of about the same size.
+    """
+    return within(embeddings, k)[0]
+
+
+def energy_distance(target: Floats, generated: Floats) -> float | None:
+    """ED_rel: energy distance of the generated to the target queries, relative to the target's spread; lower is closer.
+
+    ED_rel = (2 E‖x − y‖ − E‖x − x'‖ − E‖y − y'‖) / E‖y − y'‖, with x, x' generated and y, y' target (Székely and Rizzo,
+    Energy statistics, J. Stat. Plan. Inference 143, 2013; relative as in CoEvolve). Distances are Euclidean, between
+    rows of unit length. Pairs within a set are of two different rows (a U-statistic). If each row were also paired with
+    itself, a set would come closer merely by growing. ED_rel can therefore fall somewhat below 0 where both sets are
+    alike. It is None where a set has fewer than two rows, or where all targets are the same.
+    """
+    return relative_energy(across(generated, target)[1], within(generated, 1)[1], within(target, 1)[1])
+
+
+def greatest_similarity(embeddings: Floats, targets: Floats) -> Floats:
+    """Cosine of each row to the nearest target, float[N]; 0 where there is no target."""
+    return across(embeddings, targets)[0]
+
+
+def within(embeddings: Floats, k: int) -> tuple[float | None, float | None]:
+    """SR@k, and the mean distance of two different rows. Raises ValueError for k below 1."""
+    if k < 1:
+        raise ValueError(f"k is {k}; expected at least 1 neighbour")
+    rows, count = unit(embeddings), len(embeddings)
+    if count < 2:
+        return None, None
+    near, far = 0.0, 0.0
+    k = min(k, count - 1)
+    for start, cosines, distances in _blocks(rows, rows):
+        itself = np.arange(len(cosines)), np.arange(start, start + len(cosines))
+        distances[itself] = 0.0
+        far += float(distances.sum(dtype=np.float64))
+        cosines[itself] = -np.inf
+        near += float(np.partition(cosines, -k, axis=1)[:, -k:].sum(dtype=np.float64))
+    return near / (k * count), far / (count * (count - 1))
+
+
+def across(embeddings: Floats, targets: Floats) -> tuple[Floats, Floats]:
+    """For each row: the cosine to the nearest target (0 without any), and the mean distance to targets; float64[N]."""
+    nearest, far = np.zeros(len(embeddings)), np.zeros(len(embeddings))
+    if len(targets):
+        for start, cosines, distances in _blocks(unit(embeddings), unit(targets)):
+            nearest[start : start + len(cosines)] = cosines.max(axis=1)
+            far[start : start + len(cosines)] = distances.mean(axis=1, dtype=np.float64)
+    return nearest, far
+
+
+def relative_energy(far: Floats, own: float | None, spread: float | None) -> float | None:
+    """ED_rel from mean distances: `far` of each row to the targets, `own` of two rows, `spread` of two targets."""
+    if own is None or not spread:
+        return None
+    return (2.0 * float(far.mean()) - own - spread) / spread
+
+
+def histogram(cosines: Floats) -> list[int]:
+    """The number of cosines in each of BINS equal bins from 0 to 1; negative ones count in the first."""
+    # A cosine that only rounding puts below the lower end of a bin belongs into it.
+    bins = np.floor(cosines * BINS + 1e-5).astype(int).clip(0, BINS - 1)
+    return np.bincount(bins, minlength=BINS).tolist()
+
+
+def unit(embeddings: Floats) -> Floats:
+    """The rows at unit length; rows of zeros stay. Raises ValueError for other than finite numbers [N, D]."""
+    if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
+        raise ValueError(f"embeddings of shape {embeddings.shape}; expected finite numbers of shape [N, D]")
+    lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
+    return embeddings / np.where(lengths > 0, lengths, 1)
+
+
+def _blocks(rows: Floats, others: Floats) -> Iterator[tuple[int, Floats, Floats]]:
+    """For each block of rows: the number of its first row, and its cosines and distances to the others, [block, M]."""
+    squares, other_squares = (np.einsum("nd,nd->n", matrix, matrix) for matrix in (rows, others))
+    for start in range(0, len(rows), BLOCK):
+        cosines = rows[start : start + BLOCK] @ others.T
+        squared = squares[start : start + BLOCK, None] + other_squares[None, :] - 2.0 * cosines
+        yield start, cosines, np.sqrt(np.maximum(squared, 0.0))
+
+
+Embed = Callable[[Sequence[str]], Floats]  # texts → float[N, D]; raises EmbeddingError
+
+_DIMENSIONS = 1024  # of each half
+# Characters of a text that are read: the n-grams of more would only take time.
+_LONGEST = 20_000
+# Numbers of an embedding of an endpoint: far above what any model gives.
+_MOST_NUMBERS = 65_536
+_KEY = 32  # hex digits of the hash of a text
+
+
+class EmbeddingError(RuntimeError):
+    """Texts could not be embedded; the message says why and what to do."""
+
+
+class HashedNgrams:
+    """Texts → float32[N, 2048] at unit length, the same on every machine; no model file.
+
+    One half counts words and pairs of words, the other 3 to 5 characters within a word, each at unit length, hashed
+    with signs, so that collisions add noise of about 0.02 to a cosine and no bias. It compares wording, not meaning.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, Floats] = {}  # of the last call, most of whose texts come again
+
+    def __call__(self, texts: Sequence[str]) -> Floats:
+        fresh = [text for text in dict.fromkeys(texts) if text not in self._known]
+        known = {**self._known, **dict(zip(fresh, self._made(fresh), strict=True))} if fresh else self._known
+        self._known = {text: known[text] for text in texts}
+        if not texts:
+            return np.zeros((0, 2 * _DIMENSIONS), np.float32)
+        return np.stack([known[text] for text in texts])
+
+    def _made(self, texts: Sequence[str]) -> Floats:
+        # Takes a second to import, and most that imports this file embeds nothing.
+        from sklearn.feature_extraction.text import HashingVectorizer
+
+        shared: dict[str, Any] = {"n_features": _DIMENSIONS, "lowercase": False, "dtype": np.float32}
+        words = HashingVectorizer(token_pattern=r"\w+", ngram_range=(1, 2), **shared)
+        characters = HashingVectorizer(analyzer="char_wb", ngram_range=(3, 5), **shared)
+        normalised = [normalise(text[:_LONGEST]) for text in texts]
+        return unit(np.hstack([half.transform(normalised).toarray() for half in (words, characters)]))
+
+
+class EndpointEmbedding:
+    """Texts → float32[N, D] by `model` at an endpoint; `base_url` is like http://HOST:PORT/v1. For one thread.
+
+    An embedding that `kept` holds is not asked for. `timeout` bounds one request and `deadline` all of one call, in
+    seconds; a batch of `batch` texts takes at most `attempts` requests. Raises ValueError for an address that cannot
+    work.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        kept: Log | None = None,
+        *,
+        timeout: float = 60.0,
+        deadline: float = 300.0,
+        attempts: int = 4,
+        batch: int = 64,
+    ):
+        self._api = ApiClient(Address(base_url, model, "quality.base_url", "quality.model"))
+        self._model, self._kept = model, kept
+        self._timeout, self._deadline, self._attempts, self._size = timeout, deadline, attempts, batch
+        self._known: dict[str, Floats] | None = None
+
+    def __call__(self, texts: Sequence[str]) -> Floats:
+        """Raises EmbeddingError where one text gets no embedding; what was answered until then is kept."""
+        if self._known is None:
+            self._known = dict(_read(self._kept.read())) if self._kept is not None else {}
+        names = {self._name(text): text for text in texts}
+        missing = [name for name in names if name not in self._known]
+        until = time.monotonic() + self._deadline
+        for start in range(0, len(missing), self._size):
+            batch = missing[start : start + self._size]
+            rows = self._batch([names[name] for name in batch], until)
+            found = dict(zip(batch, rows, strict=True))
+            if self._kept is not None:
+                packed = {name: base64.b64encode(row.astype("<f4").tobytes()) for name, row in found.items()}
+                self._kept.append({"key": name, "vector": data.decode()} for name, data in packed.items())
+            self._known |= found
+        rows = [self._known[self._name(text)] for text in texts]
+        if len({len(row) for row in rows}) > 1:
+            raise EmbeddingError(
+                f"{self._model} gave embeddings of different lengths; delete embeddings.jsonl, which may hold "
+                "those of an older model of that name"
+            )
+        return np.stack(rows) if rows else np.zeros((0, 1), np.float32)
+
+    def _name(self, text: str) -> str:
+        return hashlib.sha256(canonical([self._model, text]).encode()).hexdigest()[:_KEY]
+
+    def _batch(self, texts: Sequence[str], until: float) -> list[Floats]:
+        """The embeddings of a batch. Raises EmbeddingError where no attempt brings them."""
+        # Half a surrogate pair is a Python string but no text that can be sent, and an empty one is refused by many.
+        sent = [text.encode("utf-8", "replace").decode() or " " for text in texts]
+        body: dict[str, Any] = {"model": self._model, "input": sent, "encoding_format": "float"}
+
+        def attempt() -> list[Floats]:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise EmbeddingError(f"the embeddings were not there within {self._deadline:g} s")
+            return self._api.embeddings(body, min(self._timeout, left), lambda reply: _rows(reply, len(texts)))
+
+        try:
+            return with_retries(attempt, self._attempts, lambda: until - time.monotonic(), time.sleep)
+        except CallFailed as failed:
+            raise EmbeddingError(f"{self._model} gave no embeddings: {failed.reason}") from None
+
+
+def _rows(reply: Any, count: int) -> list[Floats]:
+    """The embeddings of a reply in the order of the texts. Raises ValueError, KeyError, TypeError or AttributeError
+    for what is none."""
+    rows: dict[int, Floats] = {}
+    for place, item in enumerate(reply["data"]):
+        row = np.asarray(item["embedding"], dtype=np.float32)
+        if row.ndim != 1 or not 0 < len(row) <= _MOST_NUMBERS or not np.isfinite(row).all() or not row.any():
+            raise ValueError("an embedding is no list of finite numbers")
+        rows[item.get("index", place)] = row
+    if sorted(rows) != list(range(count)):
+        raise ValueError(f"embeddings {sorted(rows)[:5]} … of {count} texts")
+    if len({len(row) for row in rows.values()}) != 1:
+        raise ValueError("embeddings differ in length")
+    return [rows[place] for place in range(count)]
+
+
+def _read(records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Floats]]:
+    """Embeddings on disk by the hash of their text. A damaged one is skipped, so that it is asked for anew."""
+    for record in records:
+        try:
+            row = np.frombuffer(base64.b64decode(record["vector"], validate=True), dtype="<f4")
+            if len(record["key"]) == _KEY and len(row) and np.isfinite(row).all():
+                yield record["key"], row
+        except (KeyError, TypeError, ValueError):  # binascii.Error is a ValueError
+            continue
+
+
+def describe_pool(
+    pool: Iterable[Task], targets: Sequence[Task], embed: Embed | None, k: int, most: int = MOST
+) -> dict[str, Any]:
+    """The quality of a pool, as metrics.jsonl stores it. The keys are stable:
+
+    tasks          number of tasks compared: all of the pool, or a sample of `most`
+    sr_at_k        mean cosine of each query to its k nearest in the pool; lower is more diverse
+    ed_rel         energy distance to the target queries, of their mean pairwise distance; lower is closer
+    max_similarity cosine of each query to its nearest target: `mean`, `max`, and `histogram`, counts in 20 bins, 0 to 1
+    turns          mean actions of a solution
+    initial, synthesized    the same of the initial tasks, and of those that evolution added
+
+    Figures that are undefined are left out: those of fewer than two tasks, or without targets. Where `embed` is None,
+    all that need embeddings are left out. A sample holds the tasks with the smallest ids. As ids are hashes of the
+    content, it is as good as random, and mostly stays the same as the pool grows. Raises EmbeddingError.
+    """
+    tasks = list(pool)
+    parts = {
+        "": tasks,
+        "initial": [task for task in tasks if not _step(task)],
+        "synthesized": [task for task in tasks if _step(task)],
+    }
+    samples = {name: _sample(members, most) for name, members in parts.items()}
+    found = {
+        name: {"tasks": len(sample), **_turns(parts[name])} for name, sample in samples.items() if sample or not name
+    }
+    if embed is not None and tasks:
+        for name, figures in _embedding_figures(samples, _sample(targets, most), embed, k).items():
+            found[name] |= figures
+    return {**found.pop(""), **found}
+
+
+def _embedding_figures(
+    samples: dict[str, list[Task]], targets: Sequence[Task], embed: Embed, k: int
+) -> dict[str, dict[str, Any]]:
+    """The figures that need embeddings, of each sample that is not empty. Each task is embedded and compared once."""
+    every = list({task.id: task for sample in samples.values() for task in sample}.values())
+    embeddings = embed([task.query for task in (*every, *targets)])
+    if embeddings.shape[:1] != (len(every) + len(targets),):
+        raise EmbeddingError(f"{len(every) + len(targets)} texts gave embeddings of shape {embeddings.shape}")
+    generated, target = embeddings[: len(every)], embeddings[len(every) :]
+    row = {task.id: place for place, task in enumerate(every)}
+    nearest, far = across(generated, target)
+    spread = within(target, 1)[1]
+    found: dict[str, dict[str, Any]] = {}
+    for name, sample in samples.items():
+        if sample:
+            rows = np.array([row[task.id] for task in sample])
+            near, own = within(generated[rows], k)
+            both = {"sr_at_k": near, "ed_rel": relative_energy(far[rows], own, spread)}
+            figures: dict[str, Any] = {key: round(value, _DIGITS) for key, value in both.items() if value is not None}
+            if len(target):
+                cosines = nearest[rows]
+                mean, most = round(float(cosines.mean()), _DIGITS), round(float(np.max(cosines)), _DIGITS)
+                figures["max_similarity"] = {"mean": mean, "max": most, "histogram": histogram(cosines)}
+            found[name] = figures
+    return found
+
+
+def _turns(tasks: Sequence[Task]) -> dict[str, float]:
+    lengths = [len(task.solution) for task in tasks if task.solution]
+    return {"turns": round(sum(lengths) / len(lengths), _DIGITS)} if lengths else {}
+
+
+def _sample(tasks: Sequence[Task], most: int) -> list[Task]:
+    """At most `most` of the tasks, in their order: those with the smallest ids."""
+    if len(tasks) <= most:
+        return list(tasks)
+    kept = set(heapq.nsmallest(most, (task.id for task in tasks)))
+    return [task for task in tasks if task.id in kept]
+
+
+def _step(task: Task) -> int:
+    return task.lineage.step if task.lineage else 0
+
+
+# (base URL, model, cache) → an embedding. Raises ValueError for settings that cannot work.
+EMBEDDINGS: dict[str, Callable[[str, str, Log | None], Embed]] = {
+    "local": lambda base_url, model, kept: HashedNgrams(),
+    "endpoint": lambda base_url, model, kept: EndpointEmbedding(base_url, model, kept),
+}
