@@ -76,13 +76,7 @@ def prefill(
 
 
 def conversations_of(
-    shape: str,
-    layers: int | None,
-    dtype: str,
-    batch: int,
-    prompt_length: int,
-    completion_length: int,
-    repeats: int,
+    shape: str, layers: int | None, dtype: str, batch: int, prompt_length: int, completion_length: int, repeats: int
 ) -> list[Row]:
     """The rows of `prefill` and of `decode`, of the same conversations."""
     model = choose_model(shape, None, layers, (), dtype)

@@ -107,12 +107,7 @@ def update(
 
 
 def _measure(
-    model: Model,
-    rows: Rows,
-    optimizer: optax.GradientTransformation,
-    remat: str,
-    reference: bool,
-    repeats: int,
+    model: Model, rows: Rows, optimizer: optax.GradientTransformation, remat: str, reference: bool, repeats: int
 ) -> dict[str, Any]:
     """Seconds of the update, warm and for compilation, the size of its program, and memory."""
     config = model.config

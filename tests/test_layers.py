@@ -63,12 +63,7 @@ LEVELS = [
         "cojax.storage.run_files",
     },
     {"cojax.storage.evaluation_directory", "cojax.loop", "cojax.api"},
-    {
-        "cojax.loop.groups",
-        "cojax.loop.evolution",
-        "cojax.loop.records",
-        "cojax.preference.rounds",
-    },
+    {"cojax.loop.groups", "cojax.loop.evolution", "cojax.loop.records", "cojax.preference.rounds"},
     {"cojax.coevolve", "cojax.coevolving"},
     {"environments"},
     {

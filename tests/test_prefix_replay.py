@@ -14,10 +14,7 @@ from cojax.types import Action, Call, Group, Task, Trajectory, Turn
 
 DESK = environments.load("desk")
 TASK = next(task for task in DESK.tasks("seed", 50) if len(task.solution) == 4)
-CHAT = Chat(
-    word_tokenizer(*DESK.lexicon(), DESK.tools()),
-    no_document,
-)
+CHAT = Chat(word_tokenizer(*DESK.lexicon(), DESK.tools()), no_document)
 FOUR = tuple(Action(calls=(Call(name),)) for name in ("read", "write", "move", "finish"))
 JOINED = Task("test", "join", {}, FOUR, origin="frontier")
 

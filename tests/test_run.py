@@ -84,11 +84,7 @@ def test_the_summary_has_its_keys_and_the_time_adds_up(reference):
 def test_the_evaluation_of_its_last_checkpoint_is_the_runs_own(reference, runs, tmp_path):
     given = [f"--config.{setting}" for setting in SMALL]
     done = runs.command(
-        "experiments.evaluate",
-        "--config=experiments/desk.py",
-        *given,
-        f"--checkpoint={reference}",
-        f"--out={tmp_path}",
+        "experiments.evaluate", "--config=experiments/desk.py", *given, f"--checkpoint={reference}", f"--out={tmp_path}"
     )
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "result.json").read_text())

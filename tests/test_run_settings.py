@@ -58,10 +58,7 @@ REFUSED = (
     (("learner.row_length=100",), "a row must hold the longest episode"),
     (("workdir=/proc/cojax",), "Choose another --config.workdir"),
     (("mesh=2",), "mesh is a section, given 2; set what stands in it: --config.mesh.NAME=VALUE"),
-    (
-        ("steps=1" + "0" * 400,),
-        "steps is a whole number of very many digits; expected a whole number at least 0",
-    ),
+    (("steps=1" + "0" * 400,), "steps is a whole number of very many digits; expected a whole number at least 0"),
     (("explorer.width=x",), "explorer.width is 'x'; expected a whole number at least 1 or None"),
     (("explorer.width=None", "stepz=1"), "stepz is not a setting"),
     (("=3",), "'' is not a setting"),
@@ -70,10 +67,7 @@ REFUSED = (
     (("learner.loss_setings.kl_coefficient=1",), "did you mean learner.loss_settings.kl_coefficient or "),
     (("signal_settings.rare.percnt=1",), "did you mean signal_settings.rare.percent? it has "),
     (("environment.isolted=1",), "did you mean environment.isolated? it has "),
-    (
-        ("environment.isolated",),
-        "--config.environment.isolated has no value; give it as",
-    ),
+    (("environment.isolated",), "--config.environment.isolated has no value; give it as"),
     (("mesh.data=x",), "mesh.data is 'x'; expected a whole number at least 1 or -1"),
 )
 

@@ -2,14 +2,7 @@
 
 import pytest
 
-from cojax.scoring import (
-    average_at_k,
-    estimate,
-    mean_pass_at_k,
-    pass_at_k,
-    score,
-    success_by,
-)
+from cojax.scoring import average_at_k, estimate, mean_pass_at_k, pass_at_k, score, success_by
 from cojax.types import Check, Group, Task, Trajectory
 
 

@@ -58,10 +58,7 @@ def test_the_check_says_that_it_is_sound_and_which_calls_go_unnoticed(run, folde
 @pytest.mark.parametrize(
     ("setting", "why"),
     [
-        (
-            "environment.lits=3",
-            "environment 'todo' has no setting environment.lits; did you mean environment.lists?",
-        ),
+        ("environment.lits=3", "environment 'todo' has no setting environment.lits; did you mean environment.lists?"),
         ("environment.lists=many", "environment.lists is 'many'; expected a whole number"),
         (
             "environment.name=",

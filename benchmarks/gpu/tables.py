@@ -57,11 +57,7 @@ def tables(folder: Path) -> str:
         _table("prefill, conversations", _PREFILL, _rows(measured, "sample-", _batch, "prefill_seconds")),
         _table("decode, conversations", _DECODE, _rows(measured, "sample-", _batch, "decode_seconds")),
         _table("from the CPU's numbers", _NUMBERS, _rows(measured, "numbers", _model, "model")),
-        _table(
-            "main command",
-            _RUN,
-            [(name, measured[name]["rows"][0]) for name in RUNS if name in measured],
-        ),
+        _table("main command", _RUN, [(name, measured[name]["rows"][0]) for name in RUNS if name in measured]),
         "".join(f"- Not measured: {record['part']}: {record['failed']}\n" for record in records if "failed" in record),
     ]
     return "\n".join(section for section in sections if section)

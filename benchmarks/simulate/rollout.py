@@ -43,11 +43,7 @@ class Rollout:
     """
 
     def __init__(
-        self,
-        groups: Sequence[Sequence[Work]],
-        servers: Sequence[Server[int]],
-        conversations: int,
-        quorum: float = 1.0,
+        self, groups: Sequence[Sequence[Work]], servers: Sequence[Server[int]], conversations: int, quorum: float = 1.0
     ) -> None:
         self._episodes = [work for group in groups for work in group]
         self._group = [place for place, group in enumerate(groups) for _ in group]

@@ -51,9 +51,7 @@ def convert(path: Path, folder: Path) -> ModelConfig:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, or 1 when nothing could be converted."""
     parser = CommandLineParser(
-        prog="python -m experiments.convert",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m experiments.convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("source", metavar="FILE", help=f"a GGUF file, or one of: {', '.join(PACKAGED)}")
     parser.add_argument("out", metavar="OUT", type=Path, help="the model folder to write; new or empty")

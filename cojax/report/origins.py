@@ -100,9 +100,7 @@ def gradient_norms(metrics: Iterable[Record]) -> dict[str, float]:
     return {origin: total[origin] / weights[origin] for origin in weights}
 
 
-def first_solved(
-    visits: Iterable[tuple[str, Iterable[str], Sequence[TaskVisit]]],
-) -> dict[str, list[str]]:
+def first_solved(visits: Iterable[tuple[str, Iterable[str], Sequence[TaskVisit]]]) -> dict[str, list[str]]:
     """Origin → the tools that its tasks were the first to solve, sorted.
 
     `visits` has (origin, tools of the solution, visits) of each task. A tool is solved by the first episode with full

@@ -159,9 +159,7 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
 
 def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
     sampling = Sampling(
-        temperature=config.sampling.temperature,
-        max_tokens=config.sampling.max_tokens,
-        stop_tokens=made.chat.stops,
+        temperature=config.sampling.temperature, max_tokens=config.sampling.max_tokens, stop_tokens=made.chat.stops
     )
 
     @contextlib.contextmanager

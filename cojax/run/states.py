@@ -156,11 +156,7 @@ def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, 
 
 
 def initial_policy(
-    config: ConfigDict,
-    made: Parts,
-    initial: Callable[[], Synthesis],
-    directory: RunDirectory,
-    found: Verified | None,
+    config: ConfigDict, made: Parts, initial: Callable[[], Synthesis], directory: RunDirectory, found: Verified | None
 ) -> InitialPolicy:
     """The policy before the first step.
 

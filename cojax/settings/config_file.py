@@ -79,11 +79,7 @@ def load(given: str) -> ConfigDict:
 
 def source(path: Path) -> dict[str, str]:
     """For config.json: the file of a configuration, its SHA-256, and the commit of its repository."""
-    return {
-        "path": str(path.absolute()),
-        "hash": hashlib.sha256(path.read_bytes()).hexdigest(),
-        "commit": commit(path),
-    }
+    return {"path": str(path.absolute()), "hash": hashlib.sha256(path.read_bytes()).hexdigest(), "commit": commit(path)}
 
 
 def check_file(given: str) -> None:

@@ -115,12 +115,7 @@ def command(job: StudyRun, workdir: Path) -> list[str]:
 
 
 def run(
-    job: StudyRun,
-    workdir: Path,
-    core: int | None,
-    deadline: float,
-    stop: threading.Event,
-    warmed: Callable[[], None],
+    job: StudyRun, workdir: Path, core: int | None, deadline: float, stop: threading.Event, warmed: Callable[[], None]
 ) -> str:
     """Makes one run. Returns why it has not finished, or an empty text. Its output goes to WORKDIR.log.
 

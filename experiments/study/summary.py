@@ -306,11 +306,7 @@ def _common(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _row(
-    arm: str,
-    records: Sequence[Record],
-    final: Successes,
-    zero_shot: Successes,
-    by_tool: Sequence[Mapping[str, Any]],
+    arm: str, records: Sequence[Record], final: Successes, zero_shot: Successes, by_tool: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     seconds = [record["seconds"] for record in records]
     live = [record["curves"]["live_groups"] for record in records]

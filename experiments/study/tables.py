@@ -152,10 +152,7 @@ TABLES: Mapping[str, Table] = {
     "coevolving": Table(
         "Learning from preferences against GRPO, in as many environment steps",
         ("sft", "rft", "eto", "coevolving", "one-agent", "feedback", "hard-negatives"),
-        (
-            *product(["coevolving"], ["sft", "rft", "eto", "one-agent", "feedback"]),
-            ("hard-negatives", "feedback"),
-        ),
+        (*product(["coevolving"], ["sft", "rft", "eto", "one-agent", "feedback"]), ("hard-negatives", "feedback")),
         _PREFERENCES,
         PREFERENCE_SEEDS,
     ),

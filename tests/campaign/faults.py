@@ -75,11 +75,7 @@ def plan(count: int, only: Collection[str] = ()) -> list[str]:
 
 
 def run(
-    count: int,
-    seed: int,
-    say: Say,
-    only: Collection[str] = (),
-    injecting: Mapping[str, Injector] | None = None,
+    count: int, seed: int, say: Say, only: Collection[str] = (), injecting: Mapping[str, Injector] | None = None
 ) -> Half:
     """Injects the faults 0 … count - 1 of the seed."""
     half, began, lock, stopped = Half(), time.monotonic(), threading.Lock(), threading.Event()

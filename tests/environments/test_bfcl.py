@@ -119,8 +119,7 @@ def test_calls_that_try_more_are_answered_as_an_api_would(bfcl, text, answer):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [called("power", base=9, exponent=100_000_000), called("logarithm", value=7, base=3, precision=100_000_000)],
+    "text", [called("power", base=9, exponent=100_000_000), called("logarithm", value=7, base=3, precision=100_000_000)]
 )
 def test_a_call_that_never_ends_is_the_actions_own_doing(bfcl, text):
     began, wall = counted_seconds(), time.monotonic()

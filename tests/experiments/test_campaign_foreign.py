@@ -56,12 +56,7 @@ for name, attack, program, count in json.loads(sys.argv[4]):
 # Name → the kind of attack, the program, and what is to be found of it.
 TRUSTING = {
     "links": ("_link", "for path in run.rglob('*'):\n    path.is_file() and path.write_text('')", "lost", "elsewhere/"),
-    "deletion": (
-        "_unknown",
-        "for path in run.rglob('*-1.js'):\n    path.unlink()",
-        "lost",
-        "episodes-1.js is changed",
-    ),
+    "deletion": ("_unknown", "for path in run.rglob('*-1.js'):\n    path.unlink()", "lost", "episodes-1.js is changed"),
     "code": ("_code", "sys.path.append(str(run))\nimport foreign_code", "forged", "code of the directory ran"),
     "pipes": (
         "_pipe",

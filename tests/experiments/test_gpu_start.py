@@ -59,10 +59,7 @@ def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             digest = hashlib.sha256(part).hexdigest()
             manifest["archives"][name].append({"name": f"{name}.{number}", "bytes": len(part), "sha256": digest})
             (folder / f"{name}.{number}").write_bytes(part)
-    manifest["wheels"] = [
-        {"name": "absent-package", "file": ABSENT},
-        {"name": "jax", "file": "jax-1-py3-none-any.whl"},
-    ]
+    manifest["wheels"] = [{"name": "absent-package", "file": ABSENT}, {"name": "jax", "file": "jax-1-py3-none-any.whl"}]
     monkeypatch.setattr(start, "MANIFEST", manifest)
     return manifest
 

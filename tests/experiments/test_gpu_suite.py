@@ -144,8 +144,7 @@ def test_a_card_that_is_too_small_is_said(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("memory", "rounds"),
-    [(0.0, [["desk", "smollm2"]]), (80.0, [["desk", "smollm2"]]), (16.0, [["desk"], ["smollm2"]])],
+    ("memory", "rounds"), [(0.0, [["desk", "smollm2"]]), (80.0, [["desk", "smollm2"]]), (16.0, [["desk"], ["smollm2"]])]
 )
 def test_runs_share_a_card_that_is_large_enough(
     memory: float, rounds: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -155,12 +155,7 @@ def test_every_method_runs_in_every_experiment(method, world):
             "preference.own and other and failures are 0, so there is nothing to learn from",
         ),
         (
-            {
-                "method": "coevolving",
-                "preference__agent": "none",
-                "preference__own": 0.0,
-                "preference__failures": 0.0,
-            },
+            {"method": "coevolving", "preference__agent": "none", "preference__own": 0.0, "preference__failures": 0.0},
             "preference.own and failures are 0, so there is nothing to learn from",
         ),
         (

@@ -27,10 +27,7 @@ GROUPS = [group(("a", "a", "finish"), 1.0), group(("b", "a", "finish"), 0.0), gr
 
 
 def test_a_task_counts_for_each_tool_of_its_solution_once():
-    assert success_by_tool(GROUPS, "finish") == {
-        "a": {"success": 0.5, "tasks": 2},
-        "b": {"success": 0.0, "tasks": 1},
-    }
+    assert success_by_tool(GROUPS, "finish") == {"a": {"success": 0.5, "tasks": 2}, "b": {"success": 0.0, "tasks": 1}}
     assert success_by_tool([group((), 1.0)], "finish") == {}
 
 

@@ -221,11 +221,7 @@ MISSING = object()
         ("dev", [7], "dev.0 is 7; expected a valid list"),
         ("learning", {"updates": "8"}, "learning.updates is '8'; expected a valid number"),
         ("origins", {"rare": {"groups": 4, "live": 1}}, "a record has 'origins.rare.actions', which is missing"),
-        (
-            "origins",
-            {"rare": {"groups": 4, "live": 1, "actions": 2, "norm": "0"}},
-            "norm is '0'; expected a valid",
-        ),
+        ("origins", {"rare": {"groups": 4, "live": 1, "actions": 2, "norm": "0"}}, "norm is '0'; expected a valid"),
         ("predicted", {"signals": {"rho": None}}, "a record has 'predicted.signals.tasks', which is missing"),
         ("trials", [{"success": 0.5}], "a record has 'trials.0.episodes', which is missing"),
         ("predicted", {"probe": {"rho": 17.5, "tasks": 3}}, "rho is 17.5; expected less than or equal to 1"),

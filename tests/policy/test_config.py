@@ -237,10 +237,7 @@ for _ in range(900):
         ({"layer_types": 5}, "config.json is damaged or incomplete: 'int' object"),
         ({"hidden_act": DEEP}, r"has hidden_act=\[\[\["),
         ({"dtype": DEEP, "torch_dtype": DEEP}, r"dtype \[\[\["),
-        (
-            {"rope_scaling": {"type": "linear", "factor": 1e999}},
-            "rope scaling has factor inf; expected a positive",
-        ),
+        ({"rope_scaling": {"type": "linear", "factor": 1e999}}, "rope scaling has factor inf; expected a positive"),
         (
             {"rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 1e999}},
             "config.json is damaged or incomplete: cannot convert float infinity",

@@ -26,12 +26,7 @@ def test_the_scoring_matrix_is_moved_once(kind: str) -> None:
 
 def _run(program: str, *arguments: str) -> None:
     root = Path(__file__).parents[2]
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": compiling.flags(8),
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(root),
-    }
+    environment = {**os.environ, "XLA_FLAGS": compiling.flags(8), "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root)}
     command = [sys.executable, str(Path(__file__).with_name(program)), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience(1_200))
     assert done.returncode == 0, done.stderr

@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from cojax.policy.pretrained import (
-    DamagedFile,
-    Outline,
-    StoredTensor,
-    divided,
-    dtype_code,
-    read_header,
-    write_tensors,
-)
+from cojax.policy.pretrained import DamagedFile, Outline, StoredTensor, divided, dtype_code, read_header, write_tensors
 
 ARRAYS = {
     "a.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -85,10 +77,7 @@ def test_a_damaged_header(tmp_path: Path, record: dict) -> None:
     ("text", "message"),
     [
         ("[" * 100_000, "maximum recursion depth"),
-        (
-            '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1e999]}}',
-            "a has sizes or offsets that are no",
-        ),
+        ('{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1e999]}}', "a has sizes or offsets that are no"),
         ('{"a": {"dtype": "F32", "shape": [1.5], "data_offsets": [0, 4]}}', "no whole numbers"),
         ('{"a": {"dtype": "F32", "shape": [true], "data_offsets": [0, 4]}}', "no whole numbers"),
         ('{"a": {"dtype": "F32", "shape": "1", "data_offsets": [0, 4]}}', "no whole numbers"),

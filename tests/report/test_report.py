@@ -74,11 +74,7 @@ def run(tmp_path: Path) -> Path:
     write_json(folder / "config.json", {"config": {"environment": "desk", "steps": 5}, "seed": 0, "commit": "abc"})
     evolution = {"drafts": 3, "accepted": 1, "retained": 0, "discarded": 2, "added": {"boundary": 1}}
     Log(folder / "metrics.jsonl").append(
-        [
-            metrics(1, dev={"success": 0.2}),
-            metrics(2, evolution=evolution, loss=None),
-            metrics(3, dev={"success": 0.4}),
-        ]
+        [metrics(1, dev={"success": 0.2}), metrics(2, evolution=evolution, loss=None), metrics(3, dev={"success": 0.4})]
     )
     Log(folder / "tasks.jsonl").append(task_record(task) for task in (SEED, CHILD, GRANDCHILD))
     found = Signal("boundary", SEED.id, SOURCE, "1 of 2 solved")

@@ -27,12 +27,7 @@ def verdicts(environment: Environment, count: int) -> Counter[str]:
 
 def test_at_the_desk_two_are_refused_as_their_query_says_the_answer() -> None:
     found = verdicts(environments.load("desk"), 200)
-    assert found == {
-        "accepted": BEFORE - 2,
-        "the query holds the answer": 2,
-        "negative control": 21,
-        "no effect": 6,
-    }
+    assert found == {"accepted": BEFORE - 2, "the query holds the answer": 2, "negative control": 21, "no effect": 6}
 
 
 @pytest.mark.real

@@ -15,10 +15,7 @@ from cojax.types import Action, Call, Message, Task, TaskDraft, Triplet, normali
 
 # Characters of the headings of an action and its result.
 _HEADINGS = 24
-_FIELDS = {
-    "answer": '"answer": "", ',
-    "later": '"later": [{"query": "a further request", "steps": [3]}], ',
-}
+_FIELDS = {"answer": '"answer": "", ', "later": '"later": [{"query": "a further request", "steps": [3]}], '}
 
 
 # The schema of these records is sent to the model: their names and docstrings are part of every request's journal key.

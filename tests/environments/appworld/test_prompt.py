@@ -9,12 +9,7 @@ from environments.appworld import prompt
 
 PLACE = {
     "instruction": "not this",
-    "supervisor": {
-        "first_name": "Ada",
-        "last_name": "Byron",
-        "email": "ada@example.com",
-        "phone_number": "5550100",
-    },
+    "supervisor": {"first_name": "Ada", "last_name": "Byron", "email": "ada@example.com", "phone_number": "5550100"},
     "datetime": "2023-05-18T12:00:00",
 }
 

@@ -20,16 +20,7 @@ from placed_trials import trial
 from ray_nodes import RayNodes, command_line, ray_nodes
 
 import environments
-from cojax.environment import (
-    PLAYING,
-    EnvironmentFailure,
-    Episode,
-    Progress,
-    play,
-    running,
-    runs_policy_code,
-    traits_of,
-)
+from cojax.environment import PLAYING, EnvironmentFailure, Episode, Progress, play, running, runs_policy_code, traits_of
 from cojax.environment.replay import follow
 from cojax.host.processes import family
 from cojax.types import Action, Task

@@ -69,10 +69,7 @@ def test_an_episode_is_played_by_its_number():
     assert tasks == to_json([task])
 
 
-STEPS = {
-    "limit": lambda: (_ for _ in ()).throw(LimitExceeded("too much")),
-    "excuse": lambda: excuse(5.0),
-}
+STEPS = {"limit": lambda: (_ for _ in ()).throw(LimitExceeded("too much")), "excuse": lambda: excuse(5.0)}
 
 
 def test_failures_and_excused_time_are_the_calls_own():

@@ -28,10 +28,7 @@ def test_files_are_told_by_what_they_hold(tmp_path: Path) -> None:
             "a.txt": {"path": "a.txt", "content": "one"},
             "b.json": {"path": "b.json", "content": {"n": [1, 2]}},
             "broken.json": {"path": "broken.json", "content": '{"n": NaN}'},
-            "c.bin": {
-                "path": "c.bin",
-                "sha256": "ea5dbf9596d187e9500f23e9a680109475341cf4e81f7e043f7d97152c10772f",
-            },
+            "c.bin": {"path": "c.bin", "sha256": "ea5dbf9596d187e9500f23e9a680109475341cf4e81f7e043f7d97152c10772f"},
             "d": {"path": "d"},
             "e/f.txt": {"path": "e/f.txt", "link": "../a.txt"},
         }

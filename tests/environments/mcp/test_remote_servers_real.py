@@ -53,10 +53,7 @@ def test_resources_can_be_listed_and_read(lists: str) -> None:
     actions = (call("list_resources"), TEA, call("read_resource", uri="list://titles"), call("read_resource", uri="x"))
     found = mcp_plays.played(environment, (FINISH,), *actions)
     assert [(turn.observation.ok, turn.observation.text) for turn in found.turns] == [
-        (
-            True,
-            '{"resources": [{"uri": "list://titles", "name": "titles", "description": "The titles on the list."}]}',
-        ),
+        (True, '{"resources": [{"uri": "list://titles", "name": "titles", "description": "The titles on the list."}]}'),
         (True, "ok"),
         (True, '["tea"]'),
         (False, "error: Unknown resource: x"),

@@ -213,10 +213,7 @@ def test_what_is_no_message_is_not_said(action: Action, reason: str) -> None:
 
 def test_an_agent_cannot_fill_the_customers_context() -> None:
     played = Played(in_turn(Answer("Go on.")), *[says("x" * 4_000)] * 11)
-    assert played.shown == [
-        *["Go on."] * 10,
-        "error: the customer has read too much; 0 characters are left of 40,000",
-    ]
+    assert played.shown == [*["Go on."] * 10, "error: the customer has read too much; 0 characters are left of 40,000"]
 
 
 def malformed(message: Any) -> Answer:

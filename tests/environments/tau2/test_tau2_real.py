@@ -147,8 +147,7 @@ def test_an_episode_earns_nothing_after_ten_failed_calls_or_without_its_end(tau2
 
 
 @pytest.mark.parametrize(
-    ("number", "partial"),
-    [(90, [0.0] * 6 + [1 / 3, 1.0, 1.0]), (27, [0.0] * 4 + [1.0] * 2), (63, [0.5, 1.0, 1.0])],
+    ("number", "partial"), [(90, [0.0] * 6 + [1 / 3, 1.0, 1.0]), (27, [0.0] * 4 + [1.0] * 2), (63, [0.5, 1.0, 1.0])]
 )
 def test_the_partial_reward_grows_along_an_official_solution_also_before_the_episode_is_ended(tau2, number, partial):
     task = tau2.tasks("base", 114)[number]

@@ -56,10 +56,7 @@ def test_without_a_ticket_the_query_is_what_the_user_is_told_and_numbers_to_say_
         "How the customer would behave: Be brief."
     )
     assert task.setup == {"domain": "retail"}
-    assert task.solution == (
-        Action(calls=(Call("reply", {"message": "10, red"}),)),
-        Action(calls=(Call("done"),)),
-    )
+    assert task.solution == (Action(calls=(Call("reply", {"message": "10, red"}),)), Action(calls=(Call("done"),)))
 
 
 def test_a_conversation_is_another_task_with_the_same_query_and_no_solution_to_replay() -> None:

@@ -57,10 +57,7 @@ def test_each_task_offers_its_own_tools() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [
-        ("states", "task 7: the taskset declares no State of its own"),
-        ("no tools", "task 7: the taskset has no tools"),
-    ],
+    [("states", "task 7: the taskset declares no State of its own"), ("no tools", "task 7: the taskset has no tools")],
 )
 def test_one_task_whose_state_cannot_be_compared_is_named(kind: str, reason: str) -> None:
     environment = load(kind)

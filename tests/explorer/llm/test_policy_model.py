@@ -159,8 +159,7 @@ class Hanging(Taught):
 
 
 @pytest.mark.parametrize(
-    ("limits", "kind"),
-    [({"engine_deadline": 0.1}, "timeout"), ({"deadline": 0.1}, "deadline"), ({}, "stopped")],
+    ("limits", "kind"), [({"engine_deadline": 0.1}, "timeout"), ({"deadline": 0.1}, "deadline"), ({}, "stopped")]
 )
 def test_an_engine_that_hangs_is_given_up(limits: dict[str, float], kind: str) -> None:
     engine = Hanging()
