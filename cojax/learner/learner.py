@@ -16,21 +16,11 @@ import optax
 from jax.sharding import Mesh
 from jax.stages import Lowered, Wrapped
 
+from cojax.learner import packing
 from cojax.learner import update as arithmetic
 from cojax.learner.bound_loss import TrainBatch, bind
 from cojax.learner.losses import LOSSES
 from cojax.learner.optimizer import compensate_rounding
-from cojax.learner.packing import (
-    Example,
-    HardNegatives,
-    Objective,
-    capacity,
-    describe,
-    live_rows,
-    objective,
-    pack_examples,
-    skipped_metrics,
-)
 from cojax.learner.placement import ONE_PROCESS, Hosts, Placement, advanced, fetch, weights_of
 from cojax.learner.update import Metrics, NonFiniteUpdate, Params, TrainState, batch_logprobs
 from cojax.policy.adapters import Lora, adapted_rows, add_adapters, factors, initialize_adapters, merge
@@ -105,7 +95,7 @@ class Learner:
     lora: Lora | None = None
     mesh: Mesh | None = None
     round_reference: str = ""
-    hard: HardNegatives | None = None
+    hard: packing.HardNegatives | None = None
     hosts: Hosts = ONE_PROCESS
     route_shape: RouteShape | None = dataclasses.field(init=False)
 
@@ -119,9 +109,9 @@ class Learner:
             object.__setattr__(self, "reference", self.placement.params(reference, parameters(self.config)))
 
     @functools.cached_property
-    def objective(self) -> Objective:
+    def objective(self) -> packing.Objective:
         """Loss, advantage and weighting. Raises ValueError for an unknown name or setting, and where they conflict."""
-        return objective(
+        return packing.objective(
             bind(self.loss, LOSSES, self.loss_settings), self.advantage, self.advantage_settings, self.weighting,
             self.weighting_settings, splits=self.updates_per_batch if self.each_update == "part" else 1,
         )  # fmt: skip
@@ -195,26 +185,26 @@ class Learner:
 
     def train(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
         """`update` from one packed batch, whose rows are a multiple of `micro_rows`."""
-        return self.update(state, StepBatches([batch], [0] * self.updates_per_batch, facts=describe(batch)))
+        return self.update(state, StepBatches([batch], [0] * self.updates_per_batch, facts=packing.describe(batch)))
 
     def pack(self, groups: Sequence[Group], step: int, sizes: Sequence[int] = ()) -> StepBatches:
         """The batches of the step after `step`, as `update` learns from them. Raises what `packing.pack` raises."""
         if step + 1 in self.skip_steps:  # no batch is made: making it may be what fails
-            return StepBatches((), (), facts=skipped_metrics(groups))
+            return StepBatches((), (), facts=packing.skipped_metrics(groups))
         settings = (self.seed, step), self.row_length, self.micro_rows, sizes, self.route_shape
         batches, facts = self.objective.batches(groups, *settings)
         pairs, counts = (None, {}) if self.hard is None else self.hard.pack(groups, *settings)
         order = [number % len(batches) for number in range(self.updates_per_batch)]
         return StepBatches(batches, order, pairs, {**facts, **counts})
 
-    def pack_examples(self, examples: Sequence[Example], most: int) -> TrainBatch:
+    def pack_examples(self, examples: Sequence[packing.Example], most: int) -> TrainBatch:
         """Pairs or trajectories as a batch, whose shape holds `most` of what the loss learns from."""
-        rows = capacity(most, 2 if self.objective.loss.pairs else 1, self.micro_rows)
-        return pack_examples(examples, self.row_length, self.micro_rows, rows=rows, routes=self.route_shape)
+        rows = packing.capacity(most, 2 if self.objective.loss.pairs else 1, self.micro_rows)
+        return packing.pack_examples(examples, self.row_length, self.micro_rows, rows=rows, routes=self.route_shape)
 
     def live(self, batch: TrainBatch) -> np.int32:
         """The number of micro-batches that hold tokens; they come first."""
-        return np.int32(-(-live_rows(batch) // self.micro_rows))
+        return np.int32(-(-packing.live_rows(batch) // self.micro_rows))
 
     def prepare(self, state: TrainState, batch: TrainBatch, count: np.int32) -> TrainBatch:
         """[B, T] on the host → [M, b, T] on the devices, with reference and old log-probs where they are needed."""
@@ -363,7 +353,7 @@ def required_route_shape(routes: str, config: ModelConfig, loss: str, reads: boo
 def learn_round(
     learner: Learner,
     state: TrainState,
-    examples: Sequence[Example],
+    examples: Sequence[packing.Example],
     epochs: int,
     batch_size: int,
     seed: tuple[int | str, ...],
@@ -388,7 +378,7 @@ def learn_round(
         for index in random.Random(repr(("epoch", epoch, seed))).sample(range(len(batches)), len(batches))
     ]
     state, metrics = learner.update(state, StepBatches(batches, order))
-    counts = [describe(batches[index]) for index in order]
+    counts = [packing.describe(batches[index]) for index in order]
     sums = {name: sum(one[name] for one in counts) for name in ("tokens_trained", "tokens_processed")}
     return state, {**arithmetic.combine_updates(counts), **metrics, **sums}
 

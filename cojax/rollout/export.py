@@ -21,21 +21,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from cojax.durable import sync_folder, sync_tree
+from cojax.policy import pretrained
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params, parameters
-from cojax.policy.pretrained import (
-    CONFIG,
-    INDEX,
-    LARGEST_FILE,
-    SINGLE,
-    DamagedFile,
-    read_header,
-    read_object,
-    read_params,
-    weight_map,
-    write_arrays,
-    write_model,
-)
 from cojax.storage.checkpoint import SavedParams, disk_error
 from cojax.storage.files import LARGEST_JSON, explain, is_number, read_json, write_json
 
@@ -59,7 +47,7 @@ _SLICE = 1 << 18  # numbers checked at a time: they fit into the processor's cac
 
 def save_model(folder: Path, config: ModelConfig, params: Params, tokenizer: "PreTrainedTokenizerBase") -> None:
     """Writes a model folder that `transformers` loads: config.json, weights, tokenizer files."""
-    write_model(folder, config, params)
+    pretrained.write_model(folder, config, params)
     write_tokenizer(folder, tokenizer)
 
 
@@ -79,9 +67,9 @@ def load_params(folder: Path, config: ModelConfig, mesh: Mesh | None = None) -> 
     Raises FileNotFoundError if the folder holds no weights, ValueError if they are damaged or of another model.
     """
     try:
-        return read_params(folder, config, mesh)
-    except DamagedFile as error:
-        raise DamagedFile(f"{error} Delete {folder} and make it again.") from error
+        return pretrained.read_params(folder, config, mesh)
+    except pretrained.DamagedFile as error:
+        raise pretrained.DamagedFile(f"{error} Delete {folder} and make it again.") from error
 
 
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
@@ -115,7 +103,7 @@ def write_weights(
     config: ModelConfig,
     arrays: Iterable[tuple[str, np.ndarray]],
     dtype: str = "",
-    largest: int = LARGEST_FILE,
+    largest: int = pretrained.LARGEST_FILE,
     label: str = "",
 ) -> None:
     """Writes (HF name, array) pairs, in the order of `to_hf`, as a model folder without a tokenizer.
@@ -127,7 +115,7 @@ def write_weights(
     """
     config = dataclasses.replace(config, param_dtype=dtype or config.param_dtype)
     with replaced(folder, label) as part:
-        write_arrays(part, config, _finite_arrays(arrays, np.dtype(config.param_dtype)), largest)
+        pretrained.write_arrays(part, config, _finite_arrays(arrays, np.dtype(config.param_dtype)), largest)
 
 
 @contextlib.contextmanager
@@ -162,28 +150,28 @@ def replaced(folder: Path, label: str = "") -> Iterator[Path]:
 
 def check_weights(folder: Path) -> None:
     """Raises FileNotFoundError or DamagedFile if a server could not load all of `folder`. Reads only the headers."""
-    if not (folder / CONFIG).exists():
-        raise FileNotFoundError(f"no {CONFIG} in {folder}; expected a model folder in HF format")
-    names = {SINGLE}
-    if (folder / INDEX).exists():
-        names = set(weight_map(folder).values())
+    if not (folder / pretrained.CONFIG).exists():
+        raise FileNotFoundError(f"no {pretrained.CONFIG} in {folder}; expected a model folder in HF format")
+    names = {pretrained.SINGLE}
+    if (folder / pretrained.INDEX).exists():
+        names = set(pretrained.weight_map(folder).values())
     for name in sorted(names):
         if not (folder / name).exists():
             raise FileNotFoundError(f"no {name} in {folder}; expected a whole model folder. Write it again.")
         size = (folder / name).stat().st_size
-        for entry in read_header(folder / name).values():
+        for entry in pretrained.read_header(folder / name).values():
             if fault := entry.damage(size):
-                raise DamagedFile(f"{fault}. Write {folder} again.")
+                raise pretrained.DamagedFile(f"{fault}. Write {folder} again.")
 
 
 def read_label(folder: Path) -> str:
     """The label that `folder` was written with, "" if none. Raises DamagedFile for a label that cannot be read."""
     try:
-        return str(read_object(folder / _LABEL)["label"])
+        return str(pretrained.read_object(folder / _LABEL)["label"])
     except FileNotFoundError:
         return ""
     except (ValueError, KeyError) as error:
-        raise DamagedFile(f"{folder / _LABEL} holds no label: {error}. Write {folder} again.") from error
+        raise pretrained.DamagedFile(f"{folder / _LABEL} holds no label: {error}. Write {folder} again.") from error
 
 
 def prune_weights(folder: Path, keep: Iterable[Path]) -> None:
@@ -225,7 +213,7 @@ def write_item(folder: Path, config: ModelConfig, save: Callable[[str, str], Non
                 raise cause from error
             raise
         sync_tree(part / _PARAMS)
-        write_json(part / CONFIG, config.to_hf())
+        write_json(part / pretrained.CONFIG, config.to_hf())
         write_json(part / _FILES, _sizes(part / _PARAMS))
 
 
@@ -240,7 +228,7 @@ def check_item(folder: Path) -> None:
     if different := sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)):
         name = different[0]
         one, other = found.get(name, "no"), expected.get(name, "no")
-        raise DamagedFile(
+        raise pretrained.DamagedFile(
             f"{folder / _PARAMS / name} has {one} bytes, expected {other}; let the trainer write another version"
         )
 
@@ -267,9 +255,9 @@ def restore_item(item: Path, folder: Path, label: str) -> None:
     found = saved.outlines
     if different := sorted(path for path in wanted.keys() | found.keys() if wanted.get(path) != found.get(path)):
         path = different[0]
-        raise DamagedFile(
+        raise pretrained.DamagedFile(
             f"{'/'.join(path)} in {item / _PARAMS} is {found.get(path, 'missing')}, expected "
-            f"{wanted.get(path, 'nothing')} by its {CONFIG}; let the trainer write another version"
+            f"{wanted.get(path, 'nothing')} by its {pretrained.CONFIG}; let the trainer write another version"
         )
     write_weights(folder, config, _arrays(config, saved), label=label)
 

@@ -34,15 +34,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters
 from cojax.policy.pretrained import CONFIG
 from cojax.report.console import CONSOLE
-from cojax.rollout.export import (
-    check_weights,
-    is_item,
-    item_bytes,
-    other_model,
-    prune_weights,
-    restore_item,
-    write_weights,
-)
+from cojax.rollout import export
 from cojax.rollout.sglang.client import Connections, RequestFailed, RequestRefused, Router
 from cojax.rollout.sglang.engine import newest_version
 from cojax.rollout.sglang.fleet import Fleet
@@ -99,7 +91,7 @@ class LocalFolders:
         newest = max((int(path.name) for path in kept if path.parent in roots), default=0)
         for root in roots:
             newer = (path for path in root.iterdir() if is_number(path.name) and int(path.name) > newest)
-            prune_weights(root, [*kept, *newer])
+            export.prune_weights(root, [*kept, *newer])
 
     def close(self) -> None:
         """Removes everything."""
@@ -132,22 +124,22 @@ class Versions:
         found = newest_version(self._folder, self._known)
         if found is None or found == self._known:
             return self._served
-        if self.expected is not None and (difference := other_model(found.folder, self.expected)):
+        if self.expected is not None and (difference := export.other_model(found.folder, self.expected)):
             raise ValueError(
                 f"{found.folder} is of another model: {difference}. Another run writes there: give each its own "
                 "--config.sglang.folder, and this host the --config.model.path of its run"
             )
-        served = LabelledWeights(self._restored(found), found.label) if is_item(found.folder) else found
+        served = LabelledWeights(self._restored(found), found.label) if export.is_item(found.folder) else found
         self._known, self._served = found, served
         return served
 
     def _restored(self, found: LabelledWeights) -> Path:
         """The version as a model folder here. One that cannot be read is not read again and again."""
-        began, written, size = time.monotonic(), found.folder.stat().st_mtime_ns, item_bytes(found.folder)
+        began, written, size = time.monotonic(), found.folder.stat().st_mtime_ns, export.item_bytes(found.folder)
         if self._damaged is not None and self._damaged[:2] == (found, written):
             raise self._damaged[2]
         try:
-            made = self._local.make(size, lambda folder: restore_item(found.folder, folder, found.label))
+            made = self._local.make(size, lambda folder: export.restore_item(found.folder, folder, found.label))
         except ValueError as error:
             self._damaged = found, written, error
             raise
@@ -187,8 +179,8 @@ class Checkpoints:
         numbers = sum(math.prod(row.shape(model)) for row in parameters(model))
 
         def write(folder: Path) -> None:
-            write_weights(folder, model, policy.weights().arrays(), dtype, label=label)
-            if self.expected is not None and (difference := other_model(folder, self.expected)):
+            export.write_weights(folder, model, policy.weights().arrays(), dtype, label=label)
+            if self.expected is not None and (difference := export.other_model(folder, self.expected)):
                 raise ValueError(f"{self._run} is a run of another model: {difference}; correct --config.model.path")
 
         return LabelledWeights(self._local.make(numbers * np.dtype(dtype).itemsize, write), label)
@@ -371,7 +363,7 @@ async def _first_version(config: ConfigDict, watch: Watch, follows: bool, run: s
             raise watch.fault
         if watch.looked.is_set():
             if config.model.path:
-                check_weights(Path(config.model.path))
+                export.check_weights(Path(config.model.path))
                 return LabelledWeights(Path(config.model.path).absolute(), _LABEL)
             where = Path(run or config.sglang.folder or config.workdir) / ("checkpoints" if run else "weights")
             if not follows:

@@ -9,15 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.files import (
-    StorageError,
-    encode_record,
-    explaining,
-    is_number,
-    open_file,
-    parse_record,
-    replace_file,
-)
+from cojax.storage import files
 from cojax.types import Trajectory, from_json, to_json
 
 # Episodes of some evaluation tasks, before training and after it.
@@ -76,14 +68,14 @@ class Episodes:
     def steps(self) -> list[int]:
         """The steps kept, ascending."""
         names = (path.name.partition(".")[0] for path in self.folder.glob("*.jsonl.gz"))
-        return sorted(int(name) for name in names if is_number(name))
+        return sorted(int(name) for name in names if files.is_number(name))
 
     def path(self, step: int) -> Path:
         return self.folder / f"{step:06d}.jsonl.gz"
 
     def _drop(self, steps: Iterable[int]) -> None:
         for step in list(steps):
-            with explaining(self.path(step)):
+            with files.explaining(self.path(step)):
                 self.path(step).unlink(missing_ok=True)
 
 
@@ -92,9 +84,9 @@ def write_episodes(path: Path, records: Iterable[Mapping[str, Any]]) -> bytes:
     buffer = io.BytesIO()
     # The header holds neither time nor file name.
     with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=6, mtime=0) as packed:
-        packed.writelines(encode_record(record, path) for record in records)
+        packed.writelines(files.encode_record(record, path) for record in records)
     content = buffer.getvalue()
-    replace_file(path, content)
+    files.replace_file(path, content)
     return content
 
 
@@ -103,12 +95,12 @@ def read_episodes(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        return [parse_record(line) for line in io.BytesIO(expanded(path))]
-    except StorageError:
+        return [files.parse_record(line) for line in io.BytesIO(expanded(path))]
+    except files.StorageError:
         raise
     # zlib raises an error of its own for a damaged stream.
     except (EOFError, ValueError, OSError, zlib.error) as error:
-        raise StorageError(f"{path} cannot be read: {error}. Restore it from a copy.") from error
+        raise files.StorageError(f"{path} cannot be read: {error}. Restore it from a copy.") from error
 
 
 def expanded(path: Path) -> bytes:
@@ -116,7 +108,7 @@ def expanded(path: Path) -> bytes:
 
     A damaged one raises EOFError, OSError or zlib.error.
     """
-    with open_file(path) as packed, gzip.open(packed, "rb") as file:
+    with files.open_file(path) as packed, gzip.open(packed, "rb") as file:
         most = max(_LARGEST, _LARGEST_RATIO * os.fstat(packed.fileno()).st_size)
         content = bytearray()
         # In pieces: a reader that is asked for all at once makes room for all.
@@ -167,7 +159,7 @@ def read_trajectories(episodes: Episodes, steps: Iterable[int]) -> PastTrajector
     steps = list(steps)
     for step in steps:
         if not episodes.path(step).exists():
-            raise StorageError(
+            raise files.StorageError(
                 f"{episodes.path(step)} is missing; signals that are still to be explored point to its "
                 "episodes. Restore it from a copy, then run the same command again."
             )

@@ -17,14 +17,7 @@ from typing import Any
 
 from cojax.environment.replay import Replay
 from cojax.types import Action, Message, Task, Triplet, content_hash, normalise, signature
-from cojax.validation.consistency import (
-    Documents,
-    QueryMatch,
-    action_words,
-    names_and_literals,
-    shown_text,
-    syntax_tree,
-)
+from cojax.validation import consistency
 from cojax.validation.drafts import DraftRefused
 from cojax.validation.mention import COMMON, Mentions, fold, leaves, number_of, words
 
@@ -77,8 +70,8 @@ class NegativeControls:
     run: Replay
     ending: str
     bare: Action | None
-    agreed: QueryMatch
-    documents: Documents
+    agreed: consistency.QueryMatch
+    documents: consistency.Documents
     phrase: Callable[[Sequence[Triplet]], str | None]
     replay: Callable[[Task, tuple[Action, ...]], Replay]
 
@@ -196,7 +189,7 @@ class NegativeControls:
         """The longest value that the part was the first to show and a later action holds; empty where there is none."""
         steps, query = self._steps, self.task.query
         before = [query, opening(self.run), _written(part.of(self.task.solution))]
-        before += [f"{_written(step.action)}\n{shown_text(step, query)}" for step in steps[: part.action]]
+        before += [f"{_written(step.action)}\n{consistency.shown_text(step, query)}" for step in steps[: part.action]]
         later = [_written(step.action) for step in steps[part.action + 1 :]]
         if part.call is not None:
             before += [message.content for message in steps[part.action].observation.messages[: part.call]]
@@ -225,8 +218,8 @@ class NegativeControls:
         wording."""
         rest, own = _steps_without(part, self._steps), part.of(self.task.solution)
         worded = {*words(self.phrase(self._steps) or "")} - {*words(self.phrase(rest) or "")}
-        about = {*words(action_words(self.documents, own))} | worded
-        about -= {word for step in rest for word in words(action_words(self.documents, step.action))}
+        about = {*words(consistency.action_words(self.documents, own))} | worded
+        about -= {word for step in rest for word in words(consistency.action_words(self.documents, step.action))}
         # A call that is made twice has no words of its own.
         if not about:
             return any(signature(step.action) == signature(own) for step in rest)
@@ -261,7 +254,7 @@ def after_the_end(actions: Sequence[Action], played: int, ending: str) -> str:
 def _goes_on(action: Action, ending: str) -> str:
     """The first call of an action's code after the one that ends the episode; empty where there is none."""
     over = ""
-    for statement in syntax_tree(action).body:
+    for statement in consistency.syntax_tree(action).body:
         for node in ast.walk(statement) if over else ():
             if isinstance(node, ast.Call) and ((name := _dotted(node.func))[0] == over or name[-1] == ending):
                 return ast.unparse(node)[:100]
@@ -317,7 +310,7 @@ def _values_by_path(state: Any) -> Counter[tuple[str, str]]:
 
 def _written(action: Action) -> str:
     """The values of an action, one per line: the arguments of its calls, or the names and literals of its code."""
-    code = () if action.calls else names_and_literals(action)
+    code = () if action.calls else consistency.names_and_literals(action)
     return "\n".join((*map(str, leaves([call.arguments for call in action.calls])), *code))
 
 

@@ -20,21 +20,9 @@ from cojax import environment as world
 from cojax.environment import Environment, Episode
 from cojax.environment.replay import Play
 from cojax.explorer import GUIDANCE, Exploration, Explorer, context_of
+from cojax.explorer.llm import prompting
 from cojax.explorer.llm.abstraction import DraftRules, Drafts, abstraction_prompt, number_actions, task_drafts
 from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatModel, seed_of, structured_reply
-from cojax.explorer.llm.prompting import (
-    Reflection,
-    add_reflection,
-    bullets,
-    data,
-    fill,
-    fit_pairs,
-    fit_texts,
-    parts,
-    reflection_prompt,
-    shorten,
-    version,
-)
 from cojax.explorer.scripted.explorer import Ending, tool_documentation
 from cojax.host.deadlines import PATIENCE as _PATIENCE
 from cojax.host.deadlines import ask_within
@@ -106,23 +94,25 @@ def exploration_instructions(
     window: int,
 ) -> Instructions:
     """The instructions of an expedition: guided by the context, unguided if that is None; `purpose` is its aim."""
-    words, untrusted = parts("explore"), 0
+    words, untrusted = prompting.parts("explore"), 0
     if context is None:
         # Without weights no tool is popular: the explorer prefers none.
         popular = sorted(weights or {}, key=lambda tool: -(weights or {})[tool])[:_POPULAR]
         wanted = f"Users mostly want: {', '.join(popular)}." if popular else "Every function is of equal interest."
-        about = fill(words["unguided"], popular=wanted)
+        about = prompting.fill(words["unguided"], popular=wanted)
     else:
         texts = _context_texts(environment, task, context, window // 3)
         untrusted = sum(map(len, texts.values()))
-        about = fill(words["guided"], **{name: data(text) for name, text in texts.items()})
+        about = prompting.fill(words["guided"], **{name: prompting.data(text) for name, text in texts.items()})
 
     def first_messages(acting: str, opening: str, hints: str) -> tuple[Message, Message]:
-        rule = parts("data")["rule"]
-        system = fill(words["system"], guidance=purpose, steps=str(steps), acting=acting, data_rule=rule)
-        start = fill(words["opening"], opening=opening) if opening else words["silent"]
-        works = f"\n{fill(words['hints'], actions=hints)}\n" if hints else ""
-        return Message("system", system), Message("user", fill(words["user"], brief=about, opening=start, hints=works))
+        rule = prompting.parts("data")["rule"]
+        system = prompting.fill(words["system"], guidance=purpose, steps=str(steps), acting=acting, data_rule=rule)
+        start = prompting.fill(words["opening"], opening=opening) if opening else words["silent"]
+        works = f"\n{prompting.fill(words['hints'], actions=hints)}\n" if hints else ""
+        return Message("system", system), Message(
+            "user", prompting.fill(words["user"], brief=about, opening=start, hints=works)
+        )
 
     avoided = context.do_not_repeat if context else ()
     return Instructions(first_messages, words["next"], steps, ending, window, avoided, _HINTS_SHOWN, untrusted)
@@ -130,11 +120,11 @@ def exploration_instructions(
 
 def attempt_instructions(*, steps: int, ending: str, window: int) -> Instructions:
     """The instructions of validation's attempts, which see nothing but a task's query."""
-    words = parts("solve")
+    words = prompting.parts("solve")
 
     def first_messages(acting: str, opening: str, hints: str) -> tuple[Message, Message]:
-        system = fill(words["system"], steps=str(steps), acting=acting)
-        return Message("system", system), Message("user", fill(words["user"], opening=opening))
+        system = prompting.fill(words["system"], steps=str(steps), acting=acting)
+        return Message("system", system), Message("user", prompting.fill(words["user"], opening=opening))
 
     return Instructions(first_messages, words["next"], steps, ending, window)
 
@@ -145,21 +135,21 @@ def _context_texts(environment: Environment, task: Task, context: ExplorationCon
     focus = [tool for tool in context.focus_patterns if tool in real] or list(context.focus_patterns)
     # If there is too little room, texts are left out in this order.
     texts = {
-        "do_not_repeat": bullets(_reminders(context.do_not_repeat, focus)),
+        "do_not_repeat": prompting.bullets(_reminders(context.do_not_repeat, focus)),
         "instability_pattern": context.instability_pattern or "nothing known",
         "summary": context.summary,
         "failure_cause": context.failure_cause or "nothing",
         "focus": ", ".join(focus) or "all of it",
-        "objectives": bullets(context.objectives),
+        "objectives": prompting.bullets(context.objectives),
         "task": task.query,
     }
-    shown = fit_texts(list(texts.values()), room - len(texts) * len(_LEFT_OUT))
+    shown = prompting.fit_texts(list(texts.values()), room - len(texts) * len(_LEFT_OUT))
     return {name: _LEFT_OUT if text is None else text for name, text in zip(texts, shown, strict=True)}
 
 
 def _reminders(lines: Sequence[str], focus: Sequence[str]) -> list[str]:
     """The failed actions that a prompt names: those of tools in focus first, and the newest first."""
-    newest = [shorten(" ".join(line.split()), _REMINDER) for line in reversed(lines)]
+    newest = [prompting.shorten(" ".join(line.split()), _REMINDER) for line in reversed(lines)]
     newest.sort(key=lambda line: line.partition("(")[0] not in focus)
     more = len(newest) - _REMINDERS
     return [*newest[:_REMINDERS], *([f"(and {more} more)"] if more > 0 else [])]
@@ -209,13 +199,13 @@ class ChatModelActor:
         # Hints are written as calls; they do not help if actions are free text.
         count = 0 if self.writes_text else self.instructions.hints
         hints = sample_hints(episode, count, self.seed) if count else []
-        shown = [hint for hint in fit_texts(hints[::-1], window // _HINTS, 3) if hint is not None]
-        opening = shorten(opening, window // _OPENING)
-        works = bullets(shown[::-1]) if shown else ""
+        shown = [hint for hint in prompting.fit_texts(hints[::-1], window // _HINTS, 3) if hint is not None]
+        opening = prompting.shorten(opening, window // _OPENING)
+        works = prompting.bullets(shown[::-1]) if shown else ""
         self.room = window - self.instructions.untrusted - len(opening) - len(works)
         acting = action_format(tools, self.instructions.ending)
         return self.instructions.first_messages(
-            acting, data(opening) if opening.strip() else "", data(works) if works else ""
+            acting, prompting.data(opening) if opening.strip() else "", prompting.data(works) if works else ""
         )
 
     def _choose(self) -> Action:
@@ -227,7 +217,7 @@ class ChatModelActor:
             if _canonical(signature(action)) not in self.avoided:
                 self.reply = reply
                 return action
-            refused = (*refused, Message("assistant", reply), Message("user", parts("explore")["refused"]))
+            refused = (*refused, Message("assistant", reply), Message("user", prompting.parts("explore")["refused"]))
         raise ChatFailure("refused", f"it insists on what must not be repeated: {signature(action)[:200]}")
 
     def _ask(self, messages: Sequence[Message], place: str, seed: tuple) -> tuple[Action, str]:
@@ -258,15 +248,15 @@ class ChatModelActor:
 
         The newest exchange is never shortened, as the next action depends on it.
         """
-        shown = [*fit_pairs(self.exchanges[:-1], self.room), *self.exchanges[-1:]]
+        shown = [*prompting.fit_pairs(self.exchanges[:-1], self.room), *self.exchanges[-1:]]
         first = self.first
         if missing := len(self.exchanges) - len(shown):
-            note = fill(parts("act")["left_out"], count=str(missing))
+            note = prompting.fill(prompting.parts("act")["left_out"], count=str(missing))
             first = (*first[:-1], Message(first[-1].role, f"{first[-1].content}\n\n{note}"))
         messages = list(first)
         for number, (reply, observation) in enumerate(shown, start=missing + 1):
             left = str(self.instructions.steps - number)
-            after = fill(self.instructions.after_action, observation=data(observation), left=left)
+            after = prompting.fill(self.instructions.after_action, observation=prompting.data(observation), left=left)
             messages += [Message("assistant", reply), Message("user", after)]
         return tuple(messages)
 
@@ -291,17 +281,19 @@ def sample_hints(episode: Episode, count: int, seed: tuple) -> list[str]:
         if action.calls:
             by_tool.setdefault(action.calls[0].name, []).append(action)
     tools = rng.sample(sorted(by_tool), min(count, len(by_tool)))
-    return [shorten(signature(rng.choice(by_tool[tool])), _HINT) for tool in tools]
+    return [prompting.shorten(signature(rng.choice(by_tool[tool])), _HINT) for tool in tools]
 
 
 def action_format(tools: Sequence[Mapping[str, Any]], ending: str) -> str:
     """The prompt's rules for writing actions: as calls of these tools; without tools, in the environment's format."""
-    words = parts("act")
+    words = prompting.parts("act")
     if not tools:
-        return fill(words["text"], ending=f" {fill(words['ending_text'], tool=ending)}" if ending else "")
-    end = f" {fill(words['ending_tool'], tool=ending)}" if ending else f" {words['ending_turn']}"
-    documentation = data("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    return fill(words["tools"], tools=documentation, ending=end)
+        return prompting.fill(
+            words["text"], ending=f" {prompting.fill(words['ending_text'], tool=ending)}" if ending else ""
+        )
+    end = f" {prompting.fill(words['ending_tool'], tool=ending)}" if ending else f" {words['ending_turn']}"
+    documentation = prompting.data("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    return prompting.fill(words["tools"], tools=documentation, ending=end)
 
 
 @dataclasses.dataclass
@@ -339,7 +331,7 @@ class LLMExplorer:
     name: str = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        self.name = f"{self.kind}:{self.chat_model.name}@{version()}"
+        self.name = f"{self.kind}:{self.chat_model.name}@{prompting.version()}"
 
     def begin(self, evolution: tuple) -> None:
         self.place = self.evolution = _path(evolution)
@@ -366,11 +358,13 @@ class LLMExplorer:
     def reflect(self, trajectory: Trajectory, kind: Origin, signal: Signal | None = None) -> ExplorationContext:
         """The context always lists the trajectory's failed actions as not to be repeated. Raises ChatFailure."""
         context = context_of(trajectory, kind, signal, self.ending, self.guidance)
-        messages = reflection_prompt(trajectory, self.guidance[kind].reason, signal, self.window)
+        messages = prompting.reflection_prompt(trajectory, self.guidance[kind].reason, signal, self.window)
         place = f"{self.place}/reflect"
         budget, seed = self.remaining_budget(), seed_of(place)
-        reflection = structured_reply(self.chat_model, messages, Reflection, budget=budget, seed=seed, place=place)
-        return add_reflection(context, reflection)
+        reflection = structured_reply(
+            self.chat_model, messages, prompting.Reflection, budget=budget, seed=seed, place=place
+        )
+        return prompting.add_reflection(context, reflection)
 
     def explore(
         self,

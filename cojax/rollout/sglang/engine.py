@@ -27,16 +27,8 @@ import tenacity
 from cojax.durable import own_file
 from cojax.environment import EngineError
 from cojax.policy.config import DamagedFile, ModelConfig
+from cojax.rollout import export
 from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_length, checked_prompt
-from cojax.rollout.export import (
-    check_item,
-    check_weights,
-    is_item,
-    prune_weights,
-    read_label,
-    write_item,
-    write_weights,
-)
 from cojax.rollout.sglang.client import (
     RELEASED_MEMORY,
     Connections,
@@ -97,14 +89,14 @@ class WeightsFolder:
         """
         folder = self._versions / str(weights.version)
         if together and weights.save is not None:
-            write_item(folder, config, weights.save, dtype, label)
+            export.write_item(folder, config, weights.save, dtype, label)
         else:
-            write_weights(folder, config, weights.arrays(), dtype, label=label)
+            export.write_weights(folder, config, weights.arrays(), dtype, label=label)
         return LabelledWeights(folder, label)
 
     def prune(self, keep: Iterable[Path]) -> None:
         """Removes all versions except those to keep."""
-        prune_weights(self._versions, keep)
+        export.prune_weights(self._versions, keep)
 
     def close(self) -> None:
         """Releases the lock. May be called twice."""
@@ -134,12 +126,12 @@ def newest_version(folder: Path, known: LabelledWeights | None = None) -> Labell
         # By time, not by number: a run that is resumed from an old step writes lower numbers.
         found = max(written, key=lambda path: (written[path], int(path.name)))
         try:
-            label = read_label(found)
+            label = export.read_label(found)
             if LabelledWeights(found, label) == known:
                 return known
-            (check_item if is_item(found) else check_weights)(found)
+            (export.check_item if export.is_item(found) else export.check_weights)(found)
             # It may have been replaced between reading the label and checking the files.
-            if read_label(found) == label:
+            if export.read_label(found) == label:
                 return LabelledWeights(found, label)
         except FileNotFoundError as error:
             missing.append((found, written[found]))
@@ -344,7 +336,7 @@ class SGLangEngine:
         if together or weights.path is None or self._follow:
             return self._store.write(weights, self._config, self._dtype, label, together)
         folder = Path(weights.path()).absolute()
-        check_weights(folder)
+        export.check_weights(folder)
         return LabelledWeights(folder, label)
 
     def generate(self, prompt: Sequence[int], sampling: Sampling, *, session: str, seed: tuple[int, ...]) -> Completion:
