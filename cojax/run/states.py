@@ -144,12 +144,12 @@ def parts(config: ConfigDict, directory: RunDirectory, found: Verified | None) -
 
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, found: Verified | None) -> None:
-    """Saves the tokenizer of a run. A run that goes on from `found` saves it only where it is lost or was never noted.
+    """Saves the tokenizer of a run. A run that goes on from `found` saves it only where it is lost.
 
     Raises ValueError where the run began with another tokenizer, StorageError where a file comes out different.
     """
     folder = directory.folder / "tokenizer"
-    lost = found is None or not found.checked or directory.files.lacks(folder.name)
+    lost = found is None or directory.files.lacks(folder.name)
     policies.keep_tokenizer(tokenizer, folder, begun=found is not None, lost=lost)
     if found is not None:
         directory.files.prove(folder.name)
@@ -178,10 +178,9 @@ def initial_policy(
 def keep_model(
     made: Parts, begins: InitialPolicy, config: ConfigDict, directory: RunDirectory, found: Verified | None
 ) -> None:
-    """Writes model.json and base/ of a run as `keep_tokenizer` does. A base that was never noted stays as it is."""
+    """Writes model.json and base/ of a run as `keep_tokenizer` does."""
     places = ("model.json", "base")
-    noted = found is not None and (found.checked or bool(config.learner.lora.rank))
-    has_begun = noted and not any(map(directory.files.lacks, places))
+    has_begun = found is not None and not any(map(directory.files.lacks, places))
     plain = json.loads(json.dumps(config.to_dict()))
     reference = reads_initial(config)
     trained.keep(directory.folder, made.model, begins.params, plain, has_begun, begins.origin, reference, made.together)

@@ -184,7 +184,7 @@ def _is_finished(config: ConfigDict, directory: RunDirectory, verified: Verified
     summary = directory.summary(verified)
     if summary is None or summary["steps"] < config.steps:
         return False
-    if verified and verified.checked:
+    if verified:
         directory.cut(verified)
     redraw(directory.folder, directory.metrics, summary["steps"])
     tell(workdir=str(directory.folder.absolute()), step=summary["steps"])

@@ -255,8 +255,7 @@ def _record(folder: Path) -> dict[str, Any]:
             raise ValueError("expected an object with step, host and files")
         if record["step"] != int(folder.name):
             raise ValueError(f"it is of step {record['step']}")
-        # Checkpoints of older versions carry neither checksums of the logs nor one of themselves.
-        if not has_valid_checksum(record) and "logs" in record["host"]:
+        if not has_valid_checksum(record):
             raise ValueError("it carries no checksum of itself")
         return record
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -111,20 +111,8 @@ class CheckedLog:
             raise StorageError(_describe_damage(self.path, extent, sums()))
         self._known = True
 
-    def adopt(self, length: int) -> None:
-        """Accepts the first `length` bytes as they are, for a checkpoint that stores no checksum of them.
-
-        Raises StorageError where they do not end with a whole line, or where a line is no JSON object.
-        """
-        self._reset()
-        if (present := self.length) < length:
-            raise StorageError(f"{self.path} holds {present} bytes; the checkpoint knows {length}. {_LOST}")
-        self.absorb(length)
-        if self._bytes != length:
-            raise StorageError(_describe_damage(self.path, Extent(length, self._lines + 1, ""), ()))
-
-    def absorb(self, length: int | None = None) -> None:
-        """Counts the lines after the known part, up to the last whole one within `length` bytes.
+    def absorb(self) -> None:
+        """Counts the lines after the known part, up to the last whole one.
 
         Raises StorageError for a line that is no JSON object.
         """
@@ -136,8 +124,7 @@ class CheckedLog:
         with open_file(self.path) as file:
             file.seek(self._bytes)
             for line in lines_of(file):
-                whole = line.endswith(b"\n") or len(line) > LONGEST_LINE
-                if not whole or (length is not None and self._bytes + len(line) > length):
+                if not (line.endswith(b"\n") or len(line) > LONGEST_LINE):
                     return
                 try:
                     record = parse_record(line)

@@ -71,14 +71,13 @@ class EvaluationDirectory:
     def known(self) -> dict[str, Trajectory]:
         """Episode id → trajectory. Episodes lost to infrastructure failures are left out, to be played again.
 
-        Raises StorageError, which names the line, for an episode that is not what was written. Episodes that an older
-        version wrote carry no checksum; one warning says so.
+        Raises StorageError, which names the line, for an episode that is not what was written.
         """
         found: dict[str, Trajectory] = {}
-        unsigned = 0
         for line, record in enumerate(self.episodes.read(), 1):
             try:
-                unsigned += not has_valid_checksum(record)
+                if not has_valid_checksum(record):
+                    raise ValueError("it carries no checksum of itself")
                 fields = {name: value for name, value in record.items() if name not in ("split", CHECKSUM)}
                 episode = from_json(Trajectory, fields)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -87,8 +86,4 @@ class EvaluationDirectory:
                     "its episode is played again."
                 ) from error
             found[episode.episode] = episode
-        if unsigned:
-            _LOG.warning(
-                "%s holds %d episodes without checksums, as an older version wrote them", self.folder, unsigned
-            )
         return {name: episode for name, episode in found.items() if episode.valid}

@@ -26,8 +26,6 @@ from cojax.synthesis import Synthesis
 from cojax.types import Group, Signal, Task, to_json
 
 _LOG = logging.getLogger(__name__)
-# The objects of summary.json that the closing table shows.
-_SUMMARY_OBJECTS = ("signals", "verdicts", "added", "outcomes", "seconds", "tokens")
 
 
 class RunDirectory:
@@ -167,10 +165,8 @@ class RunDirectory:
         arrays = self.checkpointer.arrays(found.step, like)
         self.cut(found)
         self._first_episodes = found.host.get("first_episodes", 0)
-        # Older versions stored no checksums. The zero-shot files may have been made again by an engine with other bits.
-        self.files.note(
-            ["zero_shot.json", ZERO_SHOT_EPISODES] if found.checked else [*REMADE, "initial.json", "episodes"]
-        )
+        # They may have been made again by an engine with other bits.
+        self.files.note(["zero_shot.json", ZERO_SHOT_EPISODES])
         for changes in found.changes:
             apply(memory, changes)
         return dataclasses.replace(found, arrays=arrays, memory=memory)
@@ -242,13 +238,7 @@ class RunDirectory:
         """
         try:
             summary, final = (read_json(self.folder / name) for name in ("summary.json", "final.json"))
-            # Files of older versions carry no checksum: their form is checked instead.
-            sound = all(isinstance(summary[name], dict) for name in _SUMMARY_OBJECTS) and isinstance(
-                final["success"], float
-            )
-            sound = (has_valid_checksum(summary) and has_valid_checksum(final)) or (
-                sound and isinstance(summary["steps"], int)
-            )
+            sound = has_valid_checksum(summary) and has_valid_checksum(final)
             if "episodes" in final and fingerprint(self.folder / FINAL_EPISODES) != final["episodes"]:
                 raise ValueError(f"{FINAL_EPISODES} differs")
             whole = found is None or (found.step >= summary["steps"] and not any(map(self.files.lacks, REMADE)))

@@ -11,7 +11,7 @@ from cojax.signals import Memory
 from cojax.storage.checkpoint import ArrayFiles, ArrayStore, Checkpointer, CheckpointError, SoundCheckpoint
 from cojax.storage.checksums import CheckedLog, Checksums, Extent, fingerprint, with_checksum
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, Episodes, record_of, write_episodes
-from cojax.storage.files import StorageError, expect_no_links, explain_reading, is_number, read_json, write_json
+from cojax.storage.files import StorageError, expect_no_links, explain_reading, is_number, write_json
 from cojax.types import Group, Signal, Task, Trajectory, from_json
 
 # The append-only logs, which resuming cuts back to a checkpoint. Nothing is read back from quarantine.jsonl.
@@ -93,8 +93,7 @@ class Verified:
     """A checkpoint, after every file of the run was verified.
 
     `changes` are those of the detectors' memory, oldest first. `pending` are the signals that no evolution has used
-    yet. `checked` is False for a checkpoint of an older version, which has no checksums. `RunDirectory.resume` adds
-    the `arrays`, and the `memory` with the changes.
+    yet. `RunDirectory.resume` adds the `arrays`, and the `memory` with the changes.
     """
 
     step: int
@@ -103,7 +102,6 @@ class Verified:
     changes: tuple[Mapping[str, Any], ...]
     pending: tuple[Signal, ...]
     waiting: tuple[Group, ...]
-    checked: bool
     warnings: tuple[str, ...]
     arrays: Any = None
     memory: Memory = dataclasses.field(default_factory=dict)
@@ -135,19 +133,8 @@ def _verified(files: RunFiles, found: SoundCheckpoint) -> Verified:
     step, host = found.step, found.host
     path = files.checkpointer.folder / str(step) / "host.json"
     _check_host(host, path)
-    checked = "logs" in host
-    warnings = list(found.faults)
-    if checked:
-        _check_logs(files, host["logs"], path)
-        _check_files(files, found)
-    else:
-        warnings.append(
-            f"checkpoint {path.parent} carries no checksums, as an older version wrote it: the files of the run were "
-            "checked only for being readable and complete; its next checkpoint carries checksums"
-        )
-        _adopt_logs(files, host["lengths"], path)
-        _check_steps(files, step, step - (host.get("record") is not None))
-        _check_episodes(files, step, host["evolved"])
+    _check_logs(files, host["logs"], path)
+    _check_files(files, found)
     tasks = _tasks(files.logs["tasks"])
     if host["fresh"] > len(tasks):
         raise CheckpointError(f"{path} counts {host['fresh']} fresh tasks, but there are {len(tasks)} tasks. {RESTORE}")
@@ -158,8 +145,7 @@ def _verified(files: RunFiles, found: SoundCheckpoint) -> Verified:
         tuple(_changes(files.logs["memory"])),
         tuple(_pending(files.logs["signals"], host["evolved"])),
         _waiting(files.waiting, step, host.get("waiting", 0)),
-        checked,
-        tuple(warnings),
+        tuple(found.faults),
     )
 
 
@@ -180,21 +166,15 @@ def _check_kinds(folder: Path) -> None:
 def _check_host(host: Mapping[str, Any], path: Path) -> None:
     """Raises CheckpointError where the host state, read from `path`, has not the form that a run writes."""
     counts = [host.get("evolved"), host.get("fresh"), host.get("waiting", 0)]
-    lengths = host.get("lengths", {}) if "logs" not in host else {}
     clock = host.get("clock", {"parts": {}, "total": 0.0})
     try:
         seconds = [*clock["parts"].values(), clock["total"]]
-        counts += lengths.values()
     except _MALFORMED as error:
         raise CheckpointError(f"{path} is no host state of a run: {error}. {RESTORE}") from error
     whole = all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts)
-    if (
-        not whole
-        or not all(isinstance(spent, (int, float)) for spent in seconds)
-        or not ({"logs", "lengths"} & {*host})
-    ):
+    if not whole or not all(isinstance(spent, (int, float)) for spent in seconds) or "logs" not in host:
         raise CheckpointError(
-            f"{path} is no host state of a run: expected counts, lengths of logs and seconds. {RESTORE}"
+            f"{path} is no host state of a run: expected counts, extents of logs and seconds. {RESTORE}"
         )
 
 
@@ -205,13 +185,6 @@ def _check_logs(files: RunFiles, extents: Mapping[str, list[Any]], path: Path) -
     for name, log in files.checksummed.items():
         if name in extents and name != "checksums":
             log.verify(Extent(*extents[name]), lambda name=name: files.checksums.lines(name))  # type: ignore[misc]
-
-
-def _adopt_logs(files: RunFiles, lengths: Mapping[str, int], path: Path) -> None:
-    """Accepts the logs up to these lengths, as a checkpoint without checksums stores no more of them."""
-    _check_names(files, lengths, path)
-    for name, log in files.logs.items():
-        log.adopt(lengths.get(name, log.length))
 
 
 def _check_names(files: RunFiles, names: Mapping[str, Any], path: Path) -> None:
@@ -246,45 +219,6 @@ def _need(folder: str, step: int | None, evolved: int) -> str:
     if folder == "episodes" and step is not None and step > evolved:
         return "signals that are still to be explored point to its episodes"
     return "the next step begins with its episodes" if folder == "waiting" else "the run wrote it"
-
-
-def _check_episodes(files: RunFiles, step: int, evolved: int) -> None:
-    """Checks the files of a checkpoint without checksums: raises StorageError for one that is lost or unreadable."""
-    kept = [other for other in files.episodes.steps() if other <= step]
-    # Retention drops only the oldest.
-    first = min([*kept[:1], evolved + 1])
-    for wanted in range(first, step + 1):
-        if wanted not in kept:
-            need = _need("episodes", wanted, evolved)
-            raise StorageError(f"{files.episodes.path(wanted)} is missing; {need}. {RESTORE}")
-        if not files.episodes.read(wanted):
-            raise StorageError(f"{files.episodes.path(wanted)} holds no episode. {RESTORE}")
-    for path in (files.folder / "model.json", files.folder / "initial.json", files.folder / "zero_shot.json"):
-        try:
-            if path.exists():
-                read_json(path)
-        except ValueError as error:
-            raise StorageError(f"{path} cannot be read: {error}. {RESTORE}") from error
-
-
-def _check_steps(files: RunFiles, step: int, recorded: int) -> None:
-    """Checks the steps of the logs of a checkpoint without checksums; metrics.jsonl ends with step `recorded`.
-
-    Raises StorageError for a log whose steps are not in order, or end early.
-    """
-    last_steps = {"metrics": recorded, "memory": step, "signals": None, "drafts": None, "expeditions": None}
-    for name, last in last_steps.items():
-        log, before = files.logs[name], 0
-        for line, record in enumerate(log.records(), 1):
-            number = record.get("step")
-            if not isinstance(number, int) or number < before or number > step or (last and number != before + 1):
-                raise StorageError(f"{log.path}, line {line}: step {number} after step {before}. {RESTORE}")
-            before = number
-        if last not in (None, before):
-            raise StorageError(
-                f"{log.path} ends with step {before} by the length that checkpoint {step} knows; expected step {last}. "
-                f"{RESTORE}"
-            )
 
 
 def _tasks(log: CheckedLog) -> list[Task]:

@@ -158,7 +158,7 @@ def judge(folder: Path, path: Path, whole: Whole) -> tuple[str, str]:
         try:
             found = directory.claim(whole.config, {})
             summary = directory.summary(found)
-            if found is not None and found.checked and found.step == whole.found.step:
+            if found is not None and found.step == whole.found.step:
                 directory.cut(found)
         finally:
             directory.close()
@@ -192,7 +192,7 @@ def _refused(folder: Path, path: Path, said: str, changed: Collection[Any]) -> t
 
 
 def _healed(folder: Path, path: Path, found: Verified, whole: Whole, summary: Mapping[str, Any] | None) -> bool:
-    """Whether the run may go on with that file: it is made again, cut back, not read, or reported as older."""
+    """Whether the run may go on with that file: it is made again, cut back, or not read."""
     name = path.relative_to(folder).parts[0]
     if path.name in whole.logs:
         return (path.read_bytes() if path.exists() else b"") == whole.logs[path.name]

@@ -60,14 +60,10 @@ def test_a_changed_episode_is_named_by_its_line(tmp_path):
     assert len(known(folder)) == 3
 
 
-def test_episodes_of_an_older_version_are_known_with_one_warning(tmp_path, caplog):
+def test_episodes_without_checksums_are_refused(tmp_path):
     folder = begun(tmp_path / "out")
-    whole = known(folder)
     records = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
-    for record in records:
-        del record["checksum"]
+    del records[1]["checksum"]
     (folder / "episodes.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert known(folder) == whole
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{folder} holds 6 episodes without checksums, as an older version wrote them"
-    ]
+    with pytest.raises(StorageError, match=r"episodes.jsonl, line 2: it carries no checksum of itself"):
+        known(folder)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import small_runs
 from campaign import mutations
 from small_runs import CONFIG, LIKE, finished, older, tree
 
@@ -228,56 +227,11 @@ def test_signals_keep_the_episodes_that_they_point_to(tmp_path):
         verify(folder)
 
 
-def test_checkpoints_without_checksums_go_on_with_one_warning(run):
-    whole = verify(run)
+def test_checkpoints_without_checksums_are_refused(run):
+    """Otherwise whoever takes them away could edit all that they are of."""
     older(run)
-    found = verify(run)
-    assert found.warnings == (
-        f"checkpoint {run / 'checkpoints/6'} carries no checksums, as an older version wrote it: the files of the run "
-        "were checked only for being readable and complete; its next checkpoint carries checksums",
-    )
-    assert (list(found.pool), found.pending, found.changes) == (list(whole.pool), whole.pending, whole.changes)
-    directory = RunDirectory(run)
-    directory.claim(CONFIG, {})
-    assert directory.resume(LIKE, {}).step == 6
-    small_runs.save(directory, 7, 6)
-    directory.close()
-    assert verify(run).warnings == ()
-    replace_in(run / "tasks.jsonl", b"count to 2", b"count to 7")
-    with pytest.raises(StorageError, match=r"tasks.jsonl, line 3: it is not what the run wrote"):
-        verify(run)
-
-
-OLD = {
-    "a line doubled": ("tasks.jsonl", lambda p: doubled(p, 2), r"tasks.jsonl, line 3: it repeats the line before"),
-    "CRLF": ("tasks.jsonl", crlf, r"tasks.jsonl, line 1: .*CR"),
-    "a BOM": ("tasks.jsonl", marked, r"tasks.jsonl, line 1: .*byte-ord"),
-    "a query changed": ("tasks.jsonl", changed(b"to 2", b"to 7"), r"tasks.jsonl, line 3: id"),
-    "metrics swapped": ("metrics.jsonl", swapped, r"metrics.jsonl, line 1: step 2 after step 0"),
-    "memory short": ("memory.jsonl", lambda p: os.truncate(p, 50), r"memory.jsonl holds 50 bytes; the"),
-    "episodes gone": ("episodes/000004.jsonl.gz", Path.unlink, r"000004.jsonl.gz is missing"),
-    "episodes empty": ("episodes/000006.jsonl.gz", emptied, r"000006.jsonl.gz holds no episode"),
-    "waiting gone": ("waiting/000006.jsonl.gz", Path.unlink, r"000006.jsonl.gz holds 0 of the 2 episodes"),
-    "model.json a list": ("model.json", lambda p: p.write_text("[]"), r"model.json cannot be read"),
-    "zeroed lengths": (
-        "checkpoints/6/host.json",
-        lambda p: p.write_text(json.dumps({**json.loads(p.read_text()), "host": {
-            **json.loads(p.read_text())["host"],
-            "lengths": dict.fromkeys(json.loads(p.read_text())["host"]["lengths"], 0)}})),
-        r"metrics.jsonl ends with step 0 by the length that checkpoint 6 knows; expected step 6",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", OLD)
-def test_without_checksums_damage_that_shows_in_the_files_is_still_found(name, run):
-    file, tamper, message = OLD[name]
-    older(run)
-    tamper(run / file)
-    before = tree(run)
-    with pytest.raises((StorageError, CheckpointError), match=message):
+    with pytest.raises(CheckpointError, match=r"host.json: it carries no checksum of itself"):
         start(run)
-    assert tree(run) == before
 
 
 def targets(folder: Path) -> list[Path]:
