@@ -1,7 +1,5 @@
 """The command: runs suites with settings, and prints their figures as tables or as one JSON object."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import inspect

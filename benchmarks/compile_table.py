@@ -5,8 +5,6 @@ again goes on with the cells that are missing. A cell that does not fit is follo
 and so on until one fits.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """Suites `load` and `export`: loading and saving a model folder, against reading and writing the same bytes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

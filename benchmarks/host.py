@@ -1,7 +1,5 @@
 """Suites `signals`, `desk` and `engine`: detectors, the embedded environment, the engine with short conversations."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import threading

@@ -1,7 +1,5 @@
 """Measures this machine: once a process, matrix products and memory bandwidth; and the memory that was used."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

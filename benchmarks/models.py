@@ -1,7 +1,5 @@
 """The model that a suite measures: a named shape with random weights, or a model folder with its own."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path

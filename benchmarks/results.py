@@ -1,7 +1,5 @@
 """Results of suites: rows of named figures, as a table or as JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 import time
@@ -24,7 +22,7 @@ class Spread:
     def median(self) -> float:
         return statistics.median(self.values)
 
-    def map(self, function: Callable[[float], float]) -> Spread:
+    def map(self, function: Callable[[float], float]) -> "Spread":
         return Spread(tuple(function(value) for value in self.values))
 
 

@@ -4,8 +4,6 @@ Both use the engine's public calls. A conversation's first call, for one token, 
 call everything but the last token is cached, so that it is all decode.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import dataclasses

@@ -5,8 +5,6 @@ A run directory is filled by the code by which runs write theirs: EPISODES episo
 its size.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """Suites `sync` and `conversations`: new weights to an SGLang server launched here, and many conversations on it."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import shutil

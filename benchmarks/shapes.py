@@ -4,8 +4,6 @@ The shapes are the published Qwen configurations and two small ones. The operati
 and of shares of bandwidth.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """One step of GRPO end to end, through the real engine and the real learner."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import random

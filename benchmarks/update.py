@@ -1,7 +1,5 @@
 """Suite `update`: the learner's update alone, on rows without padding, against this machine's matrix products."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import tempfile

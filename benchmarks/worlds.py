@@ -3,8 +3,6 @@
 It runs on the tiny data: python -m environments.install appworld --data=tiny
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

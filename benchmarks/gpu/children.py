@@ -1,7 +1,5 @@
 """Processes of the suite: each leads a session, and gets SIGTERM when the suite ends, also where that is killed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -4,8 +4,6 @@ It holds the code, what a CPU computes, the wheels that a machine with JAX and t
 model, in pieces, beside one script (start.py). Copy the script and any pieces to the machine and run it there.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import io

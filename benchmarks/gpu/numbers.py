@@ -4,8 +4,6 @@ Weights and tokens are drawn by NumPy from fixed seeds, so that they are the sam
 computed from them is stored.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping

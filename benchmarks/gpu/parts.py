@@ -1,7 +1,5 @@
 """What is measured on a card, in this order. On a CPU the same parts have miniature shapes, to try them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 It runs where that compiler is installed; kit.py calls it.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Results of the suite: one JSON file a part, with commit, versions and card, written atomically."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Mapping, Sequence
 from pathlib import Path

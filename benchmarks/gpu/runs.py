@@ -1,7 +1,5 @@
 """The main command on the card: the desk's demo and a pretrained model by GRPO, side by side, as far as time goes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -3,8 +3,6 @@
 The suite starts it in a process of its own and watches it: a line on standard output says what begins and what ended.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc

@@ -5,8 +5,6 @@ that are there, says what is missing, and measures what can be measured. JAX wit
 and safetensors must be installed. Run again, it goes on.
 """
 
-from __future__ import annotations
-
 # What lies beside the pieces is no module of ours, whatever its name.
 import os
 import sys

@@ -4,8 +4,6 @@ A part that has a result is not measured again, so that the same command goes on
 is tried again after all others.
 """
 
-from __future__ import annotations
-
 import math
 import queue
 import signal

@@ -3,8 +3,6 @@
 Each folder there is what `python -m experiments.bench gpu --out=…` wrote on one card.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The wheels that a machine with JAX and transformers lacks, with their licences."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import subprocess

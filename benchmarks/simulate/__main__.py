@@ -1,7 +1,5 @@
 """The command: predicts the steps of other settings from the times of runs, or of machines of many accelerators."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

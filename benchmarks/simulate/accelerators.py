@@ -5,8 +5,6 @@ its weights learned with a reference, by its row of the compile table, and episo
 is an argument.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random

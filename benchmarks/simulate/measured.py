@@ -1,7 +1,5 @@
 """Distributions from the times of runs: the servers' rate by concurrency, and what the other parts of a step cost."""
 
-from __future__ import annotations
-
 import dataclasses
 import heapq
 import random

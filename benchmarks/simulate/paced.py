@@ -4,8 +4,6 @@
 the desk with actions of official solutions drawn by chance, so its episodes say nothing about a policy.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import threading

@@ -1,7 +1,5 @@
 """Simulates the episodes of a step: conversations alternate between a server and their world until enough ended."""
 
-from __future__ import annotations
-
 import dataclasses
 import heapq
 import itertools

@@ -1,7 +1,5 @@
 """A server that works on several requests at once: all advance alike, at a rate that depends on their number."""
 
-from __future__ import annotations
-
 import bisect
 import collections
 import dataclasses

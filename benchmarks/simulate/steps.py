@@ -1,7 +1,5 @@
 """Simulates training steps in the order of `cojax.coevolve`: what waits for what, and what runs beside what."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ It is read from a run directory (metrics.jsonl, episodes/, config.json), or from
 the same.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import json

@@ -9,8 +9,6 @@ on disk. `lost`: records lost or changed, and faults without a report. `leaked`:
 The exit status is 0 if all four are 0, else 1; it is 2 for bad arguments.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

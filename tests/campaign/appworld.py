@@ -1,7 +1,5 @@
 """Cases of AppWorld on the tiny data, in workers: honest solutions, damaged ones, and hostile code."""
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Cases of BFCL, in workers: official solutions, damaged ones, and hostile actions."""
 
-from __future__ import annotations
-
 import functools
 import random
 from collections import Counter

@@ -3,8 +3,6 @@
 Case number n of a half derives from the seed, n and the kinds that are played; these reproduce it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import random

@@ -1,7 +1,5 @@
 """Hostile blocks of code for AppWorld: routes to the server's administration, forged records, attacks on the system."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Mapping

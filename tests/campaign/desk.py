@@ -1,7 +1,5 @@
 """Cases at the desk, in workers: honest solutions, damaged ones, and hostile actions."""
 
-from __future__ import annotations
-
 import functools
 import random
 

@@ -6,8 +6,6 @@ That process mounts a file system of two megabytes if the kernel allows it; othe
 Afterwards exactly the acknowledged records must be there, and writing must work again once there is room.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ Each case is a real evolution of one signal at the desk, by the real explorer ov
 model solves whatever it drafted, so that only the rules keep a bad draft out.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random

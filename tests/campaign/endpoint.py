@@ -1,7 +1,5 @@
 """A chat endpoint on loopback that answers by a script, which can misbehave as no real endpoint can be made to."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

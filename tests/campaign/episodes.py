@@ -1,7 +1,5 @@
 """The half of the campaign that plays hostile episodes, many at once, and looks for leaks afterwards."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

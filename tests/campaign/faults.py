@@ -1,7 +1,5 @@
 """The half of the campaign that injects faults, each with a known right outcome."""
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 import threading

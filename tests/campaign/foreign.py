@@ -6,8 +6,6 @@ A command ends in time, with a report or one line of what is wrong; it writes to
 alone, and runs no code of the directory. Each command runs in a fork of this process, which has loaded their imports.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

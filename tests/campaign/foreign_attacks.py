@@ -1,7 +1,5 @@
 """A sound run directory, made without a model, and the attacks that somebody else may plant in one."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gzip

@@ -1,7 +1,5 @@
 """Hostile actions that really run in the process of an episode; each returns a report of what it achieved."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -1,7 +1,5 @@
 """Cases of the hostile environment: a child running untrusted code attacks its own episode and others."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 Its own verdict is worth nothing, as it is reached where the hostile code runs; hostile_cases.py reaches another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

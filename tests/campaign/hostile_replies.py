@@ -1,7 +1,5 @@
 """The behaviours of a hostile model in an evolution: its calls, its drafts, and replies that break the protocol."""
 
-from __future__ import annotations
-
 import base64
 import codecs
 import dataclasses

@@ -1,7 +1,5 @@
 """Finds leaks: processes, descriptors, temporary files and memory that remain after an operation."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses

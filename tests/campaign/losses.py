@@ -4,8 +4,6 @@ A loss of the host's says nothing about the policy: the episode earns its full r
 as lost, but never as failed. The next episode is sound in any case.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """Cases of an MCP server whose state is read by calls: honest ones, those that break it, and words beside the state."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import shlex

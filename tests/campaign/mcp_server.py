@@ -3,8 +3,6 @@
 python mcp_server.py [reused]    a reused server has no tool that breaks it
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -3,8 +3,6 @@
 A start resumes to the identical result, or refuses with one line that names the file; refusing changes nothing on disk.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random
@@ -136,7 +134,7 @@ class Whole:
     logs: Mapping[str, bytes]
 
     @classmethod
-    def of(cls, folder: Path) -> Whole:
+    def of(cls, folder: Path) -> "Whole":
         found = verify(folder)
         if found is None:
             raise ValueError(f"{folder} holds no checkpoint")

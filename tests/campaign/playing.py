@@ -1,7 +1,5 @@
 """Plays one case through the collector that training uses, and judges its trajectory."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

@@ -4,8 +4,6 @@ python -m campaign.resumption judge FOLDER SEED ID …    a JSON line a mutation
 python -m campaign.resumption arrays FOLDER OTHER       exit status 1 where the last checkpoints differ
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Kills the main command at random moments and resumes it: the end must equal that of a run that was not killed."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gzip

@@ -3,8 +3,6 @@
 A call must end in time with the right answer or with the client's own failure, and the key must not leak.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import gzip

@@ -1,7 +1,5 @@
 """Hostile texts and arguments, as written by a policy that loops, guesses or attacks."""
 
-from __future__ import annotations
-
 import json
 import random
 import time

@@ -1,7 +1,5 @@
 """Cases of a world of Python functions in this process: honest solutions, and calls after which it has no state."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
