@@ -12,7 +12,7 @@ import pytest
 from patience import patience
 
 ROOT = Path(__file__).parents[1]
-MOST = 10
+MOST = 11
 # Runs a command as its own process would, and writes the stacks once an update has been traced. All that was compiled
 # in the rehearsal is forgotten before the step, so that the update is traced where it happens.
 PROGRAM = """
