@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from patience import patience
 
 ROOT = Path(__file__).parents[1]
@@ -21,7 +20,7 @@ import jax
 import cojax.coevolve
 from cojax.learner import losses
 
-root, out, way = sys.argv[1:4]
+root, out, needed, way = sys.argv[1:5]
 rooms = tuple(root + room for room in ("cojax/", "environments/", "experiments/"))
 stacks, exponential, sample = [], losses.bounded_exp, cojax.coevolve.sample_groups
 
@@ -34,7 +33,7 @@ def first_line(log_ratio):
         frame = frame.f_back
     if of_grpo:
         stacks.append(names[::-1])
-        if {"coevolve", "_add"} <= set(names):
+        if set(needed.split(",")) <= set(names):
             with open(out, "w") as file:
                 json.dump(stacks, file)
             os._exit(0)
@@ -45,7 +44,7 @@ def forgotten(*arguments):
     return sample(*arguments)
 
 losses.bounded_exp, cojax.coevolve.sample_groups = first_line, forgotten
-sys.argv[:] = [way, *sys.argv[4:]]
+sys.argv[:] = [way, *sys.argv[5:]]
 if way == "cojax":
     from cojax.command import main
     sys.exit(main())
@@ -59,21 +58,28 @@ SETTINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("way", "begin"), [
-    (["cojax", "run"], ["main", "train", "run"]),
-    (["experiments.run"], ["<module>", "train", "run"]),
-], ids=["cojax", "module"])  # fmt: skip
-def test_few_functions_lie_between_a_command_and_the_loss(way, begin, tmp_path: Path) -> None:
+def stacks_of(way: list[str], needed: str, tmp_path: Path) -> list[list[str]]:
+    """The functions of the repository on the stack, at each first line of `grpo` up to one with the `needed` names."""
     out = tmp_path / "stacks.json"
     settings = [f"--config.{name}={value}" for name, value in SETTINGS.items()]
-    command = [sys.executable, "-c", PROGRAM, f"{ROOT}/", str(out), *way, "--config=experiments/desk.py", *settings]
+    command = [sys.executable, "-c", PROGRAM, f"{ROOT}/", str(out), needed, *way, "--config=experiments/desk.py"]
     done = subprocess.run(
-        [*command, f"--workdir={tmp_path / 'run'}"], cwd=ROOT, capture_output=True, text=True, timeout=patience(300),
-        env={**os.environ, "COJAX_CACHE": str(tmp_path / "cache")},
+        [*command, *settings, f"--workdir={tmp_path / 'run'}"], cwd=ROOT, capture_output=True, text=True,
+        timeout=patience(300), env={**os.environ, "COJAX_CACHE": str(tmp_path / "cache")},
     )  # fmt: skip
     assert out.exists(), done.stdout[-2000:] + done.stderr[-2000:]
-    stacks = json.loads(out.read_text())
-    assert stacks[-1] == [*begin, "coevolve", "update", "train_step", "_add", "micro_loss", "loss", "grpo"]
+    return json.loads(out.read_text())
+
+
+def test_few_functions_lie_between_a_command_and_the_loss(tmp_path: Path) -> None:
+    stacks = stacks_of(["cojax", "run"], "coevolve,_add", tmp_path)
+    way = ["main", "train", "run", "coevolve", "update", "train_step", "_add", "micro_loss", "loss", "grpo"]
+    assert stacks[-1] == way
     # Wherever else the loss is traced: as the settings are checked, as the learner is made, and in the rehearsal.
     assert max(map(len, stacks)) <= MOST, max(stacks, key=len)
     assert any("rehearse" in stack for stack in stacks)
+
+
+def test_the_module_of_the_command_begins_as_the_command_does(tmp_path: Path) -> None:
+    (stack,) = stacks_of(["experiments.run"], "grpo", tmp_path)
+    assert stack[:3] == ["<module>", "train", "run"]

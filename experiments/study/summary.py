@@ -1,7 +1,9 @@
 """Records of a table's runs → NAME.json: a row for each arm, paired differences, budgets, versions and machines."""
 
 import dataclasses
+import functools
 import itertools
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -164,10 +166,17 @@ def _rows(kinds: Sequence[tuple[Any, str]], arms: Mapping[str, Sequence[Record]]
 
 def held_out_tasks(record: Record) -> tuple[Environment, list[Task]]:
     """The environment, and the tasks that the run was evaluated on, by id: the order of `held_out` in its record."""
-    section = record["config"]["evaluation"]
-    environment = environment_of(record["config"])
-    found = environment.tasks(section["split"], section["tasks"], section["seed"])
-    return environment, sorted(found, key=lambda task: task.id)
+    return _held_out(
+        *(json.dumps(record["config"][section], sort_keys=True) for section in ("environment", "evaluation"))
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _held_out(environment: str, evaluation: str) -> tuple[Environment, list[Task]]:
+    """A grown desk takes a second to make, and every part of a table asks for it."""
+    made, section = environment_of({"environment": json.loads(environment)}), json.loads(evaluation)
+    found = made.tasks(section["split"], section["tasks"], section["seed"])
+    return made, sorted(found, key=lambda task: task.id)
 
 
 def _actions(task: Task) -> tuple[int, str]:
