@@ -5,22 +5,21 @@ Nothing here influences training: a run without this file would learn the same.
 
 import contextlib
 import dataclasses
+import logging
 import math
 import numbers
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cojax.storage.checksums import CheckedLog
 from cojax.storage.files import Log, open_file, write_text
 
-if TYPE_CHECKING:
-    from tensorboardX import SummaryWriter
-
+_LOG = logging.getLogger(__name__)
 # The parts of a run's time, in the order of summary.json. The total does not include the warm start.
 PARTS = ("warm_start", "generation", "environment", "update", "sync", "feedback", "evaluation", "checkpoint")
 
@@ -131,9 +130,7 @@ class Metrics:
         folder = Path(folder)
         self.log = log or Log(folder / "metrics.jsonl")
         self._wandb = None if wandb is None else _start_wandb(folder, wandb, config or {})
-        if step:
-            redraw(folder, self.log, step)
-        self._board = _open_board(folder / "tensorboard")
+        self._board = Board(folder / "tensorboard", [record for record in self.log.read() if record["step"] <= step])
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends a record, which must hold `step`. On the boards, nested keys become names such as signals/rare.
@@ -143,19 +140,12 @@ class Metrics:
         step = record["step"]
         record = plain(record)
         self.log.append([record])
-        if self._board_is_alive():
-            _draw(self._board, record)
-            self._board.flush()
+        self._board.draw(record)
         if self._wandb is not None:
             self._wandb.log(scalars(record), step=step)
 
-    def _board_is_alive(self) -> bool:
-        """Whether TensorBoard's writing thread still runs. A full disk ends it, and then every call would block."""
-        return self._board.file_writer.event_writer._worker.is_alive()
-
     def close(self) -> None:
-        if self._board_is_alive():
-            self._board.close()
+        self._board.close()
         if self._wandb is not None:
             self._wandb.finish()
 
@@ -176,33 +166,56 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     return flatten({key: value for key, value in record.items() if key != "step"})
 
 
-def redraw(folder: Path, log: Log | CheckedLog, step: int) -> None:
-    """Makes TensorBoard's files again from `log`, up to `step`. Times are set as if the run had never stopped."""
-    board = folder / "tensorboard"
-    for old in board.glob("events.out.tfevents.*"):
-        old.unlink()
-    records = [record for record in log.read() if record["step"] <= step]
-    end = time.time() - sum(map(_total, records))
-    # Files are named by the second: without a suffix the next file could have this one's name.
-    with _open_board(board, filename_suffix=".again") as writer:
-        for record in records:
-            end += _total(record)
-            _draw(writer, record, end)
+class Board:
+    """TensorBoard's file of a run, made anew from these records, to which `draw` adds.
 
+    Times of the records are set as if the run had never stopped. What the disk refuses is told, and nothing more is
+    drawn: the run goes on. No writing thread of tensorboardX is used, as a full disk ends it and its caller then waits
+    for ever.
+    """
 
-def _open_board(folder: Path, **settings: Any) -> "SummaryWriter":
-    # It imports torch where that is installed, which takes seconds.
-    from tensorboardX import SummaryWriter
+    def __init__(self, folder: Path, records: Sequence[Mapping[str, Any]]) -> None:
+        # It imports torch where that is installed, which takes seconds.
+        from tensorboardX.event_file_writer import EventsWriter
 
-    return SummaryWriter(str(folder), **settings)
+        self._writer: EventsWriter | None = None
+        end = time.time() - sum(map(_total, records))
+        with self._told():
+            folder.mkdir(parents=True, exist_ok=True)
+            for old in folder.glob("events.out.tfevents.*"):
+                old.unlink()
+            self._writer = EventsWriter(str(folder / "events"))
+            for record in records:
+                self._add(record, end := end + _total(record))
+            self._writer.flush()
 
+    def draw(self, record: Mapping[str, Any]) -> None:
+        """Adds a record, as of now."""
+        with self._told():
+            if self._writer is not None:
+                self._add(record, time.time())
+                self._writer.flush()
 
-def _draw(board: "SummaryWriter", record: Mapping[str, Any], end: float | None = None) -> None:
-    """Adds a record to TensorBoard, as one event with the time `end`, or now."""
-    from tensorboardX.proto.summary_pb2 import Summary
+    def close(self) -> None:
+        with self._told():
+            if self._writer is not None:
+                self._writer.close()
 
-    values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars(record).items()]
-    board.file_writer.add_summary(Summary(value=values), record["step"], end)
+    def _add(self, record: Mapping[str, Any], end: float) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        assert self._writer is not None
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars(record).items()]
+        self._writer.write_event(Event(wall_time=end, step=record["step"], summary=Summary(value=values)))
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._writer = None
+            _LOG.warning("TensorBoard's files are not written any more: %s", error)
 
 
 def _total(record: Mapping[str, Any]) -> float:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from patience import patience
 from tensorboardX.proto.event_pb2 import Event
 
 from cojax.metrics import PARTS, Metrics, Stopwatch, Wandb, flatten, plain
+from cojax.storage.files import Log
+
+ROOT = Path(__file__).parents[1]
 
 
 class Time:
@@ -181,6 +186,33 @@ def test_a_board_that_no_run_wrote_is_made_again_unread(tmp_path: Path) -> None:
     Metrics(tmp_path, step=1).close()
     assert not large.exists()
     assert [v.simple_value for e in events(tmp_path / "tensorboard") for v in e.summary.value] == [0.5]
+
+
+FULL = """
+import resource, signal, sys
+from cojax.metrics import Metrics
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+Metrics(sys.argv[1], step=300).close()
+"""
+
+
+def test_a_disk_that_takes_no_board_stops_no_run(tmp_path: Path) -> None:
+    Log(tmp_path / "metrics.jsonl").append([{"step": step, "success": step / 512} for step in range(1, 301)])
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=patience(60)
+    )
+    assert done.returncode == 0, done.stderr
+    assert "TensorBoard's files are not written any more" in done.stderr
+
+
+def test_what_stands_in_the_place_of_a_board_stops_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "tensorboard/events.out.tfevents.1").mkdir(parents=True)
+    metrics = Metrics(tmp_path)
+    metrics.write({"step": 1, "success": 0.5})
+    metrics.close()
+    assert "TensorBoard's files are not written any more" in caplog.text
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 1, "success": 0.5}
 
 
 def test_time_spent_is_never_negative_when_the_clock_is_set_back() -> None:

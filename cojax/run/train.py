@@ -27,7 +27,7 @@ from cojax.host.processes import end_all, tell
 from cojax.learner.rehearsal import DeviceMemoryError
 from cojax.learner.update import NonFiniteUpdate
 from cojax.loop import Loop, State
-from cojax.metrics import Metrics, Stopwatch, Wandb, redraw
+from cojax.metrics import Board, Metrics, Stopwatch, Wandb
 from cojax.report import command as report
 from cojax.report import write_report
 from cojax.report.console import CONSOLE, seconds_left, show_step, show_summary
@@ -186,7 +186,7 @@ def _is_finished(config: ConfigDict, directory: RunDirectory, verified: Verified
         return False
     if verified:
         directory.cut(verified)
-    redraw(directory.folder, directory.metrics, summary["steps"])
+    Board(directory.folder / "tensorboard", list(directory.metrics.read())).close()
     tell(workdir=str(directory.folder.absolute()), step=summary["steps"])
     show_summary(summary, write_report(directory.folder))
     return True
