@@ -4,6 +4,7 @@
 it is not cleared between visits, so that it judged right replays wrong on a second visit.
 """
 
+import contextlib
 import copy
 import dataclasses
 import datetime
@@ -12,8 +13,7 @@ import inspect
 import json
 import os
 import tempfile
-import unittest.mock
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +79,7 @@ class Official:
 
 def load() -> Official:
     """Reads the installed wheel. Raises ModuleNotFoundError with what to do where there is none."""
-    # On import the wheel makes folders, by default among the installed packages.
-    elsewhere = tempfile.TemporaryDirectory(prefix="bfcl-")
-    with elsewhere as root, unittest.mock.patch.dict(os.environ, BFCL_PROJECT_ROOT=root):
+    with _elsewhere():
         try:
             checker = importlib.import_module(f"{_WHEEL}.multi_turn_checker")
         except ModuleNotFoundError as error:
@@ -105,6 +103,20 @@ def load() -> Official:
         same_state=checker.state_checker,
         same_responses=checker.response_checker,
     )
+
+
+@contextlib.contextmanager
+def _elsewhere() -> Iterator[None]:
+    """Puts the folders that the wheel makes on import into a temporary folder, not among the installed packages."""
+    before = os.environ.get("BFCL_PROJECT_ROOT")
+    with tempfile.TemporaryDirectory(prefix="bfcl-") as root:
+        os.environ["BFCL_PROJECT_ROOT"] = root
+        try:
+            yield
+        finally:
+            del os.environ["BFCL_PROJECT_ROOT"]
+            if before is not None:
+                os.environ["BFCL_PROJECT_ROOT"] = before
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
