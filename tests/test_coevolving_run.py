@@ -17,13 +17,13 @@ from cojax.storage.checkpoint import Checkpointer
 # A policy that solves some tasks and parts of others, so that failures differ in partial reward.
 SETTINGS = (
     "steps=4", "checkpoint_every=1", "initial_tasks=12", "batch_size=6", "evaluation.every=0", "evaluation.tasks=8",
-    "warm_start.check_tasks=4", "preference.epochs=1", "preference.learning_rate=0.001",
+    "preference.epochs=1", "preference.learning_rate=0.001",
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def runs(commands, tmp_path_factory) -> Runs:
-    return Runs(commands, tmp_path_factory.mktemp("cache"))
+def runs(commands, cache) -> Runs:
+    return Runs(commands, cache)
 
 
 @pytest.fixture(scope="module")

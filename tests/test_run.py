@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def runs(commands, tmp_path_factory) -> Runs:
-    return Runs(commands, tmp_path_factory.mktemp("cache"))
+def runs(commands, cache) -> Runs:
+    return Runs(commands, cache)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from desk_runs import Runs
 
 
 @pytest.fixture(scope="module")
-def runs(commands, tmp_path_factory) -> Runs:
-    return Runs(commands, tmp_path_factory.mktemp("cache"))
+def runs(commands, cache) -> Runs:
+    return Runs(commands, cache)
 
 
 # Settings that are refused, and what is said of them.

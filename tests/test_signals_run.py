@@ -18,8 +18,8 @@ ARM = (
 
 
 @pytest.fixture(scope="module")
-def runs(commands, tmp_path_factory) -> Runs:
-    return Runs(commands, tmp_path_factory.mktemp("cache"))
+def runs(commands, cache) -> Runs:
+    return Runs(commands, cache)
 
 
 @pytest.mark.nightly
