@@ -75,14 +75,14 @@ def _no_thread_outlives_its_test() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cache of all commands of the tests: what is equal warm-starts and compiles once, in whichever worker."""
     folder = tmp_path_factory.getbasetemp()
     return (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "cache"
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _programs_are_compiled_fast(request: pytest.FixtureRequest, cache: Path) -> Iterator[None]:
+def _programs_are_compiled_fast(request: pytest.FixtureRequest, shared_cache: Path) -> Iterator[None]:
     """Most of what the tests of arrays take is compiling small programs: they are optimised less, and found
     again on disk where another file compiles the same."""
     if not {"learner", "policy"} & set(request.path.parts):
@@ -92,7 +92,7 @@ def _programs_are_compiled_fast(request: pytest.FixtureRequest, cache: Path) -> 
 
     changed = {
         "jax_disable_most_optimizations": True,
-        "jax_compilation_cache_dir": str(cache / "arrays"),
+        "jax_compilation_cache_dir": str(shared_cache / "arrays"),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
     }
     before = {name: jax.config.values[name] for name in changed}

@@ -22,8 +22,8 @@ SETTINGS = (
 
 
 @pytest.fixture(scope="module")
-def runs(commands, cache) -> Runs:
-    return Runs(commands, cache)
+def runs(commands, shared_cache) -> Runs:
+    return Runs(commands, shared_cache)
 
 
 @pytest.fixture(scope="module")

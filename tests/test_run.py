@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def runs(commands, cache) -> Runs:
-    return Runs(commands, cache)
+def runs(commands, shared_cache) -> Runs:
+    return Runs(commands, shared_cache)
 
 
 @pytest.fixture(scope="module")

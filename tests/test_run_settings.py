@@ -12,8 +12,8 @@ from desk_runs import Runs
 
 
 @pytest.fixture(scope="module")
-def runs(commands, cache) -> Runs:
-    return Runs(commands, cache)
+def runs(commands, shared_cache) -> Runs:
+    return Runs(commands, shared_cache)
 
 
 # Settings that are refused, and what is said of them.

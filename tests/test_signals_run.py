@@ -18,8 +18,8 @@ ARM = (
 
 
 @pytest.fixture(scope="module")
-def runs(commands, cache) -> Runs:
-    return Runs(commands, cache)
+def runs(commands, shared_cache) -> Runs:
+    return Runs(commands, shared_cache)
 
 
 @pytest.mark.nightly

@@ -58,21 +58,21 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def stacks_of(way: list[str], needed: str, tmp_path: Path, cache: Path) -> list[list[str]]:
+def stacks_of(way: list[str], needed: str, tmp_path: Path, shared_cache: Path) -> list[list[str]]:
     """The functions of the repository on the stack, at each first line of `grpo` up to one with the `needed` names."""
     out = tmp_path / "stacks.json"
     settings = [f"--config.{name}={value}" for name, value in SETTINGS.items()]
     command = [sys.executable, "-c", PROGRAM, f"{ROOT}/", str(out), needed, *way, "--config=experiments/desk.py"]
     done = subprocess.run(
         [*command, *settings, f"--workdir={tmp_path / 'run'}"], cwd=ROOT, capture_output=True, text=True,
-        timeout=patience(300), env={**os.environ, "COJAX_CACHE": str(cache)},
+        timeout=patience(300), env={**os.environ, "COJAX_CACHE": str(shared_cache)},
     )  # fmt: skip
     assert out.exists(), done.stdout[-2000:] + done.stderr[-2000:]
     return json.loads(out.read_text())
 
 
-def test_few_functions_lie_between_a_command_and_the_loss(tmp_path: Path, cache: Path) -> None:
-    stacks = stacks_of(["cojax", "run"], "coevolve,_add", tmp_path, cache)
+def test_few_functions_lie_between_a_command_and_the_loss(tmp_path: Path, shared_cache: Path) -> None:
+    stacks = stacks_of(["cojax", "run"], "coevolve,_add", tmp_path, shared_cache)
     way = ["main", "train", "run", "coevolve", "update", "train_step", "_add", "micro_loss", "loss", "grpo"]
     assert stacks[-1] == way
     # Wherever else the loss is traced: as the settings are checked, as the learner is made, and in the rehearsal.
@@ -80,6 +80,6 @@ def test_few_functions_lie_between_a_command_and_the_loss(tmp_path: Path, cache:
     assert any("rehearse" in stack for stack in stacks)
 
 
-def test_the_module_of_the_command_begins_as_the_command_does(tmp_path: Path, cache: Path) -> None:
-    (stack,) = stacks_of(["experiments.run"], "grpo", tmp_path, cache)
+def test_the_module_of_the_command_begins_as_the_command_does(tmp_path: Path, shared_cache: Path) -> None:
+    (stack,) = stacks_of(["experiments.run"], "grpo", tmp_path, shared_cache)
     assert stack[:3] == ["<module>", "train", "run"]

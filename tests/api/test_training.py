@@ -29,13 +29,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _in_the_project(project: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_the_project(project: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
-    monkeypatch.setenv("COJAX_CACHE", str(cache))
+    monkeypatch.setenv("COJAX_CACHE", str(shared_cache))
 
 
 @pytest.fixture(scope="module")
-def trained(project: Path, cache: Path) -> Path:
+def trained(project: Path, shared_cache: Path) -> Path:
     """A run of two steps that a thread has trained, with the steps that its callback saw."""
     seen: list[int] = []
 
@@ -50,7 +50,7 @@ def trained(project: Path, cache: Path) -> Path:
 
     before = os.getcwd()
     os.chdir(project)
-    os.environ["COJAX_CACHE"] = str(cache)
+    os.environ["COJAX_CACHE"] = str(shared_cache)
     try:
         thread = threading.Thread(target=work)
         thread.start()
