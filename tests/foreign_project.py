@@ -30,11 +30,11 @@ _FILES = {
             config.evolve_every = config.checkpoint_every = 1
             config.batch_size = config.group_size = config.synthesis.contexts = config.synthesis.budget = 2
             config.initial_tasks = config.evaluation.tasks = config.evaluation.dev_tasks = 4
-            config.model.shape.hidden_size = 32
-            config.model.shape.intermediate_size = 64
-            config.model.shape.num_hidden_layers = 1
+            config.model.shape.hidden_size = 64
+            config.model.shape.intermediate_size = 128
+            config.model.shape.num_hidden_layers = 2
             config.warm_start.steps = config.evaluation.every = 0
-            config.engine.slots = config.limits.concurrency = 4
+            config.engine.slots = config.limits.concurrency = 16
             return config
     """,
     "SHOPS/__init__.py": """
