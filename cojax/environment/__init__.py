@@ -180,7 +180,7 @@ class EngineError(RuntimeError):
 
 
 class OutOfContext(Exception):
-    """The conversation no longer fits the policy's context."""
+    """An actor ends its episode: the conversation no longer fits the policy's context, or there is no further action."""
 
 
 class Abandoned(BaseException):
