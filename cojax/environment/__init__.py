@@ -180,7 +180,7 @@ class EngineError(RuntimeError):
 
 
 class OutOfContext(Exception):
-    """An actor ends its episode: the conversation no longer fits the policy's context, or there is no further action."""
+    """An actor ends its episode: the conversation no longer fits the policy's context, or no action is left."""
 
 
 class Abandoned(BaseException):
