@@ -1,22 +1,67 @@
-"""Watches the calls of an environment from another thread, so that one that never returns is told."""
+"""Watches the calls of an environment from another thread: a test's, and those of `play` and `ask` in the caller's
+thread, which explorers and validation make."""
 
+import dataclasses
 import functools
 import types
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from cojax.environment import Environment, Episode
+from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, Progress, ask, play, running
 from cojax.environment.wrapping import Wrapped
-from cojax.host.background import on_thread, running
-from cojax.types import Action, Task
+from cojax.host.background import done_within, on_thread
+from cojax.types import Action, Task, Trajectory
 
 _T = TypeVar("_T")
 _POLL_SECONDS = 0.2
+# Seconds in which an environment must say what it offers. An actor that asks may be allowed more time for its action
+# than that, so that the watch over its episode would notice a hanging environment too late.
+PATIENCE = 60.0
+ADVICE = "; run this environment isolated in a worker, where it can be killed"
 _CALLS = ("reset", "tools", "step", "state", "affordances", "evaluate", "close")
 
 
 class HangingCall(RuntimeError):
     """A call of an environment did not return in time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchedPlay:
+    """Plays on a daemon thread and gives it up when one call of the environment takes longer than `deadline` seconds.
+
+    `thinking` is how many seconds an actor may take for one action. None is `deadline`, for an actor that does little
+    but ask the environment what it may do. What hangs becomes the outcome environment_error, wherever it hangs: an
+    explorer's action is no policy's failure. The thread is abandoned, as Python cannot end it, and stops at the next
+    step of the loop.
+    """
+
+    deadline: float
+    thinking: float | None = None
+
+    def __call__(self, environment: Environment, task: Task, act: Actor, **settings: Any) -> Trajectory:
+        """As `play`, which takes the same `settings`."""
+        progress = Progress(since=running())
+
+        def limit() -> float:
+            return self.thinking if progress.phase == "act" and self.thinking is not None else self.deadline
+
+        played = on_thread("watched", lambda: play(environment, task, act, progress=progress, **settings))
+        if done_within(played, lambda: progress.since + limit() - running()):
+            return played.result()
+        progress.abandoned = True
+        if progress.result is not None:  # only closing hangs: the verdict stands
+            return progress.result
+        error = f"{progress.phase} took longer than {limit():g} s and was abandoned on its thread{ADVICE}"
+        return Trajectory(task, outcome="environment_error", error=error)
+
+
+def ask_within(seconds: float, call: Callable[[], _T]) -> _T:
+    """What the environment answers. Raises EnvironmentFailure where it fails, or takes longer than that."""
+    answer = on_thread("asked", lambda: ask(call))
+    until = running() + seconds
+    if not done_within(answer, lambda: until - running()):
+        raise EnvironmentFailure(f"what the environment offers was not said within {seconds:g} s{ADVICE}")
+    return answer.result()
 
 
 def watched(environment: Environment, patience: float, work: Callable[[Environment], _T]) -> _T:

@@ -1,1 +1,1 @@
-"""Threads, deadlines, processes and clocks of the host."""
+"""Threads, processes and clocks of the host."""

@@ -4,16 +4,18 @@ The clock for deadlines counts the seconds in which this process could run, not 
 """
 
 import contextlib
+import functools
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from typing import TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 _BEGUN: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # the threads of `in_background`
+_LOOK = 0.2  # seconds between two looks at how many seconds are left
 # Seconds between two readings of the clock, and how many seconds the time between two readings counts at most. A longer
 # gap means that the process was stopped.
 _EVERY, _MOST = 0.1, 0.5
@@ -36,6 +38,15 @@ def _start(name: str, work: Callable[[], _T]) -> tuple[Future[_T], threading.Thr
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     return result, thread
+
+
+def done_within(result: Future[Any], left: Callable[[], float]) -> bool:
+    """Waits for the result as long as `left()`, which is asked again and again, says seconds above 0. Whether it is
+    there."""
+    while not wait([result], max(0.0, min(_LOOK, left()))).done:
+        if left() <= 0:
+            return False
+    return True
 
 
 @contextlib.contextmanager
@@ -66,12 +77,11 @@ def settle(seconds: float) -> bool:
 
 
 class Clock:
-    """`time.monotonic()` without the time in which the process was stopped; from `start` on a thread reads it often."""
+    """`time.monotonic()` without the time in which the process was stopped: a longer gap between two readings."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen, self._lost = time.monotonic(), 0.0
-        self._started = False
 
     def now(self) -> float:
         with self._lock:
@@ -80,33 +90,25 @@ class Clock:
             self._seen = seen
             return seen - self._lost
 
-    def start(self) -> None:
-        """Starts the thread that reads the clock. The time before counts as time in which this process could run."""
-        with self._lock:
-            if self._started:
-                return
-            self._started, self._seen = True, time.monotonic()
-        threading.Thread(target=self._keep_reading, name="clock", daemon=True).start()
 
-    def _keep_reading(self) -> None:
+@functools.cache
+def _clock() -> Clock:
+    """The clock of this process, which a thread reads often."""
+    clock = Clock()
+
+    def read() -> None:
         while True:
             time.sleep(_EVERY)
-            self.now()
+            clock.now()
 
-
-_CLOCK = Clock()
+    threading.Thread(target=read, name="clock", daemon=True).start()
+    return clock
 
 
 def running() -> float:
     """Seconds on a clock that stands still while this process is stopped, or so starved that no thread of it runs."""
-    _CLOCK.start()
-    return _CLOCK.now()
+    return _clock().now()
 
 
-def _renew() -> None:
-    """Makes a new clock in a forked process: its reading thread is gone, and its lock may be held for ever."""
-    global _CLOCK
-    _CLOCK = Clock()
-
-
-os.register_at_fork(after_in_child=_renew)
+# In a forked process the thread is gone, and the lock may be held for ever.
+os.register_at_fork(after_in_child=_clock.cache_clear)

@@ -66,6 +66,11 @@ def descendants(pid: int) -> set[int]:
     return set(family(pid)[1:])
 
 
+def children(pid: int) -> set[int]:
+    """The processes that a process started, with those that have ended and that it has not reaped."""
+    return {entry for entry, parent, _, _ in _processes() if parent == pid}
+
+
 def session(sid: int) -> set[int]:
     """The running processes of a session."""
     return {entry for entry, _, session, runs in _processes() if runs and session == sid}
@@ -99,10 +104,9 @@ def end_all(grace: float | None = None) -> None:
     """Tells the children of this process to end, and returns when no descendant is left. Descendants that still run
     after `grace` seconds, GRACE by default, are killed."""
     own = os.getpid()
-    for entry, parent, _, runs in _processes():
-        if runs and parent == own:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(entry, signal.SIGTERM)
+    for child in children(own):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(child, signal.SIGTERM)
     if left := end(lambda: descendants(own), GRACE if grace is None else grace):
         print(f"processes {sorted(left)} could not be ended; kill them", file=sys.stderr, flush=True)
     else:

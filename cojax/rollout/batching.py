@@ -16,8 +16,8 @@ import dataclasses
 import functools
 import hashlib
 import math
-import threading
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from concurrent.futures import Future
 from typing import Any, Literal
 
 import jax
@@ -62,7 +62,7 @@ class Request:
     """One `generate` call. `uniforms` are its random numbers, one for each token that may be sampled.
 
     `names` are the names of the prompt's whole chunks, () where part of the prompt is cached already. The chunks from
-    index `fed` on are still to be computed. Another thread may set `error` once, to abort the request.
+    index `fed` on are still to be computed. Another thread may end `result` before, which aborts the request.
     """
 
     session: Session
@@ -76,8 +76,7 @@ class Request:
     logprobs: list[float] = dataclasses.field(default_factory=list)
     routes: list[Any] = dataclasses.field(default_factory=list)  # (array, index) of tokens fed; read if routed
     completion: Completion | None = None
-    error: str = ""
-    done: threading.Event = dataclasses.field(default_factory=threading.Event)
+    result: Future[Completion] = dataclasses.field(default_factory=Future)
 
 
 class Batcher:
@@ -119,11 +118,9 @@ class Batcher:
         self._version, self._params = version, params
         self._prefixes = Prefixes()
 
-    def admit(self, request: Request) -> bool:
-        """Takes the request in. Returns False and does nothing if its session has no slot and none is free."""
+    def admit(self, request: Request) -> None:
+        """Takes the request in. If its session has no slot, one must be free."""
         session = request.session
-        if session.slot < 0 and not self._free:
-            return False
         if session.version != self._version:
             session.version, session.cached = self._version, 0
         request.chunks.extend(chunks(len(request.prompt) - 1 - session.cached, self._chunk_sizes))
@@ -133,11 +130,10 @@ class Batcher:
         if session.slot < 0:
             session.slot = self._take_slot(request.names)
         self._start(request)
-        return True
 
     def _take_slot(self, names: Sequence[bytes]) -> int:
         """A free slot: one that holds the longest beginning of the prompt that any slot does, or the oldest."""
-        held = self._prefixes.count_held(names)
+        held = leading(names, self._prefixes.holders)
         holders = self._prefixes.holders[names[held - 1]] if held else {}
         slot = next((slot for slot in self._free if slot in holders), self._free[0])
         self._prefixes.drop(slot, held if slot in holders else 0)
@@ -148,8 +144,8 @@ class Batcher:
 
         If another request is about to compute further chunks of the same prompt, this one waits for them instead.
         """
-        held = self._prefixes.count_held(request.names)
-        if self._prefixes.count_pending(request.names) > held:
+        held = leading(request.names, self._prefixes.holders)
+        if leading(request.names, self._prefixes.pending) > held:
             self._waiting_for_chunks.append(request)
             return
         request.fed = held
@@ -183,13 +179,12 @@ class Batcher:
             session.slot = -1
 
     def drop_aborted(self) -> None:
-        """Drops requests with an error, and frees the slots of their sessions."""
-        for request in (*self._waiting_for_chunks, *self._prefilling, *self._decoding):
-            if request.error:
+        """Drops requests that were aborted, and frees the slots of their sessions."""
+        for requests in (self._waiting_for_chunks, self._prefilling, self._decoding):
+            for request in [request for request in requests if request.result.done()]:
+                requests.remove(request)
                 self.free(request.session)
                 self._prefixes.pending.difference_update(request.names[request.fed :])
-        for requests in (self._waiting_for_chunks, self._prefilling, self._decoding):
-            requests[:] = [request for request in requests if not request.error]
         self._start_waiting()
 
     def wait(self) -> None:
@@ -322,6 +317,11 @@ def chunk_names(tokens: Sequence[int], sizes: Sequence[int]) -> tuple[bytes, ...
     return tuple(names)
 
 
+def leading(names: Sequence[bytes], among: Container[bytes]) -> int:
+    """The number of leading chunks of a prompt up to the last that is `among` some, 0 if none is."""
+    return next((count for count in range(len(names), 0, -1) if names[count - 1] in among), 0)
+
+
 class Prefixes:
     """Which slots hold which chunks (`holders`), and which chunks some request is about to compute (`pending`).
 
@@ -333,17 +333,6 @@ class Prefixes:
         self.pending: set[bytes] = set()
         self.holders: dict[bytes, dict[int, Any]] = {}
         self._chunks: dict[int, list[bytes]] = collections.defaultdict(list)
-
-    def count_held(self, names: Sequence[bytes]) -> int:
-        """The number of leading chunks of the prompt that a single slot holds."""
-        return next((count for count in range(len(names), 0, -1) if names[count - 1] in self.holders), 0)
-
-    def count_pending(self, names: Sequence[bytes]) -> int:
-        """The number of leading chunks that a single slot will hold once all pending ones are computed.
-
-        0 if none of the prompt's chunks is pending.
-        """
-        return next((count for count in range(len(names), 0, -1) if names[count - 1] in self.pending), 0)
 
     def add(self, slot: int, name: bytes, routes: Any) -> None:
         """The slot now holds the next chunk of its prompt."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cojax.environment import Abandoned, Environment, Progress, play, running, runs_policy_code
 from cojax.environment.replay import follow
-from cojax.host.deadlines import ADVICE
+from cojax.environment.watch import ADVICE
 from cojax.rollout.chat import Actors
 from cojax.settings.tree import LimitSettings
 from cojax.types import INFRASTRUCTURE, Action, Group, Outcome, Task, Trajectory

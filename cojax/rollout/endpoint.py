@@ -116,14 +116,15 @@ class EndpointActors:
             ended.set()
 
 
+@dataclasses.dataclass(eq=False)
 class EndpointActor:
     """The actor of one episode. It keeps the message history, and the ids of the calls that wait for results."""
 
-    def __init__(self, complete: Complete, ended: threading.Event):
-        self.complete, self.ended = complete, ended
-        self.history: list[JsonObject] = []
-        self.tools: tuple[Mapping[str, Any], ...] = ()
-        self.waiting: tuple[str, ...] = ()
+    complete: Complete
+    ended: threading.Event
+    history: list[JsonObject] = dataclasses.field(default_factory=list)
+    tools: tuple[Mapping[str, Any], ...] = ()
+    waiting: tuple[str, ...] = ()
 
     def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
         if not self.history:

@@ -22,6 +22,8 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +41,6 @@ from cojax.rollout.batching import Batcher, Request, Session, uniforms
 from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_length, checked_prompt
 from cojax.settings.tree import EngineSettings
 
-_POLL_SECONDS = 1.0  # between two checks, by a waiting caller, of whether the threads are alive
-
 
 @dataclasses.dataclass(eq=False)
 class _Update:
@@ -48,7 +48,7 @@ class _Update:
 
     version: int
     params: Params
-    taken: threading.Event = dataclasses.field(default_factory=threading.Event)
+    taken: Future[None] = dataclasses.field(default_factory=Future)
 
 
 class Lane:
@@ -70,37 +70,24 @@ class Lane:
 
     # --- called from any thread ---
 
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
+    def load(self, version: int, params: Params) -> Future[None]:
+        """Hands weights to the thread, which takes them once no request is running; the future of that.
 
-    def load(self, version: int, params: Params) -> Callable[[], None]:
-        """Hands weights to the thread, which takes them once no request is running.
-
-        Returns a function that waits for this. Both raise EngineError if the lane is down.
+        Raises EngineError if the lane is down, and so does the future.
         """
-        update = _Update(version, params)
         with self._wake:
-            while self._update is not None and not self._down:
-                self._wake.wait(_POLL_SECONDS)
+            self._wake.wait_for(lambda: self._update is None or self._down)
             self._raise_if_down()
-            self._update = update
+            self._update = _Update(version, params)
             self._wake.notify_all()
-
-        def wait() -> None:
-            self._await(update.taken)
-            if self._update is update:
-                self._raise_if_down()
-
-        return wait
+            return self._update.taken
 
     def rest(self) -> None:
         """Returns once the devices compute nothing for this lane; no forward begins until `resume`."""
         with self._wake:
             self._resting, self._idle = True, False
             self._wake.notify_all()
-            while not self._idle and not self._down and self.alive:
-                self._wake.wait(_POLL_SECONDS)
+            self._wake.wait_for(lambda: self._idle or self._down)
 
     def resume(self) -> None:
         """Ends a rest, if there is one."""
@@ -108,10 +95,11 @@ class Lane:
             self._resting = False
             self._wake.notify_all()
 
-    def submit(self, prompt: list[int], sampling: Sampling, chances: np.ndarray, session: str) -> Request:
+    def submit(self, prompt: list[int], sampling: Sampling, chances: np.ndarray, session: str) -> Future[Completion]:
         """Queues a request to continue `prompt`, which must begin with all earlier tokens of the session.
 
-        Raises ValueError, or EngineError when the lane is down.
+        Raises ValueError, or EngineError when the lane is down; the future raises it when the session is released or
+        the lane goes down.
         """
         with self._wake:
             self._raise_if_down()
@@ -126,14 +114,7 @@ class Lane:
             request = state.request = Request(state, prompt, sampling, chances)
             self._queue.append(request)
             self._wake.notify_all()
-        return request
-
-    def result(self, request: Request) -> Completion:
-        """Waits for a request's completion. Raises EngineError when the session is released or the lane goes down."""
-        self._await(request.done)
-        if request.error or request.completion is None:
-            raise EngineError(request.error)
-        return request.completion
+        return request.result
 
     def release(self, session: str) -> None:
         """Forgets the session, if known, and frees its slot. A running call of the session raises EngineError."""
@@ -142,7 +123,7 @@ class Lane:
             if state is None:
                 return
             if state.request is not None:
-                self._abort(state.request, f"session {session!r} was released while generating")
+                _abort(state.request.result, f"session {session!r} was released while generating")
             else:
                 self._released.append(state)
             self._wake.notify_all()
@@ -153,9 +134,9 @@ class Lane:
             self._down = self._down or reason
             for session in self._sessions.values():
                 if session.request is not None:
-                    self._abort(session.request, self._down)
+                    _abort(session.request.result, self._down)
             if self._update is not None:
-                self._update.taken.set()
+                _abort(self._update.taken, self._down)
             self._wake.notify_all()
 
     def join(self) -> None:
@@ -167,16 +148,6 @@ class Lane:
         if self._down:
             raise EngineError(self._down)
 
-    def _await(self, event: threading.Event) -> None:
-        while not event.wait(_POLL_SECONDS):
-            if not self.alive:
-                self.stop("the engine thread died")
-
-    def _abort(self, request: Request, reason: str) -> None:
-        """Wakes the caller; the thread drops the request before its next forward. The lock must be held."""
-        request.error = reason
-        request.done.set()
-
     # --- the thread ---
 
     def _run(self) -> None:
@@ -186,7 +157,7 @@ class Lane:
                     finished = self.batcher.forward()
                 if finished:
                     self._deliver(finished)
-        except Exception as error:
+        except BaseException as error:  # whatever ends the thread: callers wait for it
             self._on_failure(f"the engine failed: {type(error).__name__}: {error}")
 
     def _admit(self) -> bool:
@@ -205,8 +176,12 @@ class Lane:
                 self._released.clear()
                 if self._update is not None and not self.batcher.busy:
                     self._take(self._update)
-                if self._update is None:
-                    self._admit_requests()
+                while self._queue and self._update is None:
+                    request = self._queue.popleft()
+                    if request.result.done():
+                        self.batcher.free(request.session)
+                    else:
+                        self.batcher.admit(request)
                 if self.batcher.busy:
                     return True
                 self._wake.wait()
@@ -215,29 +190,26 @@ class Lane:
     def _take(self, update: _Update) -> None:
         self.batcher.use(update.version, update.params)
         self._update = None
-        update.taken.set()
+        update.taken.set_result(None)
         self._wake.notify_all()
-
-    def _admit_requests(self) -> None:
-        """Admits queued requests in order of arrival; one without a free slot keeps its place in the queue."""
-        waiting = collections.deque[Request]()
-        for request in self._queue:
-            if request.error:
-                self.batcher.free(request.session)
-            elif not self.batcher.admit(request):
-                waiting.append(request)
-        self._queue = waiting
 
     def _deliver(self, finished: list[Request]) -> None:
         with self._wake:
             for request in finished:
                 session = request.session
-                if request.error:
+                if request.result.done():
                     self._released.append(session)
                     continue
                 session.tokens = request.prompt + request.sampled
                 session.request = None
-                request.done.set()
+                assert request.completion is not None
+                request.result.set_result(request.completion)
+
+
+def _abort(result: Future[Any], reason: str) -> None:
+    """Wakes the caller; the thread drops an aborted request before its next forward. The lock must be held."""
+    if not result.done():
+        result.set_exception(EngineError(reason))
 
 
 class LocalEngine:
@@ -324,11 +296,11 @@ class LocalEngine:
                 lane.resume()
         # The lanes of a replica share its arrays. Each takes them when its own requests are done, without waiting for
         # the others.
-        waits = [lane.load(weights.version, copies[i % len(copies)]) for i, lane in enumerate(self._lanes)]
+        taken = [lane.load(weights.version, copies[i % len(copies)]) for i, lane in enumerate(self._lanes)]
         with self._lock:
             self._loaded = True
-        for wait in waits:
-            wait()
+        for each in taken:
+            each.result()
 
     def _copies(self, weights: Weights) -> list[Params]:
         """A copy for each replica, as `unstack` returns it. Arrays go from the host straight to their devices."""
@@ -360,8 +332,8 @@ class LocalEngine:
             if session not in self._lane_of:
                 raise EngineError(self._down or f"session {session!r} was released while it waited for a slot")
             lane = self._lanes[self._lane_of[session]]
-            request = lane.submit(tokens, sampling, chances, session)
-        return lane.result(request)
+            completion = lane.submit(tokens, sampling, chances, session)
+        return completion.result()
 
     def release(self, session: str) -> None:
         """Forgets the session, if known, and frees its slot. A running call of the session raises EngineError."""
@@ -402,9 +374,7 @@ class LocalEngine:
             assigned = self._waiting[session] = threading.Event()
             self._assign_lanes()
         with waiting():  # for whoever has a slot, whose own deadlines bound this
-            while not assigned.wait(_POLL_SECONDS):
-                if not all(lane.alive for lane in self._lanes):
-                    self._stop("an engine thread died")
+            assigned.wait()
 
     def _assign_lanes(self) -> None:
         """Gives waiting sessions lanes, in order of arrival, while slots are free. The lock must be held."""

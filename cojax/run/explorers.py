@@ -9,11 +9,11 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from cojax.environment import Actor, Charted, EngineError, Environment, Episode, traits_of
+from cojax.environment.watch import WatchedPlay
 from cojax.explorer import Explorer
 from cojax.explorer.llm.chat_model import Budget, ChatModel, ChatSettings, Journal
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
-from cojax.host.deadlines import WatchedPlay
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Sampling
 from cojax.run import parts

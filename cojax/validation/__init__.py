@@ -17,11 +17,11 @@ from pydantic import BaseModel
 from cojax import environment as world
 from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, ask
 from cojax.environment.replay import Play, Replay, replay
+from cojax.environment.watch import PATIENCE, ask_within
 from cojax.explorer import Explorer, Metered
 from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatModel, seed_of, structured_reply
 from cojax.explorer.llm.prompting import bullets, data, parts, prompt, shorten
 from cojax.explorer.scripted.explorer import phrase_steps, tool_documentation
-from cojax.host.deadlines import PATIENCE, ask_within
 from cojax.settings.tree import ValidationSettings
 from cojax.types import Action, Call, Message, Task, TaskDraft, Trajectory, Turn, Verdict, signature
 from cojax.validation.answers import asking_flaw, check_answer, takes_answer

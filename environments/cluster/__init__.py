@@ -5,8 +5,7 @@
 trainer ── nodes ── one node each ──Ray── actor ── the environment, with its own worker where it is isolated
 (threads)  (which)  (calls, losses)       (a thread an episode)
 
-nodes.py       which node gets an episode; nodes that are lost and nodes that join
-node.py        the calls of one actor, and when it is lost
+nodes.py       which node gets an episode; nodes that are lost and nodes that join; the calls of one
 host.py        the actor: serves the calls
 messages.py    what crosses, and its bounds
 connection.py  the only importer of Ray
@@ -26,8 +25,7 @@ from ..worker.served import Served, ServedEpisode
 from ..worker.wire import Malformed, read
 from . import connection
 from .connection import check
-from .node import Node
-from .nodes import Nodes
+from .nodes import Node, Nodes
 
 __all__ = ["PlacedEnvironment", "check", "place"]
 

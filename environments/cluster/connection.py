@@ -15,6 +15,9 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import tenacity
+
+from cojax.host.background import on_thread
 from .host import Host
 
 _ADDRESS = re.compile(r"auto|(?:ray://)?(?P<host>[\w.-]+|\[[0-9A-Fa-f:]+\]):(?P<port>\d{1,5})")
@@ -76,31 +79,24 @@ def connect(address: str) -> "RayCluster":
 
 def _join(ray: Any, address: str) -> None:
     """Connects within _JOINED seconds: Ray itself tries for minutes where something else listens."""
-    failed: list[Exception] = []
-
-    def join() -> None:
-        for _ in range(_ATTEMPTS):
-            try:
-                ray.init(address=address, namespace="cojax", log_to_driver=False, configure_logging=False)
-                failed.clear()
-                return
-            except Exception as error:
-                failed[:] = [error]
-                # The server that ray:// starts for a client sometimes ends at once: then it is asked for another.
-                if not isinstance(error, ConnectionError):
-                    return
-
-    joining = threading.Thread(target=join, name="cluster-join", daemon=True)
-    joining.start()
-    joining.join(_JOINED)
-    reason = " ".join(str(failed[0]).split())[:500] if failed else ""
-    if joining.is_alive():
+    # The server that ray:// starts for a client sometimes ends at once: then it is asked for another.
+    tries = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(ConnectionError),
+        stop=tenacity.stop_after_attempt(_ATTEMPTS),
+        reraise=True,
+    )
+    given = {"address": address, "namespace": "cojax", "log_to_driver": False, "configure_logging": False}
+    joined = on_thread("cluster-join", lambda: tries(ray.init, **given))
+    if not concurrent.futures.wait([joined], _JOINED).done:
         reason = (
             f"it did not take a connection within {_JOINED:g} s; ray://HOST:PORT takes the port of the cluster's "
             "client server (10001 by default), HOST:PORT that of its head (6379)"
         )
-    if reason:
-        raise ValueError(f"environment.cluster is {address!r}, which cannot be used: {reason}")
+    elif error := joined.exception():
+        reason = " ".join(str(error).split())[:500]
+    else:
+        return
+    raise ValueError(f"environment.cluster is {address!r}, which cannot be used: {reason}")
 
 
 class RayCluster:

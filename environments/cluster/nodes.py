@@ -1,40 +1,146 @@
-"""All nodes of an environment: which one gets an episode, which are lost, and which join."""
+"""All nodes of an environment: which one gets an episode, which are lost, and which join; and the calls of one."""
 
 import concurrent.futures
-import dataclasses
+import contextlib
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from cojax.environment import PLAYING, Abandoned, EnvironmentFailure, Traits, excuse, running
+from cojax.environment import PLAYING, Abandoned, EnvironmentFailure, Traits, running, waiting
 from ..worker import wire
+from ..worker.served import await_reply
 from ..worker.wire import Malformed, read
 from . import messages
 from .connection import Place, RayCluster
 from .host import code_of
-from .node import DOUBT, Node
 
 _T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
 # Seconds between two signs of life, between two looks for nodes that joined, and between two looks for a free node.
 _BEAT, _JOINED, _LOOK = 0.5, 5.0, 0.25
-# Seconds that a node has to make the environment, and that an episode waits for a node that can take it.
-_MADE, _PLACED = 180.0, 120.0
+# Seconds that an episode waits for a node that can take it.
+_PLACED = 120.0
 # Seconds for a call that concerns the whole environment.
 _SERVICE = 120.0
 # On one node an actor is started at most so many times within so many seconds.
 _STARTS, _WITHIN = 3, 60.0
+# A node that sends nothing for so many seconds is lost; after fewer it gets no new episode.
+SILENCE, DOUBT = 30.0, 5.0
+# Seconds that a call may count. The watch over an episode, and the worker of an isolated one, allow far fewer.
+LONGEST = 3_600.0
+# Seconds that a node has to make the environment.
+_MADE = 180.0
 
 
-@dataclasses.dataclass
-class _Start:
-    """An actor that is making the environment, for so long."""
+class Node:
+    """An actor that makes the environment by `order`. `lost` says why it is gone, "" while it is there.
 
-    place: Place
-    actor: Any
-    made: concurrent.futures.Future[Any]
-    until: float
+    `made` is the future of what it says of the environment; it is late after `until`.
+
+    A call raises what the environment raises there, by name, or EnvironmentFailure where the node is lost: nothing that
+    happens to a node is an action's doing.
+    """
+
+    def __init__(self, cluster: RayCluster, place: Place, order: bytes, freed: Callable[[], None]) -> None:
+        self.cluster, self.actor, self.place, self._freed = cluster, cluster.actor(place), place, freed
+        self.made, self.until = cluster.send(self.actor.make, order), running() + _MADE
+        self.lost = ""
+        self.process = 0  # its process id there
+        self.open: set[int] = set()
+        self._numbers, self._episodes = itertools.count(1), itertools.count(1)
+        self._lock = threading.Lock()
+        # When the node was last heard, and the time that each call under way had counted by then.
+        self.heard, self._counted = running(), dict[str, float]()
+        self._beat: concurrent.futures.Future[Any] | None = None
+
+    def begin(self) -> int:
+        """The number of a new episode, which is open until `end`."""
+        with self._lock:
+            episode = next(self._episodes)
+            self.open.add(episode)
+            return episode
+
+    def end(self, episode: int) -> None:
+        """Has the episode closed, without waiting for it. Never raises."""
+        with self._lock:
+            if episode and episode not in self.open:
+                return
+            self.open.discard(episode)
+        if not self.lost:
+            with contextlib.suppress(Exception):
+                self.cluster.send(self.actor.end, episode)
+        self._freed()
+
+    def call(self, episode: int, op: str, arguments: list[Any], deadline: float = LONGEST) -> Any:
+        """The value of one call. `episode` 0 is the environment itself."""
+        if self.lost:
+            raise EnvironmentFailure(self.lost)
+        with self._lock:
+            number = next(self._numbers)
+        line = messages.request(number, episode, op, arguments)
+        try:
+            future = self.cluster.send(self.actor.call, line)
+        except Exception as error:
+            self.fail(f"it took no call: {error}")
+            raise EnvironmentFailure(self.lost) from error
+
+        def counted() -> float:
+            if self.lost:
+                raise EnvironmentFailure(self.lost)
+            if (seconds := self._counted.get(str(number), 0.0)) > deadline:
+                raise EnvironmentFailure(f"{op} took longer than {deadline:g} s on {self.place}")
+            if (progress := PLAYING.get()) and progress.abandoned:  # the watch over the episode has given it up
+                raise Abandoned
+            return seconds
+
+        value, failure = await_reply(future, counted, lambda: self._received(future, number, episode))
+        if failure is not None:
+            raise failure
+        return value
+
+    def _received(
+        self, future: concurrent.futures.Future[Any], number: int, episode: int
+    ) -> tuple[float, tuple[Any, EnvironmentFailure | None]]:
+        try:
+            line = future.result()
+        except Exception as error:
+            if self.cluster.of_the_call(error):
+                raise EnvironmentFailure(f"a call failed on {self.place}: {error}"[:500]) from error
+            self.fail(f"{type(error).__name__}: {error}")
+            raise EnvironmentFailure(self.lost) from error
+        try:
+            counted, value, failure = messages.reply(line, number, episode)
+            return counted, (value, failure)
+        except Malformed as error:
+            raise EnvironmentFailure(f"{self.place} answers wrongly: {error}") from error
+
+    def check(self) -> None:
+        """Asks for a sign of life, if none is awaited, and notes the last; a node that is silent too long is lost."""
+        if self.lost:
+            return
+        try:
+            if self._beat is not None and self._beat.done():
+                self._counted = messages.progress(found := self._beat.result())
+                self.process = int(messages.decoded(found)["process"])
+                self.heard, self._beat = running(), None
+            if self._beat is None:
+                self._beat = self.cluster.send(self.actor.beat)
+        except Exception as error:
+            self.fail(f"{type(error).__name__}: {error}")
+            return
+        if running() - self.heard > SILENCE:
+            self.fail(f"it was not heard for {SILENCE:g} s")
+
+    def fail(self, reason: str) -> None:
+        """Gives the node up: its calls fail, and its actor is ended where that is still possible."""
+        with self._lock:
+            if self.lost:
+                return
+            self.lost = f"{self.place} was lost: {' '.join(reason.split())}"[:500]
+        self._freed()
+        self.cluster.end(self.actor)
 
 
 class Nodes:
@@ -48,7 +154,7 @@ class Nodes:
         self.order = wire.encode({"name": name, "settings": dict(settings), "code": code_of(name)})
         self.described: dict[str, Any] = {}
         self.live: list[Node] = []
-        self._starting: list[_Start] = []
+        self._starting: list[Node] = []
         self._started: dict[str, list[float]] = {}
         self._changed = threading.Condition()
         self._closed = threading.Event()
@@ -62,7 +168,7 @@ class Nodes:
         for place in places:
             self._start(place)
         while self._starting:
-            concurrent.futures.wait([start.made for start in self._starting], _BEAT)
+            concurrent.futures.wait([node.made for node in self._starting], _BEAT)
             for place, failure in self._finish_starts():
                 # A node that has left meanwhile is none of this cluster's any more.
                 if place in self.cluster.places():
@@ -96,11 +202,11 @@ class Nodes:
         """Ends all actors with their processes. Never raises."""
         self._closed.set()
         with self._changed:
-            ended = [*(node.actor for node in self.live), *(start.actor for start in self._starting)]
+            ended = [*self.live, *self._starting]
             self.live, self._starting = [], []
             self._changed.notify_all()
-        for actor in ended:
-            self.cluster.end(actor)
+        for node in ended:
+            self.cluster.end(node.actor)
 
     def _when_free(self, take: Callable[[Node], _T], full: bool = False) -> _T:
         """What `take` does with the node that has the fewest open episodes; `full` also takes one that has all it may.
@@ -108,12 +214,10 @@ class Nodes:
         The wait for one does not count against an episode's deadline. Raises EnvironmentFailure where there is none for
         too long.
         """
-        began = charged = running()
-        with self._changed:
+        began = running()
+        with self._changed, waiting():
             while not self._closed.is_set():
                 now = running()
-                excuse(now - charged)
-                charged = now
                 heard = [node for node in self.live if not node.lost and now - node.heard < DOUBT]
                 free = [node for node in heard if full or self._most is None or len(node.open) < self._most]
                 if free:
@@ -150,7 +254,7 @@ class Nodes:
         except Exception as error:  # the cluster's head is gone
             _LOG.warning("the Ray cluster does not list its nodes: %s", error)
             return
-        have = {node.place.id for node in self.live} | {start.place.id for start in self._starting}
+        have = {node.place.id for node in (*self.live, *self._starting)}
         for place in places:
             if place.id not in have:
                 try:
@@ -164,38 +268,35 @@ class Nodes:
         if len(recent) >= _STARTS:
             return
         self._started[place.id] = [*recent, now]
-        actor = self.cluster.actor(place)
-        self._starting.append(_Start(place, actor, self.cluster.send(actor.make, self.order), now + _MADE))
+        self._starting.append(Node(self.cluster, place, self.order, self._notify))
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _finish_starts(self) -> list[tuple[Place, EnvironmentFailure]]:
         """Adds the nodes that have made the environment; those that could not, with the reason."""
         failures = []
-        for start in list(self._starting):
-            late = running() > start.until
-            if not start.made.done() and not late:
+        for node in list(self._starting):
+            late = running() > node.until
+            if not node.made.done() and not late:
                 continue
-            self._starting = [one for one in self._starting if one is not start]
+            self._starting = [one for one in self._starting if one is not node]
             try:
                 if late:
                     raise EnvironmentFailure(f"it took longer than {_MADE:g} s")
-                self._check_description(start.made)
+                self._check_description(node.made)
             except EnvironmentFailure as error:
-                self.cluster.end(start.actor)
-                failures.append((start.place, EnvironmentFailure(f"{start.place} cannot make {self.name}: {error}")))
+                self.cluster.end(node.actor)
+                failures.append((node.place, EnvironmentFailure(f"{node.place} cannot make {self.name}: {error}")))
                 continue
+            node.heard = running()
             with self._changed:
-                self.live = sorted([*self.live, self._node(start)], key=lambda node: node.place.id)
+                self.live = sorted([*self.live, node], key=lambda node: node.place.id)
                 self._changed.notify_all()
         if self._closed.is_set():
             self.close()  # an actor that was started meanwhile
         return failures
-
-    def _node(self, start: _Start) -> Node:
-        def freed() -> None:
-            with self._changed:
-                self._changed.notify_all()
-
-        return Node(self.cluster, start.actor, start.place, freed)
 
     def _check_description(self, made: concurrent.futures.Future[Any]) -> None:
         """Keeps what the first node says of the environment. Raises EnvironmentFailure for a node that differs."""

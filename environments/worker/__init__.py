@@ -11,7 +11,6 @@ client.py       the environment as the trainer's threads call it, and its superv
 served.py       what an environment of another process answers, there and here; also on a node of a cluster
 wire.py         messages; how a child's replies are checked and read as records
 supervisor.py   starts the fork server and relays calls; enforces deadlines and sizes; decides what caused a loss
-timer.py        how much of a call's time counts
 forkserver.py   in the environment's interpreter: imports once, forks children, cleans up after them
 bounds.py       the limits of an episode; which layers of isolation hold
 sandbox.py      confines a child

@@ -19,19 +19,17 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, PolicyLoss, excuse, running
+from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, PolicyLoss, running
 from cojax.types import Task
 from . import wire
 from .bounds import Bounds
-from .served import Served, ServedEpisode
+from .served import Served, ServedEpisode, await_reply
 
 _LOG = logging.getLogger(__name__)
 # Seconds that a supervisor gets to end by itself.
 _GRACE = 15.0
 # The supervisor enforces deadlines; one that sends nothing for so many seconds is given up.
 _SILENCE = 30.0
-# Seconds between two looks for a reply; the most seconds that one call is excused from an episode's deadline.
-_LOOK, _EXCUSED = 0.25, 3_600.0
 # A supervisor that ends is replaced, at most so many times within so many seconds.
 _REPLACED, _WITHIN = 3, 60.0
 # The exceptions of the reasons that a child gives for a failure.
@@ -232,21 +230,17 @@ class Connection:
 
         Raises EnvironmentFailure where the supervisor sends nothing any more; it is then ended and replaced.
         """
-        began, excused = running(), 0.0
-        while True:
-            done, _ = concurrent.futures.wait([future], _LOOK)
-            now = running()
-            if not done and now - max(began, self.heard) > _SILENCE:
+        began = running()
+
+        def counted() -> float:
+            if running() - max(began, self.heard) > _SILENCE:
                 self.process.kill()
                 self.fail()
                 raise EnvironmentFailure(f"the supervisor was not heard for {_SILENCE:g} s; it was ended")
-            # The supervisor says how much of the wait counts: while it lasts, and in its reply for the whole call.
-            counted = future.result()["counted"] if done else self.counted.get(str(number), 0.0)
-            due = min(max(0.0, now - began - counted), _EXCUSED)
-            excuse(due - excused)
-            excused = due
-            if done:
-                return future.result()["reply"]
+            return self.counted.get(str(number), 0.0)
+
+        # The supervisor says how much of the wait counts: while it lasts, and in its reply for the whole call.
+        return await_reply(future, counted, lambda: (future.result()["counted"], future.result()["reply"]))
 
     def resolve(self, message: dict[str, Any]) -> None:
         """Hands a reply to the thread that waits for it, and notes when the supervisor sent it."""

@@ -45,24 +45,6 @@ def drop_capabilities(*, but_read: bool = False) -> None:
         prctl(_AMBIENT, _RAISE, _READ_SEARCH)
 
 
-def parents() -> dict[int, int]:
-    """Process id → its parent's, of all visible processes."""
-    found = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            found[int(pid)] = int(fields[1])
-    return found
-
-
-def descendants_of(ancestor: int) -> set[int]:
-    """The process ids of its children, of theirs, and so on."""
-    known, found = parents(), {ancestor}
-    while grown := {pid for pid, parent in known.items() if parent in found} - found:
-        found |= grown
-    return found - {ancestor}
-
-
 def tasks_of(uid: int) -> int:
     """How many threads all processes of a user have."""
     count = 0

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterable
 
+from cojax.host.processes import children
 from . import kernel, seccomp, view
 from .bounds import Bounds, Layers
 
@@ -194,7 +195,7 @@ def _sweep(layers: Layers, slot: int, known: set[int]) -> None:
         return
     # All processes of the child are in one group, which is dead, unless it could leave it; then this may fail.
     deadline = time.monotonic() + _SWEEP
-    while orphans := [pid for pid, parent in kernel.parents().items() if parent == os.getpid() and pid not in known]:
+    while orphans := children(os.getpid()) - known:
         for pid in orphans:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

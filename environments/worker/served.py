@@ -8,16 +8,20 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
-from cojax.environment import Charted, Demonstrated, Environment, EnvironmentFailure, Traits, traits_of
+from cojax.environment import Charted, Demonstrated, Environment, EnvironmentFailure, Traits, excuse, running, traits_of
 from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet, from_json, to_json
 from . import wire
 from .wire import Opening, read
 
 Operations = dict[str, Callable[..., Any]]
+_T = TypeVar("_T")
 # Demonstrations fetched with one call.
 _PAGE = 256
+# Seconds between two looks for a reply; the most seconds that one call is excused from an episode's deadline.
+_LOOK, _EXCUSED = 0.25, 3_600.0
 
 
 def episode_operations(environment: Environment) -> Operations:
@@ -130,6 +134,27 @@ class Served:
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
         return self._call("phrase", to_json(steps))
+
+
+def await_reply(future: Future[Any], look: Callable[[], float], read: Callable[[], tuple[float, _T]]) -> _T:
+    """What `read` finds once the future is done, and how many seconds the call counted where it was carried out.
+
+    Until then `look` says again and again how many it has counted, or raises. Seconds of the wait that did not count
+    are not charged to the episode.
+    """
+    began, excused = running(), 0.0
+
+    def charge(counted: float) -> None:
+        nonlocal excused
+        due = min(max(0.0, running() - began - counted), _EXCUSED)
+        excuse(due - excused)
+        excused = due
+
+    while not wait([future], _LOOK).done:
+        charge(look())
+    counted, found = read()
+    charge(counted)
+    return found
 
 
 def _demonstrations(

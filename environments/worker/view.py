@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from cojax.host.processes import descendants
 from . import kernel
 from .bounds import Bounds
 
@@ -293,7 +294,7 @@ class Watch:
 def _unlinked(parent: str) -> dict[str, int]:
     """Slot → bytes of deleted files that are still open, as far as open files are visible."""
     found: dict[str, dict[tuple[int, int], int]] = {}
-    for pid in kernel.descendants_of(os.getpid()):
+    for pid in descendants(os.getpid()):
         with contextlib.suppress(OSError):
             for descriptor in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ from patience import patience
 
 from cojax.environment import EnvironmentFailure, Traits, play, traits_of
 from cojax.environment.replay import follow
-from cojax.host.deadlines import WatchedPlay
+from cojax.environment.watch import WatchedPlay
 from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.types import Action, Call, Task
 from environments.tools import ToolEnvironment

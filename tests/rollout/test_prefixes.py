@@ -17,7 +17,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import Params
 from cojax.rollout import batching
-from cojax.rollout.batching import Prefixes, chunk_names
+from cojax.rollout.batching import Prefixes, chunk_names, leading
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.local import LocalEngine
 from cojax.types import Message
@@ -84,8 +84,7 @@ def play_all(engine: LocalEngine) -> list[list[Completion]]:
 
 
 def unshared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Prefixes, "count_held", lambda self, names: 0)
-    monkeypatch.setattr(Prefixes, "count_pending", lambda self, names: 0)
+    monkeypatch.setattr(batching, "leading", lambda names, among: 0)
 
 
 def test_sixteen_episodes_compute_a_common_beginning_once_and_to_the_same_bits(make, monkeypatch) -> None:
@@ -201,9 +200,9 @@ def test_what_a_slot_holds_ends_where_it_is_overwritten() -> None:
     for slot in (5, 6):
         for name in names[: slot - 2]:
             prefixes.add(slot, name, None)
-    assert prefixes.count_held(names) == 4
+    assert leading(names, prefixes.holders) == 4
     prefixes.drop(6, kept=1)
-    assert prefixes.count_held(names) == 3
+    assert leading(names, prefixes.holders) == 3
     assert [list(prefixes.holders[name]) for name in names[:2]] == [[5, 6], [5]]
     prefixes.drop(5)
     assert {name: list(slots) for name, slots in prefixes.holders.items()} == {names[0]: [6]}

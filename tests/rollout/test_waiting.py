@@ -15,6 +15,7 @@ from cojax.environment import PLAYING, Progress, waiting
 from cojax.explorer.llm import chat_client as policy_model
 from cojax.explorer.llm.chat_client import PolicyModel
 from cojax.explorer.llm.chat_model import Budget
+from cojax.host import background
 from cojax.host.background import on_thread
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
@@ -37,7 +38,7 @@ def skip(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     ahead, real = [0.0], environment.running
     for module in (environment, collect, policy_model):
         monkeypatch.setattr(module, "running", lambda: real() + ahead[0])
-    monkeypatch.setattr(policy_model, "_LOOK_AT_BUDGET", 0.01)
+    monkeypatch.setattr(background, "_LOOK", 0.01)
 
     def skip(seconds: float) -> None:
         ahead[0] += seconds

@@ -14,8 +14,8 @@ from records import DESK, call
 import environments
 from cojax import validation
 from cojax.environment import Environment
+from cojax.environment.watch import WatchedPlay
 from cojax.explorer.scripted.explorer import ScriptedExplorer
-from cojax.host.deadlines import WatchedPlay
 from cojax.types import Action, Evaluation, Message, Observation, Task, TaskDraft, Verdict
 from cojax.validation import Validation
 

@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import wait
 from typing import Any
 
 from cojax.environment import PLAYING, EngineError, OutOfContext, Progress, running
@@ -25,7 +24,7 @@ from cojax.explorer.llm.chat_model import (
     key_of,
     sent_messages,
 )
-from cojax.host.background import on_thread
+from cojax.host.background import done_within, on_thread
 from cojax.openai_api import ApiClient, CallFailed, with_retries
 from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Completion, Engine, Sampling
@@ -34,8 +33,6 @@ from cojax.types import Message
 _LOG = logging.getLogger(__name__)
 # Seconds between two checks of a budget, while other requests are running.
 _LOOK_EVERY = 0.05
-# Seconds between two checks of whether the budget was closed.
-_LOOK_AT_BUDGET = 0.2
 # An endpoint counts as down after this many failed calls in a row, over at least this many seconds: no further call is
 # made in the evolution. Both must hold: a few calls may fail by chance, and many may fail in one short disturbance.
 _IN_A_ROW, _DOWN = 8, 60.0
@@ -274,9 +271,12 @@ class ChatClient:
         return found
 
     def _attempt(self, sent: dict[str, Any], budget: Budget, worst: int) -> ChatCompletion:
-        """One request. Raises CallFailed; a request without an answer is paid as if it had been answered in full."""
-        self._enter(budget)
+        """One request. Raises ChatFailure if time is up before, or CallFailed; a request without an answer is paid as
+        if it had been answered in full."""
+        while not self._room.acquire(timeout=_LOOK_EVERY):  # fewer than `concurrency` requests may run
+            budget.check(0)
         try:
+            budget.check(0)
             self._counters.count(requests=1)
             budget.pay(0, 1)
             found = self._api.chat(
@@ -293,16 +293,6 @@ class ChatClient:
             self._room.release()
         budget.pay(found.tokens_in + found.tokens_out, 0)
         return dataclasses.replace(found, text=self._api.redact(found.text))
-
-    def _enter(self, budget: Budget) -> None:
-        """Waits until fewer than `concurrency` requests are running. Raises ChatFailure if time is up before."""
-        while not self._room.acquire(timeout=_LOOK_EVERY):
-            budget.check(0)
-        try:
-            budget.check(0)
-        except ChatFailure:
-            self._room.release()
-            raise
 
     def _failure_of(self, failed: CallFailed, sent: Mapping[str, Any]) -> ChatFailure:
         """The ChatFailure of a call whose last attempt failed. Also decides whether later calls are still tried."""
@@ -427,19 +417,18 @@ class PolicyModel:
             finally:
                 self.engine.release(session)
 
+        def left() -> float:
+            return 0.0 if budget.closed else min(progress.since + self.engine_deadline - running(), budget.seconds)
+
         progress = Progress("act", running())
         answer = on_thread("chat model", complete)
-        while True:
-            left = min(self.engine_deadline - (running() - progress.since), budget.seconds)
-            # A TimeoutError of `result` could be the engine's own.
-            if wait([answer], max(0.0, min(_LOOK_AT_BUDGET, left))).done:
-                try:
-                    return answer.result()
-                except OutOfContext as error:
-                    raise ChatFailure("too_long", str(error)) from None
-                except EngineError as error:
-                    raise ChatFailure("server", str(error)[:300]) from None
-            if budget.closed or left <= 0:
-                self.engine.release(session)
-                budget.check(0)
-                raise ChatFailure("timeout", f"the engine gave no completion within {self.engine_deadline:.3g} s")
+        if not done_within(answer, left):
+            self.engine.release(session)
+            budget.check(0)
+            raise ChatFailure("timeout", f"the engine gave no completion within {self.engine_deadline:.3g} s")
+        try:
+            return answer.result()
+        except OutOfContext as error:
+            raise ChatFailure("too_long", str(error)) from None
+        except EngineError as error:
+            raise ChatFailure("server", str(error)[:300]) from None

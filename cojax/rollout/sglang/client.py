@@ -322,21 +322,35 @@ class ServerClient:
         Running requests are put back in the queue first: a server that is not idle would crash. Raises RequestFailed or
         RequestRefused. Raises StorageError if the release cannot be recorded; then nothing is released.
         """
-        await self._pause()
-        try:
-            # Recorded before the request: the memory may be gone even if no answer comes.
-            await released.add((_WEIGHTS, *_OTHER_MEMORY))
-        except BaseException:
-            await asyncio.shield(self._unpause())
-            raise
-        await self._post("release_memory_occupation", {"tags": sorted(released.kinds)}, _SLOW)
+        async with released.lock:
+            released.incarnation = await self.incarnation()
+            await self._pause()
+            try:
+                # Recorded before the request: the memory may be gone even if no answer comes.
+                await released.add((_WEIGHTS, *_OTHER_MEMORY))
+            except BaseException:
+                await asyncio.shield(self._unpause())
+                raise
+            await self._post("release_memory_occupation", {"tags": sorted(released.kinds)}, _SLOW)
 
     async def wake(self, released: "ReleasedMemory") -> None:
-        """Ends a `rest` without new weights: the memory of the weights is allocated again, but without their values."""
-        for tag in sorted(released.kinds):
-            await self._post("resume_memory_occupation", {"tags": [tag]}, _SLOW)
-            await released.remove([tag])
-        await self._post("continue_generation", {}, _QUICK)
+        """Ends a `rest`, if there is one, without new weights: their memory is allocated again, without their values.
+
+        Raises RequestFailed or RequestRefused.
+        """
+        async with released.lock:
+            await self._forget_restarted(released)
+            if not released:
+                return
+            for tag in sorted(released.kinds):
+                await self._post("resume_memory_occupation", {"tags": [tag]}, _SLOW)
+                await released.remove([tag])
+            await self._post("continue_generation", {}, _QUICK)
+
+    async def _forget_restarted(self, released: "ReleasedMemory") -> None:
+        """A server that was restarted since has all its memory; a restore would crash it."""
+        if released and await self.incarnation() != released.incarnation:
+            await released.remove(released.kinds)
 
     async def update(self, folder: Path, label: str, released: "ReleasedMemory") -> None:
         """Has it load the weights in `folder`, which must have the same path on the server. The caller bounds the time.
@@ -346,6 +360,11 @@ class ServerClient:
         takes more than it needs while it shares the accelerator with the learner. Raises RequestFailed or
         RequestRefused.
         """
+        async with released.lock:
+            await self._forget_restarted(released)
+            await self._update(folder, label, released)
+
+    async def _update(self, folder: Path, label: str, released: "ReleasedMemory") -> None:
         await self._pause()
         try:
             if _WEIGHTS in released.kinds:
@@ -435,6 +454,7 @@ class ReleasedMemory:
     file: ReleasedMemoryFile | None = None
     incarnation: str = ""
     kinds: set[str] = dataclasses.field(default_factory=set)
+    lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)  # held by a rest, a wake or an update
 
     def __post_init__(self) -> None:
         if self.file is not None:

@@ -64,12 +64,8 @@ class Fleet:
         routes: bool = False,
     ) -> None:
         self._connections, self._released, self.limits = connections, released, limits
-        self._follow, self._any_weights, self._release_memory, self._routes = (
-            follow,
-            any_weights,
-            release_memory,
-            routes,
-        )
+        self._follow, self._any_weights = follow, any_weights
+        self._release_memory, self._routes = release_memory, routes
         self._discovers = Router(router, connections) if router and not urls and not processes else None
         self.servers = [self._attached(url) for url in urls]
         self.servers += [Server(ServerClient("", connections), process, limits.restarts) for process in processes]
@@ -289,7 +285,7 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         resting = (server for server in self.servers if server.released and server.process is None)
-        await asyncio.gather(*(server.wake() for server in resting), return_exceptions=True)
+        await asyncio.gather(*(server.client.wake(server.released) for server in resting), return_exceptions=True)
         stops = (asyncio.to_thread(server.process.stop) for server in self.servers if server.process)
         await asyncio.gather(*stops)
 
@@ -345,7 +341,7 @@ class Fleet:
         """Has one server release its memory; a server that fails to is left out until its watch has checked it."""
         server.state, server.fault = "resting", "has given its memory back"
         try:
-            await server.rest()
+            await server.client.rest(server.released)
         except (RequestFailed, RequestRefused, OSError) as error:
             _LOG.warning("%s did not give its memory back: %s", server.name, error)
             await self._set_state(server, "down", str(error))

@@ -234,7 +234,6 @@ class Server:
     silent_since: float = 0.0  # on the monotonic clock; 0 while it answers
     refused: list[str] = dataclasses.field(default_factory=list)  # labels of weights refused since it was up
     released: ReleasedMemory = dataclasses.field(default_factory=ReleasedMemory)
-    memory_lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)  # held by a rest, a wake or an update
     reading: Path | None = None  # the folder that it is loading, which must not be removed
     requests: set[asyncio.Task[Any]] = dataclasses.field(default_factory=set)
     check_now: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
@@ -268,28 +267,9 @@ class Server:
         self.reading = None
         self.label = target.label if current() or not follow else self.label
 
-    async def rest(self) -> None:
-        """Has it release its memory until it loads weights, or until `wake`. Raises what `ServerClient.rest` raises."""
-        async with self.memory_lock:
-            self.released.incarnation = await self.client.incarnation()
-            await self.client.rest(self.released)
-
-    async def wake(self) -> None:
-        """Has the server take its memory again. Raises RequestFailed or RequestRefused."""
-        async with self.memory_lock:
-            if await self._released_memory():
-                await self.client.wake(self.released)
-
-    async def _released_memory(self) -> ReleasedMemory:
-        """The memory that it has released: none if it was restarted since. A restore would then crash it."""
-        if self.released and await self.client.incarnation() != self.released.incarnation:
-            await self.released.remove(self.released.kinds)
-        return self.released
-
     async def _update(self, target: LabelledWeights) -> None:
         try:
-            async with self.memory_lock:
-                await self.client.update(target.folder, target.label, await self._released_memory())
+            await self.client.update(target.folder, target.label, self.released)
         except RequestRefused as refusal:
             raise RequestRefused(f"{refusal}. The folder must be there for the server under the same path") from refusal
 

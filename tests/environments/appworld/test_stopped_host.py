@@ -8,7 +8,7 @@ from worker_trials import descendants, stop_all
 
 from cojax.types import Action, Task
 from environments.appworld.environment import AppWorld
-from environments.worker.timer import usage
+from environments.worker.supervisor import usage
 
 pytestmark = pytest.mark.real
 

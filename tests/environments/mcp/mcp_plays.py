@@ -12,11 +12,11 @@ from pathlib import Path
 
 from cojax.environment import Actor, play
 from cojax.environment.replay import follow
+from cojax.host.processes import descendants
 from cojax.types import Action, Call, Task, Trajectory
 from environments.mcp import RECIPE
 from environments.mcp.world import NAME, Opener
 from environments.tools import ToolEnvironment
-from environments.worker import kernel
 from environments.worker.venv import interpreter
 
 FOLDER = Path(__file__).parent
@@ -72,4 +72,4 @@ def processes(environment: ToolEnvironment) -> set[int]:
     """The processes behind an environment."""
     opener = environment._rules.open
     assert isinstance(opener, Opener)
-    return set(kernel.descendants_of(opener.worker.supervisor))
+    return descendants(opener.worker.supervisor)

@@ -12,10 +12,10 @@ import pytest
 import environments
 from cojax.environment import EnvironmentFailure, play
 from cojax.environment.replay import follow
+from cojax.host.processes import descendants
 from cojax.types import Action, Call, Task, Trajectory
 from environments import check
 from environments.tools import ToolEnvironment
-from environments.worker import kernel
 
 pytestmark = pytest.mark.nightly
 FOLDER = Path(__file__).parent
@@ -52,10 +52,10 @@ def played(environment: ToolEnvironment, seed: int = 0, *actions: Action) -> Tra
     ],
 )
 def test_what_does_not_open_is_refused_and_leaves_no_process(kind: str, reason: str) -> None:
-    before = kernel.descendants_of(os.getpid())
+    before = descendants(os.getpid())
     with pytest.raises(EnvironmentFailure, match=re.escape(reason)):
         load(kind)
-    assert kernel.descendants_of(os.getpid()) <= before
+    assert descendants(os.getpid()) <= before
 
 
 def test_an_episode_that_is_over_at_once_is_no_episode(capsys: pytest.CaptureFixture[str]) -> None:

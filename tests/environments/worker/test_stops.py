@@ -21,7 +21,7 @@ from cojax.environment import EnvironmentFailure, Progress, counted_seconds, pla
 from cojax.environment.replay import follow
 from cojax.types import Action, Task, Trajectory
 from environments.worker import Bounds, IsolatedEnvironment, client, isolate
-from environments.worker.timer import Timer, usage
+from environments.worker.supervisor import Timer, usage
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="isolation needs Linux")
 BOUNDS = Bounds(deadline=1.0)

@@ -14,7 +14,6 @@ from models import MAIL, TWO, model
 from patience import patience
 
 from cojax.environment import EngineError, OutOfContext
-from cojax.explorer.llm import chat_client as policy
 from cojax.explorer.llm.chat_client import PolicyModel
 from cojax.explorer.llm.chat_model import ChatFailure, Journal
 from cojax.explorer.llm.explorer import LLMExplorer
@@ -198,7 +197,7 @@ def test_a_completion_that_comes_as_its_time_is_looked_at_is_taken(monkeypatch: 
                 raise
 
     monkeypatch.setattr(background, "Future", Slow)
-    monkeypatch.setattr(policy, "_LOOK_AT_BUDGET", 0.01)
+    monkeypatch.setattr(background, "_LOOK", 0.01)
     chat_model = PolicyModel(Late(), CHAT, max_tokens=12)
     assert chat_model.reply([Message("user", "hi")], budget=chat_model.begin(), seed=0, place="p").text == "hi"
 

@@ -6,7 +6,7 @@ import pytest
 from counter_environment import CounterEnvironment, hang
 from patience import patience
 
-from cojax.host.deadlines import WatchedPlay
+from cojax.environment.watch import WatchedPlay
 from cojax.types import Action, Call, Task, Turn
 
 TASK = Task("counter", "count to 1", {"target": 1})
