@@ -9,7 +9,7 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from cojax.unicode_forms import normal_form
@@ -308,20 +308,23 @@ def to_json(record: Any) -> Any:
     return record
 
 
-def from_json(kind: Any, value: Any) -> Any:
-    """The record of type `kind` that `to_json` wrote as `value`. Unknown keys raise TypeError."""
+def from_json(kind: Any, value: Any, check: Callable[[Any, Any], Any] = lambda kind, value: value) -> Any:
+    """The record of type `kind` that `to_json` wrote as `value`. Unknown keys raise TypeError.
+
+    `check` gets the type and the value of every part that is no record itself, and returns the value or raises.
+    """
     origin = typing.get_origin(kind)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = _hints(kind)
-        if unknown := set(value) - set(hints):
+        if unknown := set(check(dict, value)) - set(hints):
             raise TypeError(f"{kind.__name__} has no field {sorted(unknown)}; it has {sorted(hints)}")
-        return kind(**{name: from_json(hints[name], item) for name, item in value.items()})
+        return kind(**{name: from_json(hints[name], item, check) for name, item in value.items()})
     if origin is tuple:
-        return tuple(from_json(typing.get_args(kind)[0], item) for item in value)
+        return tuple(from_json(typing.get_args(kind)[0], item, check) for item in check(list, value))
     if origin in (types.UnionType, typing.Union):
         inner = next(arg for arg in typing.get_args(kind) if arg is not type(None))
-        return None if value is None else from_json(inner, value)
-    return value
+        return None if value is None else from_json(inner, value, check)
+    return check(kind, value)
 
 
 _hints = functools.cache(typing.get_type_hints)

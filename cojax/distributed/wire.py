@@ -8,6 +8,7 @@ each has a deadline for the whole of it: whoever is slow keeps nobody out.
 """
 
 import contextlib
+import functools
 import hmac
 import json
 import queue
@@ -16,7 +17,10 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
+
+from cojax.host.background import on_thread
 
 Message = Mapping[str, Any]
 _LENGTH = struct.Struct(">I")
@@ -188,13 +192,8 @@ def accept(
     deadline.
     """
     found: dict[int, socket.socket] = {}
-    waiting: list[socket.socket] = []
-    greeted = queue.SimpleQueue[tuple[int, socket.socket]]()
+    greeting: dict[socket.socket, Future[int]] = {}
     until = time.monotonic() + deadline
-
-    def greet(connection: socket.socket) -> None:
-        greeted.put((_greeting(connection, token), connection))
-
     server.settimeout(_LOOK_EVERY)
     try:
         while len(found) < processes - 1:
@@ -202,20 +201,19 @@ def accept(
                 missing = ", ".join(str(number) for number in range(1, processes) if number not in found)
                 raise WireError(f"no connection from process {missing} within {deadline:g} s")
             with contextlib.suppress(OSError):  # nobody called, or whoever did has hung up
-                waiting.append(server.accept()[0])
-                threading.Thread(target=greet, args=waiting[-1:], name="greeting", daemon=True).start()
-            while not greeted.empty():
-                number, connection = greeted.get()
-                if connection not in waiting:
-                    continue  # it was hung up on
-                waiting.remove(connection)
+                connection, _ = server.accept()
+                greeting[connection] = on_thread("greeting", functools.partial(_greeting, connection, token))
+            for connection in [connection for connection, greeted in greeting.items() if greeted.done()]:
+                greeted = greeting.pop(connection)
+                number = 0 if greeted.exception() else greeted.result()
                 if 0 < number < processes and number not in found:
                     found[number] = ready(connection, silence)
                 else:
                     _hang_up(connection)
-            if len(waiting) > processes + _SPARE:  # those that came first have to go
-                _hang_up(waiting.pop(0))
+            if len(greeting) > processes + _SPARE:  # those that came first have to go
+                _hang_up(first := next(iter(greeting)))
+                del greeting[first]
     finally:
-        for connection in waiting:
+        for connection in greeting:
             _hang_up(connection)
     return found

@@ -8,18 +8,18 @@ task without any action is evaluated.
 """
 
 import collections
-import contextlib
 import dataclasses
 import logging
 import math
 import queue
-import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 
-from cojax.environment import Abandoned, Environment, Progress, play, running, runs_policy_code
+from cojax.environment import Environment, Progress, play, running, runs_policy_code
 from cojax.environment.replay import follow
 from cojax.environment.watch import ADVICE
+from cojax.host.background import on_thread
 from cojax.rollout.chat import Actors
 from cojax.settings.tree import LimitSettings
 from cojax.types import INFRASTRUCTURE, Action, Group, Outcome, Task, Trajectory
@@ -96,12 +96,9 @@ class EpisodeThreads:
 
     def __post_init__(self) -> None:
         self.policy_code = runs_policy_code(self.environment)  # a policy's code may make it hang
-        self.todo: queue.SimpleQueue[EpisodeRequest | None] = queue.SimpleQueue()
-        self.done: queue.SimpleQueue[tuple[EpisodeRequest, Progress, Trajectory | BaseException]] = queue.SimpleQueue()
+        self.waiting: collections.deque[EpisodeRequest] = collections.deque()
         self.running: dict[int, EpisodeRequest] = {}
-        self.lock = threading.Lock()
-        self.threads = 0
-        self.stopped = False
+        self.done: queue.SimpleQueue[tuple[EpisodeRequest, Progress, Future[Trajectory]]] = queue.SimpleQueue()
 
     def play(
         self,
@@ -115,31 +112,54 @@ class EpisodeThreads:
         Adds to `results`. Returns one trajectory for each job, in the order of the jobs. Episodes that were not waited
         for have the outcome `cut`. Raises RolloutStopped soon after `stop` turns true.
         """
-        missing = [job for job in jobs if job.index not in results]
-        for job in missing:
-            self.todo.put(job)
-        for _ in range(min(len(missing), self.limits.concurrency)):
-            self._start_worker()
+        self.waiting.extend(job for job in jobs if job.index not in results)
         try:
             while len(results) < len(jobs) and not enough(results):
                 if stop():
                     raise RolloutStopped(f"stopped with {len(results)} of {len(jobs)} episodes played")
+                while self.waiting and len(self.running) < self.limits.concurrency:
+                    self._start(self.waiting.popleft())
                 self._receive(results)
         finally:
-            self._stop_workers()
+            for job in list(self.running.values()):
+                self._abandon(job)
         return [results.get(job.index) or job.ended("cut", "not waited for") for job in jobs]
 
+    def _start(self, job: EpisodeRequest) -> None:
+        """Plays the episode on a thread of its own, which puts its future into `done`."""
+        progress, session, taken = job.progress, job.session, job.follows
+
+        def work() -> Trajectory:
+            try:
+                return play(
+                    self.environment,
+                    job.task,
+                    self.actors(session, job.seed) if taken is None else follow(taken),
+                    max_turns=self.limits.max_turns if taken is None else len(taken),
+                    episode=job.episode,
+                    progress=progress,
+                )
+            finally:
+                self.actors.release(session)
+
+        progress.since = running()
+        self.running[job.index] = job
+        played = on_thread(f"episode {session}", work)
+        played.add_done_callback(lambda played: self.done.put((job, progress, played)))
+
     def _receive(self, results: dict[int, Trajectory]) -> None:
-        """Waits a moment for the next result, and adds it to `results` unless its episode is played again."""
+        """Waits a moment for the next episode that ends, or else looks for those that exceeded a deadline."""
         try:
-            job, progress, result = self.done.get(timeout=_CHECK_EVERY)
+            job, progress, played = self.done.get(timeout=_CHECK_EVERY)
         except queue.Empty:
-            self._abandon_late()
+            self._end_late(results)
             return
-        if progress is not job.progress:
-            return
-        if isinstance(result, BaseException):
-            raise result
+        if not progress.abandoned:
+            del self.running[job.index]
+            self._note(job, played.result(), results)
+
+    def _note(self, job: EpisodeRequest, result: Trajectory, results: dict[int, Trajectory]) -> None:
+        """Adds the result to `results`, unless its episode is played again."""
         attributed = self._attributed(job, result)
         if attributed is None or self._retry(job, attributed):
             return
@@ -188,56 +208,22 @@ class EpisodeThreads:
     def _queue(self, job: EpisodeRequest, follows: tuple[Action, ...] | None) -> None:
         """Plays the episode anew: with these actions, or None for the policy's."""
         job.follows, job.progress = follows, Progress()
-        self.todo.put(job)
+        self.waiting.append(job)
 
-    def _start_worker(self) -> None:
-        self.threads += 1
-        threading.Thread(target=self._work, name=f"episode-{self.threads}", daemon=True).start()
+    def _abandon(self, job: EpisodeRequest) -> None:
+        """Leaves the episode's thread behind: it ends at the next step of its loop, and its result is not read."""
+        job.progress.abandoned = True
+        del self.running[job.index]
+        self.actors.release(job.session)
 
-    def _work(self) -> None:
-        while (job := self.todo.get()) is not None:
-            progress, session = job.progress, job.session
-            progress.since = running()
-            with self.lock:
-                if self.stopped:
-                    return
-                self.running[job.index] = job
-            try:
-                taken = job.follows
-                result: Trajectory | BaseException = play(
-                    self.environment,
-                    job.task,
-                    self.actors(session, job.seed) if taken is None else follow(taken),
-                    max_turns=self.limits.max_turns if taken is None else len(taken),
-                    episode=job.episode,
-                    progress=progress,
-                )
-            except Abandoned:
-                return
-            except BaseException as bug:
-                result = bug
-            finally:
-                self.actors.release(session)
-            with self.lock:
-                if progress.abandoned:
-                    return
-                self.running.pop(job.index, None)
-            self.done.put((job, progress, result))
-
-    def _abandon_late(self) -> None:
-        """Abandons the threads that exceeded a deadline, and starts others in their place."""
+    def _end_late(self, results: dict[int, Trajectory]) -> None:
+        """Abandons the episodes that exceeded a deadline; the outcome follows from the phase."""
         now = running()
-        with self.lock:
-            late = [job for job in self.running.values() if now - job.progress.since > self._deadline(job)]
-            for job in late:
-                job.progress.abandoned = True
-                del self.running[job.index]
-        for job in late:
+        for job in [job for job in self.running.values() if now - job.progress.since > self._deadline(job)]:
             phase, progress = job.progress.phase, job.progress
-            self.actors.release(job.session)
-            self._start_worker()
+            self._abandon(job)
             if progress.result is not None:  # it hangs in close(): its evaluation is already done and counts
-                self.done.put((job, progress, progress.result))
+                self._note(job, progress.result, results)
                 continue
             error = f"{phase} took longer than {self._deadline(job):g} s and was abandoned on its thread"
             if phase != "act":
@@ -246,25 +232,10 @@ class EpisodeThreads:
             outcome: Outcome = outcomes.get(phase, "environment_error")
             lost = job.ended(outcome, error)
             progress.suspect = phase == "evaluate" and outcome == "environment_error" and bool(lost.turns)
-            self.done.put((job, progress, lost))
+            self._note(job, lost, results)
 
     def _deadline(self, job: EpisodeRequest) -> float:
         return self.limits.engine_deadline if job.progress.phase == "act" else self.limits.environment_deadline
-
-    def _stop_workers(self) -> None:
-        """Ends idle threads and abandons busy ones."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self.todo.get_nowait()
-        with self.lock:
-            self.stopped = True
-            for job in self.running.values():
-                job.progress.abandoned = True
-            abandoned = list(self.running.values())
-        for job in abandoned:
-            self.actors.release(job.session)
-        for _ in range(self.threads):
-            self.todo.put(None)
 
 
 class RolloutError(RuntimeError):

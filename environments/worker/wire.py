@@ -9,16 +9,14 @@ A child is not trusted: its replies are bounded before they are parsed, and a va
 """
 
 import dataclasses
-import functools
 import json
 import math
-import types
 import typing
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from cojax.environment import EpisodeFailure
-from cojax.types import Message
+from cojax.types import Message, from_json
 
 # The reasons why a call has no value.
 TIMEOUT = "TIMEOUT"  # its deadline passed; the child was killed
@@ -156,40 +154,20 @@ class Opening:
 
 def read(kind: Any, value: Any) -> Any:
     """The JSON value of a worker as a record of type `kind`. Raises Malformed where it is none."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return value
-    if dataclasses.is_dataclass(kind):
-        return _record(typing.cast(type, kind), value)
-    if origin is tuple:
-        return tuple(read(inner[0], item) for item in _of_type(list, value))
-    if origin in (types.UnionType, typing.Union):
-        return None if value is None else read(next(one for one in inner if one is not type(None)), value)
-    if origin is typing.Literal:
-        if not isinstance(value, str) or value not in inner:
-            raise Malformed(f"found {value!r:.50}, expected one of {', '.join(map(str, inner))}")
-        return value
-    if origin is not None:
-        return _of_type(dict, value)
-    return value if kind is float and type(value) is int else _of_type(kind, value)
-
-
-def _record(kind: type, value: Any) -> Any:
-    hints = _hints(kind)
-    if unknown := _of_type(dict, value).keys() - hints:
-        raise Malformed(f"{kind.__name__} has no field {min(unknown)!r:.50}; it has {', '.join(hints)}")
     try:
-        return kind(**{name: read(hints[name], item) for name, item in value.items()})
+        return from_json(kind, value, _exactly)
     except TypeError as error:
         raise Malformed(str(error)[:200]) from error
 
 
-def _of_type(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        raise Malformed(f"found {type(value).__name__}, expected {kind.__name__}")
+def _exactly(kind: Any, value: Any) -> Any:
+    """The value, which must have exactly that type, and no other that can be converted."""
+    origin = typing.get_origin(kind)
+    if origin is typing.Literal:
+        if not isinstance(value, str) or value not in typing.get_args(kind):
+            raise TypeError(f"found {value!r:.50}, expected one of {', '.join(map(str, typing.get_args(kind)))}")
+        return value
+    expected = kind if origin is None else dict
+    if kind is not Any and type(value) is not expected and not (expected is float and type(value) is int):
+        raise TypeError(f"found {type(value).__name__}, expected {expected.__name__}")
     return value
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)

@@ -13,7 +13,7 @@ from cojax.environment import EngineError, EnvironmentFailure, LimitExceeded
 from cojax.learner.advantages import group_relative
 from cojax.learner.packing import pack
 from cojax.rollout.chat import Chat, PolicyActors, no_document
-from cojax.rollout.collect import EpisodeCollector, EpisodeRequest, EpisodeThreads, Limits, RolloutError, RolloutStopped
+from cojax.rollout.collect import EpisodeCollector, Limits, RolloutError, RolloutStopped
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.types import Action, Call, Group
@@ -237,16 +237,6 @@ def test_unwanted_rollouts_stop_and_start_nothing_more():
     engine.free.set()
     time.sleep(0.2)
     assert len(set(engine.released) - seen) <= 4
-
-
-def test_nothing_starts_once_nobody_waits():
-    """Also an episode that its thread had just taken up."""
-    floor = EpisodeThreads(PolicyActors(DiceEngine(), CHAT, SAMPLING), WORLD, Limits(), lambda trajectory: None)
-    floor._stop_workers()
-    job = EpisodeRequest(0, TASKS[0], "late", (0,))
-    floor.todo.put(job)
-    floor._work()
-    assert (job.progress.turns, floor.running, floor.done.empty()) == ([], {}, True)
 
 
 class CodeRunning(CounterEnvironment):
