@@ -179,11 +179,10 @@ class Batcher:
             session.slot = -1
 
     def drop_aborted(self) -> None:
-        """Drops requests that were aborted, and frees the slots of their sessions."""
+        """Drops requests that were aborted."""
         for requests in (self._waiting_for_chunks, self._prefilling, self._decoding):
             for request in [request for request in requests if request.result.done()]:
                 requests.remove(request)
-                self.free(request.session)
                 self._prefixes.pending.difference_update(request.names[request.fed :])
         self._start_waiting()
 

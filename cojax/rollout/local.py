@@ -124,8 +124,7 @@ class Lane:
                 return
             if state.request is not None:
                 _abort(state.request.result, f"session {session!r} was released while generating")
-            else:
-                self._released.append(state)
+            self._released.append(state)
             self._wake.notify_all()
 
     def stop(self, reason: str) -> None:
@@ -177,10 +176,7 @@ class Lane:
                 if self._update is not None and not self.batcher.busy:
                     self._take(self._update)
                 while self._queue and self._update is None:
-                    request = self._queue.popleft()
-                    if request.result.done():
-                        self.batcher.free(request.session)
-                    else:
+                    if not (request := self._queue.popleft()).result.done():
                         self.batcher.admit(request)
                 if self.batcher.busy:
                     return True
@@ -196,12 +192,10 @@ class Lane:
     def _deliver(self, finished: list[Request]) -> None:
         with self._wake:
             for request in finished:
-                session = request.session
                 if request.result.done():
-                    self._released.append(session)
                     continue
-                session.tokens = request.prompt + request.sampled
-                session.request = None
+                request.session.tokens = request.prompt + request.sampled
+                request.session.request = None
                 assert request.completion is not None
                 request.result.set_result(request.completion)
 
