@@ -1,9 +1,9 @@
 """Suites `sync` and `conversations`: new weights to an SGLang server launched here, and many conversations on it."""
 
-import dataclasses
 import itertools
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from cojax.rollout.chat import PolicyActors
 from cojax.rollout.collect import EpisodeCollector
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import write_weights
-from cojax.rollout.sglang.engine import SampledCounts, SGLangEngine
+from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.server import LaunchSettings
 from cojax.run import assemble, engines
 from cojax.types import Trajectory
@@ -109,35 +109,30 @@ def conversations(*, batch: int = 64, turns: int = 8, python: str = "", repeats:
         tasks = made.environment.tasks("seed", max(1, batch // 8))
         actors = PolicyActors(engine, made.chat, sampling)
         collector = EpisodeCollector(actors, made.environment, made.limits, batch // len(tasks))
-        rounds: list[tuple[float, SampledCounts, list[Trajectory]]] = []
+        rounds: list[tuple[float, Counter[str], list[Trajectory]]] = []
         try:
             for number in range(repeats + 1):  # the first warms up
                 engine.load(Weights(number, lambda: to_hf(made.model, params)))
-                before, began = dataclasses.replace(engine.served), time.perf_counter()
+                before, began = engine.served.copy(), time.perf_counter()
                 groups = collector.collect(tasks, seed=(number,), label=str(number))
                 seconds = time.perf_counter() - began
-                rounds.append((seconds, _since(before, engine.served), [t for g in groups for t in g.trajectories]))
+                rounds.append((seconds, engine.served - before, [t for g in groups for t in g.trajectories]))
         finally:
             engine.close()
     played = [trajectory for _, _, trajectories in rounds[1:] for trajectory in trajectories]
-    prompts = sum(served.prompt_tokens for _, served, _ in rounds[1:])
+    prompts = sum(served["prompt_tokens"] for _, served, _ in rounds[1:])
     return [
         {
             "conversations": len(rounds[0][2]),
             "turns": sum(len(trajectory.turns) for trajectory in played) / len(played),
-            "completions": sum(served.completions for _, served, _ in rounds[1:]) // repeats,
+            "completions": sum(served["completions"] for _, served, _ in rounds[1:]) // repeats,
             "sampled_tokens": sum(len(turn.action_tokens) for t in played for turn in t.turns) // repeats,
             "seconds": Spread(tuple(seconds for seconds, _, _ in rounds[1:])),
-            "requests_per_second": Spread(tuple(served.completions / seconds for seconds, served, _ in rounds[1:])),
+            "requests_per_second": Spread(tuple(served["completions"] / seconds for seconds, served, _ in rounds[1:])),
             "repeated_share": _repeated(played) / prompts,
-            "prefix_cache_hit_rate": sum(served.cached_tokens for _, served, _ in rounds[1:]) / prompts,
+            "prefix_cache_hit_rate": sum(served["cached_tokens"] for _, served, _ in rounds[1:]) / prompts,
         }
     ]
-
-
-def _since(before: SampledCounts, now: SampledCounts) -> SampledCounts:
-    """The counts of requests and tokens served since `before`."""
-    return SampledCounts(*(a - b for a, b in zip(dataclasses.astuple(now), dataclasses.astuple(before), strict=True)))
 
 
 def _repeated(trajectories: Sequence[Trajectory]) -> int:

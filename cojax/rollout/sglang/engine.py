@@ -6,9 +6,9 @@ Trainer and servers share a folder of weights: the trainer writes versions, serv
 """
 
 import asyncio
+import collections
 import concurrent.futures
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import hashlib
@@ -218,15 +218,6 @@ class LoopThread:
         await last()
 
 
-@dataclasses.dataclass
-class SampledCounts:
-    """Counts of completions, of their prompts' tokens, and of the prompt tokens found in a prefix cache."""
-
-    completions: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-
-
 class SGLangEngine:
     """Samples from the policy of shape `config` on SGLang servers: those at `urls`, or `servers` that `launch` starts.
 
@@ -240,7 +231,8 @@ class SGLangEngine:
     `generate` takes at most `deadline` seconds and `attempts` requests, to any servers. If weights change during a
     completion, it is kept with `mixed`, with its spans, and sampled again without. With `routes`, completions report
     which experts tokens went through. `busy_seconds` is the wall time with at least one completion running, `served`
-    counts the servers' answers, `fleet` are the servers.
+    counts completions, their `prompt_tokens` and, of these, the `cached_tokens` that a prefix cache had, `fleet` are
+    the servers.
 
     At temperature 0 the most likely token is chosen, and log-probabilities are those at temperature 1. `seed` decides
     the random numbers only if servers run with --enable-deterministic-inference.
@@ -295,7 +287,7 @@ class SGLangEngine:
         self._loop = LoopThread()
         self._deadline, self._attempts, self._mixed, self._shape = deadline, attempts, mixed, shape
         self._key_prefix = self._run if router else ""
-        self._busy, self.served = BusyTime(), SampledCounts()
+        self._busy, self.served = BusyTime(), collections.Counter[str]()
         # On the event loop: session → its call, and the tokens whose routes an earlier completion reported.
         self._tasks: dict[str, asyncio.Task[Any]] = {}
         self._routes_known: dict[str, int] = {}
@@ -428,9 +420,8 @@ class SGLangEngine:
         try:
             reply = await request
             server.replies += 1
-            self.served.completions += 1
-            self.served.prompt_tokens += len(tokens)
-            self.served.cached_tokens += min(max(0, reply.cached), len(tokens))
+            cached = min(max(0, reply.cached), len(tokens))
+            self.served.update(completions=1, prompt_tokens=len(tokens), cached_tokens=cached)
             completion = self._completion(reply, server, label, sampling)
             if routes is not None:
                 self._routes_known[session] = len(tokens) + len(reply.tokens) - 1

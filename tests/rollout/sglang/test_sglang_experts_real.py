@@ -43,7 +43,7 @@ def test_told_routes_are_the_routers_own(tmp_path: Path) -> None:
             tokens = (*tokens, *new, *done.tokens)
     finally:
         engine.close()
-    assert engine.served.cached_tokens > 0
+    assert engine.served["cached_tokens"] > 0
     routes = decode_routes(Trajectory(Task("desk", "q", {}), turns=tuple(turns)), RouteShape.of(CONFIG))
     row = np.array([tokens], np.int32)
     positions = np.arange(row.shape[1], dtype=np.int32)[None]

@@ -155,7 +155,8 @@ class Played:
             thread.join()
         self.seconds = time.monotonic() - begun
         served = self.engine.served
-        self.share, self.ideal = served.cached_tokens / served.prompt_tokens, self.reusable / served.prompt_tokens
+        prompts = served["prompt_tokens"]
+        self.share, self.ideal = served["cached_tokens"] / prompts, self.reusable / prompts
         return self
 
 
