@@ -3,6 +3,7 @@ thread, which explorers and validation make."""
 
 import dataclasses
 import functools
+import math
 import types
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -13,7 +14,6 @@ from cojax.host.background import done_within, on_thread
 from cojax.types import Action, Task, Trajectory
 
 _T = TypeVar("_T")
-_POLL_SECONDS = 0.2
 # Seconds in which an environment must say what it offers. An actor that asks may be allowed more time for its action
 # than that, so that the watch over its episode would notice a hanging environment too late.
 PATIENCE = 60.0
@@ -90,15 +90,17 @@ def watched(environment: Environment, patience: float, work: Callable[[Environme
             Episode, types.SimpleNamespace(**{name: functools.partial(run, label, episode, name) for name in _CALLS})
         )
 
+    hanging = ""
+
+    def left() -> float:
+        nonlocal hanging
+        hanging, since = current or ("", math.inf)
+        return since + patience - running()
+
     result = on_thread("check", lambda: work(Wrapped(environment, start)))
-    while True:
-        try:
-            return result.result(timeout=_POLL_SECONDS)
-        except TimeoutError:
-            if result.done():
-                raise  # the exception of `work`
-        if (call := current) and running() - call[1] > patience:
-            raise HangingCall(
-                f"{call[0]} has not returned in {patience:g} s; a tool that may hang needs a limit of its own, or "
-                "isolation (see docs/tools.md)"
-            )
+    if not done_within(result, left):
+        raise HangingCall(
+            f"{hanging} has not returned in {patience:g} s; a tool that may hang needs a limit of its own, or "
+            "isolation (see docs/tools.md)"
+        )
+    return result.result()

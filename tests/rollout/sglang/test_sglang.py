@@ -240,6 +240,7 @@ def test_a_server_that_hangs_loses_its_requests_to_another(pair, make, monkeypat
     engine = make(pair)
     engine.load(weights(0))
     ask(engine, "a"), ask(engine, "b")
+    monkeypatch.setattr("cojax.rollout.sglang.client._QUICK", 1.0)
     hung = threading.Event()
     pair[0].behave = hang_on(hung, "generate", "health", "model_info")
     began = time.monotonic()
