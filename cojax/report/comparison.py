@@ -13,6 +13,7 @@ than another takes several seeds of each.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,9 @@ def check_folders(folders: Sequence[str | Path]) -> None:
 def comparison(runs: Sequence[Run]) -> Json:
     """Everything the page shows, as JSON."""
     names = _names([run.folder.resolve() for run in runs])
+    settings = [_settings(run) for run in runs]
+    scores = [task_scores(run.final) for run in runs]
+    pairs = [paired(scores[0], other) for other in scores[1:]]
     return {
         "name": "comparison",
         "runs": [
@@ -71,15 +75,18 @@ def comparison(runs: Sequence[Run]) -> Json:
                 "name": name,
                 "headline": headline(run),
                 "seconds": totals(run)["seconds"],
-                "settings": _settings(run),
+                "settings": leaves,
                 "commit": shortened(str(run.config.get("commit") or "")),
                 "curves": {key: column for key, column in curves(run.metrics).items() if key in _CURVES},
             }
-            for name, run in zip(names, runs, strict=True)
+            for name, run, leaves in zip(names, runs, settings, strict=True)
         ],
-        "differing": _differing(runs),
-        "pairs": _pairs(runs),
-        "tasks": _tasks(runs),
+        "differing": sorted(
+            name for name in dict.fromkeys(chain(*settings)) if len({one.get(name) for one in settings}) > 1
+        ),
+        # The difference of each run's final success to that of the first, over shared tasks.
+        "pairs": [None, *(dataclasses.asdict(one) if one else None for one in pairs)],
+        "tasks": _tasks(runs, scores),
     }
 
 
@@ -98,22 +105,8 @@ def _settings(run: Run) -> dict[str, str]:
     return {name: shortened_text(text, QUERY) for name, text in found.items()}
 
 
-def _differing(runs: Sequence[Run]) -> list[str]:
-    """The settings in which the runs differ."""
-    every = [_settings(run) for run in runs]
-    return sorted(name for name in {name for one in every for name in one} if len({one.get(name) for one in every}) > 1)
-
-
-def _pairs(runs: Sequence[Run]) -> list[Json | None]:
-    """For each run the difference of its final success to that of the first, over shared tasks; None for the first."""
-    scores = [task_scores(run.final) for run in runs]
-    found = [paired(scores[0], other) for other in scores[1:]]
-    return [None, *(dataclasses.asdict(one) if one else None for one in found)]
-
-
-def _tasks(runs: Sequence[Run]) -> Json:
+def _tasks(runs: Sequence[Run], scores: Sequence[Mapping[str, float]]) -> Json:
     """Held-out tasks with a score in at least one run: id, query where it is known, and the score in each run."""
-    scores = [task_scores(run.final) for run in runs]
     queries = {
         task_id_of(episode): episode["task"]["query"][:QUERY] for run in runs for episode in (*run.before, *run.after)
     }

@@ -11,7 +11,7 @@ import numpy as np
 from cojax.learner.advantages import ADVANTAGES
 from cojax.report.lineage import VisitIndex, task_id_of
 from cojax.report.pieces import Pieces, steps_piece
-from cojax.report.run import Json, Run, shortened_text
+from cojax.report.run import Json, Run, cut_text, shortened_text
 from cojax.storage.files import StorageError, read_whole
 from cojax.types import INFRASTRUCTURE, Action, Observation, Task, Trajectory, Turn
 
@@ -127,7 +127,7 @@ def pick_varied(episodes: Iterable[tuple[str, Json]], count: int) -> list[tuple[
     return [item for _, _, item in sorted(ranked, key=lambda entry: entry[:2])[:count]]
 
 
-def pick_within(items: Sequence[Json], limit: int) -> list[Json]:
+def pick_within(items: Sequence[Any], limit: int) -> list[Any]:
     """Evenly spaced items whose JSON takes at most `limit` bytes."""
     sizes = [len(json.dumps(item)) for item in items]
     share = min(1.0, limit / max(1, sum(sizes)))
@@ -145,10 +145,10 @@ def compact(episode: Json, task: str, step: int, words: Words | None) -> Json:
         "id": episode["episode"],
         "step": step,
         "task": task,
-        "query": _cut(episode["task"]["query"]),
+        "query": cut_text(episode["task"]["query"], MESSAGE),
         "origin": episode["task"]["origin"],
         "outcome": episode["outcome"],
-        "error": _cut(episode["error"]),
+        "error": cut_text(episode["error"], MESSAGE),
         "reward": episode["reward"],
         "checks": [[check["name"], check["passed"]] for check in episode["checks"]],
         "signals": episode.get("signals", []),
@@ -161,7 +161,7 @@ def compact(episode: Json, task: str, step: int, words: Words | None) -> Json:
 def _turn(turn: Json, words: Words | None) -> Json:
     tokens = turn["action_tokens"][:TOKENS]
     return {
-        "text": _cut(turn["action"]["text"]),
+        "text": cut_text(turn["action"]["text"], MESSAGE),
         "calls": [[call["name"], _arguments(call["arguments"])] for call in turn["action"]["calls"]],
         "error": turn["action"]["error"],
         "words": words(tokens) if words else [],
@@ -180,15 +180,11 @@ def _arguments(values: Json) -> Json:
         return values
     share = max(80, CALLS // len(values))
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in list(values.items())[:40]}
-    return {_cut(name, 80): _cut(text, share) for name, text in texts.items()}
+    return {cut_text(name, 80): cut_text(text, share) for name, text in texts.items()}
 
 
 def _messages(messages: Iterable[Json]) -> list[list[str]]:
-    return [[message["role"], _cut(message["content"])] for message in messages]
-
-
-def _cut(text: str, most: int = MESSAGE) -> str:
-    return text if len(text) <= most else f"{text[:most]} … [{len(text) - most:,} characters more]"
+    return [[message["role"], cut_text(message["content"], MESSAGE)] for message in messages]
 
 
 def words_of(folder: Path) -> Words | None:
@@ -323,10 +319,7 @@ class EpisodeIndex:
 
     def index(self) -> Json:
         """The tasks, and the groups by step. Steps are left out evenly where they would take more than INDEX bytes."""
-        steps = sorted(self.steps.items())
-        size = sum(len(json.dumps(rows)) for _, rows in steps)
-        share = min(1.0, INDEX / max(1, size))
-        kept = [item for place, item in enumerate(steps) if int((place + 1) * share) > int(place * share)]
+        kept = pick_within([[step, self.steps[step]] for step in sorted(self.steps)], INDEX)
         numbers = {row["t"] for _, rows in kept for row in rows}
         tasks = [task if place in numbers else [task[0], "", task[2]] for place, task in enumerate(self.tasks)]
-        return {"tasks": tasks, "steps": [[step, rows] for step, rows in kept]}
+        return {"tasks": tasks, "steps": kept}

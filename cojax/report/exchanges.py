@@ -19,7 +19,7 @@ from pathlib import Path
 
 from cojax.report.figures import evenly
 from cojax.report.lineage import TaskHistory
-from cojax.report.run import Json
+from cojax.report.run import Json, cut_text
 from cojax.storage.files import LONGEST_LINE, lines_of, open_file, parse_record
 
 # The place of a record stands within so many bytes of the beginning of its line.
@@ -112,12 +112,10 @@ class Exchanges:
         with open_file(self._path) as file:
             for _, start, rest in places:
                 file.seek(start)
-                exchange = _exchange(file.readline(LONGEST_LINE + 1), rest)
-                if exchange is not None:
+                if (exchange := _exchange(file.readline(LONGEST_LINE + 1), rest)) is not None:
                     before = exchanges[-1].messages if exchanges else ()
-                    shared = _common(before, exchange.messages)
                     # Only the continuation of a whole conversation counts as shared.
-                    shared = shared if shared == len(before) else 0
+                    shared = len(before) if exchange.messages[: len(before)] == before else 0
                     exchanges.append(dataclasses.replace(exchange, shared=shared))
         return exchanges
 
@@ -133,11 +131,6 @@ def _exchange(line: bytes, place: str) -> Exchange | None:
         return None
     facts = {name: value for name, value in record.items() if name not in _OWN_FIELDS}
     return Exchange(place, messages, sent, text if isinstance(text, str) else None, facts)
-
-
-def _common(one: Sequence[tuple[str, str]], other: Sequence[tuple[str, str]]) -> int:
-    """The number of messages with which both begin."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _step(evolution: str) -> int | None:
@@ -164,24 +157,6 @@ def about(exchange: Exchange) -> str:
     return " ".join(" · ".join(part for part in parts if part).split())
 
 
-class Texts:
-    """Texts, each stored once, as the documentation of tools stands in every prompt of a run."""
-
-    def __init__(self) -> None:
-        self.all: list[str] = []
-        self.characters = 0
-        self._places: dict[str, int] = {}
-
-    def add(self, text: str) -> int:
-        """The number of the text; of a long one only its beginning is stored, with the number of characters cut."""
-        shown = text if len(text) <= TEXT else f"{text[:TEXT]} … [{len(text) - TEXT:,} characters more]"
-        if shown not in self._places:
-            self._places[shown] = len(self.all)
-            self.all.append(shown)
-            self.characters += len(shown)
-        return self._places[shown]
-
-
 def journal_texts(histories: Sequence[TaskHistory], exchanges: Exchanges) -> Json:
     """The exchanges of some of these tasks, as JSON.
 
@@ -189,16 +164,16 @@ def journal_texts(histories: Sequence[TaskHistory], exchanges: Exchanges) -> Jso
     place, the number of messages shared with the row before, the other messages as role and number of text, the number
     of the reply's text, and a line of facts. Tasks beyond the bound are left out.
     """
-    texts = Texts()
+    texts: dict[str, int] = {}  # each once, as the documentation of tools stands in every prompt of a run
     expeditions: dict[str, list[Json]] = {}
     tasks: dict[str, list[Json]] = {}
     for task in _spread(evenly(histories, TASKS) if exchanges else ()):
-        if texts.characters >= CHARACTERS:
+        if sum(map(len, texts)) >= CHARACTERS:
             break
         if task.expedition is not None and (name := expedition_name(task.expedition)) not in expeditions:
             expeditions[name] = _rows(exchanges.of_expedition(*task.expedition), texts)
         tasks[task.id] = _rows(exchanges.of_task(task.id), texts)
-    return {"texts": texts.all, "expeditions": expeditions, "tasks": tasks}
+    return {"texts": list(texts), "expeditions": expeditions, "tasks": tasks}
 
 
 def expedition_name(expedition: tuple[int, int]) -> str:
@@ -206,13 +181,18 @@ def expedition_name(expedition: tuple[int, int]) -> str:
     return "/".join(map(str, expedition))
 
 
-def _rows(exchanges: Iterable[Exchange], texts: Texts) -> list[Json]:
+def _rows(exchanges: Iterable[Exchange], texts: dict[str, int]) -> list[Json]:
+    """The rows of exchanges, whose texts are added to `texts`, text → number."""
+
+    def number(text: str) -> int:
+        return texts.setdefault(cut_text(text, TEXT), len(texts))
+
     return [
         {
             "place": exchange.place,
             "shared": exchange.shared,
-            "messages": [[role, texts.add(text)] for role, text in exchange.messages[exchange.shared :]],
-            "text": None if exchange.text is None else texts.add(exchange.text),
+            "messages": [[role, number(text)] for role, text in exchange.messages[exchange.shared :]],
+            "text": None if exchange.text is None else number(exchange.text),
             "about": about(exchange),
         }
         for exchange in exchanges

@@ -3,7 +3,7 @@
 import bisect
 import dataclasses
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +26,8 @@ _FIGURES = {
     "turns": ("turns",),
 }
 _PARTS = ("initial", "synthesized")
+# What is counted of each evolution and origin; `fruitful` are expeditions that brought a task.
+CONVERSION = ("expeditions", "fruitful", "drafts", "tasks")
 
 
 def curves(metrics: Sequence[Json]) -> Json:
@@ -218,36 +220,42 @@ def conversion(run: Run) -> Json:
     raised: Counter[str] = Counter()
     for row in run.metrics:
         raised.update(row.get("signals", {}))
-    after = [draft for draft in run.drafts if draft["step"]]
-    expeditions = {key: record for key, record in run.expeditions.items() if key[0]}
-    brought = {expedition_of(draft) for draft in after if draft.get("task")}
+    by_origin, by_step = defaultdict[str, Counter[str]](Counter), defaultdict[int, Counter[str]](Counter)
+    for (step, origin), counts in conversions(run).items():
+        by_origin[origin].update(counts)
+        by_step[step].update(counts)
     origins = [kind for kind in run.kinds if raised[kind]]
-    origins += sorted({record["origin"] for record in (*after, *expeditions.values())} - set(origins))
-    funnel = []
-    for origin in origins:
-        drafts = [draft for draft in after if draft["origin"] == origin]
-        made = {key for key, record in expeditions.items() if record["origin"] == origin}
-        funnel.append(
+    origins += sorted(by_origin.keys() - set(origins))
+
+    def rates(part: str, whole: str) -> list[float | None]:
+        return [counts[part] / counts[whole] if counts[whole] else None for _, counts in sorted(by_step.items())]
+
+    return {
+        "funnel": [
             {
                 "origin": origin,
                 "signals": raised[origin] if origin in run.kinds else None,
-                "expeditions": len(made),
-                "fruitful": len(made & brought),
-                "drafts": len(drafts),
-                "tasks": sum(bool(draft.get("task")) for draft in drafts),
+                **{name: by_origin[origin][name] for name in CONVERSION},
             }
-        )
-    steps = sorted({draft["step"] for draft in after} | {step for step, _ in expeditions})
-    examined = Counter(draft["step"] for draft in after)
-    accepted = Counter(draft["step"] for draft in after if draft.get("task"))
-    made_at = Counter(step for step, _ in expeditions)
-    fruitful = Counter(key[0] for key in expeditions if key in brought)
-    return {
-        "funnel": funnel,
-        "step": steps,
-        "pass_rate": [accepted[step] / examined[step] if examined[step] else None for step in steps],
-        "fruitful": [fruitful[step] / made_at[step] if made_at[step] else None for step in steps],
+            for origin in origins
+        ],
+        "step": sorted(by_step),
+        "pass_rate": rates("tasks", "drafts"),
+        "fruitful": rates("fruitful", "expeditions"),
     }
+
+
+def conversions(run: Run) -> dict[tuple[int, str], Counter[str]]:
+    """(step, origin) → the counts CONVERSION of that evolution; D_0's are left out."""
+    found = defaultdict[tuple[int, str], Counter[str]](Counter)
+    brought = {expedition_of(draft) for draft in run.drafts if draft.get("task")}
+    for key, record in run.expeditions.items():
+        if key[0]:
+            found[key[0], record["origin"]].update(expeditions=1, fruitful=key in brought)
+    for draft in run.drafts:
+        if draft["step"]:
+            found[draft["step"], draft["origin"]].update(drafts=1, tasks=bool(draft.get("task")))
+    return found
 
 
 def feedback(run: Run) -> Json:
@@ -296,9 +304,16 @@ def paired(one: Mapping[str, float], other: Mapping[str, float]) -> Paired | Non
     count = len(differences)
     if count < 2:
         return None
-    mean = math.fsum(differences) / count
-    variance = math.fsum((value - mean) ** 2 for value in differences) / (count - 1)
-    half = float(stdtrit(count - 1, 0.975)) * math.sqrt(variance / count) if variance > 1e-15 else 3 / count
+    mean, variance, half = student(differences)
+    half = half if variance > 1e-15 else 3 / count
     low, high = max(-1.0, mean - half), min(1.0, mean + half)
     better, worse = sum(value > 0 for value in differences), sum(value < 0 for value in differences)
     return Paired(mean, low, high, count, better, worse)
+
+
+def student(values: Sequence[float]) -> tuple[float, float, float]:
+    """Of at least two values: mean, variance s² = Σ(x−x̄)²/(n−1), half the 95 % interval t₀.₉₇₅(n−1) · s/√n."""
+    count = len(values)
+    mean = math.fsum(values) / count
+    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    return mean, variance, float(stdtrit(count - 1, 0.975)) * math.sqrt(variance / count)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from cojax.report.run import Json, Run, expedition_of, joined_at, read_run
@@ -88,27 +88,25 @@ class VisitIndex:
         )
 
 
-class Lineages:
-    """The histories of the tasks of a run, whose episodes have been counted into `visits`."""
+def histories(run: Run, visits: VisitIndex | None = None, wanted: Iterable[str] | None = None) -> list[TaskHistory]:
+    """The histories of all tasks, or of those with the ids `wanted`, in the order of the pool.
 
-    def __init__(self, run: Run, visits: VisitIndex):
-        self._tasks, self._kinds = run.tasks, run.kinds
-        self._drafts = {draft["task"]: draft for draft in run.drafts if draft.get("task")}
-        self._visits = visits
-
-    def history(self, task_id: str) -> TaskHistory:
-        """The history of a task. Raises KeyError when it is not in the pool."""
-        task = self._tasks[task_id]
+    Every stored episode is read for them, unless the visits are given. Raises KeyError for an id that the pool lacks.
+    """
+    visits = visits or _visits(run, run.tasks.keys())
+    kinds, drafts = run.kinds, {draft["task"]: draft for draft in run.drafts if draft.get("task")}
+    found = []
+    for id in run.tasks if wanted is None else wanted:
+        task, draft = run.tasks[id], drafts.get(id)
         lineage = task.get("lineage") or {}
-        draft = self._drafts.get(task_id)
-        return TaskHistory(
-            id=task_id,
+        history = TaskHistory(
+            id=id,
             query=task["query"],
             origin=task["origin"],
             solution=tuple(action_text(action) for action in task.get("solution", ())),
             step=joined_at(task),
-            parents=self._parents(lineage.get("parent", "")),
-            signal=task["origin"] if task["origin"] in self._kinds else "",
+            parents=_parents(run, lineage.get("parent", "")),
+            signal=task["origin"] if task["origin"] in kinds else "",
             signal_evidence=lineage.get("signal", ""),
             source_episode=lineage.get("episode", ""),
             explorer=lineage.get("explorer", ""),
@@ -117,19 +115,20 @@ class Lineages:
             verdict=lineage.get("verdict", ""),
             verdict_evidence=tuple(lineage.get("evidence", ())),
             difficulty=draft["verdict"].get("difficulty") if draft else None,
-            visits=self._visits.of(task_id),
-            parent_visits=self._visits.of(lineage.get("parent", "")),
+            visits=visits.of(id),
+            parent_visits=visits.of(lineage.get("parent", "")),
         )
+        found.append(history)
+    return found
 
-    def _parents(self, parent: str) -> tuple[Ancestor, ...]:
-        chain: list[Ancestor] = []
-        seen: set[str] = set()
-        while parent and parent not in seen:
-            seen.add(parent)
-            task = self._tasks.get(parent, {})
-            chain.append(Ancestor(parent, task.get("origin", ""), task.get("query", "")))
-            parent = (task.get("lineage") or {}).get("parent", "")
-        return tuple(chain)
+
+def _parents(run: Run, parent: str) -> tuple[Ancestor, ...]:
+    chain: dict[str, Ancestor] = {}
+    while parent and parent not in chain:
+        task = run.tasks.get(parent, {})
+        chain[parent] = Ancestor(parent, task.get("origin", ""), task.get("query", ""))
+        parent = (task.get("lineage") or {}).get("parent", "")
+    return tuple(chain.values())
 
 
 def lineage(folder: str | Path, task_id: str) -> TaskHistory:
@@ -146,13 +145,7 @@ def lineage(folder: str | Path, task_id: str) -> TaskHistory:
         raise KeyError(f"task {task_id!r} {found}; give an id, or a longer prefix, from {run.folder / 'tasks.jsonl'}")
     task = run.tasks[matches[0]]
     wanted = {task["id"], (task.get("lineage") or {}).get("parent", "")}
-    return Lineages(run, _visits(run, wanted)).history(task["id"])
-
-
-def histories(run: Run) -> list[TaskHistory]:
-    """The histories of all tasks, in the order of the pool; every stored episode is read for them."""
-    lineages = Lineages(run, _visits(run, run.tasks.keys()))
-    return [lineages.history(task) for task in run.tasks]
+    return histories(run, _visits(run, wanted), [task["id"]])[0]
 
 
 def _visits(run: Run, wanted: Collection[str]) -> VisitIndex:

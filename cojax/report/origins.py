@@ -7,7 +7,7 @@ import bisect
 import dataclasses
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,20 +39,19 @@ class RankCorrelation:
 
 def groups_by_origin(metrics: Iterable[Record]) -> Counts:
     """`groups` of the origin's tasks with two valid episodes, and `live` ones among them: rewards differ."""
-    found: Counts = {}
+    found: Counts = defaultdict(Counter)
     for row in metrics:
         for origin, counts in row.get("origins", {}).items():
-            found.setdefault(origin, Counter()).update(counts)
+            found[origin].update(counts)
     return found
 
 
 def explored_by_origin(expeditions: Iterable[Record]) -> Counts:
     """The explorer's `episodes` (runs of its expeditions) and `actions` (their environment steps)."""
-    found: Counts = {}
+    found: Counts = defaultdict(Counter)
     for one in expeditions:
         runs = one.get("runs", ())
-        actions = sum(run["actions"] for run in runs)
-        found.setdefault(one["origin"], Counter()).update(episodes=len(runs), actions=actions)
+        found[one["origin"]].update(episodes=len(runs), actions=sum(run["actions"] for run in runs))
     return found
 
 
@@ -61,25 +60,23 @@ def probed_by_origin(metrics: Iterable[Record]) -> Counts | None:
 
     None where a probe was made by a version that did not count by origin.
     """
-    found: Counts = {}
-    for row in metrics:
-        probe = row.get("evolution", {}).get("probe")
-        if not probe:
-            continue
-        if "origins" not in probe:
-            return None
+    probes = [probe for row in metrics if (probe := row.get("evolution", {}).get("probe"))]
+    if not all("origins" in probe for probe in probes):
+        return None
+    found: Counts = defaultdict(Counter)
+    for probe in probes:
         for origin, counts in probe["origins"].items():
-            found.setdefault(origin, Counter()).update(episodes=counts["episodes"], actions=counts["turns"])
+            found[origin].update(episodes=counts["episodes"], actions=counts["turns"])
     return found
 
 
 def attempted_by_origin(drafts: Iterable[Record]) -> Counts:
     """`episodes` of validation's attempts on the query alone that came to an end, as the evidence tells them."""
-    found: Counts = {}
+    found: Counts = defaultdict(Counter)
     for draft in drafts:
-        made = [int(match[1]) for line in draft["verdict"]["evidence"] if (match := _ATTEMPTS.match(line))]
-        if made:
-            found.setdefault(draft.get("origin", ""), Counter())["episodes"] += sum(made)
+        for line in draft["verdict"]["evidence"]:
+            if match := _ATTEMPTS.match(line):
+                found[draft.get("origin", "")]["episodes"] += int(match[1])
     return found
 
 
@@ -118,10 +115,10 @@ def first_solved(visits: Iterable[tuple[str, Iterable[str], Sequence[TaskVisit]]
                 first[tool] = step, {origin}
             elif step == best:
                 first[tool] = best, {*origins, origin}
-    found: dict[str, list[str]] = {}
-    for tool in sorted(first):
-        for origin in first[tool][1]:
-            found.setdefault(origin, []).append(tool)
+    found: dict[str, list[str]] = defaultdict(list)
+    for tool, (_, origins) in sorted(first.items()):
+        for origin in origins:
+            found[origin].append(tool)
     return found
 
 
@@ -136,7 +133,8 @@ def rank_correlation(pairs: Sequence[Pair]) -> RankCorrelation:
             return RankCorrelation(None, len(pairs), f"the {name} success of all {len(pairs)} tasks is {values[0]:.2f}")
     # Ranks from −(n − 1)/2 to (n − 1)/2 have the mean 0.
     one, other = (_ranks(values) for values in zip(*pairs, strict=True))
-    rho = sum(a * b for a, b in zip(one, other, strict=True)) / math.sqrt(_squares(one) * _squares(other))
+    squares = sum(a * a for a in one) * sum(b * b for b in other)
+    rho = sum(a * b for a, b in zip(one, other, strict=True)) / math.sqrt(squares)
     return RankCorrelation(max(-1.0, min(1.0, rho)), len(pairs))
 
 
@@ -147,10 +145,6 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return [below[value] + (bisect.bisect_right(order, value) - below[value] - len(order)) / 2 for value in values]
 
 
-def _squares(values: Iterable[float]) -> float:
-    return sum(value * value for value in values)
-
-
 def predictions(
     drafts: Iterable[Record], predictor: str, realised: Callable[[str], float | None]
 ) -> dict[str, list[Pair]]:
@@ -159,11 +153,11 @@ def predictions(
     `realised` gives the success of a task, by its id, at its first visit; None if it is not known. A record of an older
     version, without `predicted`, has no pair.
     """
-    found: dict[str, list[Pair]] = {}
+    found: dict[str, list[Pair]] = defaultdict(list)
     for draft in drafts:
         guess = draft.get("predicted", {}).get(predictor)
         if guess is not None and draft.get("task") and (seen := realised(draft["task"])) is not None:
-            found.setdefault(draft.get("origin", ""), []).append((guess, seen))
+            found[draft.get("origin", "")].append((guess, seen))
     return found
 
 

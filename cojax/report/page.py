@@ -18,7 +18,7 @@ from typing import Any
 from cojax.report import figures, origins
 from cojax.report.episodes import EpisodeIndex, Words, compact, follow, pairs, pick_within, select, words_of
 from cojax.report.exchanges import Exchanges, expedition_name, journal_texts
-from cojax.report.lineage import Lineages, TaskHistory, task_id_of
+from cojax.report.lineage import TaskHistory, histories, task_id_of
 from cojax.report.pieces import TASKS, Pieces, replace_text, stamp_of, strict_json, tasks_piece
 from cojax.report.run import Json, Run, origin_line, read_run, read_sound, shortened_text
 from cojax.storage.files import Log
@@ -120,9 +120,8 @@ def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None
         episodes, sources = select(run, wanted, played := EpisodeIndex(), pieces)
     else:
         follow(run, played)
-    lineages, synthesized = Lineages(run, played.visits), {task["id"] for task in run.synthesized}
-    histories = [lineages.history(task) for task in run.tasks]
-    shown = [task for task in histories if task.id in synthesized]
+    every, synthesized = histories(run, played.visits), {task["id"] for task in run.synthesized}
+    shown = [task for task in every if task.id in synthesized]
     tasks = [_task(task, run) for task in shown]
     kept = pick_within(tasks, HISTORIES)
     if len(kept) < len(tasks) and pieces is not None:
@@ -133,7 +132,7 @@ def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None
     rejected = [named for named in run.numbered_drafts() if named[1]["verdict"]["status"] != "accepted"]
     initial = sum(not draft["step"] for _, draft in rejected)  # drafts of D_0; the others are of the evolutions
     return {
-        **_figures(run, histories, rejected),
+        **_figures(run, every, rejected),
         "tasks": _rows(tasks, chosen),
         "exchanges": journal_texts([task for task in shown if task.id in chosen], journal),
         "pairs": pairs(run),
@@ -150,7 +149,7 @@ def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None
     }
 
 
-def _figures(run: Run, histories: Sequence[TaskHistory], rejected: Sequence[tuple[str, Json]]) -> Json:
+def _figures(run: Run, tasks: Sequence[TaskHistory], rejected: Sequence[tuple[str, Json]]) -> Json:
     """What the page shows above its lists, and the drafts that were not accepted."""
     return {
         "name": run.folder.resolve().name,
@@ -162,12 +161,12 @@ def _figures(run: Run, histories: Sequence[TaskHistory], rejected: Sequence[tupl
         "evolutions": figures.evolutions(run),
         "pool": figures.pool(run),
         "totals": figures.totals(run),
-        "helped": figures.first_and_last_success(histories),
+        "helped": figures.first_and_last_success(tasks),
         "quality": figures.quality(run),
         "lengths": figures.lengths(run),
         "conversion": figures.conversion(run),
         "feedback": figures.feedback(run),
-        "worth": origins.worth(run, histories),
+        "worth": origins.worth(run, tasks),
         "gains": origins.gains(run),
         "drafts": pick_within([_draft(*named) for named in figures.evenly(rejected, DRAFTS)], DRAFT_BYTES),
         "unit": "step",

@@ -166,6 +166,11 @@ def shortened_text(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]} …"
 
 
+def cut_text(text: str, most: int) -> str:
+    """The text; of one of more than `most` characters its beginning, and how many are left out."""
+    return text if len(text) <= most else f"{text[:most]} … [{len(text) - most:,} characters more]"
+
+
 def read_sound(path: Path, fix: str) -> Json:
     """The JSON object in a file. Raises StorageError with the `fix` where it holds none."""
     try:

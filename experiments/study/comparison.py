@@ -12,11 +12,11 @@ from cojax.registry.annotations import RegistryError
 from cojax.rollout.collect import Limits
 from cojax.run.entries import CHOICES, signal_name
 from cojax.settings.base import PAPER
-from cojax.settings.ranges import is_open
+from cojax.settings.ranges import is_open, leaves
 from cojax.signals import SIGNALS
 from cojax.storage.files import read_json
 from .launch import VARIABLES
-from .runs import ROOT, StudyRun, dotted_leaves, plain_configuration
+from .runs import ROOT, StudyRun, plain_configuration
 
 _DEADLINE = "limits.environment_deadline"
 _SIGNALS = "signal_settings"
@@ -41,8 +41,8 @@ def mismatch(record: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     but today's default. A run's config.json has an absolute model.path, a record one from the checkout on; both count
     as the same.
     """
-    known = _comparable({**dict(dotted_leaves(plain_configuration({}))), **dict(dotted_leaves(record["config"]))})
-    now = _comparable(dict(dotted_leaves(config)))
+    known = _comparable({**dict(leaves(plain_configuration({}))), **dict(leaves(record["config"]))})
+    now = _comparable(dict(leaves(config)))
     different = [name for name in now if name != "workdir" and (name not in known or known[name] != now[name])]
     different += [name for name in known if name not in now and is_open(name) and not _is_default(name, known, now)]
     was, here = ({name: repr(one[name]) if name in one else "not set" for name in different} for one in (known, now))
@@ -90,26 +90,25 @@ def differing_parts(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[st
     first, second = ({name: record.get(name) for name in (*RESULT, *NEWER_PARTS)} for record in (one, other))
     first, second = json.loads(json.dumps(first)), json.loads(json.dumps(second))
     different = [name for name in RESULT if not _same(first[name], second[name], _UNITS.get(name, 0.0))]
-    return different + [name for name in NEWER_PARTS if first[name] and second[name]
-                        and not _alike(first[name], second[name])]  # fmt: skip
+    known = [name for name in NEWER_PARTS if first[name] and second[name]]
+    return different + [name for name in known if not _same(first[name], second[name], shared=True)]
 
 
-def _same(one: Any, other: Any, unit: float) -> bool:
-    """Whether two values are equal, but for numbers with a fraction, which may differ by `unit`."""
+def _same(one: Any, other: Any, unit: float = 0.0, *, shared: bool = False) -> bool:
+    """Whether two values are equal, but for numbers with a fraction, which may differ by `unit`.
+
+    With `shared` they may hold further keys.
+    """
+    if isinstance(one, dict) and isinstance(other, dict):
+        names = one.keys() & other.keys()
+        return (shared or len(names) == len(one) == len(other)) and all(
+            _same(one[name], other[name], unit, shared=shared) for name in names
+        )
     if unit and isinstance(one, float) and isinstance(other, float):
         return abs(one - other) < 1.5 * unit
-    if unit and isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[name], other[name], unit) for name in one)
     if unit and isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(_same(*pair, unit) for pair in zip(one, other, strict=True))
     return bool(one == other)
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Whether two measures are equal in all that both hold."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return all(_alike(one[name], other[name]) for name in one.keys() & other.keys())
-    return one == other
 
 
 _RECORDED = ("XLA_FLAGS", "NPROC", "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL")  # variables that config.json holds
@@ -179,7 +178,7 @@ def variables_of(record: Mapping[str, Any]) -> dict[str, str]:
 
 def _deciding_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted name → value, for the sections that decide bits."""
-    return dict(dotted_leaves({section: facts[section] for section in _SECTIONS if section in facts}))
+    return dict(leaves({section: facts[section] for section in _SECTIONS if section in facts}))
 
 
 def _difference(was: Any, here: Any) -> str:

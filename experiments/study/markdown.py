@@ -16,10 +16,8 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def interval(found: Mapping[str, Any]) -> str:
     """A mean share (keys mean, low, high) in per cent, with half the width of its interval where it has one."""
-    if found["mean"] is None:
-        return "–"
-    mean = f"{100 * found['mean']:.1f}"
-    return mean if found["low"] is None else f"{mean} ± {100 * (found['high'] - found['mean']):.1f}"
+    half = "" if found["low"] is None else f" ± {100 * (found['high'] - found['mean']):.1f}"
+    return percent(found["mean"]) + half
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -32,7 +30,12 @@ def points(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:+.1f}"
 
 
-def _by_arm(head: Sequence[str], arms: Sequence[Mapping[str, Any]], rows: Sequence[Sequence[str]]) -> str:
+def _told(value: float | None, form: str) -> str:
+    """The value in this form, such as ".1f"; a dash where it is not known."""
+    return "–" if value is None else format(value, form)
+
+
+def _by_arm(head: Sequence[str], arms: Iterable[Mapping[str, Any]], rows: Sequence[Sequence[str]]) -> str:
     """A table whose last columns are the arms."""
     return markdown_table((*head, *(arm["title"] for arm in arms)), rows)
 
@@ -61,14 +64,6 @@ _WEAKEST = (
 _WORST = f"{_TOOL} The tenth is told for each run by itself, after training, from the same held-out tasks."
 _LONG = f"Held-out tasks of {LONG} and more actions, finish counted."
 
-_WORTH_HEAD = (
-    "arm", "origin", "groups", "live", "share", "explorer's actions", "a live group", "tools first solved",
-    "norm of its steps",
-)  # fmt: skip
-_PREDICTED_HEAD = ("arm", "predicted by", "rank correlation", "runs", "tasks")
-_FAILURES_HEAD = ("arm", "agent", "failures", "hard negatives", "different actions", "different ends", "distance")
-_EXAMPLES_HEAD = ("arm", *EXAMPLES.values())
-
 
 def render_page(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
     """The text of the page; `figures` are names of pictures in the folder NAME/ beside it."""
@@ -81,8 +76,7 @@ def render_page(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
         *_part(summary, "weakest_tenth", "The weakest tenth of the tools", _WEAKEST),
         *_part(summary, "worst_tenth", "The worst tenth of the tools", _WORST),
         *_part(summary, "long_tasks", "Long tasks", _LONG),
-        "## What each arm was given\n\n" + _compared_with(summary),
-        _budgets(summary),
+        *_budgets(summary),
         *_learning(summary),
         _cross(summary),
         *_breakdowns(summary),
@@ -165,40 +159,28 @@ def _differences(summary: Mapping[str, Any], differences: Sequence[Mapping[str, 
     return markdown_table(("paired difference", "points", "95 % interval", "seeds above 0"), rows)
 
 
-def _compared_with(summary: Mapping[str, Any]) -> str:
-    reference = _titles(summary).get(summary["reference"])
-    return "Means over seeds." if reference is None else f"Means over seeds; in brackets compared with {reference}."
-
-
-def _budgets(summary: Mapping[str, Any]) -> str:
+def _budgets(summary: Mapping[str, Any]) -> list[str]:
     arms = {arm["arm"]: arm for arm in summary["arms"]}
     reference = arms.get(summary["reference"])
-    rows = []
-    for name, title in _BUDGETS.items():
-        cells = []
-        for arm in arms.values():
-            value = arm["budget"].get(name, 0)
-            against = reference["budget"].get(name, 0) if reference and reference is not arm else 0
-            cells.append(f"{value:,.0f}" + (f" ({100 * (value / against - 1):+.0f} %)" if against else ""))
-        rows.append((title, *cells))
+
+    def compared(arm: Mapping[str, Any], name: str) -> str:
+        value = arm["budget"].get(name, 0)
+        against = reference["budget"].get(name, 0) if reference and reference is not arm else 0
+        return f"{value:,.0f}" + (f" ({100 * (value / against - 1):+.0f} %)" if against else "")
+
+    rows = [(title, *(compared(arm, name) for arm in arms.values())) for name, title in _BUDGETS.items()]
     rows.append(("seconds on one core", *(f"{arm['seconds']:,.0f}" for arm in arms.values())))
     rows.append(("of them evolutions", *(f"{100 * arm['feedback_share']:.1f} %" for arm in arms.values())))
     if any(arm.get("failures") for arm in arms.values()):
-        rows += _gains_by_cost(list(arms.values()))
-    return _by_arm(("",), list(arms.values()), rows)
-
-
-def _gains_by_cost(arms: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """The mean gain of each arm over its mean cost, in episodes and in time; a dash where it cost nothing."""
-    costs = {
-        "points gained per 1,000 episodes": [(1000, arm["budget"]["episodes"]) for arm in arms],
-        "points gained per minute on one core": [(60, arm["seconds"]) for arm in arms],
-    }
-    gains = [100 * arm["gain"]["mean"] for arm in arms]
-    return [
-        (title, *(f"{unit * gain / cost:.2f}" if cost else "–" for gain, (unit, cost) in zip(gains, of, strict=True)))
-        for title, of in costs.items()
-    ]
+        gains = {name: 100 * arm["gain"]["mean"] for name, arm in arms.items()}
+        for title, unit, cost in (
+            ("points gained per 1,000 episodes", 1000, {name: arm["budget"]["episodes"] for name, arm in arms.items()}),
+            ("points gained per minute on one core", 60, {name: arm["seconds"] for name, arm in arms.items()}),
+        ):  # a dash where an arm cost nothing
+            rates = [unit * gain / cost[name] if cost[name] else None for name, gain in gains.items()]
+            rows.append((title, *(_told(rate, ".2f") for rate in rates)))
+    compared_with = f"; in brackets compared with {reference['title']}." if reference else "."
+    return ["## What each arm was given", "Means over seeds" + compared_with, _by_arm(("",), arms.values(), rows)]
 
 
 def _learning(summary: Mapping[str, Any]) -> list[str]:
@@ -252,10 +234,7 @@ def _quality(summary: Mapping[str, Any]) -> str:
     rows = [
         (
             arm["title"],
-            *(
-                "–" if value is None else f"{value:.{2 if name == 'turns' else 3}f}"
-                for name, value in arm["quality"].items()
-            ),
+            *(_told(value, ".2f" if name == "turns" else ".3f") for name, value in arm["quality"].items()),
             "" if arm["mastered"] is None else f"{100 * arm['mastered']:.0f}",
         )
         for arm in summary["arms"]
@@ -276,45 +255,8 @@ def _by_tool(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _worth(summary: Mapping[str, Any]) -> list[str]:
-    rows = _worth_rows(summary["arms"])
-    head = (
-        "## What tasks were worth, by origin\n\nMeans over seeds. A group is live if its episodes differ in reward: "
-        "only then has it a policy gradient. Groups are those of training, and actions those of its expeditions. A "
-        "tool is first solved by the origin whose task was the first one solved that calls it. The norm is that of "
-        "whole updates, weighted by the origin's live groups in each. – is not known."
-    )
-    if not rows:
-        return []
-    predicted = _predicted_rows(summary["arms"])
-    told = "Success at a task's first visit, as it was predicted of its draft and as it came (Spearman, mean of runs):"
-    return [
-        head,
-        markdown_table(_WORTH_HEAD, rows),
-        *([told, markdown_table(_PREDICTED_HEAD, predicted)] if predicted else []),
-    ]
-
-
-def _failures(summary: Mapping[str, Any]) -> list[str]:
-    """What the agents' failures were like, where arms learn from preferences."""
     arms = summary["arms"]
-    if not (rows := _failure_rows(arms)):
-        return []
-    most = max(arm["failures"]["records"] for arm in arms if "failures" in arm)
-    seeds = len(summary["seeds"])
-    among = "" if most == seeds else f" that have it in their records, {most} of {seeds}"
-    head = (
-        f"## What failures were like\n\nMeans over seeds{among}. A hard negative is a failure with a partial reward of "
-        "`preference.hard` or more; distance is the mean of log π_second − log π_target on the second agent's tokens, "
-        "at the end, in nats."
-    )
-    return [head, markdown_table(_FAILURES_HEAD, rows), "Pairs and examples that were learned from:",
-            markdown_table(_EXAMPLES_HEAD, _example_rows(arms))]  # fmt: skip
-
-
-def _worth_rows(arms: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """For each arm and origin: groups, live groups and their share, actions of the explorer, those a live group, tools
-    first solved, the norm."""
-    return [
+    rows = [
         (
             arm["title"],
             origin,
@@ -323,49 +265,67 @@ def _worth_rows(arms: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
             f"{100 * one['live'] / one['groups']:.0f} %" if one["groups"] else "–",
             f"{one['actions']:,.0f}",
             f"{one['actions'] / one['live']:.1f}" if one["live"] else "–",
-            "–" if one.get("solved") is None else f"{one['solved']:.1f}",
-            "–" if one.get("norm") is None else f"{one['norm']:.3f}",
+            _told(one.get("solved"), ".1f"),
+            _told(one.get("norm"), ".3f"),
         )
         for arm in arms
         for origin, one in arm.get("origins", {}).items()
     ]
-
-
-def _predicted_rows(arms: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """For each arm and predictor: the mean rank correlation, the runs that give one, and how many tasks a run has."""
-    return [
-        (
-            arm["title"],
-            name,
-            "–" if one["rho"] is None else f"{one['rho']:+.2f}",
-            f"{one['runs']}",
-            f"{one['tasks']:,.0f}",
-        )
+    if not rows:
+        return []
+    head = (
+        "arm", "origin", "groups", "live", "share", "explorer's actions", "a live group", "tools first solved",
+        "norm of its steps",
+    )  # fmt: skip
+    sections = [
+        "## What tasks were worth, by origin\n\nMeans over seeds. A group is live if its episodes differ in reward: "
+        "only then has it a policy gradient. Groups are those of training, and actions those of its expeditions. A "
+        "tool is first solved by the origin whose task was the first one solved that calls it. The norm is that of "
+        "whole updates, weighted by the origin's live groups in each. – is not known.",
+        markdown_table(head, rows),
+    ]
+    predicted = [
+        (arm["title"], name, _told(one["rho"], "+.2f"), f"{one['runs']}", f"{one['tasks']:,.0f}")
         for arm in arms
         for name, one in arm.get("predicted", {}).items()
     ]
+    if predicted:
+        sections += [
+            "Success at a task's first visit, as it was predicted of its draft and as it came (Spearman, mean of "
+            "runs):",
+            markdown_table(("arm", "predicted by", "rank correlation", "runs", "tasks"), predicted),
+        ]
+    return sections
 
 
-def _failure_rows(arms: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """For each arm and agent: failures among its episodes, shares of its failures, its distance to the target."""
-    return [
+def _failures(summary: Mapping[str, Any]) -> list[str]:
+    """What the agents' failures were like, where arms learn from preferences: shares of an agent's episodes and of its
+    failures, its distance to the target, and how many examples of each kind were learned from."""
+    known = [(arm["title"], arm["failures"]) for arm in summary["arms"] if arm.get("failures")]
+    rows = [
         (
-            arm["title"],
+            title,
             agent,
             *("–" if one.get(name) is None else f"{100 * one[name]:.0f} %" for name in ("failures", *FAILURE_SHARES)),
-            "–" if one.get("distance") is None else f"{one['distance']:.2f}",
+            _told(one.get("distance"), ".2f"),
         )
-        for arm in arms
-        for agent, one in arm.get("failures", {}).get("agents", {}).items()
+        for title, found in known
+        for agent, one in found["agents"].items()
     ]
-
-
-def _example_rows(arms: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """For each arm: how many examples of each kind were learned from."""
+    if not rows:
+        return []
+    most, seeds = max(found["records"] for _, found in known), len(summary["seeds"])
+    among = "" if most == seeds else f" that have it in their records, {most} of {seeds}"
+    examples = [(title, *(_told(found["examples"].get(name), ",.0f") for name in EXAMPLES)) for title, found in known]
     return [
-        (arm["title"], *(f"{found['examples'][name]:,.0f}" if name in found["examples"] else "–" for name in EXAMPLES))
-        for arm in arms
-        if (found := arm.get("failures"))
+        f"## What failures were like\n\nMeans over seeds{among}. A hard negative is a failure with a partial reward of "
+        "`preference.hard` or more; distance is the mean of log π_second − log π_target on the second agent's tokens, "
+        "at the end, in nats.",
+        markdown_table(
+            ("arm", "agent", "failures", "hard negatives", "different actions", "different ends", "distance"), rows
+        ),
+        "Pairs and examples that were learned from:",
+        markdown_table(("arm", *EXAMPLES.values()), examples),
     ]
 
 

@@ -14,12 +14,13 @@ from cojax import worlds
 from cojax.environment import Charted, Environment
 from cojax.pool import task_from_record
 from cojax.quality import HashedNgrams, describe_pool, greatest_similarity
+from cojax.report.figures import CONVERSION, conversions
 from cojax.report.lineage import histories
 from cojax.report.origins import worth
 from cojax.report.run import Run, read_run
 from cojax.run import held_out
 from cojax.signals import SIGNALS
-from cojax.storage.files import Log, StorageError, read_json
+from cojax.storage.files import StorageError, read_json
 from cojax.types import INFRASTRUCTURE, Task, content_hash
 from .comparison import mismatch
 from .runs import StudyRun
@@ -108,8 +109,6 @@ ORIGIN_MEASURES = ("solved", "norm")
 # Shares of an agent's failures: with a partial reward that makes them hard negatives, with different actions, with
 # different end states.
 FAILURE_SHARES = ("hard", "distinct", "ends")
-# What is counted of each evolution and origin.
-EVOLUTION = ("expeditions", "fruitful", "drafts", "tasks")
 
 
 class NotFinished(RuntimeError):
@@ -139,10 +138,9 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
         )
     _check_whole(summary, evaluations, job, workdir)
     trials = evaluations[1].get("trials", [])
-    metrics, expeditions, drafts = (
-        list(Log(workdir / f"{name}.jsonl").read()) for name in ("metrics", "expeditions", "drafts")
-    )
-    tasks = [task_from_record(record, line) for line, record in enumerate(Log(workdir / "tasks.jsonl").read(), 1)]
+    run = read_run(workdir)
+    metrics, drafts = run.metrics, run.drafts
+    tasks = [task_from_record(record, line) for line, record in enumerate(run.tasks.values(), 1)]
     evaluation = config["config"]["evaluation"]
     environment = environment_of(config["config"])
     targets = _evaluated(environment, evaluation, workdir)
@@ -173,8 +171,8 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
         "dev": [[row["step"], row["dev"]["success"]] for row in metrics if row.get("dev")],
         "learning": learning(metrics),
         "signals": {kind: [row["signals"][kind] for row in played] for kind in SIGNALS},
-        "evolutions": evolutions(expeditions, drafts),
-        **worth_of(read_run(workdir)),
+        "evolutions": evolutions(run),
+        **worth_of(run),
         **({"failures": failures} if (failures := failures_of(metrics)) else {}),
         "refused": refusal_counts(drafts),
         "tasks": describe_tasks(
@@ -263,26 +261,11 @@ def learning(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return {"updates": updates, **means}
 
 
-def evolutions(expeditions: Iterable[Mapping[str, Any]], drafts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each evolution and origin: expeditions, those of them that brought a task (fruitful), drafts, and tasks."""
-    counts: dict[tuple[int, str], Counter[str]] = {}
-    for one in expeditions:
-        if one["step"]:
-            counts.setdefault((one["step"], one["origin"]), Counter())["expeditions"] += 1
-    fruitful: set[tuple[int, int]] = set()
-    for draft in drafts:
-        if not draft["step"]:
-            continue
-        of = counts.setdefault((draft["step"], draft["origin"]), Counter())
-        of["drafts"] += 1
-        if draft["task"]:
-            of["tasks"] += 1
-            trip = draft["step"], draft["expedition"]
-            of["fruitful"] += trip not in fruitful
-            fruitful.add(trip)
+def evolutions(run: Run) -> list[dict[str, Any]]:
+    """For each evolution and origin the counts CONVERSION."""
     return [
-        {"step": step, "origin": origin, **{name: of[name] for name in EVOLUTION}}
-        for (step, origin), of in sorted(counts.items())
+        {"step": step, "origin": origin, **{name: counts[name] for name in CONVERSION}}
+        for (step, origin), counts in sorted(conversions(run).items())
     ]
 
 

@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from ml_collections import ConfigDict
 from cojax.registry.annotations import RegistryError, convert_setting, shown
 from cojax.run.checks import check
 from cojax.settings import presets
+from cojax.settings.base import put
 from cojax.settings.command_line import CommandLineParser
-from cojax.settings.ranges import RANGES, is_open, is_section, unknown
+from cojax.settings.ranges import RANGES, is_open, is_section, leaves, unknown
 from cojax.settings.reading import spelled_out
 from cojax.storage.files import RunDirectoryError, StorageError
 from .. import desk
@@ -62,24 +63,10 @@ def plain_configuration(settings: Settings) -> dict[str, Any]:
     return json.loads(json.dumps(configuration_of(settings).to_dict()))
 
 
-def dotted_leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted name and the value of every leaf, in order. An empty section has none."""
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from dotted_leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
 def changes(config: ConfigDict, base: ConfigDict) -> dict[str, Any]:
     """Dotted names and values of the leaves of `config` that `base` has otherwise, but for the run directory."""
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, ConfigDict):
-            found |= {f"{name}.{leaf}": one for leaf, one in changes(value, base[name]).items()}
-        elif value != base[name] and name != "workdir":
-            found[name] = value
-    return found
+    before = dict(leaves(base.to_dict()))
+    return {name: value for name, value in leaves(config.to_dict()) if value != before[name] and name != "workdir"}
 
 
 def configuration_of(settings: Settings) -> ConfigDict:
@@ -94,16 +81,8 @@ def configuration_of(settings: Settings) -> ConfigDict:
             )
         elif not is_open(name):
             raise RegistryError(unknown(name))
-        *sections, leaf = name.split(".")
-        # Sections named …_settings hold keywords of entries, by name where there are several; checks.py checks them.
-        of_entry = any(part.endswith("_settings") for part in sections)
-        section = config
-        for part in sections:
-            if of_entry and part not in section:
-                section[part] = ConfigDict()
-            section = section.get(part, {})
         try:
-            section[leaf] = value
+            put(config, name, value)
         except (TypeError, ValueError) as error:
             raise RegistryError(f"{name} is {shown(value)}, which is of another type than its default") from error
     return config

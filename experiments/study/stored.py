@@ -3,25 +3,24 @@
 The bytes follow from the records and the compressor: gzip stores no time and no name.
 """
 
-import contextlib
-import fcntl
 import functools
 import gzip
 import io
+import threading
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from cojax.durable import own_file
 from cojax.registry.annotations import shown
+from cojax.report.figures import CONVERSION
 from cojax.signals import SIGNALS
 from cojax.storage.episodes import expanded
-from cojax.storage.files import encode_record, explaining, parse_record, replace_file
+from cojax.storage.files import encode_record, parse_record, replace_file
 from .comparison import mismatch
-from .record import COLUMNS, CURVES, EVOLUTION, ORIGIN_COUNTS, ORIGIN_MEASURES, Record
+from .record import COLUMNS, CURVES, ORIGIN_COUNTS, ORIGIN_MEASURES, Record
 from .runs import StudyRun
 
 # Beyond these a number is damage, and means of such numbers would overflow.
@@ -71,7 +70,7 @@ _all = dict.fromkeys
 _BUDGETS = ("episodes", "turns", "tokens_sampled", "tokens_trained", "explorer_actions", "drafts", "tasks_added")
 # Older records have no measures of origins.
 _ORIGIN: Any = _part(_all(ORIGIN_COUNTS, _Count) | _all(ORIGIN_MEASURES, (_Amount | None, None)))
-_EVOLUTION: Any = _part(_all(EVOLUTION, _Count), step=_Count, origin=str)
+_EVOLUTION: Any = _part(_all(CONVERSION, _Count), step=_Count, origin=str)
 _PREDICTION: Any = _part(rho=_Correlation, tasks=_Count)
 _TRIAL: Any = _part(episodes=_Count, success=_Number)
 _SCHEMA = _part(
@@ -143,7 +142,7 @@ def _at(found: Mapping[str, Any], key: str) -> Any:
 
 
 _ENDING = ".jsonl.gz"
-_LOCK = ".lock"
+_STORING = threading.Lock()
 
 
 def path_of(out: Path, arm: str) -> Path:
@@ -216,29 +215,14 @@ def read_runs(out: Path, jobs: Iterable[StudyRun]) -> dict[tuple[str, int], Reco
 def store(out: Path, record: Record) -> None:
     """Adds a record to those of its arm, in place of one of the same seed.
 
-    Readers see the old file or the new one; of several writers each waits for the one before. Raises StorageError if
-    writing fails, and ValueError for a damaged file and for a record that is not strict JSON.
+    Readers see the old file or the new one; of several threads each waits for the one before. Of several processes only
+    one holds OUT (`__main__`). Raises StorageError if writing fails, and ValueError for a damaged file and for a record
+    that is not strict JSON.
     """
-    path = path_of(out, record["arm"])
-    with _locked(path.parent):
+    path, content = path_of(out, record["arm"]), io.BytesIO()
+    with _STORING:
         records = {**read_arm(out, record["arm"]), record["seed"]: record}
-        replace_file(path, _compressed(b"".join(encode_record(records[seed], path) for seed in sorted(records))))
-
-
-def _compressed(content: bytes) -> bytes:
-    # gzip.compress writes a header that differs between versions of Python.
-    made = io.BytesIO()
-    with gzip.GzipFile(filename="", mode="wb", fileobj=made, mtime=0) as file:
-        file.write(content)
-    return made.getvalue()
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Makes the folder, and waits until no other thread or process holds it."""
-    with explaining(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / _LOCK, "a", opener=own_file)  # noqa: SIM115  closed below, which frees it
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        # gzip.compress writes a header that differs between versions of Python.
+        with gzip.GzipFile(filename="", mode="wb", fileobj=content, mtime=0) as file:
+            file.write(b"".join(encode_record(records[seed], path) for seed in sorted(records)))
+        replace_file(path, content.getvalue())

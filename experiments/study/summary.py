@@ -4,14 +4,12 @@ import dataclasses
 import functools
 import itertools
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from scipy.special import stdtrit
-
 from cojax.environment import Charted, Environment
+from cojax.report.figures import student
 from cojax.report.origins import PREDICTORS
 from cojax.types import Task, content_hash
 from .arms import ARMS
@@ -37,17 +35,23 @@ def breakdowns(arms: Mapping[str, Sequence[Record]]) -> dict[str, list[dict[str,
     known = {(record["held_out"]["digest"], record["held_out"]["tasks"]) for record in used}
     if known != {(content_hash([task.id for task in tasks]), len(tasks))}:
         return {}
-    kinds: dict[str, Callable[[Task], Any]] = {"actions": _actions}
+    kinds: dict[str, list[tuple[Any, str]]] = {"actions": [_actions(task) for task in tasks]}
     if isinstance(environment, Charted):
-        popularity = environment.popularity()
-        tool = least_popular(environment, used[0]["config"]["explorer"]["ending"])
+        names, popularity = _tools_of(used[0])
         # The most popular ones first.
-        kinds["tool"] = lambda task: (-popularity.get(tool(task), 1.0), tool(task))
-        found = sorted({kinds["tool"](task) for task in tasks})
+        kinds["tool"] = [(-popularity.get(name, 1.0), name) for name in names]
+        found = sorted(set(kinds["tool"]))
         if len(found) >= MANY:
             tenths = {kind: 1 + 10 * place // len(found) for place, kind in enumerate(found)}
-            kinds["popularity"] = lambda task: (tenths[kinds["tool"](task)], f"tenth {tenths[kinds['tool'](task)]}")
-    return {name: _rows([of(task) for task in tasks], arms) for name, of in kinds.items()}
+            kinds["popularity"] = [(tenths[kind], f"tenth {tenths[kind]}") for kind in kinds["tool"]]
+    return {name: _rows(of, arms) for name, of in kinds.items()}
+
+
+def _tools_of(record: Record) -> tuple[list[str], Mapping[str, float]]:
+    """The least popular tool of each held-out task's solution, by task id, and the popularity of the tools."""
+    environment, tasks = held_out_tasks(record)
+    tool = least_popular(environment, record["config"]["explorer"]["ending"])
+    return [tool(task) for task in tasks], environment.popularity() if isinstance(environment, Charted) else {}
 
 
 def worst_tenth(records: Sequence[Record]) -> dict[int, float] | None:
@@ -67,6 +71,23 @@ def weakest_tenth(records: Sequence[Record]) -> dict[int, float] | None:
     return _tenth(records, lambda before, after, popularity: (before, popularity))
 
 
+def _tenth(records: Sequence[Record], order: Callable[[float, float, float], Any]) -> dict[int, float] | None:
+    """Seed → mean success after training of the tenth of the tools that comes first by `order`.
+
+    Its arguments are a tool's success before and after training, and its popularity.
+    """
+    names, popularity = _tools_of(records[0])
+    sizes = Counter(names)
+    if len(sizes) < MANY or any(record["held_out"]["tasks"] != len(names) for record in records):
+        return None
+    found = {}
+    for record in records:
+        before, after = (_shares(names, record["held_out"][when]) for when in ("zero_shot", "final"))
+        ranked = sorted(sizes, key=lambda name: (order(before[name], after[name], popularity.get(name, 0.0)), name))
+        found[record["seed"]] = _mean([after[name] for name in ranked[: max(1, round(len(ranked) / 10))]])
+    return found
+
+
 def long_tasks(records: Sequence[Record]) -> dict[int, float] | None:
     """Seed → success after training over the held-out tasks of at least LONG actions, finish counted.
 
@@ -76,39 +97,13 @@ def long_tasks(records: Sequence[Record]) -> dict[int, float] | None:
     long = [len(task.solution) >= LONG for task in tasks]
     if sum(long) < ENOUGH or any(record["held_out"]["tasks"] != len(tasks) for record in records):
         return None
-    return {
-        record["seed"]: sum(bit == "1" for bit, one in zip(record["held_out"]["final"], long, strict=True) if one)
-        / sum(long)
-        for record in records
-    }
+    return {record["seed"]: _shares(long, record["held_out"]["final"])[True] for record in records}
 
 
-def _tenth(records: Sequence[Record], order: Callable[[float, float, float], Any]) -> dict[int, float] | None:
-    """Seed → mean success after training of the tenth of the tools that comes first by `order`.
-
-    Its arguments are a tool's success before and after training, and its popularity.
-    """
-    environment, tasks = held_out_tasks(records[0])
-    if any(record["held_out"]["tasks"] != len(tasks) for record in records):
-        return None
-    tool = least_popular(environment, records[0]["config"]["explorer"]["ending"])
-    names = [tool(task) for task in tasks]
-    sizes = Counter(names)
-    if len(sizes) < MANY:
-        return None
-    popularity = environment.popularity() if isinstance(environment, Charted) else {}
-
-    def shares(record: Record, when: str) -> dict[str, float]:
-        solved = Counter(name for name, bit in zip(names, record["held_out"][when], strict=True) if bit == "1")
-        return {name: solved[name] / size for name, size in sizes.items()}
-
-    found = {}
-    for record in records:
-        before, after = shares(record, "zero_shot"), shares(record, "final")
-        ranked = sorted(sizes, key=lambda name: (order(before[name], after[name], popularity.get(name, 0.0)), name))
-        first = ranked[: max(1, round(len(ranked) / 10))]
-        found[record["seed"]] = sum(after[name] for name in first) / len(first)
-    return found
+def _shares(kinds: Sequence[Any], bits: str) -> dict[Any, float]:
+    """Kind → the share of its tasks that are solved. `kinds` holds that of each task, and `bits` 1 or 0 for each."""
+    solved = Counter(kind for kind, bit in zip(kinds, bits, strict=True) if bit == "1")
+    return {kind: solved[kind] / size for kind, size in Counter(kinds).items()}
 
 
 def tasks_by_tool(arms: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, float]]:
@@ -132,13 +127,13 @@ def prior_mastery(records: Sequence[Record], rows: Sequence[Mapping[str, Any]]) 
     left out; None where all are.
     """
     known = {row["kind"]: row["zero_shot"] for row in rows}
-    found = [
-        known[tool]
+    added = (
+        tool
         for record in records
         for tool, step in zip(record["tasks"]["tool"], record["tasks"]["step"], strict=True)
-        if step and tool in known
-    ]
-    return _mean_of_known(found)
+        if step
+    )
+    return _mean_of_known([known.get(tool) for tool in added])
 
 
 def _rows(kinds: Sequence[tuple[Any, str]], arms: Mapping[str, Sequence[Record]]) -> list[dict[str, Any]]:
@@ -156,11 +151,11 @@ def _rows(kinds: Sequence[tuple[Any, str]], arms: Mapping[str, Sequence[Record]]
     return [
         {
             "kind": kind[1],
-            "tasks": sizes[kind],
-            "zero_shot": start[kind] / sizes[kind],
-            "arms": {arm: found[kind] / sizes[kind] for arm, found in finals.items()},
+            "tasks": size,
+            "zero_shot": start[kind] / size,
+            "arms": {arm: found[kind] / size for arm, found in finals.items()},
         }
-        for kind in sorted(sizes)
+        for kind, size in sorted(sizes.items())
     ]
 
 
@@ -184,39 +179,45 @@ def _actions(task: Task) -> tuple[int, str]:
     return (count, str(count)) if count < _OPEN_ROW else (_OPEN_ROW, f"{_OPEN_ROW} and more")
 
 
+Successes = Mapping[int, float | None]  # seed → success; None where there was nothing to evaluate on
+
+
 @dataclasses.dataclass(frozen=True)
 class SeedEstimate:
-    """A mean over `count` seeds and its 95 % interval (low, high), which is None for one seed."""
+    """A mean over `count` seeds and its 95 % interval (low, high), which is None for one seed.
 
-    mean: float
+    All three are None where a run was not evaluated.
+    """
+
+    mean: float | None
     low: float | None
     high: float | None
     count: int
 
 
-def estimate(values: Sequence[float]) -> SeedEstimate:
+def estimate(values: Sequence[float | None]) -> SeedEstimate:
     """Mean and Student's interval, x̄ ± t₀.₉₇₅(n−1) · s/√n with s² = Σ(x−x̄)²/(n−1) (Student 1908).
 
     Raises ValueError for no values.
     """
     if not values:
         raise ValueError("no value to estimate from; run at least one seed")
-    count = len(values)
-    mean = math.fsum(values) / count
-    if count == 1:
-        return SeedEstimate(mean, None, None, 1)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
-    half = float(stdtrit(count - 1, 0.975)) * math.sqrt(variance / count)
-    return SeedEstimate(mean, mean - half, mean + half, count)
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return SeedEstimate(None, None, None, len(values))
+    if len(known) == 1:
+        return SeedEstimate(known[0], None, None, 1)
+    mean, _, half = student(known)
+    return SeedEstimate(mean, mean - half, mean + half, len(known))
 
 
-def paired_difference(one: Mapping[int, float], other: Mapping[int, float]) -> SeedEstimate | None:
-    """`estimate` of one − other over the seeds that both have; None where they share none.
+def paired_difference(one: Successes, other: Successes) -> SeedEstimate:
+    """`estimate` of one − other over the seeds that both have.
 
-    Effects of the seed, above all of its warm start, cancel out.
+    Effects of the seed, above all of its warm start, cancel out. Raises ValueError where they share none.
     """
-    shared = sorted(one.keys() & other.keys())
-    return estimate([one[seed] - other[seed] for seed in shared]) if shared else None
+    pairs = [(one[seed], other[seed]) for seed in sorted(one.keys() & other.keys())]
+    return estimate([None if ours is None or theirs is None else ours - theirs for ours, theirs in pairs])
 
 
 Records = Mapping[tuple[str, int], Record]  # (arm, seed) → record
@@ -237,17 +238,6 @@ EXAMPLES: Mapping[str, str] = {
     "experts": "experts imitated",
     "successes": "own successes imitated",
 }
-Successes = Mapping[int, float | None]  # seed → success; None where there was nothing to evaluate on
-
-
-@dataclasses.dataclass(frozen=True)
-class Unknown:
-    """In place of an estimate, where a run was not evaluated."""
-
-    count: int
-    mean: None = None
-    low: None = None
-    high: None = None
 
 
 def complete_seeds(table: Table, seeds: Sequence[int], records: Records) -> list[int]:
@@ -265,9 +255,9 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
     if not complete:
         raise ValueError(f"no seed of table {name!r} has finished in every arm ({', '.join(table.arms)})")
     used = [records[arm, seed] for seed in complete for arm in table.arms]
+    by_arm = {arm: [records[arm, seed] for seed in complete] for arm in table.arms}
     if len(sets := {(record["split"], record["held_out"]["digest"]) for record in used}) > 1:
         raise ValueError(f"the runs of table {name!r} were evaluated on {len(sets)} different sets of tasks")
-    by_arm = {arm: [records[arm, seed] for seed in complete] for arm in table.arms}
     zero_shot = {seed: records[table.arms[0], seed]["zero_shot"] for seed in complete}
     by_kind = breakdowns(by_arm)
     finals = {arm: {seed: records[arm, seed]["final"] for seed in complete} for arm in table.arms}
@@ -317,7 +307,6 @@ def _common(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _row(
     arm: str, records: Sequence[Record], final: Successes, zero_shot: Successes, by_tool: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    seconds = [record["seconds"] for record in records]
     live = [record["curves"]["live_groups"] for record in records]
     budgets = [{**record["budget"], "evaluation_episodes": _evaluation_episodes(record)} for record in records]
     return {
@@ -325,7 +314,7 @@ def _row(
         "title": ARMS[arm].title,
         "settings": dict(ARMS[arm].settings),
         "final": _estimate(final),
-        "gain": dataclasses.asdict(_paired(final, zero_shot)),
+        "gain": dataclasses.asdict(paired_difference(final, zero_shot)),
         "cross_table": _mean_counts([cross_table(record["held_out"]) for record in records]),
         # None for an arm without steps.
         "live_groups": _mean([_mean(groups) for groups in live]) if all(live) else None,
@@ -334,13 +323,11 @@ def _row(
         **({"origins": worth} if (worth := mean_worth(records)) else {}),
         **({"predicted": predicted} if (predicted := mean_predicted(records)) else {}),
         **({"failures": failures} if (failures := mean_failures(records)) else {}),
-        "refused": _means([record["refused"] for record in records]),
+        "refused": dict(Counter(_mean_counts([record["refused"] for record in records])).most_common()),
         "quality": {name: _mean_if_known([find(one["quality"]) for one in records]) for name, find in QUALITY.items()},
         "mastered": prior_mastery(records, by_tool),
-        "seconds": _mean([one["total"] for one in seconds]),
-        "feedback_share": _mean(
-            [record["evolution_seconds"] / one["total"] for record, one in zip(records, seconds, strict=True)]
-        ),
+        "seconds": _mean([record["seconds"]["total"] for record in records]),
+        "feedback_share": _mean([record["evolution_seconds"] / record["seconds"]["total"] for record in records]),
     }
 
 
@@ -348,12 +335,6 @@ def _mean_counts(counts: Sequence[Mapping[str, int]]) -> dict[str, float]:
     """Means of counts over all records, in their order; a record without a count has 0."""
     names = dict.fromkeys(name for one in counts for name in one)
     return {name: _mean([one.get(name, 0) for one in counts]) for name in names}
-
-
-def _means(counts: Sequence[Mapping[str, int]]) -> dict[str, float]:
-    """Means of counts over all records, the greatest first; a record without a count has 0."""
-    total = sum((Counter(one) for one in counts), Counter())
-    return {name: count / len(counts) for name, count in total.most_common()}
 
 
 def _learning(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -404,42 +385,38 @@ def mean_failures(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if not known:
         return {}
     names = [name for name in EXAMPLES if any(name in one["examples"] for one in known)]
-    agents = [agent for agent in ("target", "second") if all(agent in one["agents"] for one in known)]
+    agents = {
+        agent: [one["agents"][agent] for one in known]
+        for agent in ("target", "second")
+        if all(agent in one["agents"] for one in known)
+    }
     return {
         "records": len(known),
         "examples": {name: _mean([one["examples"].get(name, 0) for one in known]) for name in names},
-        "agents": {agent: _means_if_known([one["agents"][agent] for one in known]) for agent in agents},
+        "agents": {
+            agent: {name: _mean_if_known([one.get(name) for one in of]) for name in dict.fromkeys(itertools.chain(*of))}
+            for agent, of in agents.items()
+        },
     }
 
 
 def _difference(one: str, other: str, finals: Mapping[str, Successes]) -> dict[str, Any]:
-    ours, theirs = _known(finals[one]), _known(finals[other])
-    by_seed = {str(seed): ours[seed] - theirs[seed] for seed in ours if seed in theirs}
+    by_seed = {
+        str(seed): ours - theirs
+        for seed, ours in finals[one].items()
+        if ours is not None and (theirs := finals[other].get(seed)) is not None
+    }
     return {
         "one": one,
         "other": other,
-        **dataclasses.asdict(_paired(finals[one], finals[other])),
+        **dataclasses.asdict(paired_difference(finals[one], finals[other])),
         "by_seed": by_seed,
         "seeds_above_0": sum(value > 0 for value in by_seed.values()),
     }
 
 
-def _paired(one: Successes, other: Successes) -> SeedEstimate | Unknown:
-    """The paired difference; unknown where a run was not evaluated."""
-    if None in (*one.values(), *other.values()):
-        return Unknown(len(one))
-    found = paired_difference(_known(one), _known(other))
-    assert found is not None, "complete seeds are shared"
-    return found
-
-
-def _known(by_seed: Successes) -> dict[int, float]:
-    return {seed: value for seed, value in by_seed.items() if value is not None}
-
-
 def _estimate(by_seed: Successes) -> dict[str, Any]:
-    whole = None not in by_seed.values()
-    found = dataclasses.asdict(estimate(list(_known(by_seed).values())) if whole else Unknown(len(by_seed)))
+    found = dataclasses.asdict(estimate(list(by_seed.values())))
     return {**found, "by_seed": {str(seed): value for seed, value in by_seed.items()}}
 
 
@@ -456,13 +433,8 @@ def _made_with(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _mean_if_known(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return _mean(known) if len(known) == len(values) else None
-
-
-def _means_if_known(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    """Means of what all rows know; None for what only some do."""
-    return {name: _mean_if_known([row.get(name) for row in rows]) for name in dict.fromkeys(itertools.chain(*rows))}
+    """The mean; None unless all are known."""
+    return None if None in values else _mean_of_known(values)
 
 
 def _mean_of_known(values: Sequence[float | None]) -> float | None:

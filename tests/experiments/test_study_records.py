@@ -6,7 +6,8 @@ import functools
 import pytest
 from study_records import record
 
-from cojax.storage.files import write_json
+from cojax.report import read_run
+from cojax.storage.files import Log, write_json
 from environments import load
 from experiments.study import stored
 from experiments.study.arms import COMMON
@@ -57,15 +58,20 @@ def test_updates_are_counted_and_averaged():
     assert learning([{}]) == {"updates": 0}
 
 
-def test_conversion_counts_expeditions_and_drafts_of_evolutions_alone():
-    expeditions = [{"step": step, "origin": "rare"} for step in (0, 10, 10, 10)] + [{"step": 10, "origin": "boundary"}]
+def test_conversion_counts_expeditions_and_drafts_of_evolutions_alone(tmp_path):
+    origins = [(0, "rare"), (10, "rare"), (10, "rare"), (10, "rare"), (10, "boundary")]
+    expeditions = [{"step": step, "expedition": number, "origin": one} for number, (step, one) in enumerate(origins)]
+    about = {"draft": {}, "verdict": {}}
     drafts = [
-        {"step": 0, "origin": "unguided", "expedition": 0, "task": "t"},
-        {"step": 10, "origin": "rare", "expedition": 0, "task": "u"},
-        {"step": 10, "origin": "rare", "expedition": 0, "task": "v"},
-        {"step": 10, "origin": "rare", "expedition": 1, "task": ""},
+        {"step": 0, "origin": "unguided", "expedition": 0, "task": "t", **about},
+        {"step": 10, "origin": "rare", "expedition": 1, "task": "u", **about},
+        {"step": 10, "origin": "rare", "expedition": 1, "task": "v", **about},
+        {"step": 10, "origin": "rare", "expedition": 2, "task": "", **about},
     ]
-    assert evolutions(expeditions, drafts) == [
+    write_json(tmp_path / "config.json", {})
+    Log(tmp_path / "expeditions.jsonl").append(expeditions)
+    Log(tmp_path / "drafts.jsonl").append(drafts)
+    assert evolutions(read_run(tmp_path)) == [
         {"step": 10, "origin": "boundary", "expeditions": 1, "fruitful": 0, "drafts": 0, "tasks": 0},
         {"step": 10, "origin": "rare", "expeditions": 3, "fruitful": 1, "drafts": 3, "tasks": 2},
     ]

@@ -20,7 +20,7 @@ from cojax.report import TaskVisit, lineage, read_run, write_report
 from cojax.report.command import main
 from cojax.report.episodes import pick_varied, pick_within
 from cojax.report.figures import evenly, evolutions, first_and_last_success, headline, pool, totals
-from cojax.report.lineage import Lineages, VisitIndex
+from cojax.report.lineage import VisitIndex, histories
 from cojax.report.page import contents, embed
 from cojax.storage.episodes import Episodes
 from cojax.storage.files import Log, write_json
@@ -174,8 +174,7 @@ def test_success_compares_first_and_last_visit_of_the_same_tasks(run: Path) -> N
     for step in (1, 3, 5):
         for line in read.episodes.read(step):
             visits.add(CHILD.id if line["task"]["query"] == CHILD.query else SEED.id, step, line)
-    lineages = Lineages(read, visits)
-    assert first_and_last_success(lineages.history(task) for task in read.tasks) == [
+    assert first_and_last_success(histories(read, visits)) == [
         {"origin": "unguided", "tasks": 1, "first": 0.5, "last": 1.0},
         {"origin": "boundary", "tasks": 1, "first": 0.0, "last": 0.5},
     ]
