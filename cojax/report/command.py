@@ -145,7 +145,8 @@ def _of_task(workdir: str, id: str) -> Iterator[Text]:
     """The history of a task, its expedition, and what was sent and received."""
     history, run = lineage(workdir, id), read_run(workdir)
     yield from history_lines(history)
-    yield from _work(run, history.expedition, history.id)
+    yield from _expedition(run, history.expedition)
+    yield from _exchanges(run, history.expedition, history.id)
 
 
 def _of_drafts(run: Run, name: str) -> Iterator[Text]:
@@ -183,7 +184,8 @@ def _draft(run: Run, name: str, draft: Json) -> Iterator[Text]:
     if draft.get("task"):
         yield _line("task", draft["task"])
     task = id_of(words) if {"environment", "query", "setup"} <= words.keys() else ""
-    yield from _work(run, expedition_of(draft), task)
+    yield from _expedition(run, expedition_of(draft))
+    yield from _exchanges(run, expedition_of(draft), task)
 
 
 def _solution(actions: Iterable[str]) -> Iterator[Text]:
@@ -194,12 +196,6 @@ def _solution(actions: Iterable[str]) -> Iterator[Text]:
 def _evidence(lines: Iterable[str]) -> Iterator[Text]:
     for line in lines:
         yield _line("", f"· {line}")
-
-
-def _work(run: Run, expedition: tuple[int, int] | None, task: str) -> Iterator[Text]:
-    """What the explorer did, and what was sent to a model for it and for the validation, and received."""
-    yield from _expedition(run, expedition)
-    yield from _exchanges(run, expedition, task)
 
 
 def _expedition(run: Run, key: tuple[int, int] | None) -> Iterator[Text]:

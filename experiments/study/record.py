@@ -130,13 +130,17 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
 
     Raises NotFinished that says what is missing or different.
     """
-    summary, config = _read(workdir / "summary.json"), _read(workdir / "config.json")
-    evaluations = [_read(workdir / f"{name}.json") for name in ("zero_shot", "final")]
+    summary, config, *evaluations = (
+        _read(workdir / f"{name}.json") for name in ("summary", "config", "zero_shot", "final")
+    )
     if different := mismatch(config, job.config):
         raise NotFinished(
             f"{workdir} holds a run with other settings: {different}. Choose another --runs, or delete it"
         )
-    _check_whole(summary, evaluations, job, workdir)
+    if summary["steps"] != job.config["steps"]:
+        raise NotFinished(f"{workdir} ended after {summary['steps']} steps, not {job.config['steps']}; delete it")
+    if any("tasks" not in found for found in evaluations):
+        raise NotFinished(f"{workdir} does not say which held-out tasks were solved; delete it and run the study again")
     trials = evaluations[1].get("trials", [])
     run = read_run(workdir)
     metrics, drafts = run.metrics, run.drafts
@@ -183,16 +187,6 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
         ),
         "quality": describe_pool(tasks, targets, HashedNgrams(), config["config"]["quality"]["k"]),
     }  # fmt: skip
-
-
-def _check_whole(
-    summary: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]], job: StudyRun, workdir: Path
-) -> None:
-    """Raises NotFinished for a run that ended early, or that does not know its evaluation task by task."""
-    if summary["steps"] != job.config["steps"]:
-        raise NotFinished(f"{workdir} ended after {summary['steps']} steps, not {job.config['steps']}; delete it")
-    if any("tasks" not in found for found in evaluations):
-        raise NotFinished(f"{workdir} does not say which held-out tasks were solved; delete it and run the study again")
 
 
 def _evaluated(environment: Environment, evaluation: Mapping[str, Any], workdir: Path) -> Sequence[Task]:
@@ -317,19 +311,19 @@ def failures_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 total[name] += found.get(name, 0.0) * failed
             if found.get("distance") is not None:
                 distance[agent] = found["distance"]
+
+    def share(count: float, of: float) -> float | None:
+        return round(count / of, _DIGITS) if of else None
+
     agents = {
         agent: {
-            "failures": _share(total["failures"], total["episodes"]),
-            **{name: _share(total[name], total["failures"]) for name in FAILURE_SHARES},
+            "failures": share(total["failures"], total["episodes"]),
+            **{name: share(total[name], total["failures"]) for name in FAILURE_SHARES},
             **({"distance": distance[agent]} if agent in distance else {}),
         }
         for agent, total in totals.items()
     }
     return {"examples": dict(examples), "agents": agents} if agents or examples else {}
-
-
-def _share(count: float, of: float) -> float | None:
-    return round(count / of, 6) if of else None
 
 
 def refusal_counts(drafts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
