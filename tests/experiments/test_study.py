@@ -55,7 +55,8 @@ def test_differences_are_paired_by_the_seeds_that_both_have():
     assert (found.mean, found.low, found.high) == pytest.approx((0.15, -0.48531, 0.78531), abs=1e-5)
     # What the seeds share cancels out: far apart from each other, one point apart in each pair.
     assert paired_difference({1: 0.1, 2: 0.5, 3: 0.9}, {1: 0.0, 2: 0.4, 3: 0.8}).low == pytest.approx(0.1)
-    assert paired_difference({1: 0.5}, {2: 0.5}) is None
+    with pytest.raises(ValueError, match="no value to estimate from"):
+        paired_difference({1: 0.5}, {2: 0.5})
 
 
 @pytest.mark.parametrize("development", [False, True])
