@@ -17,10 +17,9 @@ from benchmarks.models import Model, choose_model
 from benchmarks.results import Row, Spread, compile_seconds, timed
 from benchmarks.shapes import parameter_bytes, update_flops
 from cojax.compile.programs import parameter_count
-from cojax.learner.bound_loss import TrainBatch
-from cojax.learner.learner import Learner
+from cojax.learner.batch import RowShape, TrainBatch, pack_sequences
+from cojax.learner.learner import Learner, StepBatches
 from cojax.learner.optimizer import adamw
-from cojax.learner.packing import pack_sequences
 from cojax.learner.rehearsal import AUTO, fastest_that_fits
 from cojax.learner.update import TrainState
 from cojax.policy.config import ModelConfig
@@ -119,7 +118,7 @@ def _measure(
 
     def run() -> None:
         nonlocal state
-        state, _ = learner.train(state, batch)
+        state, _ = learner.update(state, StepBatches([batch]))
         jax.block_until_ready(state)
 
     with _dumped_programs() as folder:
@@ -164,7 +163,7 @@ def _batch(config: ModelConfig, rows: Rows) -> TrainBatch:
     """Random texts that fill every row; all tokens but the first of each text are learned from."""
     draw = np.random.default_rng(0)
     texts = [(draw.integers(0, config.vocab_size, length).tolist(), [True] * length) for length in rows.lengths]
-    batch = pack_sequences(texts, rows.length, rows.micro)
+    batch = pack_sequences(texts, RowShape(rows.length, rows.micro))
     return dataclasses.replace(
         batch,
         advantages=np.where(batch.segment_ids % 2 == 0, np.float32(-1), np.float32(1)),

@@ -22,11 +22,12 @@ from transformers import PreTrainedTokenizerBase
 
 from cojax.durable import sync_folder
 from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, play
-from cojax.learner import bound_loss, losses, optimizer, packing, parts, update
+from cojax.learner import batch as packing
 from cojax.learner import learner as step
+from cojax.learner import losses, objective, optimizer, update
 from cojax.learner import placement as placing
-from cojax.learner.learner import Learner
-from cojax.learner.packing import pack_sequences
+from cojax.learner.batch import pack_sequences
+from cojax.learner.learner import Learner, StepBatches
 from cojax.learner.update import TrainState
 from cojax.policy import adapters, attention, logprobs, moe, transformer
 from cojax.policy import config as shapes
@@ -43,7 +44,7 @@ from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 
 # Modules whose code decides which policy the same settings give.
 _DECIDING = (
-    adapters, attention, bound_loss, control_tokens, logprobs, losses, moe, optimizer, packing, parts,
+    adapters, attention, control_tokens, logprobs, losses, moe, objective, optimizer, packing,
     placing, rendering, shapes, step, transformer, update, vocabulary,
 )  # fmt: skip
 _LOG = logging.getLogger(__name__)
@@ -174,8 +175,8 @@ def train(
     for done in range(1, schedule.steps + 1):
         drawn = schedule.draw(seed, done, len(demonstrations))
         shown.update(drawn)
-        batch = pack_sequences([shortest_first[index] for index in drawn], learner.row_length, learner.micro_rows)
-        state, metrics = learner.train(state, batch)
+        batch = pack_sequences([shortest_first[index] for index in drawn], learner.shape)
+        state, metrics = learner.update(state, StepBatches([batch]))
         advance()
         if done % schedule.check_every == 0 or done == schedule.steps:
             engine.load(learner.weights(state, done))

@@ -5,7 +5,7 @@ import pytest
 
 import environments
 from cojax.environment import play
-from cojax.learner.packing import sampled_mask
+from cojax.learner.batch import sampled_mask
 from cojax.prefix_replay import PrefixLengths, prefix, replayed
 from cojax.rollout.chat import Chat, PolicyActor, PolicyActors, no_document
 from cojax.rollout.engine import Completion, Sampling

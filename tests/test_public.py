@@ -28,10 +28,9 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "cojax.environment.wrapping": ("Wrapped", "WrappedEpisode"),
     "cojax.registry": ("Range", "RegistryError"),
     "cojax.registry.annotations": ("Range", "RegistryError"),
-    "cojax.learner.losses": ("LOSSES", "learns_from", "policy_gradient"),
-    "cojax.learner.parts": (
-        "LARGEST_LOG_RATIO", "bounded_exp", "kl_estimate", "sequence_mean", "summed_by", "two_sided_mask",
-        "where_learned",
+    "cojax.learner.losses": (
+        "LARGEST_LOG_RATIO", "LOSSES", "bounded_exp", "kl_estimate", "learns_from", "policy_gradient", "sequence_mean",
+        "summed_by", "two_sided_mask", "where_learned",
     ),
     "cojax.learner.advantages": ("ADVANTAGES", "rewards"),
     "cojax.learner.weightings": ("WEIGHTINGS",),

@@ -15,10 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.results import Row
-from cojax.learner.bound_loss import TrainBatch
-from cojax.learner.learner import Learner
+from cojax.learner.batch import RowShape, TrainBatch, pack_sequences
+from cojax.learner.learner import Learner, StepBatches
 from cojax.learner.optimizer import adamw
-from cojax.learner.packing import pack_sequences
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_logprobs
 from cojax.policy.parameters import Params, to_hf
@@ -112,7 +111,7 @@ def _values(config: ModelConfig) -> dict[str, np.ndarray]:
     scores, logprobs = score(params, batch.tokens, batch.positions, batch.segment_ids)
     before = np.asarray(params["layers"]["attention"]["query"]["kernel"])
     learner = Learner(config=config, optimizer=adamw(_RATE), row_length=_ROW, micro_rows=1)
-    state, metrics = learner.train(learner.init(params), batch)
+    state, metrics = learner.update(learner.init(params), StepBatches([batch]))
     after = np.asarray(state.params["layers"]["attention"]["query"]["kernel"])
     return {
         "logits": np.asarray(scores, np.float32),
@@ -168,7 +167,7 @@ def _params(config: ModelConfig) -> Params:
 def _batch(config: ModelConfig) -> TrainBatch:
     draw = np.random.default_rng(1)
     texts = [(draw.integers(0, config.vocab_size, length).tolist(), [True] * length) for length in _TEXTS]
-    batch = pack_sequences(texts, _ROW, 1)
+    batch = pack_sequences(texts, RowShape(_ROW))
     return dataclasses.replace(
         batch,
         advantages=np.where(batch.segment_ids % 2 == 0, np.float32(-1), np.float32(1)),

@@ -22,7 +22,7 @@ from rich.table import Table
 from cojax.compile import program_text, targets
 from cojax.compile.program_text import Collective, Program
 from cojax.compile.targets import GIB, Chip, Target, lowered_for
-from cojax.learner.bound_loss import TrainBatch
+from cojax.learner.batch import TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.rehearsal import full_batches
 from cojax.learner.update import TrainState

@@ -23,7 +23,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from cojax.distributed.wire import Wire, WireError
-from cojax.learner.bound_loss import TrainBatch
+from cojax.learner.batch import TrainBatch
 from cojax.learner.update import divided, united
 from cojax.storage.checkpoint import ArrayFiles
 

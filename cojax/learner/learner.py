@@ -16,10 +16,11 @@ import optax
 from jax.sharding import Mesh
 from jax.stages import Lowered, Wrapped
 
-from cojax.learner import packing
+from cojax.learner import batch as packing
 from cojax.learner import update as arithmetic
-from cojax.learner.bound_loss import TrainBatch, bind
+from cojax.learner.batch import RowShape, TrainBatch
 from cojax.learner.losses import LOSSES
+from cojax.learner.objective import HardNegatives, Objective, bind, objective
 from cojax.learner.optimizer import compensate_rounding
 from cojax.learner.placement import ONE_PROCESS, Hosts, Placement, advanced, fetch, weights_of
 from cojax.learner.update import Metrics, NonFiniteUpdate, Params, TrainState, batch_logprobs
@@ -50,7 +51,7 @@ class StepBatches:
     """What a step learns from: packed batches, the batch of each update by its number, hard negatives, and counts."""
 
     batches: Sequence[TrainBatch]
-    order: Sequence[int]
+    order: Sequence[int] = (0,)
     pairs: TrainBatch | None = None
     facts: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
@@ -95,23 +96,23 @@ class Learner:
     lora: Lora | None = None
     mesh: Mesh | None = None
     round_reference: str = ""
-    hard: packing.HardNegatives | None = None
+    hard: HardNegatives | None = None
     hosts: Hosts = ONE_PROCESS
-    route_shape: RouteShape | None = dataclasses.field(init=False)
+    shape: RowShape = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         loss = self.objective.loss
         _check_settings(self)
-        shape = required_route_shape(self.routes, self.config, self.loss, loss.routes)
-        object.__setattr__(self, "route_shape", shape)
+        routes = required_route_shape(self.routes, self.config, self.loss, loss.routes)
+        object.__setattr__(self, "shape", RowShape(self.row_length, self.micro_rows, routes))
         if self.reference is not None:
             reference = cast_for_compute(self.config, self.reference)
             object.__setattr__(self, "reference", self.placement.params(reference, parameters(self.config)))
 
     @functools.cached_property
-    def objective(self) -> packing.Objective:
+    def objective(self) -> Objective:
         """Loss, advantage and weighting. Raises ValueError for an unknown name or setting, and where they conflict."""
-        return packing.objective(
+        return objective(
             bind(self.loss, LOSSES, self.loss_settings), self.advantage, self.advantage_settings, self.weighting,
             self.weighting_settings, splits=self.updates_per_batch if self.each_update == "part" else 1,
         )  # fmt: skip
@@ -174,9 +175,9 @@ class Learner:
             batch, count = placed[index], counts[index]
             if batch is None:
                 continue
-            with self.hosts.operation("apply", state, batch, count, pairs) as finish:
+            with self.hosts.operation("update", state, batch, count, pairs) as finish:
                 shardings = self.placement.shardings(state)
-                state, raw = finish(self._step(state, self._frozen, batch, count, pairs, shardings=shardings))
+                state, raw = finish(self._update(state, self._frozen, batch, count, pairs, shardings=shardings))
             updates.append(arithmetic.mean_metrics(jax.device_get(raw), packed.batches[index]))
             if not np.isfinite([updates[-1]["loss"], updates[-1]["grad_norm"]]).all():
                 flat = jax.tree.map(lambda array: np.reshape(array, (-1, *array.shape[2:])), fetch(self.hosts, batch))
@@ -185,24 +186,20 @@ class Learner:
             state = finish(advanced(state))
         return state, {**packed.facts, **arithmetic.combine_updates(updates)}
 
-    def train(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
-        """`update` from one packed batch, whose rows are a multiple of `micro_rows`."""
-        return self.update(state, StepBatches([batch], [0] * self.updates_per_batch, facts=packing.describe(batch)))
-
     def pack(self, groups: Sequence[Group], step: int, sizes: Sequence[int] = ()) -> StepBatches:
-        """The batches of the step after `step`, as `update` learns from them. Raises what `packing.pack` raises."""
+        """The batches of the step after `step`, as `update` takes them. Raises what `packing.pack` raises."""
         if step + 1 in self.skip_steps:  # no batch is made: making it may be what fails
             return StepBatches((), (), facts=packing.skipped_metrics(groups))
-        settings = (self.seed, step), self.row_length, self.micro_rows, sizes, self.route_shape
-        batches, facts = self.objective.batches(groups, *settings)
-        pairs, counts = (None, {}) if self.hard is None else self.hard.pack(groups, *settings)
+        seed = self.seed, step
+        batches, facts = self.objective.batches(groups, seed, self.shape, sizes)
+        pairs, counts = (None, {}) if self.hard is None else self.hard.pack(groups, seed, self.shape, sizes)
         order = [number % len(batches) for number in range(self.updates_per_batch)]
         return StepBatches(batches, order, pairs, {**facts, **counts})
 
     def pack_examples(self, examples: Sequence[packing.Example], most: int) -> TrainBatch:
         """Pairs or trajectories as a batch, whose shape holds `most` of what the loss learns from."""
-        rows = packing.capacity(most, 2 if self.objective.loss.pairs else 1, self.micro_rows)
-        return packing.pack_examples(examples, self.row_length, self.micro_rows, rows=rows, routes=self.route_shape)
+        rows = self.shape.holding(most, 2 if self.objective.loss.pairs else 1)
+        return packing.pack_examples(examples, self.shape, rows)
 
     def live(self, batch: TrainBatch) -> np.int32:
         """The number of micro-batches that hold tokens; they come first."""
@@ -229,22 +226,22 @@ class Learner:
             reference = self._forward(self._frozen, state.params, placed, count)
             return finish((dataclasses.replace(placed, reference_logprobs=reference), count))
 
-    def apply(
+    def update_once(
         self, state: TrainState, batch: TrainBatch, count: np.int32, pairs: PreparedPairs | None = None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update of `update`, from the first `count` micro-batches of a prepared batch, and pairs."""
-        with self.hosts.operation("apply", state, batch, count, pairs) as finish:
+        with self.hosts.operation("update", state, batch, count, pairs) as finish:
             shardings = self.placement.shardings(state)
-            return finish(self._step(state, self._frozen, batch, count, pairs, shardings=shardings))
+            return finish(self._update(state, self._frozen, batch, count, pairs, shardings=shardings))
 
     def programs(
         self, state: TrainState, batch: TrainBatch, pairs: TrainBatch | None = None
     ) -> Mapping[str, Callable[[], Lowered]]:
-        """What lowers the programs of `apply` (update), `prepare` (reference, old) and `prepare_pairs` (pairs)."""
+        """What lowers the programs of `update_once` (update), `prepare` (reference, old), `prepare_pairs` (pairs)."""
         batch, count = self.placement.abstract(batch, self.micro_rows), np.int32(1)
         extra = None if pairs is None else (self.placement.abstract(pairs, self.micro_rows), count)
         lower, shardings = functools.partial, self.placement.shardings(state)
-        programs = {"update": lower(self._step.lower, state, self._frozen, batch, count, extra, shardings=shardings)}
+        programs = {"update": lower(self._update.lower, state, self._frozen, batch, count, extra, shardings=shardings)}
         if self.reads_reference:
             programs["reference"] = lower(self._forward.lower, self.reference, None, batch, count)
         if not self.on_policy:
@@ -272,15 +269,15 @@ class Learner:
             return finish(fingerprint((state.params, None if self.lora is None else self.reference)))
 
     @functools.cached_property
-    def _step(self) -> Wrapped:
-        """`train_step`, jitted: (state, frozen, batch [M, b, T], count, pairs, shardings) → (state, metrics)."""
+    def _update(self) -> Wrapped:
+        """`arithmetic.update`, jitted: (state, frozen, batch [M, b, T], count, pairs, shardings) → (state, metrics)."""
         loss = self.objective.loss
-        step = functools.partial(
-            arithmetic.train_step, score=functools.partial(self._scores, entropy=loss.entropy), loss=loss,
+        update = functools.partial(
+            arithmetic.update, score=functools.partial(self._scores, entropy=loss.entropy), loss=loss,
             optimizer=self.compensated_optimizer, on_policy=self.on_policy,
             pair_loss=None if self.hard is None else self.hard.loss,
         )  # fmt: skip
-        return jax.jit(step, donate_argnums=0, static_argnames="shardings")
+        return jax.jit(update, donate_argnums=0, static_argnames="shardings")
 
     @functools.cached_property
     def _forward(self) -> Wrapped:

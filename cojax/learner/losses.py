@@ -1,22 +1,110 @@
 """Losses: functions from log-probs and columns of the batch, arrays [b, T], to a loss for each token, float32[b, T].
 
-The positional parameters of a loss name its inputs, listed in bound_loss.py; the keyword-only ones are its settings. A
-loss returns the per-token loss and *facts*: per-token figures that are reported as means over the learned tokens.
-Where the weight is 0, loss and facts are ignored, but they and the gradient must be finite.
+The positional parameters of a loss name its inputs: scores of the policy (objective.py) or columns of the batch
+(batch.py). The keyword-only ones are its settings. A loss returns the per-token loss and *facts*: per-token figures
+that are reported as means over the learned tokens. Where the weight is 0, loss and facts are ignored, but they and the
+gradient must be finite.
 """
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, get_type_hints
 
 import jax
 import jax.numpy as jnp
 
-from cojax.learner import parts
-from cojax.learner.bound_loss import Facts, Loss, learns_from
-from cojax.learner.parts import bounded_exp, where_learned
 from cojax.registry import Range
+
+Facts = dict[str, jax.Array]
+Loss = Callable[..., tuple[jax.Array, Facts]]
+
+
+def learns_from(*, pairs: bool = False, flat_groups: bool | Callable[..., bool] = False) -> Callable[[Loss], Loss]:
+    """Declares what a loss learns from, where that is not groups with advantages other than 0.
+
+    `pairs`: it learns from pairs of a success and a failure instead of groups. `flat_groups`: it also learns from
+    groups whose advantages are all 0, always or as a function of its settings says. The latter need not be declared for
+    a loss that uses no advantages, or one that uses reference log-probs or the entropy: their terms do not depend on
+    advantages.
+    """
+    by_settings = flat_groups if callable(flat_groups) else (lambda **settings: bool(flat_groups))
+
+    def declare(loss: Loss) -> Loss:
+        vars(loss)["learns_from"] = pairs, by_settings
+        return loss
+
+    return declare
+
+
+# Building blocks of losses, for the losses here and for those of users: pure functions of arrays [b, T]. Where
+# `learned` is false, the result is exactly 0 and has no gradient, whatever the inputs are there.
+LARGEST_LOG_RATIO = 10.0  # nats
+
+
+def bounded_exp(log_ratio: jax.Array) -> jax.Array:
+    """e^x up to x = LARGEST_LOG_RATIO, and from there on its tangent: e^B · (1 + x − B).
+
+    Value and slope stay finite. The slope is at most e^B ≈ 22,026 and never falls, so that a token with a large ratio
+    is still pulled back. A log-ratio of 10 nats is beyond any sound update; float32's exponential is infinite at 89.
+    """
+    bound = LARGEST_LOG_RATIO
+    # Not by a minimum, whose slope where both are equal is half of either.
+    within = jnp.exp(jnp.where(log_ratio > bound, bound, log_ratio))
+    return jnp.where(log_ratio > bound, math.exp(bound) * (1.0 + log_ratio - bound), within)
+
+
+def where_learned(learned: jax.Array, x: jax.Array) -> jax.Array:
+    """x where learned, else 0: an infinite x would make the sum NaN, even with weight 0."""
+    return jnp.where(learned, x, 0.0)
+
+
+def summed_by(ids: jax.Array, x: jax.Array) -> jax.Array:
+    """For each token the sum of x over the tokens with the same id in this micro-batch; 0 where the id is negative.
+
+    ids: int32[b, T], such as `sequences` or `groups` of the batch; tokens with one id must share a micro-batch.
+    """
+    flat = jnp.where(ids < 0, -1, ids).reshape(-1)
+    _, numbers = jnp.unique(flat, size=flat.size, fill_value=-1, return_inverse=True)
+    sums = jax.ops.segment_sum(jnp.where(flat < 0, 0.0, x.reshape(-1)), numbers, num_segments=flat.size)
+    return jnp.where(ids < 0, 0.0, sums[numbers].reshape(ids.shape))
+
+
+def sequence_mean(sequences: jax.Array, learned: jax.Array, x: jax.Array) -> jax.Array:
+    """For each learned token the mean of x over the learned tokens of its sequence."""
+    sums = summed_by(sequences, where_learned(learned, x))
+    counts = summed_by(sequences, learned.astype(jnp.float32))
+    return where_learned(learned, sums / jnp.maximum(counts, 1.0))
+
+
+def two_sided_mask(log_ratio: jax.Array, low: float | None, high: float | None) -> jax.Array:
+    """1 where low ≤ e^x ≤ high, else 0, without gradient; None is no bound (IcePop's mask; Ling team 2025).
+
+    Raises ValueError for a lower bound above the upper one.
+    """
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"the mask's lower bound {low} is above its upper bound {high}; give the lower one first")
+    kept = jnp.ones(log_ratio.shape, bool)
+    if low is not None:
+        kept &= log_ratio >= math.log(low)
+    if high is not None:
+        kept &= log_ratio <= math.log(high)
+    return jax.lax.stop_gradient(kept.astype(jnp.float32))
+
+
+def kl_estimate(kind: str, logprobs: jax.Array, towards: jax.Array) -> jax.Array:
+    """KL(π_θ ‖ π) from a token drawn from π_θ, x = log π − log π_θ (Schulman 2020, "Approximating KL divergence"):
+
+    k1 = −x: unbiased, but the mean of its gradient is 0, so that it has no effect as a loss;
+    k2 = x² / 2: biased, of the right gradient;
+    k3 = e^x − x − 1 ≥ 0: unbiased, with little variance; the exponential is `bounded_exp`.
+    """
+    x = towards - logprobs
+    if kind == "k1":
+        return -x
+    return 0.5 * x * x if kind == "k2" else bounded_exp(x) - x - 1.0
+
 
 _Clip = Annotated[float, Range(0.0)]
 _Share = Annotated[float, Range(0.0, 1.0)]
@@ -34,7 +122,7 @@ def policy_gradient(term: Term) -> Loss:
     and the factor min(…) is left out (arXiv 2110.00641 calls the former decoupled). The factor corrects for an engine
     that computes slightly differently (truncated importance sampling, arXiv 1802.01561, Yao et al. 2025). M_t is 0
     where π_old/π_sampler of a token is outside `token_low`, `token_high` (IcePop), or its geometric mean over a
-    sequence outside `sequence_low`, `sequence_high`; else 1. None: no bound. KL is an estimate of `parts.kl_estimate`,
+    sequence outside `sequence_low`, `sequence_high`; else 1. None: no bound. KL is an estimate of `kl_estimate`,
     H the entropy. A term that is off reads no input.
     """
 
@@ -69,15 +157,15 @@ def policy_gradient(term: Term) -> Loss:
             importance = jax.lax.stop_gradient(jnp.minimum(bounded_exp(old_to_sampler), importance_cap))
             per_token, facts["importance"] = importance * per_token, importance
         if (token_low, token_high) != (None, None):
-            facts["token_masked"] = 1.0 - (mask := parts.two_sided_mask(old_to_sampler, token_low, token_high))
+            facts["token_masked"] = 1.0 - (mask := two_sided_mask(old_to_sampler, token_low, token_high))
             per_token = mask * per_token
         if (sequence_low, sequence_high) != (None, None):
-            mean = parts.sequence_mean(sequences, learned, old_to_sampler)
-            facts["sequence_masked"] = 1.0 - (mask := parts.two_sided_mask(mean, sequence_low, sequence_high))
+            mean = sequence_mean(sequences, learned, old_to_sampler)
+            facts["sequence_masked"] = 1.0 - (mask := two_sided_mask(mean, sequence_low, sequence_high))
             per_token = mask * per_token
         if kl_coefficient > 0:
             towards = reference_logprobs if kl_towards == "reference" else sampler_logprobs
-            facts["kl"] = parts.kl_estimate(kl, where_learned(learned, logprobs), where_learned(learned, towards))
+            facts["kl"] = kl_estimate(kl, where_learned(learned, logprobs), where_learned(learned, towards))
             per_token = per_token + kl_coefficient * facts["kl"]
         if entropy_coefficient > 0:
             per_token = per_token - entropy_coefficient * where_learned(learned, entropy)
@@ -141,7 +229,7 @@ def gspo(
     With `form="token"` s_t = sg[s] · π_θ/sg[π_θ], of the same value, whose gradient at a token carries that token's
     advantage alone (Eq. 14 there). The paper's mean is the weighting `sequence_mean`.
     """
-    mean = parts.sequence_mean(sequences, learned, log_ratio)
+    mean = sequence_mean(sequences, learned, log_ratio)
     if form == "token":
         own = where_learned(learned, logprobs)
         mean = jax.lax.stop_gradient(mean - own) + own
@@ -222,9 +310,9 @@ def dpo(
     """
     learned = weights > 0
     moved = where_learned(learned, (logprobs - reference_logprobs) * advantages)
-    margin = beta * parts.summed_by(groups, moved)
+    margin = beta * summed_by(groups, moved)
     better = where_learned(learned & (advantages > 0) & (rewards >= 1.0), logprobs)
-    per_token = dpo_coefficient * jax.nn.softplus(-margin) - sft_coefficient * parts.summed_by(groups, better)
+    per_token = dpo_coefficient * jax.nn.softplus(-margin) - sft_coefficient * summed_by(groups, better)
     return where_learned(learned, per_token), {"preferred": (margin > 0).astype(jnp.float32), "margin": margin}
 
 

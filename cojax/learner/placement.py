@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from cojax.learner.bound_loss import TrainBatch
+from cojax.learner.batch import TrainBatch
 from cojax.learner.update import Params, TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Parameter, evaluate, leaf_of, parameters, to_hf

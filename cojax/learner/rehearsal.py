@@ -15,11 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cojax.learner.bound_loss import DTYPES, TrainBatch
+from cojax.learner.batch import DTYPES, RowShape, TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.update import TrainState
 from cojax.policy.attention import block_scores_bytes
-from cojax.policy.moe import RouteShape
 from cojax.policy.transformer import REMAT
 
 AUTO = "auto"  # in place of a name of REMAT: `fastest_that_fits` decides
@@ -46,13 +45,13 @@ def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> Train
         if all(device.platform == "cpu" for device in devices):
             here = sum(device.process_index == jax.process_index() for device in devices)
             check_fits(least_bytes(learner) * here // len(devices), advice)
-            # Later calls of `prepare` and `apply` find the programs compiled.
+            # Later calls of `prepare` and `update_once` find the programs compiled.
             programs = [lower().compile() for lower in learner.programs(state, full, pairs).values()]
             check_fits(needed_bytes(programs, here, _batch_bytes(full, pairs)), advice)
         batch = learner.prepare(state, full, count)
         extra = None if pairs is None else learner.prepare_pairs(state, pairs, count)
         # An update keeps the old state if loss or gradient is not finite. Here neither is, so the state is unchanged.
-        state, _ = learner.apply(state, batch, count, extra)
+        state, _ = learner.update_once(state, batch, count, extra)
         return jax.block_until_ready(state)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
@@ -80,11 +79,9 @@ def fastest_that_fits(learner: Learner, state: TrainState, sizes: Sequence[int],
 
 def full_batches(learner: Learner, sizes: Sequence[int]) -> tuple[TrainBatch, TrainBatch | None]:
     """The full batch of a step, and that of its hard negatives, if it learns from these."""
-    counts = [learner.objective.rows(sizes, learner.micro_rows)]
-    if learner.hard is not None:
-        counts.append(learner.hard.rows(sizes, learner.micro_rows))
-    full = [full_batch(rows, learner.row_length, learner.route_shape) for rows in counts]
-    return full[0], full[1] if learner.hard is not None else None
+    full = full_batch(learner.objective.rows(sizes, learner.shape), learner.shape)
+    hard = learner.hard
+    return full, None if hard is None else full_batch(hard.rows(sizes, learner.shape), learner.shape)
 
 
 def least_bytes(learner: Learner) -> int:
@@ -105,11 +102,12 @@ def _batch_bytes(*full: TrainBatch | None) -> int:
     return 2 * sum(array.nbytes for array in jax.tree.leaves(full))
 
 
-def full_batch(rows: int, length: int, routes: RouteShape | None) -> TrainBatch:
+def full_batch(rows: int, shape: RowShape) -> TrainBatch:
     """A batch of completely full rows with infinite weights, so that neither loss nor gradient is finite.
 
     Its arrays are views of one row, which take no memory.
     """
+    length, routes = shape.length, shape.routes
     positions = np.arange(length, dtype=np.int32)
     one_row: dict[str, Any] = {name: dtype.type(0) for name, dtype in DTYPES.items()} | {
         "positions": positions,

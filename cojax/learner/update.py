@@ -1,4 +1,4 @@
-"""The arithmetic of an optimiser update: `train_step`, a pure function from one `TrainState` to the next."""
+"""The arithmetic of an optimiser update: `update`, a pure function from one `TrainState` to the next."""
 
 import dataclasses
 import functools
@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from cojax.learner.bound_loss import BoundLoss, TrainBatch
+from cojax.learner.batch import TrainBatch
+from cojax.learner.objective import BoundLoss
 from cojax.policy.logprobs import TokenScores
 
 Params = Any  # a nested dict of jax.Array
@@ -74,7 +75,7 @@ class NonFiniteUpdate(RuntimeError):
         np.savez_compressed(path, allow_pickle=False, **arrays)
 
 
-def train_step(
+def update(
     state: TrainState,
     frozen: Params | None,
     batch: TrainBatch,
@@ -195,7 +196,7 @@ def combine_updates(updates: Sequence[Metrics]) -> Metrics:
 
 
 def mean_metrics(raw: Mapping[str, np.ndarray], batch: TrainBatch) -> Metrics:
-    """The metrics of `train_step` on this batch of the host, with means over its learned tokens in place of sums.
+    """The metrics of `update` on this batch of the host, with means over its learned tokens in place of sums.
 
     Loss, gradient norm and maxima stay. The mean of `routes_differing` is over the tokens whose routes are known, that
     of `logprob_mismatch` over the tokens that a sampler drew; if there is none, it and its maximum are left out.

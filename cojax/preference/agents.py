@@ -4,8 +4,8 @@ import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 
+from cojax.learner.batch import Pair
 from cojax.learner.learner import Learner, learn_round
-from cojax.learner.packing import Pair
 from cojax.learner.update import Metrics, TrainState
 from cojax.preference import Preference
 from cojax.preference.experts import distinct_successes

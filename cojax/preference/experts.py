@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from cojax.environment import Actor, Environment, Episode, OutOfContext, ask
-from cojax.learner.packing import sampled_mask
+from cojax.learner.batch import sampled_mask
 from cojax.rollout.chat import Chat
 from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.signals.kinds import task_of

@@ -4,7 +4,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterable, Sequence
 
-from cojax.learner.packing import Pair, sampled_mask
+from cojax.learner.batch import Pair, sampled_mask
 from cojax.types import Group, Trajectory
 
 

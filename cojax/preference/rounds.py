@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cojax.learner.batch import Example, count_groups
 from cojax.learner.learner import learn_round, mean_log_ratio
-from cojax.learner.packing import Example, count_groups
 from cojax.learner.update import Metrics, TrainState
 from cojax.loop import Loop, State
 from cojax.loop.groups import play_tasks

@@ -14,9 +14,8 @@ from ml_collections import ConfigDict
 from cojax import registry, worlds
 from cojax.environment import Environment
 from cojax.learner.advantages import ADVANTAGES
-from cojax.learner.bound_loss import bind
 from cojax.learner.losses import LOSSES
-from cojax.learner.packing import ADVANTAGE, WEIGHTING, Objective, objective
+from cojax.learner.objective import ADVANTAGE, WEIGHTING, Objective, bind, objective
 from cojax.learner.weightings import WEIGHTINGS
 from cojax.pool import CURRICULA
 from cojax.registry.annotations import RegistryError, from_text, shown

@@ -276,7 +276,7 @@ def of_learner(learner: Learner) -> dict[str, Callable[..., Any]]:
         "copy": copied,
         "prepare": learner.prepare,
         "prepare_pairs": learner.prepare_pairs,
-        "apply": learner.apply,
+        "update": learner.update_once,
         "policy": learner.policy,
         "policy_fingerprint": learner.fingerprint,
         "replicate": replicated,

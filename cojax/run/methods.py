@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from cojax.learner.packing import HardNegatives
+from cojax.learner.objective import HardNegatives
 from cojax.preference import METHODS, Method, Preference
 from cojax.settings.base import at
 from cojax.settings.tree import LEAVES

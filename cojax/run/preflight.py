@@ -23,6 +23,7 @@ from cojax.evaluation import scores
 from cojax.explorer.llm.chat_model import Journal
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.learner.advantages import token_advantages
+from cojax.learner.batch import RowShape
 from cojax.learner.placement import Placement
 from cojax.learner.rehearsal import rehearse
 from cojax.report.console import CONSOLE
@@ -192,11 +193,9 @@ def _objective(config: ConfigDict, state: dict[str, Any]) -> str:
         raise ValueError(f"advantage {learner.advantage!r} was tried and failed: {reason}") from error
     group = Group(episode.task, episodes)
     tokens = sum(len(turn.prompt_tokens) + len(turn.action_tokens) for turn in episode.turns)
-    row_length = min(learner.row_length, tokens * config.group_size)
-    micro_rows = min(learner.micro_rows, config.group_size)
-    batches, _ = learner.objective.batches(
-        [group], (config.seed, 0), row_length, micro_rows, routes=learner.route_shape
-    )
+    full = learner.shape
+    small = RowShape(min(full.length, tokens * config.group_size), min(full.micro, config.group_size), full.routes)
+    batches, _ = learner.objective.batches([group], (config.seed, 0), small)
     learned = sum(int((batch.weights > 0).sum()) for batch in batches)
     return f"{learner.loss} would learn from {learned} tokens of {config.group_size} such episodes"
 

@@ -26,9 +26,10 @@ from cojax.compile.programs import (
     vocabulary_moves,
 )  # fmt: skip
 from cojax.compile.targets import Chip
+from cojax.learner.batch import RowShape
 from cojax.learner.learner import Learner
+from cojax.learner.objective import HardNegatives
 from cojax.learner.optimizer import adamw
-from cojax.learner.packing import HardNegatives
 from cojax.learner.rehearsal import full_batch
 from cojax.policy import logprobs
 from cojax.policy.adapters import Lora
@@ -150,7 +151,7 @@ def test_what_a_step_takes_at_least(full):
 
 def test_several_updates_have_a_program_for_the_policy_before_them():
     made, outline = learner(updates_per_batch=2, lora=Lora(2))
-    batch = full_batch(4, 200, None)
+    batch = full_batch(4, RowShape(200))
     assert list(made.programs(outline, batch)) == ["update", "reference", "old"]
     once, _ = learner()
     assert step_flops(made, batch) == 8 * step_flops(once, batch) // 4
@@ -163,12 +164,12 @@ def test_hard_negatives_have_a_program_and_a_second_agent_stays_in_memory():
     state = 3 * 4 * 1_592 + 3 * 4
     assert both["bytes_peak"] - alone["bytes_peak"] == both["bytes_argument"] - alone["bytes_argument"] == state
     # Four rows of groups in four forwards each, and eight rows of pairs: as many again, twice.
-    assert alone["flops"] == 3 * step_flops(learner()[0], full_batch(4, 200, None))
+    assert alone["flops"] == 3 * step_flops(learner()[0], full_batch(4, RowShape(200)))
 
 
 def test_a_round_has_a_program_for_the_policy_at_its_beginning():
     made, outline = learner(micro_rows=2, loss="dpo", loss_settings={}, round_reference="round", reference=None)
-    assert list(made.programs(outline, full_batch(4, 200, None))) == ["update", "old"]
+    assert list(made.programs(outline, full_batch(4, RowShape(200)))) == ["update", "old"]
 
 
 def test_the_scoring_matrix_in_an_inner_loop_and_logits_of_whole_rows_are_found():

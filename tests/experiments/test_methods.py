@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ml_collections import ConfigDict
 
-from cojax.learner.packing import HardNegatives
+from cojax.learner.objective import HardNegatives
 from cojax.preference import Preference
 from cojax.run import methods, states
 from cojax.run.checks import check

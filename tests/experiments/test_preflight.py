@@ -10,9 +10,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from cojax.compile import targets
-from cojax.learner.bound_loss import bind
+from cojax.learner.batch import RowShape
 from cojax.learner.losses import LOSSES
-from cojax.learner.packing import objective
+from cojax.learner.objective import bind, objective
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import PROBE, Chat
 from cojax.rollout.sglang.client import RELEASED_MEMORY, ReleasedMemoryFile
@@ -102,9 +102,7 @@ def test_servers_that_a_killed_run_left_asleep_are_known_to_the_check_and_awake_
 def test_an_advantage_is_tried_on_an_episode_that_was_sampled(config) -> None:
     turn = Turn(Action("a"), prompt_tokens=(1, 2), action_tokens=(3, 4, 5), action_logprobs=(-1.0, -1.0, -1.0))
     learns = objective(bind("grpo", LOSSES, {}), "group_relative", {}, "group_token_mean", {}, splits=1)
-    learner = types.SimpleNamespace(
-        loss="grpo", advantage="mine:brisk", objective=learns, row_length=8, micro_rows=1, route_shape=None
-    )
+    learner = types.SimpleNamespace(loss="grpo", advantage="mine:brisk", objective=learns, shape=RowShape(8))
     state = {"episode": Trajectory(Task("desk", "a task", {}), turns=(turn,)), "learner": learner}
     config.group_size = 4
     assert preflight._objective(config, state) == "grpo would learn from 12 tokens of 4 such episodes"

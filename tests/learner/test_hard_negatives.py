@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from tiny_learner import GROUPS, PARAMS, SGD, bits, flat_array, make_learner
 
+from cojax.learner.batch import Pair, RowShape, draw_pairs
 from cojax.learner.learner import learn_round
-from cojax.learner.packing import HardNegatives, Pair, draw_pairs
+from cojax.learner.objective import HardNegatives
 from cojax.learner.rehearsal import rehearse
 from cojax.types import Group
 
@@ -30,11 +31,11 @@ BOTH = make_learner(optimizer=SGD, hard=HardNegatives(0.5, beta=0.4))
 
 def test_a_hard_negative_is_a_failure_of_enough_partial_reward_in_a_group_with_a_success():
     hard = HardNegatives(0.5)
-    batch, facts = hard.pack(GRADED, (0, 0), 16, 2, (), None)
+    batch, facts = hard.pack(GRADED, (0, 0), RowShape(16, 2))
     assert facts == {"failures": 6.0, "hard_negatives": 3.0, "hard_pairs": 3.0}
     assert batch.weights.sum() == pytest.approx(0.5)
     assert [worse.partial for group in GRADED for _, worse in draw_pairs(group, (0, 0), 0.6)] == [0.75] * 3
-    _, facts = HardNegatives(0.5, least=0.8).pack(GRADED, (0, 0), 16, 2, (), None)
+    _, facts = HardNegatives(0.5, least=0.8).pack(GRADED, (0, 0), RowShape(16, 2))
     assert facts == {"failures": 6.0, "hard_negatives": 0.0, "hard_pairs": 0.0}
 
 

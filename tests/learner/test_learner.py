@@ -23,9 +23,9 @@ from tiny_learner import (
     shared_learner,
 )  # fmt: skip
 
-from cojax.learner.learner import Learner
+from cojax.learner.batch import RowShape, pack_sequences
+from cojax.learner.learner import Learner, StepBatches
 from cojax.learner.optimizer import adamw
-from cojax.learner.packing import pack_sequences
 from cojax.policy.transformer import initialize
 from cojax.storage.checkpoint import Checkpointer
 from cojax.types import Group
@@ -109,10 +109,10 @@ def test_several_updates_a_batch_compare_with_the_first():
 def test_supervised_learning_repeats_its_demonstrations():
     learner = make_learner(loss="sft", optimizer=adamw(3e-2), micro_rows=1)
     demonstrations = [([1, 2, 5, 9], [False, False, True, True]), ([1, 3, 7, 4], [False, False, True, True])]
-    batch = pack_sequences(demonstrations, row_length=16)
+    batch = pack_sequences(demonstrations, RowShape(16))
     state = learner.init(PARAMS)
     for _ in range(60):
-        state, metrics = learner.train(state, batch)
+        state, metrics = learner.update(state, StepBatches([batch]))
     assert metrics["loss"] < 0.05
     assert metrics["entropy"] < 0.2  # nats; it began at 2.5
     assert sum(sampled_logprobs([5, 9], state.params)) > -0.2
@@ -139,8 +139,8 @@ def test_every_loss_tells_how_far_the_sampler_is_off():
 
 def test_where_nothing_was_sampled_there_is_no_mismatch():
     learner = shared_learner(loss="sft")
-    batch = pack_sequences([([1, 2, 5, 9], [False, False, True, True])], row_length=16, rows_multiple=2)
-    metrics = learner.train(learner.init(PARAMS), batch)[1]
+    batch = pack_sequences([([1, 2, 5, 9], [False, False, True, True])], RowShape(16, 2))
+    metrics = learner.update(learner.init(PARAMS), StepBatches([batch]))[1]
     assert metrics["entropy"] > 0
     assert not [name for name in metrics if "mismatch" in name]
 

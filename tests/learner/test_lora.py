@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from tiny_learner import GROUPS, PARAMS, bits, make_learner
 
+from cojax.learner.batch import RowShape, pack_sequences
+from cojax.learner.learner import StepBatches
 from cojax.learner.optimizer import adamw
-from cojax.learner.packing import pack_sequences
 from cojax.policy.adapters import Lora
 from cojax.storage.checkpoint import Checkpointer
 
@@ -14,10 +15,10 @@ from cojax.storage.checkpoint import Checkpointer
 def test_adapters_lower_the_loss_and_the_base_stays():
     learner = make_learner(loss="sft", optimizer=adamw(3e-2), micro_rows=1, lora=Lora(4), reference=PARAMS)
     demonstrations = [([1, 2, 5, 9], [False, False, True, True]), ([1, 3, 7, 4], [False, False, True, True])]
-    batch, before = pack_sequences(demonstrations, row_length=16), bits(PARAMS)
+    batch, before = pack_sequences(demonstrations, RowShape(16)), bits(PARAMS)
     state, losses = learner.init(PARAMS), []
     for _ in range(60):
-        state, metrics = learner.train(state, batch)
+        state, metrics = learner.update(state, StepBatches([batch]))
         losses.append(metrics["loss"])
     assert losses[-1] < 0.25 * losses[0]
     assert bits(learner.reference) == bits(PARAMS) == before

@@ -5,8 +5,8 @@ import functools
 import jax.numpy as jnp
 import pytest
 
-from cojax.learner.bound_loss import bind, learns_from
-from cojax.learner.losses import LOSSES, policy_gradient
+from cojax.learner.losses import LOSSES, learns_from, policy_gradient
+from cojax.learner.objective import bind
 from cojax.registry import settings
 
 

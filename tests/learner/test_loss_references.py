@@ -10,9 +10,9 @@ import plain_losses
 import pytest
 
 from cojax.learner.advantages import group_relative
-from cojax.learner.bound_loss import TrainBatch, bind
+from cojax.learner.batch import RowShape, TrainBatch, draw_pairs, pack
 from cojax.learner.losses import LOSSES
-from cojax.learner.packing import draw_pairs, objective, pack
+from cojax.learner.objective import bind, objective
 from cojax.learner.weightings import WEIGHTINGS
 from cojax.policy.logprobs import TokenScores
 from cojax.types import Action, Group, Task, Trajectory, Turn
@@ -120,8 +120,7 @@ def test_a_loss_is_that_of_plain_loops(name, settings, weighting):
     batch, _ = pack(
         groups,
         group_relative,
-        ROW,
-        MICRO_ROWS,
+        RowShape(ROW, MICRO_ROWS),
         weighting=functools.partial(WEIGHTINGS[weighting], **keywords),
         skip_flat=not bind(name, LOSSES, settings).flat_groups,
     )
@@ -149,7 +148,7 @@ def test_a_loss_is_that_of_plain_loops(name, settings, weighting):
 def test_preferences_are_those_of_plain_loops(settings, row):
     groups, tables = _groups()[0], _tables()
     wanted = objective(bind("dpo", LOSSES, settings), "group_relative", {}, "group_token_mean", {}, splits=1)
-    (batch,), facts = wanted.batches(groups, SEED, row, MICRO_ROWS)
+    (batch,), facts = wanted.batches(groups, SEED, RowShape(row, MICRO_ROWS))
     drawn = [pair for group in groups for pair in draw_pairs(group, SEED)]
     assert facts["pairs"] == len(drawn) == 6
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cojax.learner.bound_loss import DTYPES, TrainBatch, bind
-from cojax.learner.losses import LOSSES
-from cojax.learner.parts import bounded_exp, summed_by, two_sided_mask
+from cojax.learner.batch import DTYPES, TrainBatch
+from cojax.learner.losses import LOSSES, bounded_exp, summed_by, two_sided_mask
+from cojax.learner.objective import bind
 from cojax.policy.logprobs import TokenScores
 
 

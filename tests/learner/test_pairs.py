@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from test_batch import group, trajectory
 
-from cojax.learner.bound_loss import bind
+from cojax.learner.batch import RowShape, draw_pairs, pack_pairs
 from cojax.learner.losses import LOSSES
-from cojax.learner.packing import draw_pairs, objective, pack_pairs
+from cojax.learner.objective import bind, objective
 
 GOOD = [trajectory(((1,), (n, n)), reward=1.0, episode=f"good {n}") for n in (3, 4, 5)]
 BAD = [trajectory(((1,), (n,)), reward=0.5 * (n == 6), episode=f"bad {n}") for n in (6, 7)]
@@ -42,9 +42,7 @@ def test_groups_of_one_kind_and_lost_episodes_make_no_pair():
 
 def test_every_pair_weighs_the_same_and_is_a_group_of_its_own():
     """Three pairs of 2 + 1 tokens: 1 / (3 · 3) each."""
-    batch, facts = pack_pairs(
-        [group(GOOD[0], *BAD), group(GOOD[1], BAD[0])], (0, 0), row_length=8, micro_rows=2, rows=6
-    )
+    batch, facts = pack_pairs([group(GOOD[0], *BAD), group(GOOD[1], BAD[0])], (0, 0), RowShape(8, 2), 6)
     assert facts["pairs"] == 3.0
     assert (facts["groups"], facts["groups_live"]) == (2.0, 2.0)
     learned = batch.weights > 0
@@ -57,14 +55,14 @@ def test_every_pair_weighs_the_same_and_is_a_group_of_its_own():
 
 
 def test_without_a_pair_the_batch_is_empty():
-    batch, facts = pack_pairs([group(*GOOD)], (0, 0), row_length=8, micro_rows=2, rows=4)
+    batch, facts = pack_pairs([group(*GOOD)], (0, 0), RowShape(8, 2), 4)
     assert (batch.tokens.any(), facts["pairs"], facts["groups_live"]) == (False, 0.0, 0.0)
 
 
 def test_the_shape_does_not_depend_on_rewards():
     wanted = objective(bind("dpo", LOSSES, {}), "group_relative", {}, "group_token_mean", {}, splits=1)
     shapes = {
-        wanted.batches([group(*some), group(*some)], (0, 0), 8, 2)[0][0].tokens.shape
+        wanted.batches([group(*some), group(*some)], (0, 0), RowShape(8, 2))[0][0].tokens.shape
         for some in ((GOOD[0], *BAD), (BAD[0], *GOOD[:2]), GOOD)
     }
     assert shapes == {(12, 8)}

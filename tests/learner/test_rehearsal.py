@@ -10,7 +10,7 @@ from tiny_learner import CONFIG, GROUPS, PARAMS, bits, make_learner
 
 from cojax.learner import rehearsal
 from cojax.learner.advantages import group_relative
-from cojax.learner.packing import pack
+from cojax.learner.batch import pack
 from cojax.learner.rehearsal import (
     GIB,
     DeviceMemoryError,
@@ -60,8 +60,8 @@ def test_the_first_step_compiles_nothing_that_was_rehearsed(compiled):
     begun = compiled()
     state = rehearse(learner, state, SIZES)
     assert compiled() - begun == 3  # the update, log-probs of the reference, those of the policy before the updates
-    batch, _ = pack(GROUPS, group_relative, learner.row_length, learner.micro_rows)
-    learner.apply(state, learner.prepare(state, batch, np.int32(2)), np.int32(2))
+    batch, _ = pack(GROUPS, group_relative, learner.shape)
+    learner.update_once(state, learner.prepare(state, batch, np.int32(2)), np.int32(2))
     assert compiled() - begun == 3
 
 

@@ -12,8 +12,8 @@ import optax
 import pytest
 from tiny_learner import CONFIG, PARAMS, SGD, bits, flat_array, make_learner, make_trajectory, sampled_logprobs
 
+from cojax.learner.batch import Pair
 from cojax.learner.learner import Learner, learn_round, mean_log_ratio
-from cojax.learner.packing import Pair
 from cojax.types import Trajectory
 
 BETTER = [make_trajectory([3 + n, 7, 9], 1.0, sample=n) for n in range(4)]

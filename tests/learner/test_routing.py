@@ -10,10 +10,10 @@ from compiling import initialize
 from test_learner_invariance import KEEPING
 from tiny_learner import bits
 
-from cojax.learner.bound_loss import bind
+from cojax.learner.batch import decode_routes
 from cojax.learner.learner import Learner
 from cojax.learner.losses import LOSSES
-from cojax.learner.packing import decode_routes
+from cojax.learner.objective import bind
 from cojax.learner.rehearsal import rehearse
 from cojax.policy.config import ModelConfig
 from cojax.policy.moe import RouteShape
@@ -149,7 +149,7 @@ def test_a_loss_may_read_how_far_routes_differ() -> None:
     assert not bind("grpo", LOSSES, {}).routes
     with pytest.raises(ValueError, match=r"reads routes_differing.*learner\.routes=compared"):
         Learner(CONFIG, KEEPING, loss="test_routing:wary")
-    assert Learner(CONFIG, KEEPING, loss="test_routing:wary", routes="compared").route_shape == SHAPE
+    assert Learner(CONFIG, KEEPING, loss="test_routing:wary", routes="compared").shape.routes == SHAPE
 
 
 def test_a_dense_model_has_no_routes_to_replay() -> None:

@@ -10,11 +10,11 @@ import optax
 import pytest
 from tiny_learner import GROUPS, PARAMS, SGD, bits, flat_array, make_groups, make_learner, shared_learner
 
-from cojax.learner.bound_loss import DTYPES, TrainBatch, bind
-from cojax.learner.losses import LOSSES
-from cojax.learner.packing import pack_sequences
-from cojax.learner.parts import summed_by
-from cojax.learner.update import NonFiniteUpdate, TrainState, train_step
+from cojax.learner.batch import DTYPES, RowShape, TrainBatch, pack_sequences
+from cojax.learner.learner import StepBatches
+from cojax.learner.losses import LOSSES, summed_by
+from cojax.learner.objective import bind
+from cojax.learner.update import NonFiniteUpdate, TrainState, update
 from cojax.policy.logprobs import TokenScores
 from cojax.types import Group
 
@@ -42,7 +42,7 @@ def test_the_gradient_is_the_policy_gradient():
     optimizer = optax.sgd(1.0)
     params = {"table": jnp.zeros(4)}
     state = TrainState(jnp.int32(0), params, optimizer.init(params))
-    new, metrics = train_step(
+    new, metrics = update(
         state, None, _one_token(2, 2.0, 0.5), np.int32(1), score=_table, loss=GRPO, optimizer=optimizer, on_policy=True
     )
     assert new.params["table"].tolist() == pytest.approx([-0.25, -0.25, 0.75, -0.25])
@@ -59,9 +59,7 @@ def test_off_policy_the_old_log_probs_are_read():
     params = {"table": jnp.zeros(4)}
     state = TrainState(jnp.int32(0), params, optimizer.init(params))
     batch = dataclasses.replace(_one_token(2, 2.0, 0.5), old_logprobs=np.full((1, 1, 1), math.log(0.5), np.float32))
-    _, metrics = train_step(
-        state, None, batch, np.int32(1), score=_table, loss=GRPO, optimizer=optimizer, on_policy=False
-    )
+    _, metrics = update(state, None, batch, np.int32(1), score=_table, loss=GRPO, optimizer=optimizer, on_policy=False)
     assert float(metrics["loss"]) == pytest.approx(-1.0)
     assert float(metrics["ratio"]) == pytest.approx(0.5)
 
@@ -97,7 +95,7 @@ def test_one_compilation_serves_any_number_of_live_rows():
         groups = [Group(g.task, g.trajectories[:1] * 4) if index < flat else g for index, g in enumerate(GROUPS)]
         state, metrics = learner.update(state, groups)
         assert metrics["groups_live"] == 3 - flat
-    assert learner._step._cache_size() == 1
+    assert learner._update._cache_size() == 1
 
 
 def test_one_compilation_serves_fewer_groups_than_a_step_may_have():
@@ -106,14 +104,14 @@ def test_one_compilation_serves_fewer_groups_than_a_step_may_have():
     for count in (len(GROUPS), 1, 0):
         state, metrics = learner.update(state, GROUPS[:count], sizes)
         assert (metrics["groups"], metrics["updates"]) == (count, float(count > 0))
-    assert learner._step._cache_size() == 1
+    assert learner._update._cache_size() == 1
 
 
 def test_the_metric_called_entropy_is_that_of_the_distribution():
     """π = (½, ¼, ¼, 0…): 1.5 · ln 2 nats, whatever token was sampled: −log π of token 2 would be 1.386."""
     params = {"table": jnp.log(jnp.array([0.5, 0.25, 0.25, 1e-9]))}
     state = TrainState(jnp.int32(0), params, SGD.init(params))
-    _, metrics = train_step(
+    _, metrics = update(
         state, None, _one_token(2, 1.0, 1.0), np.int32(1), score=_table, loss=GRPO, optimizer=SGD, on_policy=True
     )
     assert float(metrics["entropy"]) == pytest.approx(1.5 * math.log(2), rel=1e-5)
@@ -126,12 +124,12 @@ def test_a_gradient_that_is_not_finite_leaves_the_state_and_carries_the_batch(tm
     learner = shared_learner()
     state, _ = learner.update(learner.init(PARAMS), GROUPS)
     before = bits((state.params, state.opt_state))
-    batch = pack_sequences([([1, 2, 5], [False, True, True])], row_length=16, rows_multiple=2)
+    batch = pack_sequences([([1, 2, 5], [False, True, True])], RowShape(16, 2))
     batch.advantages[0, 1] = np.inf
     with pytest.raises(
         NonFiniteUpdate, match=r"step 2, update 1: loss .*, gradient norm .*; expected finite"
     ) as caught:
-        learner.train(state, batch)
+        learner.update(state, StepBatches([batch]))
     assert bits((caught.value.state.params, caught.value.state.opt_state)) == before
     caught.value.save(tmp_path / "batch.npz")
     saved = np.load(tmp_path / "batch.npz")
@@ -214,13 +212,13 @@ def test_updates_of_parts_are_those_of_their_groups_one_after_another():
     single, expected = make_learner(optimizer=SGD, updates_per_batch=2), PARAMS
     first = make_learner(optimizer=SGD).init(PARAMS)
     for group in order:
-        (batch,), _ = single.objective.batches([group], (4, 0), 16, 2)
+        (batch,), _ = single.objective.batches([group], (4, 0), RowShape(16, 2))
         count = np.int32(batch.segment_ids[:, 0].astype(bool).sum() // -2 * -1)
         now = single.init(expected)
         placed = dataclasses.replace(
             single.prepare(now, batch, count), old_logprobs=single.prepare(first, batch, count).old_logprobs
         )
-        now, _ = single.apply(now, placed, count)
+        now, _ = single.update_once(now, placed, count)
         expected = now.params
     np.testing.assert_allclose(flat_array(state.params), flat_array(expected), rtol=1e-4, atol=1e-6)
 
@@ -236,7 +234,7 @@ def test_parts_are_dealt_anew_at_every_step_and_share_one_program():
     state = learner.init(PARAMS)
     for _ in range(2):
         state, _ = learner.update(state, groups)
-    assert learner._step._cache_size() == 1
+    assert learner._update._cache_size() == 1
 
 
 def test_a_part_without_a_live_group_makes_no_update():

@@ -7,7 +7,7 @@ import plain_losses
 import pytest
 
 from cojax.learner.advantages import mean_centred
-from cojax.learner.packing import pack
+from cojax.learner.batch import RowShape, pack
 from cojax.learner.weightings import WEIGHTINGS, check_weights, constant_length
 from cojax.types import Action, Group, Task, Trajectory, Turn
 
@@ -72,7 +72,7 @@ def test_packing_keeps_every_weight(name, row_length, micro_rows):
     """Against plain loops, at each token, by its id; so are the ids that the batch carries."""
     groups = _groups()
     weighting = functools.partial(constant_length, length=9) if name == "constant_length" else WEIGHTINGS[name]
-    batch, _ = pack(groups, mean_centred, row_length, micro_rows, weighting=weighting)
+    batch, _ = pack(groups, mean_centred, RowShape(row_length, micro_rows), weighting=weighting)
     counts = [[sum(len(turn.action_tokens) for turn in t.turns) for t in group.trajectories] for group in groups]
     expected, sequence = plain_losses.weights(name, counts, length=9), 0
     for number, group in enumerate(groups):

@@ -10,9 +10,9 @@ import pytest
 from counter_environment import CounterEnvironment
 from ml_collections import ConfigDict
 
-from cojax.learner.bound_loss import bind
+from cojax.learner.batch import RowShape, live_rows
 from cojax.learner.losses import LOSSES
-from cojax.learner.packing import live_rows, objective
+from cojax.learner.objective import bind, objective
 from cojax.loop import Loop, State
 from cojax.loop.groups import PlayedCount, learnable, sample_ahead, sample_groups
 from cojax.metrics import Stopwatch
@@ -148,7 +148,7 @@ def test_episodes_and_environment_steps_are_counted() -> None:
 def test_a_step_without_episodes_learns_nothing(parts) -> None:
     groups, room = learnable(loop(batch_size=4, episodes=14), [])
     learns = objective(bind("grpo", LOSSES, {}), "group_relative", {}, "group_token_mean", {}, parts)
-    batches, facts = learns.batches(groups, (0, 1), 32, 2, room)
+    batches, facts = learns.batches(groups, (0, 1), RowShape(32, 2), room)
     assert [(live_rows(batch), batch.tokens.shape) for batch in batches] == [(0, (8 // parts, 32))] * parts
     assert (facts["groups"], facts["tokens_trained"]) == (0.0, 0.0)
 

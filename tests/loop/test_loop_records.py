@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from records import group, task
 
-from cojax.learner.packing import count_groups
+from cojax.learner.batch import count_groups
 from cojax.loop import State
 from cojax.loop.records import step_record
 

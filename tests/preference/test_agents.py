@@ -6,7 +6,7 @@ import dataclasses
 
 from played_episodes import episode, group
 
-from cojax.learner.packing import Pair
+from cojax.learner.batch import Pair
 from cojax.preference import Preference
 from cojax.preference.agents import agent_pairs, experts_by_task
 from cojax.preference.experts import distinct_successes

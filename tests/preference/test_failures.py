@@ -10,7 +10,7 @@ import typing
 import pytest
 from played_episodes import episode, group
 
-from cojax.learner.packing import Pair
+from cojax.learner.batch import Pair
 from cojax.preference import agents, failures
 from cojax.preference.failures import Failure, failure_pairs, failures_of, unsampled
 from cojax.types import Group, Trajectory

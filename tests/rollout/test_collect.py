@@ -11,7 +11,7 @@ from patience import patience
 
 from cojax.environment import EngineError, EnvironmentFailure, LimitExceeded
 from cojax.learner.advantages import group_relative
-from cojax.learner.packing import pack
+from cojax.learner.batch import RowShape, pack
 from cojax.rollout.chat import Chat, PolicyActors, no_document
 from cojax.rollout.collect import EpisodeCollector, Limits, RolloutError, RolloutStopped
 from cojax.rollout.engine import Completion, Sampling
@@ -106,8 +106,8 @@ def test_failures_in_a_fifth_of_the_episodes_change_no_advantage():
     assert 6 <= len(lost) <= 7  # a fifth of 32
     assert {t.outcome for t in lost} == {"environment_error"}
     left = [Group(g.task, tuple(whole[t.episode] for t in g.trajectories if t.valid)) for g in groups]
-    damaged, _ = pack(groups, group_relative, row_length=512, skip_flat=False)
-    clean, _ = pack(left, group_relative, row_length=512, skip_flat=False)
+    damaged, _ = pack(groups, group_relative, RowShape(512), skip_flat=False)
+    clean, _ = pack(left, group_relative, RowShape(512), skip_flat=False)
     rows = clean.tokens.shape[0]
     for name in ("tokens", "advantages", "weights", "sampler_logprobs"):
         np.testing.assert_array_equal(getattr(damaged, name)[:rows], getattr(clean, name))

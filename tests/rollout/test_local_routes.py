@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from compiling import initialize
 
-from cojax.learner.packing import decode_routes
+from cojax.learner.batch import decode_routes
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_scores
 from cojax.policy.moe import RouteShape

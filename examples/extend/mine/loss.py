@@ -4,7 +4,7 @@ from typing import Annotated
 
 import jax.numpy as jnp
 
-from cojax.learner.parts import bounded_exp, where_learned
+from cojax.learner.losses import bounded_exp, where_learned
 from cojax.registry.annotations import Range
 
 

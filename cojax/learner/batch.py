@@ -1,24 +1,72 @@
-"""Packs groups, pairs or single trajectories into a `TrainBatch`: rows of tokens, the loss's normalisation as weights.
+"""`TrainBatch`: rows of tokens with what a loss reads of each; groups, pairs and trajectories are packed into it.
 
-The objective of a learner, a loss, an advantage and a weighting with their settings, packs the batches of a step. All
-arrays made here are NumPy's, on the host.
+The loss's normalisation is in the batch, as weights. All arrays made here are NumPy's, on the host.
 """
 
 import dataclasses
-import functools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from cojax.learner.advantages import ADVANTAGES, token_advantages
-from cojax.learner.bound_loss import DTYPES, IDS, BoundLoss, TrainBatch, bind
-from cojax.learner.losses import LOSSES
-from cojax.learner.weightings import WEIGHTINGS, batch_token_mean, check_weights, group_token_mean
+from cojax.learner.advantages import token_advantages
+from cojax.learner.weightings import batch_token_mean, check_weights, group_token_mean
 from cojax.policy.moe import RouteShape
-from cojax.registry import check_settings, find
 from cojax.types import Group, Trajectory
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainBatch:
+    """B rows of T tokens, NumPy on the host and JAX arrays inside jit. Any leading axes are allowed.
+
+    tokens: int32[B, T], 0 at padding.
+    segment_ids: int32[B, T], 1, 2, … for the sequences of a row; 0 at padding, which is only at the end of a row.
+    positions: int32[B, T], the index of a token in its own sequence.
+    advantages: float32[B, T], as the advantage gave them; in a batch of pairs 1 for the better, -1 for the worse.
+    sampler_logprobs: float32[B, T], log π of the sampler for the tokens that it sampled, 0 elsewhere.
+    versions: int32[B, T], the version of the weights that sampled the token; -1 for tokens that were not sampled.
+    reference_logprobs, old_logprobs: float32[B, T], filled by the learner where the loss needs them.
+    weights: float32[B, T], > 0 exactly at the tokens that are learned from; loss = Σ weights · per-token loss.
+    sequences, tasks, groups: int32[B, T], the number of the token's trajectory, task and group in the batch, from 0 on;
+        -1 at padding. In a batch of pairs a group is a pair.
+    turns: int32[B, T], the number of the token's turn in its sequence, from 0 on; -1 at padding.
+    lengths: int32[B, T], number of learned tokens in the token's sequence.
+    group_sizes: int32[B, T], number of trajectories in the token's group.
+    rewards: float32[B, T], reward of the token's trajectory.
+    routes: int8 or int16[B, T, L, k], the experts that the token went through in the sampler, -1 where they are not
+        known; None for a learner that does not read them.
+    """
+
+    tokens: Any
+    segment_ids: Any
+    positions: Any
+    advantages: Any
+    sampler_logprobs: Any
+    versions: Any
+    reference_logprobs: Any
+    old_logprobs: Any
+    weights: Any
+    sequences: Any
+    tasks: Any
+    groups: Any
+    turns: Any
+    lengths: Any
+    group_sizes: Any
+    rewards: Any
+    routes: Any = None
+
+
+_INTEGERS = ("tokens", "segment_ids", "positions", "versions", "sequences", "tasks", "groups", "turns", "lengths",
+             "group_sizes")  # fmt: skip
+IDS = ("versions", "sequences", "tasks", "groups", "turns")  # -1 where a token has none
+DTYPES = {
+    field.name: np.dtype(np.int32 if field.name in _INTEGERS else np.float32)
+    for field in dataclasses.fields(TrainBatch)
+    if field.name != "routes"
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,47 +96,70 @@ class Pair:
 Example = Pair | Trajectory
 
 
-def assign_rows(segments: Sequence[Segment], row_length: int, micro_rows: int) -> list[list[int]]:
+@dataclasses.dataclass(frozen=True)
+class RowShape:
+    """Rows of `length` tokens, `micro` of which make a micro-batch.
+
+    `routes` is the shape of the routes that a batch holds; None for a batch without routes.
+    """
+
+    length: int
+    micro: int = 1
+    routes: RouteShape | None = None
+
+    def whole(self, rows: int) -> int:
+        """So many rows, rounded up to whole micro-batches."""
+        return -(-rows // self.micro) * self.micro
+
+    def holding(self, units: int, size: int) -> int:
+        """The number of rows, in whole micro-batches, that suffices for any `units` units of `size` sequences.
+
+        Each unit must fit into one micro-batch.
+        """
+        return -(-units // max(1, self.micro // size)) * self.micro
+
+
+def assign_rows(segments: Sequence[Segment], shape: RowShape) -> list[list[int]]:
     """Assigns segments to rows by first-fit-decreasing; returns the indices of the segments of each row.
 
     The longest unit comes first, ties in the order given; each goes into the first rows that have space. The result is
     deterministic. For units of one segment it has at most 11/9 of the fewest rows possible.
 
-    Raises ValueError for a sequence longer than a row, and for a unit that no micro-batch of `micro_rows` rows holds.
+    Raises ValueError for a sequence longer than a row, and for a unit that no micro-batch holds.
     """
     units: dict[int, list[int]] = {}
     for index, segment in enumerate(segments):
         units.setdefault(segment.unit, []).append(index)
-        if len(segment.tokens) > row_length:
+        if len(segment.tokens) > shape.length:
             raise ValueError(
-                f"{segment.name} has {len(segment.tokens)} tokens, a training row holds {row_length}; "
+                f"{segment.name} has {len(segment.tokens)} tokens, a training row holds {shape.length}; "
                 "raise row_length to the engine's context length, or allow fewer turns or tokens an episode"
             )
     size = [len(segment.tokens) for segment in segments]
     rows: list[list[int]] = []
     free: list[int] = []
     for unit in sorted(units.values(), key=lambda unit: -sum(size[index] for index in unit)):
-        found = _fit_unit(sorted(unit, key=lambda index: -size[index]), size, free, row_length, micro_rows)
+        found = _fit_unit(sorted(unit, key=lambda index: -size[index]), size, free, shape)
         if found is None:
             raise ValueError(
                 f"{segments[unit[0]].name} and those it is compared with have {sum(size[i] for i in unit)} tokens, and "
-                f"must share a micro-batch of {micro_rows} × {row_length}; raise micro_rows to {len(unit)} or more"
+                f"must share a micro-batch of {shape.micro} × {shape.length}; raise micro_rows to {len(unit)} or more"
             )
         for index, row in found:
             while row >= len(rows):
                 rows.append([])
-                free.append(row_length)
+                free.append(shape.length)
             rows[row].append(index)
             free[row] -= size[index]
     return rows
 
 
 def _fit_unit(
-    unit: Sequence[int], size: Sequence[int], free: Sequence[int], row_length: int, micro_rows: int
+    unit: Sequence[int], size: Sequence[int], free: Sequence[int], shape: RowShape
 ) -> list[tuple[int, int]] | None:
     """(index, row) for each segment of a unit, in the first micro-batch that holds all of them; None if none does."""
-    for first in range(0, len(free) + micro_rows, micro_rows):
-        left_in = [free[row] if row < len(free) else row_length for row in range(first, first + micro_rows)]
+    for first in range(0, len(free) + shape.micro, shape.micro):
+        left_in = [free[row] if row < len(free) else shape.length for row in range(first, first + shape.micro)]
         found: list[tuple[int, int]] = []
         for index in unit:
             row = next((row for row, left in enumerate(left_in) if left >= size[index]), None)
@@ -101,25 +172,15 @@ def _fit_unit(
     return None
 
 
-def capacity(units: int, size: int, micro_rows: int) -> int:
-    """The number of rows, a multiple of `micro_rows`, that suffices for any `units` units of `size` sequences.
-
-    Each unit must fit into one micro-batch.
-    """
-    return -(-units // max(1, micro_rows // size)) * micro_rows
-
-
 def pack(
     groups: Sequence[Group],
     advantage: Callable[[Sequence[Trajectory]], Any],
-    row_length: int,
-    rows_multiple: int = 1,
+    shape: RowShape,
     *,
     weighting: Callable[[Sequence[np.ndarray]], Any] = group_token_mean,
     skip_flat: bool = True,
     together: bool = False,
     rows: int | None = None,
-    routes: RouteShape | None = None,
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Packs the batch of one step, and counts what went into it.
 
@@ -128,14 +189,12 @@ def pack(
     of the arrays, which is right only for a loss that is 0 at advantage 0. With `together` the trajectories of a group
     share a micro-batch.
 
-    B is `rows`, or without it the number of trajectories given, rounded up to `rows_multiple`. It does not depend on
-    what was sampled, so that one compiled update serves every step. Live rows come first. `routes` is the shape of the
-    routes that the batch holds; None for a batch without routes.
+    B is `rows`, or without it the number of trajectories given, in whole micro-batches. It does not depend on what was
+    sampled, so that one compiled update serves every step. Live rows come first.
 
     Raises ValueError for a trajectory longer than a row, for one whose log-probs and tokens differ in number, and for
     an advantage or a weighting that returns values of a wrong shape or values that are not finite.
     """
-    capacity = sum(len(group.trajectories) for group in groups)
     usable = _usable(groups)
     credits = [_token_credits(group.valid, advantage) for group in usable]
     lengths = [np.array([int(learned.sum()) for _, learned in group], np.int64) for group in credits]
@@ -148,10 +207,11 @@ def pack(
         for trajectory, (credit, learned), weight in zip(group.valid, credits[number], weights[number], strict=True):
             if learned.any():
                 ids = {"tasks": tasks[group.task.id], "groups": number, "group_sizes": len(group.valid)}
-                segment = segment_of(trajectory, learned, weight, credit, len(segments), routes, **ids)
+                segment = segment_of(trajectory, learned, weight, credit, len(segments), shape.routes, **ids)
                 segments.append(dataclasses.replace(segment, unit=number) if together else segment)
-    count = round_up(capacity if rows is None else rows, rows_multiple)
-    batch = pack_segments(segments, row_length, rows_multiple, count, routes)
+    if rows is None:
+        rows = sum(len(group.trajectories) for group in groups)
+    batch = pack_segments(segments, shape, rows)
     return batch, {**count_groups(groups), **describe(batch)}
 
 
@@ -173,27 +233,25 @@ def skipped_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return {**count_groups(groups), **dict.fromkeys(names, 0.0), "skipped": 1.0}
 
 
-def pack_sequences(
-    sequences: Sequence[tuple[Sequence[int], Sequence[bool]]], row_length: int, rows_multiple: int = 1
-) -> TrainBatch:
+def pack_sequences(sequences: Sequence[tuple[Sequence[int], Sequence[bool]]], shape: RowShape) -> TrainBatch:
     """Packs demonstrations, each (tokens, mask); every learned token weighs 1 / number of learned tokens in all.
 
-    B is the number of sequences rounded up to `rows_multiple`. Raises ValueError for a sequence longer than a row.
+    B is the number of sequences, in whole micro-batches. Raises ValueError for a sequence longer than a row.
     """
     total = sum(sum(map(bool, mask[1:])) for _, mask in sequences)
     if not total:
         raise ValueError(
             f"none of {len(sequences)} sequences has a token to learn; give at least one mask with a true entry"
         )
-    rows = []
+    segments = []
     for index, (tokens, mask) in enumerate(sequences):
         learned = _predictable(np.asarray(mask, bool))
         fields = {
             "sequences": index, "tasks": index, "groups": index, "turns": 0, "lengths": int(learned.sum()),
             "group_sizes": 1,
         }  # fmt: skip
-        rows.append(Segment(f"sequence {index}", tokens, np.multiply(learned, 1.0 / total), fields, index))
-    return pack_segments(rows, row_length, rows_multiple, round_up(len(rows), rows_multiple))
+        segments.append(Segment(f"sequence {index}", tokens, np.multiply(learned, 1.0 / total), fields, index))
+    return pack_segments(segments, shape, len(segments))
 
 
 def live_rows(batch: TrainBatch) -> int:
@@ -231,7 +289,7 @@ def segment_of(
     weight: np.ndarray,
     credit: np.ndarray,
     unit: int,
-    routes: RouteShape | None = None,
+    routes: RouteShape | None,
     **ids: float,
 ) -> Segment:
     """The trajectory's tokens exactly as they were shown and sampled, in order, as one segment.
@@ -270,26 +328,21 @@ def segment_of(
     return Segment(f"episode {trajectory.episode!r}", tokens, weights, fields, unit)
 
 
-def pack_segments(
-    segments: Sequence[Segment], row_length: int, micro_rows: int, rows: int, routes: RouteShape | None = None
-) -> TrainBatch:
-    """Packs the segments into `rows` rows. Raises what `assign_rows` raises."""
-    columns = {name: np.full((rows, row_length), -1 if name in IDS else 0, dtype) for name, dtype in DTYPES.items()}
-    if routes is not None:
-        columns["routes"] = routes.unknown(rows, row_length)
-    for row, indices in enumerate(assign_rows(segments, row_length, micro_rows)):
+def pack_segments(segments: Sequence[Segment], shape: RowShape, rows: int) -> TrainBatch:
+    """Packs the segments into `rows` rows, in whole micro-batches. Raises what `assign_rows` raises."""
+    size = shape.whole(rows), shape.length
+    columns = {name: np.full(size, -1 if name in IDS else 0, dtype) for name, dtype in DTYPES.items()}
+    if shape.routes is not None:
+        columns["routes"] = shape.routes.unknown(*size)
+    for row, indices in enumerate(assign_rows(segments, shape)):
         start = 0
         for number, segment in enumerate((segments[index] for index in indices), 1):
-            size = len(segment.tokens)
-            own: dict[str, Any] = {"tokens": segment.tokens, "segment_ids": number, "positions": np.arange(size)}
+            count = len(segment.tokens)
+            own: dict[str, Any] = {"tokens": segment.tokens, "segment_ids": number, "positions": np.arange(count)}
             for name, value in {**own, "weights": segment.weights, **segment.fields}.items():
-                columns[name][row, start : start + size] = value
-            start += size
+                columns[name][row, start : start + count] = value
+            start += count
     return TrainBatch(**columns)
-
-
-def round_up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
 
 
 def _usable(groups: Sequence[Group]) -> list[Group]:
@@ -326,31 +379,23 @@ def draw_pairs(group: Group, seed: tuple[int, int], least: float = 0.0) -> list[
 
 
 def pack_pairs(
-    groups: Sequence[Group],
-    seed: tuple[int, int],
-    row_length: int,
-    micro_rows: int,
-    *,
-    rows: int,
-    routes: RouteShape | None = None,
+    groups: Sequence[Group], seed: tuple[int, int], shape: RowShape, rows: int
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Packs the pairs of a step's groups as `pack_examples` does, and counts what went into the batch."""
     drawn = [draw_pairs(group, seed) for group in groups]
     pairs = [Pair(better, worse) for found in drawn for better, worse in found]
-    batch = pack_examples(pairs, row_length, micro_rows, rows=rows, routes=routes)
+    batch = pack_examples(pairs, shape, rows)
     facts = {**count_groups(groups), "groups_live": float(sum(map(bool, drawn))), "pairs": float(len(pairs))}
     return batch, {**facts, **describe(batch)}
 
 
-def pack_examples(
-    examples: Sequence[Example], row_length: int, micro_rows: int, *, rows: int, routes: RouteShape | None = None
-) -> TrainBatch:
+def pack_examples(examples: Sequence[Example], shape: RowShape, rows: int) -> TrainBatch:
     """Packs pairs, each of which has a sampled token on both sides; or trajectories to be imitated.
 
     Each pair is a group of its own, with advantage 1 for the better and -1 for the worse, and shares a micro-batch. A
     token of a pair weighs the pair's weight / (pairs · tokens of the pair). Every token of trajectories to be imitated
-    weighs the same, and the weights add up to 1. B is `rows`, at least as many as `capacity` says; `routes` is as in
-    `pack`. Raises what `assign_rows` raises.
+    weighs the same, and the weights add up to 1. B is `rows`, at least as many as `RowShape.holding` says. Raises what
+    `assign_rows` raises.
     """
     units = [(one.better, one.worse) if isinstance(one, Pair) else (one,) for one in examples]
     tasks = {id: number for number, id in enumerate(dict.fromkeys(unit[0].task.id for unit in units))}
@@ -362,11 +407,10 @@ def pack_examples(
             learned = sampled_mask(trajectory)
             credit = np.full(len(learned), (1.0, -1.0)[side])
             ids = {"sequences": len(segments), "tasks": tasks[trajectory.task.id], "groups": number}
+            ids["group_sizes"] = len(unit)
             weight = weights[number][side] * (example.weight if isinstance(example, Pair) else 1.0)
-            segments.append(
-                segment_of(trajectory, learned, weight, credit, number, routes, group_sizes=len(unit), **ids)
-            )
-    return pack_segments(segments, row_length, micro_rows, rows, routes)
+            segments.append(segment_of(trajectory, learned, weight, credit, number, shape.routes, **ids))
+    return pack_segments(segments, shape, rows)
 
 
 def decode_routes(trajectory: Trajectory, shape: RouteShape) -> np.ndarray:
@@ -387,154 +431,3 @@ def decode_routes(trajectory: Trajectory, shape: RouteShape) -> np.ndarray:
             raise ValueError(f"episode {trajectory.episode!r}, turn {number}: {error}") from error
         found[ends[number] - 1 - len(routes) : ends[number] - 1] = routes
     return found
-
-
-ADVANTAGE, WEIGHTING = "group_relative", "group_token_mean"
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Objective:
-    """Loss, advantage and weighting; the groups of a step are split over `splits` batches."""
-
-    loss: BoundLoss
-    advantage: Callable[..., Any]
-    weighting: Callable[..., Any]
-    splits: int = 1
-
-    def batches(
-        self,
-        groups: Sequence[Group],
-        seed: tuple[int, int],
-        row_length: int,
-        micro_rows: int,
-        sizes: Sequence[int] = (),
-        routes: RouteShape | None = None,
-    ) -> tuple[list[TrainBatch], dict[str, float]]:
-        """Packs the batches of a step, and counts what went into all of them; `seed` is (seed, step).
-
-        `sizes` are the group sizes of the largest batch that a step may have; () takes those of `groups`. They fix the
-        number of rows. `routes` is as in `pack`. Raises what `pack` raises.
-        """
-        packed = []
-        rows = self.rows(sizes or [len(group.trajectories) for group in groups], micro_rows)
-        for part in self._deal(groups, seed):
-            if self.loss.pairs:
-                batch, facts = pack_pairs(part, seed, row_length, micro_rows, rows=rows, routes=routes)
-            else:
-                batch, facts = pack(
-                    part, self.advantage, row_length, micro_rows, weighting=self.weighting,
-                    skip_flat=not self.loss.flat_groups, together=self.loss.together, rows=rows, routes=routes,
-                )  # fmt: skip
-            packed.append((batch, facts | staleness(batch, seed[1])))
-        return [batch for batch, _ in packed], _sum_facts([facts for _, facts in packed], row_length)
-
-    def rows(self, sizes: Sequence[int], micro_rows: int) -> int:
-        """Rows of each batch of a step whose groups have `sizes` trajectories."""
-        each = -(-len(sizes) // self.splits)
-        if self.loss.together:
-            return capacity(each, max(sizes, default=1), micro_rows)
-        most = sum(sorted(sizes, reverse=True)[:each])
-        return capacity(most, 2, micro_rows) if self.loss.pairs else round_up(most, micro_rows)
-
-    def _deal(self, groups: Sequence[Group], seed: tuple[int, int]) -> list[list[Group]]:
-        """Splits the groups over the splits: whole groups, drawn by the seed where there is more than one."""
-        if self.splits == 1:
-            return [list(groups)]
-        order = list(range(len(groups)))
-        random.Random(repr((*seed, "parts"))).shuffle(order)
-        return [[groups[index] for index in sorted(order[part :: self.splits])] for part in range(self.splits)]
-
-
-def objective(
-    loss: BoundLoss,
-    advantage: str,
-    advantage_settings: Mapping[str, Any],
-    weighting: str,
-    weighting_settings: Mapping[str, Any],
-    splits: int,
-) -> Objective:
-    """The objective of a loss, and of an advantage and a weighting by name.
-
-    Raises ValueError for an unknown name or setting, and for an advantage or a weighting beside a loss of pairs.
-    """
-    if loss.pairs and (advantage != ADVANTAGE or advantage_settings):
-        raise ValueError(
-            f"loss {loss.name!r} learns from pairs, whose advantages are 1 and -1; remove advantage={advantage!r} and "
-            "its settings"
-        )
-    if loss.pairs and (weighting != WEIGHTING or weighting_settings):
-        raise ValueError(
-            f"loss {loss.name!r} gives every pair the same weight; remove weighting={weighting!r} and its settings"
-        )
-    return Objective(
-        loss,
-        _bind_settings("advantage", advantage, ADVANTAGES, advantage_settings),
-        _bind_settings("weighting", weighting, WEIGHTINGS, weighting_settings),
-        splits,
-    )
-
-
-def _bind_settings(kind: str, name: str, table: Mapping[str, Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
-    """The table's entry of that name, with its settings bound."""
-    function = find(kind, name, table)
-    return functools.partial(function, **check_settings(kind, name, function, settings))
-
-
-def _sum_facts(facts: Sequence[Mapping[str, float]], row_length: int) -> dict[str, float]:
-    """Adds up counts over the parts of a step; `staleness` is the mean over tokens, `fill` that of all live rows."""
-    if len(facts) == 1:
-        return dict(facts[0])
-    names = dict.fromkeys(name for one in facts for name in one if name not in ("fill", "staleness", "staleness_max"))
-    total = {name: sum(one[name] for one in facts) for name in names}
-    total["fill"] = total["tokens_processed"] / (total["rows"] * row_length) if total["rows"] else 0.0
-    behind = [one for one in facts if "staleness" in one]
-    if behind:
-        tokens = sum(one["tokens_trained"] for one in behind)
-        total["staleness"] = sum(one["staleness"] * one["tokens_trained"] for one in behind) / tokens
-        total["staleness_max"] = max(one["staleness_max"] for one in behind)
-    return total
-
-
-@dataclasses.dataclass(frozen=True)
-class HardNegatives:
-    """Adds `weight` · DPO of pairs of a success and a hard negative of the same group to a step's loss.
-
-    A hard negative is a failure whose partial reward is at least `least`. The reference of DPO, whose β is `beta`, is
-    the policy before the step.
-    """
-
-    weight: float
-    beta: float = 0.1
-    least: float = 0.6
-
-    @functools.cached_property
-    def loss(self) -> BoundLoss:
-        return bind("dpo", LOSSES, {"beta": self.beta})
-
-    def rows(self, sizes: Sequence[int], micro_rows: int) -> int:
-        """Rows of the batch of a step whose groups have `sizes` trajectories."""
-        return capacity(sum(sizes), 2, micro_rows)
-
-    def pack(
-        self,
-        groups: Sequence[Group],
-        seed: tuple[int, int],
-        row_length: int,
-        micro_rows: int,
-        sizes: Sequence[int],
-        routes: RouteShape | None,
-    ) -> tuple[TrainBatch, dict[str, float]]:
-        """The pairs of a step as a batch, with the numbers of failures, of hard negatives, and of pairs of these.
-
-        `sizes` and `routes` are as in `Objective.batches`.
-        """
-        drawn = [pair for group in groups for pair in draw_pairs(group, seed, self.least)]
-        pairs = [Pair(better, worse, self.weight) for better, worse in drawn]
-        failures = [t for group in groups for t in group.valid if t.reward < 1.0]
-        rows = self.rows(sizes or [len(group.trajectories) for group in groups], micro_rows)
-        facts = {
-            "failures": float(len(failures)),
-            "hard_negatives": float(sum(trajectory.partial >= self.least for trajectory in failures)),
-            "hard_pairs": float(len(pairs)),
-        }
-        return pack_examples(pairs, row_length, micro_rows, rows=rows, routes=routes), facts
