@@ -2,21 +2,23 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cojax import signals
 from cojax.loop import Loop, State
 from cojax.loop.evolution import Evolutions
 from cojax.loop.groups import learnable, sample_ahead, sample_groups
 from cojax.loop.records import end_step, step_record
-from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import Interrupted
+
+if TYPE_CHECKING:
+    from cojax.storage.run_directory import RunDirectory
 
 
 def coevolve(
     loop: Loop,
     state: State,
-    directory: RunDirectory,
+    directory: "RunDirectory",
     observe: Callable[[dict[str, Any]], None],
     stop: Callable[[], bool] = lambda: False,
 ) -> State:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cojax import signals
 from cojax.loop import Loop, State
@@ -10,14 +10,16 @@ from cojax.loop.evolution import Evolutions
 from cojax.loop.groups import draw_tasks
 from cojax.loop.records import end_step
 from cojax.preference.rounds import Rounds
-from cojax.storage.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from cojax.storage.run_directory import RunDirectory
 
 
 def coevolving(
     loop: Loop,
     rounds: Rounds,
     state: State,
-    directory: RunDirectory,
+    directory: "RunDirectory",
     observe: Callable[[dict[str, Any]], None],
     stop: Callable[[], bool] = lambda: False,
 ) -> State:

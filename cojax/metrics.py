@@ -4,7 +4,6 @@ Nothing here influences training: a run without this file would learn the same.
 """
 
 import contextlib
-import dataclasses
 import logging
 import math
 import numbers
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from cojax.storage.checksums import CheckedLog
-from cojax.storage.files import Log, open_file, write_text
+from cojax.storage.files import Log, flat, open_file, write_text
 
 _LOG = logging.getLogger(__name__)
 # The parts of a run's time, in the order of summary.json. The total does not include the warm start.
@@ -97,23 +96,12 @@ class Stopwatch:
         return part
 
 
-@dataclasses.dataclass(frozen=True)
-class Wandb:
-    """Settings of a W&B run; `mode` is "online" or "offline".
-
-    Where `name` or `mode` is "", the variables WANDB_NAME and WANDB_MODE decide, as W&B reads them.
-    """
-
-    project: str
-    name: str = ""
-    mode: str = ""
-
-
 class Metrics:
     """Writes one record per step to metrics.jsonl, TensorBoard and, when configured, W&B.
 
     On a resume, `step` is the step of the checkpoint, and the caller has cut metrics.jsonl back to it; TensorBoard's
-    files are made again from it. `log` writes metrics.jsonl.
+    files are made again from it. `log` writes metrics.jsonl. `wandb` is the project of W&B, "" for none; the variables
+    WANDB_NAME and WANDB_MODE name the run and its mode, as W&B reads them.
 
     Raises ModuleNotFoundError when W&B is configured and not installed.
     """
@@ -123,13 +111,13 @@ class Metrics:
         folder: str | Path,
         *,
         step: int = 0,
-        wandb: Wandb | None = None,
+        wandb: str = "",
         config: Mapping[str, Any] | None = None,
         log: Log | CheckedLog | None = None,
     ):
         folder = Path(folder)
         self.log = log or Log(folder / "metrics.jsonl")
-        self._wandb = None if wandb is None else _start_wandb(folder, wandb, config or {})
+        self._wandb = _start_wandb(folder, wandb, config or {}) if wandb else None
         self._board = Board(folder / "tensorboard", [record for record in self.log.read() if record["step"] <= step])
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -162,8 +150,9 @@ def plain(value: Any) -> Any:
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record of metrics.jsonl, by name."""
-    return flatten({key: value for key, value in record.items() if key != "step"})
+    """The numbers of a record of metrics.jsonl but its step, by name: the keys joined with slashes."""
+    found = flat(record, "/").items()
+    return {name: float(value) for name, value in found if name != "step" and isinstance(value, numbers.Real)}
 
 
 class Board:
@@ -222,18 +211,7 @@ def _total(record: Mapping[str, Any]) -> float:
     return record.get("seconds", {}).get("total", 0.0)
 
 
-def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Name → number of a nested record; names are its keys joined with slashes."""
-    found: dict[str, float] = {}
-    for key, value in record.items():
-        if isinstance(value, Mapping):
-            found |= flatten(value, f"{prefix}{key}/")
-        elif isinstance(value, numbers.Real):
-            found[f"{prefix}{key}"] = float(value)
-    return found
-
-
-def _start_wandb(folder: Path, settings: Wandb, config: Mapping[str, Any]) -> Any:
+def _start_wandb(folder: Path, project: str, config: Mapping[str, Any]) -> Any:
     """Starts the W&B run, or continues it on a resume: its id is drawn once and kept in the folder."""
     try:
         import wandb
@@ -247,12 +225,4 @@ def _start_wandb(folder: Path, settings: Wandb, config: Mapping[str, Any]) -> An
         write_text(identity, uuid.uuid4().hex[:16])
     with open_file(identity) as file:
         known = file.read(64).decode().strip()
-    return wandb.init(
-        project=settings.project,
-        name=settings.name or None,
-        mode=settings.mode or None,
-        id=known,
-        resume="allow",
-        dir=str(folder),
-        config=dict(config),
-    )
+    return wandb.init(project=project, id=known, resume="allow", dir=str(folder), config=dict(config))

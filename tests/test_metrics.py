@@ -13,7 +13,7 @@ import pytest
 from patience import patience
 from tensorboardX.proto.event_pb2 import Event
 
-from cojax.metrics import PARTS, Metrics, Stopwatch, Wandb, flatten, plain
+from cojax.metrics import PARTS, Metrics, Stopwatch, plain, scalars
 from cojax.storage.files import Log
 
 ROOT = Path(__file__).parents[1]
@@ -125,9 +125,9 @@ def test_records_are_strict_json_and_numpy_numbers_become_numbers() -> None:
     assert plain(record) == {"loss": None, "kl": 0.5, "tasks": 3, "deep": {"x": [None, 1]}}
 
 
-def test_flatten_joins_names_and_keeps_numbers_only() -> None:
-    record = {"success": 0.5, "signals": {"rare": 3}, "note": "text", "loss": None, "deep": {"a": {"b": 1}}}
-    assert flatten(record) == {"success": 0.5, "signals/rare": 3.0, "deep/a/b": 1.0}
+def test_scalars_join_names_and_keeps_numbers_only() -> None:
+    record = {"step": 3, "success": 0.5, "signals": {"rare": 3}, "note": "text", "loss": None, "deep": {"a": {"b": 1}}}
+    assert scalars(record) == {"success": 0.5, "signals/rare": 3.0, "deep/a/b": 1.0}
 
 
 def events(folder: Path) -> list[Event]:
@@ -230,13 +230,14 @@ def test_time_spent_is_never_negative_when_the_clock_is_set_back() -> None:
 def test_wandb_configured_but_missing_names_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ModuleNotFoundError, match="pip install wandb"):
-        Metrics(tmp_path, wandb=Wandb("cojax"))
+        Metrics(tmp_path, wandb="cojax")
 
 
-def test_wandb_run_is_continued_under_the_same_id(tmp_path: Path) -> None:
+def test_wandb_run_is_continued_under_the_same_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
     for step in (0, 1):
-        metrics = Metrics(tmp_path, step=step, wandb=Wandb("cojax", mode="offline"), config={"seed": 0})
+        metrics = Metrics(tmp_path, step=step, wandb="cojax", config={"seed": 0})
         metrics.write({"step": step + 1, "success": 0.5})
         metrics.close()
     identity = (tmp_path / "wandb_id").read_text()

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cojax import imports
 from cojax.api.process import Child, RunFailed
-from cojax.storage.differences import flat
 from cojax.storage.episodes import Episodes
-from cojax.storage.files import Log, lines_of, open_file, parse_record, read_json
+from cojax.storage.files import Log, flat, lines_of, open_file, parse_record, read_json
 
 if TYPE_CHECKING:
     import pandas

@@ -4,17 +4,19 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cojax import signals
 from cojax.host.background import in_background
 from cojax.loop import Loop, State
 from cojax.loop.groups import groups_left, probe_tasks
 from cojax.rollout.collect import RolloutStopped
-from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import EvolutionInputs, Interrupted, Synthesis, admit, expeditions_of, synthesize, why_idle
 from cojax.synthesis.beliefs import predictor
 from cojax.synthesis.evolutions import visits_of
+
+if TYPE_CHECKING:
+    from cojax.storage.run_directory import RunDirectory
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,7 +31,7 @@ class Evolutions:
     """
 
     loop: Loop
-    directory: RunDirectory
+    directory: "RunDirectory"
     stop: Callable[[], bool]
 
     def due(self, state: State) -> bool:

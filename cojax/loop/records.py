@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cojax import signals
 from cojax.loop import Loop, State
@@ -10,9 +10,11 @@ from cojax.loop.evolution import Evolutions, evolution_record
 from cojax.metrics import plain
 from cojax.prefix_replay import replayed
 from cojax.rollout.collect import count_outcomes
-from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import Interrupted, Synthesis
 from cojax.types import Group, Signal
+
+if TYPE_CHECKING:
+    from cojax.storage.run_directory import RunDirectory
 
 
 def end_step(
@@ -114,7 +116,7 @@ def with_scores(loop: Loop, state: State, record: Mapping[str, Any]) -> dict[str
     return found
 
 
-def save(loop: Loop, state: State, directory: RunDirectory) -> None:
+def save(loop: Loop, state: State, directory: "RunDirectory") -> None:
     """Checkpoints the state."""
     with loop.clock("checkpoint"):
         host = {

@@ -26,7 +26,7 @@ from cojax.report.lineage import task_id_of
 from cojax.report.page import render
 from cojax.report.pieces import replace_text
 from cojax.report.run import Json, Run, read_run, shortened_text, task_scores
-from cojax.storage.differences import flat
+from cojax.storage.files import flat
 
 SCRIPTS = ("elements.js", "charts.js", "table.js", "compare.js")
 TASKS = 20_000  # held-out tasks in the table

@@ -27,7 +27,7 @@ from cojax.host.processes import end_all, tell
 from cojax.learner.rehearsal import DeviceMemoryError
 from cojax.learner.update import NonFiniteUpdate
 from cojax.loop import Loop, State
-from cojax.metrics import Board, Metrics, Stopwatch, Wandb
+from cojax.metrics import Board, Metrics, Stopwatch
 from cojax.report import command as report
 from cojax.report import write_report
 from cojax.report.console import CONSOLE, seconds_left, show_step, show_summary
@@ -42,7 +42,6 @@ from cojax.run.policies import announce, with_absolute_path
 from cojax.run.processes import ALONE, Together, as_of_one, log_to, outlines
 from cojax.run.summary import record, summarise, zero_shot_score
 from cojax.settings.compatibility import in_todays_keys
-from cojax.settings.reading import settings
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.checksums import with_checksum
 from cojax.storage.files import RunDirectoryError, write_json
@@ -197,10 +196,10 @@ def _recorded(
     config: ConfigDict, loop: Loop, state: State, directory: RunDirectory
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Within the block, metrics are written and shown: what is yielded takes the record of each step."""
-    wandb = Wandb(**settings(config.wandb)) if config.wandb.project else None
     with loop.clock("checkpoint"):
         plain = config.to_dict()
-        metrics = Metrics(directory.folder, step=state.step, wandb=wandb, config=plain, log=directory.metrics)
+        project, log = config.wandb.project, directory.metrics
+        metrics = Metrics(directory.folder, step=state.step, wandb=project, config=plain, log=log)
     # A record of the state's own step is written again.
     tell(workdir=str(directory.folder.absolute()), step=state.step - (state.record is not None))
     spent: list[float] = []

@@ -86,15 +86,6 @@ def value_at(config: Mapping[str, Any], name: str, absent: Any = "absent") -> An
     return found
 
 
-def flat(record: Mapping[str, Any], separator: str = ".", prefix: str = "") -> dict[str, Any]:
-    """The values by their names joined over all depths; an empty section is a value."""
-    found: dict[str, Any] = {}
-    for name, value in record.items():
-        nested = isinstance(value, Mapping) and value
-        found |= flat(value, separator, f"{prefix}{name}{separator}") if nested else {f"{prefix}{name}": value}
-    return found
-
-
 def stored_config(path: Path) -> dict[str, Any]:
     """The content of a config.json. Raises OSError as `open_file`, ValueError or KeyError for another content."""
     record = read_json(path)

@@ -216,6 +216,15 @@ def _nesting(text: str) -> int:
     return max(itertools.accumulate(1 if c in "[{" else -1 if c in "]}" else 0 for c in text), default=0)
 
 
+def flat(record: Mapping[str, Any], separator: str = ".", prefix: str = "") -> dict[str, Any]:
+    """The values by their names joined over all depths; an empty section is a value."""
+    found: dict[str, Any] = {}
+    for name, value in record.items():
+        nested = isinstance(value, Mapping) and value
+        found |= flat(value, separator, f"{prefix}{name}{separator}") if nested else {f"{prefix}{name}": value}
+    return found
+
+
 def expect_file(path: Path) -> None:
     """Raises StorageError where the path is a folder, or anything else but a file. It may be missing."""
     if path.exists() and not path.is_file():
