@@ -22,9 +22,9 @@ from cojax.learner.batch import TrainBatch
 from cojax.learner.update import Params, TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Parameter, evaluate, leaf_of, parameters, to_hf
+from cojax.policy.saved_params import save_params
 from cojax.policy.sharding import ROWS, devices_along, place, shard
 from cojax.rollout.engine import Weights
-from cojax.storage.checkpoint import save_params
 
 _T = TypeVar("_T")
 Shardings = tuple[jax.sharding.Sharding, ...] | None

@@ -67,7 +67,7 @@ class Weights:
     `path()`, if given, is a model folder in HF format that holds the same weights; a server reads it instead.
     `fingerprint()`, if given, is equal for equal arrays: an engine that already serves them does not load them again.
     `save(folder, dtype)`, if given, has all processes that hold the arrays write them together, each its own part, as
-    `cojax.storage.checkpoint.save_params` does. It raises ValueError for arrays that are not finite.
+    `cojax.policy.saved_params.save_params` does. It raises ValueError for arrays that are not finite.
     """
 
     version: int

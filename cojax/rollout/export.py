@@ -24,7 +24,8 @@ from cojax.durable import sync_folder, sync_tree
 from cojax.policy import pretrained
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params, parameters
-from cojax.storage.checkpoint import SavedParams, disk_error
+from cojax.policy.saved_params import SavedParams
+from cojax.storage.checkpoint import disk_error
 from cojax.storage.files import LARGEST_JSON, explain, is_number, read_json, write_json
 
 if TYPE_CHECKING:

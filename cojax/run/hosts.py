@@ -29,6 +29,7 @@ from cojax.learner.placement import advanced, copied, finite, piece, replicated
 from cojax.learner.update import TrainState, divided, united
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import fingerprint
+from cojax.policy.saved_params import save_params
 from cojax.policy.transformer import Params
 from cojax.report.console import CONSOLE
 from cojax.run import assemble, methods, processes
@@ -38,7 +39,7 @@ from cojax.run.policies import with_absolute_path
 from cojax.run.processes import ALONE, Together
 from cojax.settings.ranges import check_ranges
 from cojax.settings.tree import DistributedSettings
-from cojax.storage.checkpoint import ArrayFiles, save_params
+from cojax.storage.checkpoint import ArrayFiles
 from cojax.storage.files import lock_folder
 
 _AGAIN = "Run the same command in every process again: the run goes on from its last checkpoint"

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from cojax.durable import crc32, sync_folder, sync_tree
+from cojax.policy.saved_params import explained, named, outlines, read_arrays, reader_of_arrays
 from cojax.storage.checksums import has_valid_checksum, with_checksum
 from cojax.storage.files import CheckpointError as CheckpointError
 from cojax.storage.files import StorageError, explain, explain_reading, is_number, open_file, read_json, write_json
@@ -157,7 +158,7 @@ class Checkpointer:
         """The arrays of a sound step. Raises CheckpointError where they do not fit `like`."""
         folder = self.folder.absolute() / str(step)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        found, wanted = _shapes(outlines(_reader(), folder / "arrays")), _shapes(abstract)
+        found, wanted = _shapes(outlines(reader_of_arrays(), folder / "arrays")), _shapes(abstract)
         if different := sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)):
             name = different[0]
             raise CheckpointError(
@@ -217,13 +218,13 @@ class Checkpointer:
         return sorted(int(name) for name in names if str(int(name)) == name)
 
     def _branch(self, folder: Path, name: str, check: Callable[[Any], None]) -> Any:
-        reader = _reader()
+        reader = reader_of_arrays()
         saved = outlines(reader, folder / "arrays")
         if not isinstance(saved, Mapping) or name not in saved:
             raise CheckpointError(f"checkpoint {folder} holds no {name}; expected one of a run of this project")
         check(saved[name])
         wanted = {name: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), saved[name])}
-        return _read(reader, folder / "arrays", wanted)[name]
+        return read_arrays(reader, folder / "arrays", wanted)[name]
 
     def _sweep(self) -> None:
         """Removes what a killed save left behind."""
@@ -289,13 +290,7 @@ def _crc32(path: Path) -> int:
 
 def _shapes(tree: Any) -> dict[str, str]:
     """Path of each array → its dtype and shape as text."""
-    return {"/".join(path): f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}" for path, leaf in _named(tree)}
-
-
-def _named(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """(path, leaf) of each leaf."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        yield tuple(re.findall(r"\w+", jax.tree_util.keystr(path))), leaf
+    return {"/".join(path): f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}" for path, leaf in named(tree)}
 
 
 def disk_error(error: Exception) -> OSError | None:
@@ -308,81 +303,3 @@ def disk_error(error: Exception) -> OSError | None:
         if os.strerror(number) in str(error):
             return OSError(number, os.strerror(number))
     return None
-
-
-def save_params(params: Any, folder: str, dtype: str) -> None:
-    """Writes a pytree of arrays as a new folder, cast to `dtype` as NumPy casts; all of it is there on return.
-
-    Where arrays are spread over several processes, all of them call it, and each writes its own part.
-    """
-    # Parameters hardly compress, and servers wait for them.
-    writer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
-    cast = jax.tree.map(lambda leaf: ocp.SaveArgs(dtype=np.dtype(dtype)), params)
-    writer.save(Path(folder).absolute(), args=ocp.args.PyTreeSave(params, save_args=cast))
-
-
-def _reader() -> ocp.Checkpointer:
-    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-
-
-def outlines(reader: ocp.Checkpointer, folder: Path) -> Any:
-    """The pytree of what is saved in a folder, without its numbers. Raises ValueError or OSError."""
-    with explained(folder):
-        saved = reader.metadata(folder).item_metadata.tree
-        for leaf in jax.tree.leaves(saved):
-            chunk = leaf.storage.chunk_shape if leaf.storage else None
-            # It would take memory by this claim alone.
-            if any(one > max(1, axis) for one, axis in zip(chunk or (), leaf.shape, strict=True)):
-                raise ValueError(f"{leaf.name} of shape {leaf.shape} in pieces of {chunk}")
-    return saved
-
-
-def _read(reader: ocp.Checkpointer, folder: Path, wanted: Any) -> Any:
-    """The arrays of a folder at the places of `wanted`, which has their outlines, as NumPy arrays."""
-    plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
-    with explained(folder):
-        return reader.restore(
-            folder, args=ocp.args.PyTreeRestore(item=wanted, restore_args=plain, partial_restore=True)
-        )
-
-
-@contextlib.contextmanager
-def explained(folder: Path) -> Iterator[None]:
-    """Raises ValueError, of one line, for whatever Orbax raises where files are damaged, and OSError as it is."""
-    try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ValueError(f"the arrays in {folder} cannot be read: {reason}. Restore them from a copy") from error
-
-
-class SavedParams:
-    """What `save_params` wrote to `folder`, read one array at a time. Raises ValueError or OSError.
-
-    Not for one process of several: Orbax waits for the others.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._reader = folder.absolute(), _reader()
-
-    @functools.cached_property
-    def outlines(self) -> dict[tuple[str, ...], tuple[tuple[int, ...], str]]:
-        """Path of each array → its shape and dtype."""
-        return {
-            path: (tuple(leaf.shape), np.dtype(leaf.dtype).name)
-            for path, leaf in _named(outlines(self._reader, self._folder))
-        }
-
-    def read(self, path: Sequence[str]) -> np.ndarray:
-        """The array at this path."""
-        shape, dtype = self.outlines[tuple(path)]
-        wanted: Any = jax.ShapeDtypeStruct(shape, np.dtype(dtype))
-        for key in reversed(path):
-            wanted = {key: wanted}
-        found = _read(self._reader, self._folder, wanted)
-        for key in path:
-            assert isinstance(found, Mapping)
-            found = found[key]
-        return np.asarray(found)

@@ -23,11 +23,12 @@ from cojax.learner.placement import finite, on_host, piece, replicated, weights_
 from cojax.learner.update import TrainState, divided
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
+from cojax.policy.saved_params import save_params
 from cojax.policy.sharding import make_mesh, place, shard
 from cojax.policy.transformer import initialize
 from cojax.rollout.export import write_item, write_weights
 from cojax.settings.tree import DistributedSettings
-from cojax.storage.checkpoint import ArrayFiles, save_params
+from cojax.storage.checkpoint import ArrayFiles
 
 PROCESS, PORT, FOLDER, MODE = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
 FACTS = {"commit": "abc"}

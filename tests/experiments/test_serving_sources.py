@@ -24,12 +24,13 @@ from trained_runs import config as run_settings
 from trained_runs import damage, make_run
 
 from cojax.policy.config import ModelConfig
+from cojax.policy.saved_params import save_params
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import read_label, write_weights
 from cojax.rollout.sglang.engine import SGLangEngine, WeightsFolder
 from cojax.serving import serve as sources
 from cojax.serving.serve import Checkpoints, LocalFolders, Versions, Watch
-from cojax.storage.checkpoint import CheckpointError, save_params
+from cojax.storage.checkpoint import CheckpointError
 
 __all__ = ["config", "host", "launched"]  # fixtures
 OTHER = ModelConfig(112, 32, 64, 1, 2, 1, 16, max_position_embeddings=512)

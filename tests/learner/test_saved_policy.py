@@ -10,8 +10,8 @@ from small_runs import tree
 from tiny_learner import CONFIG, PARAMS, make_learner
 
 from cojax.policy.adapters import Lora
+from cojax.policy.saved_params import SavedParams
 from cojax.rollout.export import restore_item, write_item, write_weights
-from cojax.storage.checkpoint import SavedParams
 
 
 @pytest.mark.parametrize("lora", [None, Lora(2)])

@@ -15,6 +15,7 @@ from small_runs import tree
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
+from cojax.policy.saved_params import save_params
 from cojax.rollout.export import (
     check_item,
     is_item,
@@ -26,7 +27,6 @@ from cojax.rollout.export import (
     write_weights,
 )
 from cojax.rollout.sglang.engine import newest_version
-from cojax.storage.checkpoint import save_params
 
 CONFIGS = {
     "dense": ModelConfig(96, 32, 40, 2, 4, 2, 16, tie_word_embeddings=False),

@@ -22,11 +22,11 @@ from patience import patience
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
+from cojax.policy.saved_params import save_params
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.server import ServerLimits, free_port
-from cojax.storage.checkpoint import save_params
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 ROOT = Path(__file__).parents[3]

@@ -1,0 +1,96 @@
+"""Arrays in folders, by Orbax: parameters for servers, which read them one by one, and branches of checkpoints."""
+
+import contextlib
+import functools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+
+def reader_of_arrays() -> ocp.Checkpointer:
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+
+
+def named(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(path, leaf) of each leaf."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        yield tuple(re.findall(r"\w+", jax.tree_util.keystr(path))), leaf
+
+
+def save_params(params: Any, folder: str, dtype: str) -> None:
+    """Writes a pytree of arrays as a new folder, cast to `dtype` as NumPy casts; all of it is there on return.
+
+    Where arrays are spread over several processes, all of them call it, and each writes its own part.
+    """
+    # Parameters hardly compress, and servers wait for them.
+    writer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
+    cast = jax.tree.map(lambda leaf: ocp.SaveArgs(dtype=np.dtype(dtype)), params)
+    writer.save(Path(folder).absolute(), args=ocp.args.PyTreeSave(params, save_args=cast))
+
+
+def outlines(reader: ocp.Checkpointer, folder: Path) -> Any:
+    """The pytree of what is saved in a folder, without its numbers. Raises ValueError or OSError."""
+    with explained(folder):
+        saved = reader.metadata(folder).item_metadata.tree
+        for leaf in jax.tree.leaves(saved):
+            chunk = leaf.storage.chunk_shape if leaf.storage else None
+            # It would take memory by this claim alone.
+            if any(one > max(1, axis) for one, axis in zip(chunk or (), leaf.shape, strict=True)):
+                raise ValueError(f"{leaf.name} of shape {leaf.shape} in pieces of {chunk}")
+    return saved
+
+
+def read_arrays(reader: ocp.Checkpointer, folder: Path, wanted: Any) -> Any:
+    """The arrays of a folder at the places of `wanted`, which has their outlines, as NumPy arrays."""
+    plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
+    with explained(folder):
+        return reader.restore(
+            folder, args=ocp.args.PyTreeRestore(item=wanted, restore_args=plain, partial_restore=True)
+        )
+
+
+@contextlib.contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Raises ValueError, of one line, for whatever Orbax raises where files are damaged, and OSError as it is."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ValueError(f"the arrays in {folder} cannot be read: {reason}. Restore them from a copy") from error
+
+
+class SavedParams:
+    """What `save_params` wrote to `folder`, read one array at a time. Raises ValueError or OSError.
+
+    Not for one process of several: Orbax waits for the others.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._reader = folder.absolute(), reader_of_arrays()
+
+    @functools.cached_property
+    def outlines(self) -> dict[tuple[str, ...], tuple[tuple[int, ...], str]]:
+        """Path of each array → its shape and dtype."""
+        return {
+            path: (tuple(leaf.shape), np.dtype(leaf.dtype).name)
+            for path, leaf in named(outlines(self._reader, self._folder))
+        }
+
+    def read(self, path: Sequence[str]) -> np.ndarray:
+        """The array at this path."""
+        shape, dtype = self.outlines[tuple(path)]
+        wanted: Any = jax.ShapeDtypeStruct(shape, np.dtype(dtype))
+        for key in reversed(path):
+            wanted = {key: wanted}
+        found = read_arrays(self._reader, self._folder, wanted)
+        for key in path:
+            assert isinstance(found, Mapping)
+            found = found[key]
+        return np.asarray(found)
