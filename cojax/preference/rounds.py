@@ -11,8 +11,13 @@ from cojax.loop import Loop, State
 from cojax.loop.groups import play_tasks
 from cojax.loop.records import step_record
 from cojax.preference import Method, Preference
-from cojax.preference.agents import agent_pairs, experts_by_task, learn_failures
-from cojax.preference.experts import distinct_successes, expert_trajectories
+from cojax.preference.agents import (
+    agent_pairs,
+    distinct_successes,
+    expert_trajectories,
+    experts_by_task,
+    pairs_of_failures,
+)
 from cojax.preference.failures import failures_of
 from cojax.quality import HashedNgrams, neighbour_similarity
 from cojax.rollout.collect import count_outcomes
@@ -103,16 +108,17 @@ class Rounds:
         """The second agent's part of a round, with its metrics; its state is donated."""
         if state.second is None:
             return None, {}
-        settings, seed = self.settings, self._seed(step)
-        with self.loop.clock("update"):
-            if settings.agent == "failure":
-                own, other = failures_of(played.second), failures_of(played.target)
-                return learn_failures(self.loop.learner, state.second, own, other, settings, seed)
+        settings, seed = self.settings, (*self._seed(step), "second")
+        if settings.agent == "failure":
+            own, other = failures_of(played.second), failures_of(played.target)
+            pairs = pairs_of_failures(own, other, settings.margin, seed)
+        else:
             experts = experts_by_task(settings, solutions, played.second, played.target)
-            pairs = agent_pairs(settings, experts, played.second, played.target, seed)
-            every = [pair for some in pairs.values() for pair in some]
-            second, metrics = self._learn(state.second, every, (*seed, "second"))
-            return second, {**metrics, "pairs": float(len(every))}
+            by_kind = agent_pairs(settings, experts, played.second, played.target, self._seed(step))
+            pairs = [pair for some in by_kind.values() for pair in some]
+        with self.loop.clock("update"):
+            second, metrics = self._learn(state.second, pairs, seed)
+        return second, {**metrics, "pairs": float(len(pairs))}
 
     def count_second(self, state: State, played: Played) -> Memory:
         """Adds the second agent's episodes to the detector `played`, in place; returns the changes."""

@@ -8,8 +8,7 @@ from played_episodes import episode, group
 
 from cojax.learner.batch import Pair
 from cojax.preference import Preference
-from cojax.preference.agents import agent_pairs, experts_by_task
-from cojax.preference.experts import distinct_successes
+from cojax.preference.agents import agent_pairs, distinct_successes, experts_by_task
 
 EXPERT = episode("a0", 1.0, reward=1.0, version=-1, turns=2)
 OWN = [group(episode("a1"), episode("a2", 0.5), episode("a3", 1.0, reward=1.0)), group(episode("b1"))]

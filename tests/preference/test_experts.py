@@ -6,7 +6,7 @@ import dataclasses
 
 import environments
 from cojax.environment.wrapping import Wrapped
-from cojax.preference.experts import SolutionActors, expert_trajectories
+from cojax.preference.agents import SolutionActors, expert_trajectories
 from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.collect import Limits
 from cojax.rollout.vocabulary import word_tokenizer

@@ -39,11 +39,11 @@ def test_one_turn_of_an_expert_is_enough_to_be_refused():
 
 def test_the_failure_agent_can_be_given_nothing_but_failures():
     """By the types of what it learns from: no trajectory, group or pair, and no mapping that could hold an expert."""
-    hints = typing.get_type_hints(agents.learn_failures)
-    given = {name: hints[name] for name in inspect.signature(agents.learn_failures).parameters}
-    data = {name: kind for name, kind in given.items() if name not in ("learner", "state", "settings", "seed")}
+    hints = typing.get_type_hints(agents.pairs_of_failures)
+    given = {name: hints[name] for name in inspect.signature(agents.pairs_of_failures).parameters}
+    data = {name: kind for name, kind in given.items() if name not in ("margin", "seed", "return")}
     assert {name: typing.get_args(kind) for name, kind in data.items()} == {"own": (Failure,), "other": (Failure,)}
-    text = inspect.getsource(agents.learn_failures)
+    text = inspect.getsource(agents.pairs_of_failures)
     assert not any(word in text for word in ("expert_trajectories", "solutions", "Group", "Trajectory]"))
     assert not {"experts", "Expert"} & set(vars(failures))
 
