@@ -10,14 +10,7 @@ from cojax.learner.update import Metrics, TrainState
 from cojax.loop import Loop, State
 from cojax.loop.groups import play_tasks
 from cojax.loop.records import step_record
-from cojax.preference import Method, Preference
-from cojax.preference.agents import (
-    agent_pairs,
-    distinct_successes,
-    expert_trajectories,
-    experts_by_task,
-    pairs_of_failures,
-)
+from cojax.preference import Method, Preference, agents
 from cojax.preference.failures import failures_of
 from cojax.quality import HashedNgrams, neighbour_similarity
 from cojax.rollout.collect import count_outcomes
@@ -64,7 +57,7 @@ class Rounds:
             return {}
         loop = self.loop
         with loop.clock("environment"):
-            return expert_trajectories(loop.environment, loop.chat, loop.limits, tasks, self.longest)
+            return agents.expert_trajectories(loop.environment, loop.chat, loop.limits, tasks, self.longest)
 
     def play(self, state: State, tasks: Sequence[Task], step: int) -> Played:
         """The groups of the target, then those of the second agent on the same tasks.
@@ -93,10 +86,10 @@ class Rounds:
         """The target's part of a round: its new state, metrics, and the examples of each kind. Its state is donated."""
         examples: Mapping[str, Sequence[Example]]
         if self.method.loss == "sft":
-            examples = {"experts": list(solutions.values()), "successes": distinct_successes(played.target)}
+            examples = {"experts": list(solutions.values()), "successes": agents.distinct_successes(played.target)}
         else:
-            experts = experts_by_task(self.settings, solutions, played.target, played.second)
-            examples = agent_pairs(self.settings, experts, played.target, played.second, self._seed(step))
+            experts = agents.experts_by_task(self.settings, solutions, played.target, played.second)
+            examples = agents.agent_pairs(self.settings, experts, played.target, played.second, self._seed(step))
         with self.loop.clock("update"):
             every = [example for some in examples.values() for example in some]
             target, metrics = self._learn(state.learner, every, self._seed(step))
@@ -109,14 +102,14 @@ class Rounds:
         if state.second is None:
             return None, {}
         settings, seed = self.settings, (*self._seed(step), "second")
-        if settings.agent == "failure":
-            own, other = failures_of(played.second), failures_of(played.target)
-            pairs = pairs_of_failures(own, other, settings.margin, seed)
-        else:
-            experts = experts_by_task(settings, solutions, played.second, played.target)
-            by_kind = agent_pairs(settings, experts, played.second, played.target, self._seed(step))
-            pairs = [pair for some in by_kind.values() for pair in some]
         with self.loop.clock("update"):
+            if settings.agent == "failure":
+                own, other = failures_of(played.second), failures_of(played.target)
+                pairs = agents.pairs_of_failures(own, other, settings.margin, seed)
+            else:
+                experts = agents.experts_by_task(settings, solutions, played.second, played.target)
+                by_kind = agents.agent_pairs(settings, experts, played.second, played.target, self._seed(step))
+                pairs = [pair for some in by_kind.values() for pair in some]
             second, metrics = self._learn(state.second, pairs, seed)
         return second, {**metrics, "pairs": float(len(pairs))}
 
@@ -141,17 +134,17 @@ class Rounds:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         record = step_record(self.loop, state, played.target, found, figures, ())
         hard = self.settings.hard
-        agents = {"target": measures_of(played.target, hard)} if self.method.plays else {}
+        by_agent = {"target": measures_of(played.target, hard)} if self.method.plays else {}
         if state.second is not None:
             learning = {name: value for name, value in second.items() if name in _LEARNED}
             distance = {} if played.distance is None else {"distance": played.distance}
-            agents["second"] = {**measures_of(played.second, hard), **distance, **learning}
+            by_agent["second"] = {**measures_of(played.second, hard), **distance, **learning}
         return {
             **record,
             "tokens_sampled": sum(len(turn.action_tokens) for t in trajectories for turn in t.turns),
             "tokens_trained": figures["tokens_trained"] + second.get("tokens_trained", 0.0),
             "outcomes": count_outcomes(trajectories),
-            "preference": {"examples": dict(examples), **agents},
+            "preference": {"examples": dict(examples), **by_agent},
         }
 
     def _learn(
