@@ -72,14 +72,14 @@ def _play_and_refill(
     Tasks are added until `batch_size` groups are live, `dynamic_sampling` groups were sampled, the run's episodes are
     used up, or the pool has no other task. All groups are sampled from the same weights.
     """
-    groups, refill = _play(loop, tasks, step, lengths, stop), 0
+    groups, refill = _play(loop, tasks, step, stop, lengths=lengths), 0
     while (missing := _missing(loop, state, groups)) > 0:
         refill += 1
         known = {group.task.id for group in groups}
         further = [task for task in draw_tasks(loop, state, step, refill) if task.id not in known]
         if not further:
             break
-        groups += _play(loop, further[:missing], step, lengths, stop)
+        groups += _play(loop, further[:missing], step, stop, lengths=lengths)
     return groups
 
 
@@ -128,7 +128,7 @@ def draw_tasks(loop: Loop, state: State, step: int, refill: int = 0) -> tuple[Ta
 def play_tasks(loop: Loop, tasks: Sequence[Task], step: int, samples: range) -> list[Group]:
     """Plays the episodes of these numbers, of each task, with the weights that the engine holds."""
     with time_rollout(loop):
-        return _play(loop, tasks, step, samples=samples)
+        return _play(loop, tasks, step, lambda: False, samples)
 
 
 def probe_tasks(loop: Loop, tasks: Sequence[Task], step: int, attempts: int, stop: Callable[[], bool]) -> list[Group]:
@@ -137,6 +137,8 @@ def probe_tasks(loop: Loop, tasks: Sequence[Task], step: int, attempts: int, sto
     Their random numbers are not those of any step. In a run that replays prefixes they begin with them, as the first
     episodes of training would. Raises RolloutStopped soon after `stop` turns true.
     """
+    if not tasks:
+        return []
     actors = _actors(loop, tasks, {} if "prefixes" in loop.detectors else None)
     collector = EpisodeCollector(actors, loop.environment, loop.limits, attempts)
     return collector.collect(tasks, seed=(loop.seed, step, _PROBE), label=f"probe{step}", stop=stop)
@@ -146,16 +148,19 @@ def _play(
     loop: Loop,
     tasks: Sequence[Task],
     step: int,
-    lengths: Mapping[str, int] | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool],
     samples: range | None = None,
+    lengths: Mapping[str, int] | None = None,
 ) -> list[Group]:
     """Plays the groups of these tasks, or only the episodes with the numbers `samples`.
 
     Their random numbers depend on the seed, the step and their number only. With `lengths`, the memory of
     `PrefixLengths`, they begin with the prefixes of their tasks.
     """
-    actors, numbers = _actors(loop, tasks, lengths), samples or range(loop.group_size)
+    if not tasks:
+        return []
+    actors = _actors(loop, tasks, lengths)
+    numbers = range(loop.group_size) if samples is None else samples
     collector = EpisodeCollector(
         actors, loop.environment, loop.limits, len(numbers), loop.quorum, first_sample=numbers.start
     )

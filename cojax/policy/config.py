@@ -225,6 +225,11 @@ class Family:
     written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     left_out: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda hf: {}
 
+    def describes(self, config: "ModelConfig") -> bool:
+        """Whether its models have the parts of this one."""
+        found = config.attention_bias, config.qk_norm, config.sparse
+        return config.layer_windows is None and found == (self.attention_bias, self.qk_norm, self.sparse)
+
 
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family
@@ -261,6 +266,8 @@ class ModelConfig:
     of width `moe_intermediate_size`, and intermediate_size is unused; `norm_topk_prob` makes the chosen experts'
     weights sum to 1. `rope_scaling` None is plain rotary embedding. `windows` are the attention windows of the
     layers in turn, repeated over all of them: a token sees the last so many tokens, itself among them; 0 is no window.
+    `model_type` names the family whose class a file of the model is for: "" is the first one that has these parts, and
+    stays where none has.
     """
 
     vocab_size: int
@@ -284,6 +291,7 @@ class ModelConfig:
     norm_topk_prob: bool = False
     rope_scaling: RopeScaling | None = None
     windows: tuple[int, ...] = ()
+    model_type: str = ""
 
     @property
     def sparse(self) -> bool:
@@ -299,13 +307,11 @@ class ModelConfig:
 
     @property
     def family(self) -> Family:
-        """The family that has these parts. Raises ValueError for parts that no family has."""
+        """The family named by `model_type`. Raises ValueError for parts that no family has."""
+        if self.model_type:
+            return FAMILIES[self.model_type]
         if self.layer_windows is not None:
             raise ValueError(f"windows {self.windows} have no Hugging Face class among {', '.join(FAMILIES)}")
-        parts = self.attention_bias, self.qk_norm, self.sparse
-        for family in FAMILIES.values():
-            if (family.attention_bias, family.qk_norm, family.sparse) == parts:
-                return family
         if self.qk_norm and self.attention_bias:
             raise ValueError(
                 "qk_norm with attention_bias has no Hugging Face class; Qwen3 has the norm alone, Qwen2 the bias alone"
@@ -317,6 +323,9 @@ class ModelConfig:
         object.__setattr__(self, "windows", tuple(self.windows))  # a list, where it was read from JSON
         if any(type(window) is not int or not 0 <= window <= _LARGEST for window in self.windows):
             raise ValueError(f"windows are {self.windows!r:.80}; expected whole numbers of tokens, 0 for no window")
+        fitting = [name for name, family in FAMILIES.items() if family.describes(self)]
+        if self.model_type not in fitting:
+            object.__setattr__(self, "model_type", fitting[0] if fitting else "")
         if not self.head_dim:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
@@ -362,7 +371,7 @@ class ModelConfig:
         Raises ValueError for a combination of bias, norm and experts that no family has.
         """
         family = self.family
-        left_out = {"qk_norm", "param_dtype", "rope_theta", "rope_scaling", "windows"}
+        left_out = {"qk_norm", "param_dtype", "rope_theta", "rope_scaling", "windows", "model_type"}
         left_out |= set() if self.sparse else set(_SPARSE_FIELDS)
         return {
             "architectures": [family.architecture],

@@ -9,7 +9,7 @@ import jax
 import pytest
 from transformers import AutoConfig
 
-from cojax.policy.config import ModelConfig, RopeScaling
+from cojax.policy.config import FAMILIES, Family, ModelConfig, RopeScaling
 from cojax.policy.transformer import hidden_states, initialize
 
 TINY = ModelConfig(61, 32, 40, 2, 4, 2, 16, rope_theta=5e5)
@@ -103,6 +103,14 @@ def test_windows_are_whole_numbers_that_no_file_names() -> None:
     assert ModelConfig.from_hf({**TINY.to_hf(), "windows": [4]}) == TINY
     with pytest.raises(ValueError, match=r"windows are .*expected whole numbers"):
         dataclasses.replace(TINY, windows=(-1,))
+
+
+def test_a_family_with_the_parts_of_another_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "mistral", Family("mistral", "MistralForCausalLM"))  # type: ignore[arg-type]
+    plain = dataclasses.replace(TINY, qk_norm=False)
+    read = ModelConfig.from_hf({**plain.to_hf(), "model_type": "mistral"})
+    assert (plain.to_hf()["model_type"], read.to_hf()["architectures"]) == ("llama", ["MistralForCausalLM"])
+    assert dataclasses.replace(read, qk_norm=True).model_type == "qwen3"
 
 
 def test_has_no_name_for_norm_with_bias() -> None:
