@@ -42,8 +42,6 @@ ROUTES = ("own", "compared", "replayed")
 _ALLOWED: Mapping[str, Collection[str]] = {
     "remat": REMAT, "each_update": ("whole", "part"), "routes": ROUTES, "round_reference": ("", "initial", "round"),
 }  # fmt: skip
-# A prepared batch of pairs, and the number of its live micro-batches.
-PreparedPairs = tuple[TrainBatch, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +161,8 @@ class Learner:
         packed = groups if isinstance(groups, StepBatches) else self.pack(groups, int(state.step), sizes)
         pairs = None
         if packed.pairs is not None:
-            pairs = self.prepare_pairs(state, packed.pairs, self.live(packed.pairs))
+            live = self.live(packed.pairs)
+            pairs = self.prepare(state, packed.pairs, live, hard=True), live
         counts = [self.live(batch) for batch in packed.batches]
         # All batches are prepared before the first update: their old log-probs are those of the policy before it.
         placed = [
@@ -205,10 +204,16 @@ class Learner:
         """The number of micro-batches that hold tokens; they come first."""
         return np.int32(-(-packing.live_rows(batch) // self.micro_rows))
 
-    def prepare(self, state: TrainState, batch: TrainBatch, count: np.int32) -> TrainBatch:
-        """[B, T] on the host → [M, b, T] on the devices, with reference and old log-probs where they are needed."""
-        with self.hosts.operation("prepare", state, batch, count) as finish:
+    def prepare(self, state: TrainState, batch: TrainBatch, count: np.int32, hard: bool = False) -> TrainBatch:
+        """[B, T] on the host → [M, b, T] on the devices, with reference and old log-probs where they are needed.
+
+        In a batch of `hard` negatives the reference is the policy in `state`.
+        """
+        with self.hosts.operation("prepare", state, batch, count, hard) as finish:
             placed = self.placement.micro_batches(batch, self.micro_rows)
+            if hard:
+                reference = self._forward(self._frozen, state.params, placed, count)
+                return finish(dataclasses.replace(placed, reference_logprobs=reference))
             if not self.on_policy:
                 old = self._forward(self._frozen, state.params, placed, count)
                 placed = dataclasses.replace(placed, old_logprobs=old)
@@ -219,17 +224,10 @@ class Learner:
                 placed = dataclasses.replace(placed, reference_logprobs=placed.old_logprobs)
             return finish(placed)
 
-    def prepare_pairs(self, state: TrainState, batch: TrainBatch, count: np.int32) -> PreparedPairs:
-        """As `prepare`, of hard negatives: their reference is the policy in `state`."""
-        with self.hosts.operation("prepare_pairs", state, batch, count) as finish:
-            placed = self.placement.micro_batches(batch, self.micro_rows)
-            reference = self._forward(self._frozen, state.params, placed, count)
-            return finish((dataclasses.replace(placed, reference_logprobs=reference), count))
-
     def update_once(
-        self, state: TrainState, batch: TrainBatch, count: np.int32, pairs: PreparedPairs | None = None
+        self, state: TrainState, batch: TrainBatch, count: np.int32, pairs: tuple[TrainBatch, np.int32] | None = None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        """One update of `update`, from the first `count` micro-batches of a prepared batch, and pairs."""
+        """One update of `update`, from the first `count` micro-batches of a prepared batch, and of pairs."""
         with self.hosts.operation("update", state, batch, count, pairs) as finish:
             shardings = self.placement.shardings(state)
             return finish(self._update(state, self._frozen, batch, count, pairs, shardings=shardings))
@@ -237,7 +235,7 @@ class Learner:
     def programs(
         self, state: TrainState, batch: TrainBatch, pairs: TrainBatch | None = None
     ) -> Mapping[str, Callable[[], Lowered]]:
-        """What lowers the programs of `update_once` (update), `prepare` (reference, old), `prepare_pairs` (pairs)."""
+        """What lowers the programs of `update_once` (update) and of `prepare` (reference, old, pairs)."""
         batch, count = self.placement.abstract(batch, self.micro_rows), np.int32(1)
         extra = None if pairs is None else (self.placement.abstract(pairs, self.micro_rows), count)
         lower, shardings = functools.partial, self.placement.shardings(state)

@@ -49,7 +49,7 @@ def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> Train
             programs = [lower().compile() for lower in learner.programs(state, full, pairs).values()]
             check_fits(needed_bytes(programs, here, _batch_bytes(full, pairs)), advice)
         batch = learner.prepare(state, full, count)
-        extra = None if pairs is None else learner.prepare_pairs(state, pairs, count)
+        extra = None if pairs is None else (learner.prepare(state, pairs, count, hard=True), count)
         # An update keeps the old state if loss or gradient is not finite. Here neither is, so the state is unchanged.
         state, _ = learner.update_once(state, batch, count, extra)
         return jax.block_until_ready(state)

@@ -276,7 +276,6 @@ def of_learner(learner: Learner) -> dict[str, Callable[..., Any]]:
         "advance": advanced,
         "copy": copied,
         "prepare": learner.prepare,
-        "prepare_pairs": learner.prepare_pairs,
         "update": learner.update_once,
         "policy": learner.policy,
         "policy_fingerprint": learner.fingerprint,
