@@ -217,14 +217,22 @@ def _initialize(config: ModelConfig, key: jax.Array) -> Params:
     return {**nnx.to_pure_dict(ends), "layers": nnx.to_pure_dict(layers)}
 
 
-def hidden_states(config: ModelConfig, params: Params, *rows: jax.Array, **settings: Any) -> jax.Array:
+def hidden_states(
+    config: ModelConfig,
+    params: Params,
+    tokens: jax.Array,
+    positions: jax.Array,
+    segment_ids: jax.Array,
+    **settings: Any,
+) -> jax.Array:
     """Final hidden states, dtype[B, T, D], of packed rows: tokens, positions and segment_ids, int32[B, T] each.
 
     A token sees the earlier tokens of its own segment and itself; segment 0 is padding. `remat` names an entry of
     REMAT: what is kept for the backward pass. With a `mesh`, activations are spread over it and each device computes
     its own experts; B must be a multiple of data × fsdp.
     """
-    return routed_hidden_states(config, params, *rows, None, replay=False, **settings)[0]
+    rows = tokens, positions, segment_ids
+    return routed_hidden_states(config, params, *rows, routes=None, replay=False, **settings)[0]
 
 
 def routed_hidden_states(
