@@ -22,10 +22,10 @@ from cojax.pool import TaskPool
 from cojax.quality import HashedNgrams, describe_pool
 from cojax.report.page import write_report
 from cojax.signals import SIGNALS, Detector, Memory, apply, detect, init
+from cojax.similarity import NearDuplicates
 from cojax.storage.run_directory import RunDirectory
 from cojax.types import Action, Call, Group, Observation, Signal, Task, Trajectory, Turn
 from cojax.validation import Exclusions
-from cojax.validation.similarity import NearDuplicates
 
 _T = TypeVar("_T")
 _BATCH, _GROUP = 16, 8

@@ -182,6 +182,11 @@ class Trajectory:
         """Whether the episode says something about the policy."""
         return self.outcome not in INFRASTRUCTURE
 
+    @property
+    def replayed(self) -> int:
+        """How many actions the episode began with that no policy sampled: those of its task's prefix."""
+        return next((number for number, turn in enumerate(self.turns) if turn.action_tokens), len(self.turns))
+
 
 @dataclasses.dataclass(frozen=True)
 class Group:

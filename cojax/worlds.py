@@ -7,7 +7,6 @@ checkout, and `cojax.environments` in a wheel.
 
 import contextlib
 import functools
-import importlib
 import importlib.machinery
 import importlib.util
 import os
@@ -20,7 +19,6 @@ from typing import Any
 from cojax import imports, registry
 from cojax.environment import Environment
 
-PACKAGE = imports.within("environments")
 FOLDER = imports.FOLDERS["environments"]
 # Name by which an environment was found → CALL_IN_TEXT of its module, "" without.
 _CALLS_IN_TEXT: dict[str, str] = {}
@@ -35,12 +33,7 @@ def available() -> list[str]:
 
 def part(name: str) -> Any:
     """A module of the folder. Raises RegistryError where this process has a user's package in the folder's place."""
-    imports.ours_first()
-    package = importlib.import_module(PACKAGE)
-    if os.path.realpath(str(package.__file__)) != str(FOLDER / "__init__.py"):
-        where = package.__file__ or list(package.__path__)
-        raise registry.RegistryError(f"{where} hides cojax's {PACKAGE}.{name}, {imports.FIX}")
-    return importlib.import_module(f"{PACKAGE}.{name}")
+    return registry.own_module(f"environments.{name}")
 
 
 def reserved(name: str) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from cojax.drafts import flaw
 from cojax.environment import replies
-from cojax.evaluation import reflexion
 from cojax.explorer import answers as shown_answers
 from cojax.explorer.llm import abstraction, chat_client
 from cojax.explorer.llm import chat_model as chat_model
@@ -27,11 +27,12 @@ from cojax.rollout import chat, endpoint
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.signals.tools import tools_of
 from cojax.types import Action, Call, Message, Observation, Task, TaskDraft, Trajectory, Triplet, Turn, normalise
-from cojax.validation import Exclusions, answers, consistency, drafts, mention
+from cojax.validation import Exclusions, answers, consistency, mention, safety
 from environments.appworld import prompt
 from environments.appworld.report import answer_text
 from environments.bfcl import calls
 from environments.desk import grammar
+from experiments.study import reflexion
 
 TASK = Task("desk", "move report", {})
 EXCLUSIONS = Exclusions.of([Task("desk", "move report to archive, then mail it to ana and to bob", {})], 0.6)
@@ -71,7 +72,7 @@ def drafted(text: str) -> None:
 
 
 def dangerous(text: str) -> None:
-    drafts.violated_rule(TaskDraft("desk", {}, "", text, (Action(f"rm -{text}"),), ""))
+    safety.violated_rule(TaskDraft("desk", {}, "", text, (Action(f"rm -{text}"),), ""))
 
 
 def rendered(text: str) -> None:
@@ -136,7 +137,7 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "replies of children": (lambda text: replies.messages((Message("tool", text),), 16_000), 200_000),
     "answers in AppWorld": (answer_text, 200_000),
     "dangers": (dangerous, 8_000),
-    "queries": (lambda text: drafts.flaw(text, len(text), ["<|im_end|>", "[/INST]"]), 20_000),
+    "queries": (lambda text: flaw(text, len(text), ["<|im_end|>", "[/INST]"]), 20_000),
     "what a query says": (lambda text: mention.Mentions(text).names(text[:2_000] + "y 12.5"), 4_000),
     "what a query asks": (asked, 4_000),
     "answers in disguise": (hinted, 4_000),
@@ -181,7 +182,7 @@ def test_repetitions_are_read_in_linear_time(name):
             assert took < MOST, f"{len(text):,} characters that end in {text[-30:]!r}"
 
 
-OLD_FLAGS, FLAGS = re.compile(r"\brm\s+-\w*[rf]\w*\s+[/~*.]"), drafts.ACTION_RULES["destructive command"]
+OLD_FLAGS, FLAGS = re.compile(r"\brm\s+-\w*[rf]\w*\s+[/~*.]"), safety.ACTION_RULES["destructive command"]
 
 
 @settings(deadline=None)

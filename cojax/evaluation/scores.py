@@ -1,13 +1,13 @@
 """Success of the policy that the engine holds, on the development split and on the held-out one."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from cojax.environment import Environment
-from cojax.evaluation.reflexion import Trial, retry_failures
+from cojax.registry import find
 from cojax.report.console import bar
 from cojax.rollout.chat import Chat, PolicyActors
 from cojax.rollout.collect import EpisodeCollector
@@ -18,6 +18,25 @@ from cojax.signals.tools import tools_of
 from cojax.types import Group, Task, Trajectory
 
 SHOWN = 24  # evaluation tasks whose episodes a run stores, for its report
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """`success` is the share of all tasks that are solved after this trial. The rest counts this trial alone: its
+    `episodes`, their `turns`, the `notes` written before it, and the `tokens` sampled for episodes and notes."""
+
+    success: float
+    episodes: int
+    turns: int
+    notes: int
+    tokens: int
+
+
+# How failed tasks are tried again: (play, environment, the first trial's groups, most trials, whether the policy notes
+# why it failed, characters of a failed episode that it then sees) → each task's last group, and a record of each trial.
+RETRIALS: dict[str, Callable[..., tuple[list[Group], list[Trial]]] | str] = {
+    "reflexion": "experiments.study.reflexion:retry_failures"
+}
 
 
 def dev_score(config: ConfigDict, made: Parts, step: int, tasks: Sequence[Task]) -> tuple[Score, dict[str, float]]:
@@ -76,7 +95,8 @@ def held_out_score(config: ConfigDict, made: Parts, description: str, trials: in
     if trials == 1:
         return first
     # Notes are bounded in characters: a token has at least one or two, so half of the context is left for them.
-    last, told = retry_failures(play, made.evaluated_in, groups, trials, section.reflect, config.engine.max_length)
+    retry = find("retrial", "reflexion", RETRIALS)
+    last, told = retry(play, made.evaluated_in, groups, trials, section.reflect, config.engine.max_length)
     return dataclasses.replace(first, trials=told, tasks_at_last=_scores(last))
 
 

@@ -1,7 +1,7 @@
 """The data of the loop: `Loop` holds the parts and settings, which never change; `State` holds all that changes."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import Environment
@@ -15,10 +15,13 @@ from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Engine, Sampling
 from cojax.settings.tree import Settings
 from cojax.signals import Detector, Memory, SignalKind
+from cojax.similarity import NearDuplicates
 from cojax.synthesis import Admission, Evolve, Validate
 from cojax.synthesis.evolutions import Select, even
-from cojax.types import Group, Signal
-from cojax.validation.similarity import NearDuplicates
+from cojax.types import Action, Group, Signal, Task
+
+# (task, the memory of the detector `prefixes`, {} before the first step) → the actions that its episodes begin with.
+Prefix = Callable[[Task, Mapping[str, Any]], Sequence[Action]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +76,9 @@ class Loop:
 
     The run plays at most `episodes` training episodes, in whole groups, and no step after the one in which the actions
     of all training episodes reach `environment_steps`; 0 means no limit. A step learns nothing once either is used up.
-    The detector `played` counts both. `score` gives a step's development score, None if the step has none.
+    The detector `played` counts both. `score` gives a step's development score, None if the step has none. An episode
+    begins with the actions that `prefix` tells of its task, from the memory of the detector `prefixes`: the policy
+    neither samples them nor learns from them.
     """
 
     environment: Environment
@@ -111,6 +116,7 @@ class Loop:
     admission: Admission | None = None
     near_duplicates: NearDuplicates = dataclasses.field(default_factory=lambda: NearDuplicates(0.0))
     closed: frozenset[str] = frozenset()
+    prefix: Prefix = lambda task, memory: ()
     score: Callable[[int], Mapping[str, float] | None] = lambda step: None
     quality: Callable[[TaskPool], Mapping[str, Any]] = lambda pool: {}
 

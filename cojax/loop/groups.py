@@ -3,12 +3,12 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from cojax.host.background import in_background
 from cojax.loop import Loop, State
 from cojax.pool import task_weight
-from cojax.prefix_replay import prefix
 from cojax.rollout.chat import PolicyActors
 from cojax.rollout.collect import EpisodeCollector
 from cojax.signals.kinds import task_of
@@ -35,7 +35,7 @@ class PlayedCount:
 def sample_groups(loop: Loop, state: State, step: int) -> list[Group]:
     """Plays the groups of `step`; `state` is the state before the step."""
     with time_rollout(loop):
-        return _play_and_refill(loop, state, step, draw_tasks(loop, state, step), _prefix_lengths(loop, state))
+        return _play_and_refill(loop, state, step, draw_tasks(loop, state, step), _prefixes(loop, state))
 
 
 @contextlib.contextmanager
@@ -50,9 +50,9 @@ def sample_ahead(loop: Loop, state: State, step: int) -> Iterator[list[Group]]:
         yield groups
         return
     tasks = draw_tasks(loop, state, step)
-    lengths = _prefix_lengths(loop, state)
+    prefixes = _prefixes(loop, state)
     with in_background(
-        "ahead", lambda unwanted: _play_and_refill(loop, state, step, tasks, lengths, unwanted)
+        "ahead", lambda unwanted: _play_and_refill(loop, state, step, tasks, prefixes, unwanted)
     ) as sampled:
         yield groups
         with time_rollout(loop):
@@ -64,7 +64,7 @@ def _play_and_refill(
     state: State,
     step: int,
     tasks: Sequence[Task],
-    lengths: Mapping[str, int] | None,
+    prefixes: Mapping[str, Any],
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Group]:
     """Plays these tasks and, with dynamic sampling, further ones (DAPO, arXiv 2503.14476, §3.2).
@@ -72,14 +72,14 @@ def _play_and_refill(
     Tasks are added until `batch_size` groups are live, `dynamic_sampling` groups were sampled, the run's episodes are
     used up, or the pool has no other task. All groups are sampled from the same weights.
     """
-    groups, refill = _play(loop, tasks, step, stop, lengths=lengths), 0
+    groups, refill = _play(loop, tasks, step, stop, prefixes=prefixes), 0
     while (missing := _missing(loop, state, groups)) > 0:
         refill += 1
         known = {group.task.id for group in groups}
         further = [task for task in draw_tasks(loop, state, step, refill) if task.id not in known]
         if not further:
             break
-        groups += _play(loop, further[:missing], step, stop, lengths=lengths)
+        groups += _play(loop, further[:missing], step, stop, prefixes=prefixes)
     return groups
 
 
@@ -134,12 +134,12 @@ def play_tasks(loop: Loop, tasks: Sequence[Task], step: int, samples: range) -> 
 def probe_tasks(loop: Loop, tasks: Sequence[Task], step: int, attempts: int, stop: Callable[[], bool]) -> list[Group]:
     """Plays `attempts` episodes of each task with the weights that the engine holds; nothing is learned from them.
 
-    Their random numbers are not those of any step. In a run that replays prefixes they begin with them, as the first
-    episodes of training would. Raises RolloutStopped soon after `stop` turns true.
+    Their random numbers are not those of any step. They begin with the prefixes of the first episodes of training.
+    Raises RolloutStopped soon after `stop` turns true.
     """
     if not tasks:
         return []
-    actors = _actors(loop, tasks, {} if "prefixes" in loop.detectors else None)
+    actors = _actors(loop, tasks, {})
     collector = EpisodeCollector(actors, loop.environment, loop.limits, attempts)
     return collector.collect(tasks, seed=(loop.seed, step, _PROBE), label=f"probe{step}", stop=stop)
 
@@ -150,16 +150,16 @@ def _play(
     step: int,
     stop: Callable[[], bool],
     samples: range | None = None,
-    lengths: Mapping[str, int] | None = None,
+    prefixes: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Group]:
     """Plays the groups of these tasks, or only the episodes with the numbers `samples`.
 
-    Their random numbers depend on the seed, the step and their number only. With `lengths`, the memory of
-    `PrefixLengths`, they begin with the prefixes of their tasks.
+    Their random numbers depend on the seed, the step and their number only. `prefixes` is the memory from which
+    `loop.prefix` tells the actions that they begin with.
     """
     if not tasks:
         return []
-    actors = _actors(loop, tasks, lengths)
+    actors = _actors(loop, tasks, prefixes)
     numbers = range(loop.group_size) if samples is None else samples
     collector = EpisodeCollector(
         actors, loop.environment, loop.limits, len(numbers), loop.quorum, first_sample=numbers.start
@@ -167,18 +167,15 @@ def _play(
     return collector.collect(tasks, seed=(loop.seed, step - 1), label=str(step), stop=stop)
 
 
-def _actors(loop: Loop, tasks: Sequence[Task], lengths: Mapping[str, int] | None) -> PolicyActors:
-    """Actors of the policy whose episodes begin with the prefixes of their tasks; with `lengths` None without any."""
-    prefixes = {} if lengths is None else {task.id: prefix(task, lengths) for task in tasks}
-    # A session is an episode's id and the number of its attempt.
-    return PolicyActors(
-        loop.engine, loop.chat, loop.sampling, lambda session: prefixes.get(task_of(session.rpartition("-")[0]), ())
-    )
+def _actors(loop: Loop, tasks: Sequence[Task], memory: Mapping[str, Any]) -> PolicyActors:
+    """Actors of the policy whose episodes begin with the prefixes of their tasks, by `loop.prefix` and its memory."""
+    prefixes = {task.id: loop.prefix(task, memory) for task in tasks}
+    return PolicyActors(loop.engine, loop.chat, loop.sampling, lambda session: prefixes.get(task_of(session), ()))
 
 
-def _prefix_lengths(loop: Loop, state: State) -> Mapping[str, int] | None:
-    """A copy of the memory of `PrefixLengths`, which the step may change meanwhile; None in a run without it."""
-    return dict(state.memory["prefixes"]) if "prefixes" in loop.detectors else None
+def _prefixes(loop: Loop, state: State) -> Mapping[str, Any]:
+    """A copy of the memory that `loop.prefix` reads, which the step may change meanwhile; empty in a run without it."""
+    return dict(state.memory.get("prefixes", {}))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from cojax import signals
 from cojax.loop import Loop, State
 from cojax.loop.evolution import Evolutions, evolution_record
 from cojax.metrics import plain
-from cojax.prefix_replay import replayed
 from cojax.rollout.collect import count_outcomes
 from cojax.synthesis import Interrupted, Synthesis
 from cojax.types import Group, Signal
@@ -101,7 +100,7 @@ def _origins(groups: Sequence[Group]) -> dict[str, dict[str, int]]:
 
 def _replayed(groups: Sequence[Group]) -> dict[str, float]:
     """The number of groups whose episodes began with replayed actions, and the mean number of these actions."""
-    lengths = [length for group in groups if group.valid and (length := replayed(group.valid[0]))]
+    lengths = [length for group in groups if group.valid and (length := group.valid[0].replayed)]
     return {"groups": len(lengths), "actions": sum(lengths) / max(1, len(lengths))}
 
 

@@ -113,7 +113,7 @@ class SolutionActors:
 
     def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
         """The actor of a session, which is an episode's id and the number of its attempt."""
-        actions = self.solutions[task_of(session.rpartition("-")[0])]
+        actions = self.solutions[task_of(session)]
         turns = itertools.count()
 
         def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:

@@ -40,13 +40,18 @@ class DeclaredSetting:
     default: Any = REQUIRED
 
 
-def find(kind: str, name: str, entries: Mapping[str, T]) -> T:
+def find(kind: str, name: str, entries: Mapping[str, T | str]) -> T:
     """The entry of that name, or the callable that 'package.module:function' names.
 
+    An entry that is text names one of ours in `environments` or `experiments`, which is imported when it is asked for.
     Modules in the current folder can be imported. Raises RegistryError where there is no such entry or callable.
     """
     if name in entries:
-        return entries[name]
+        found = entries[name]
+        if not isinstance(found, str):
+            return found
+        own, _, attribute = found.partition(":")
+        return vars(own_module(own))[attribute]
     module_name, colon, attribute = name.partition(":")
     if not colon:
         raise RegistryError(
@@ -60,6 +65,20 @@ def find(kind: str, name: str, entries: Mapping[str, T]) -> T:
     if not callable(found):
         raise RegistryError(f"{kind} {name!r} is of type {type(found).__name__}; expected a function or a class")
     return found
+
+
+def own_module(name: str) -> types.ModuleType:
+    """A module of `environments` or `experiments`, which a wheel holds within `cojax`.
+
+    Raises RegistryError where this process has a user's package in the folder's place.
+    """
+    imports.ours_first()
+    folder = name.partition(".")[0]
+    package = importlib.import_module(imports.within(folder))
+    if os.path.realpath(str(package.__file__)) != str(imports.FOLDERS[folder] / "__init__.py"):
+        where = package.__file__ or list(package.__path__)
+        raise RegistryError(f"{where} hides cojax's {imports.within(name)}, {imports.FIX}")
+    return importlib.import_module(imports.within(name))
 
 
 def settings(function: Callable[..., Any]) -> dict[str, DeclaredSetting]:

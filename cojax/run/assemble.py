@@ -34,7 +34,6 @@ from cojax.policy.sharding import SAMPLING, copies
 from cojax.policy.transformer import Params
 from cojax.pool import RecentScores
 from cojax.preference.rounds import Rounds
-from cojax.prefix_replay import PrefixLengths
 from cojax.quality import EMBEDDINGS, EmbeddingError, describe_pool
 from cojax.registry import find
 from cojax.report.console import bar
@@ -47,11 +46,11 @@ from cojax.run.initial_policy import InitialPolicy
 from cojax.run.parts import Parts, check_evolution, kinds, limits, own_tasks
 from cojax.run.processes import as_text, mesh_of
 from cojax.settings.reading import choose, settings
+from cojax.similarity import NearDuplicates, setup_hash
 from cojax.storage.files import Log
-from cojax.synthesis import EVOLUTIONS, MEMORIES, Synthesis, initial_tasks, reads
+from cojax.synthesis import MEMORIES, PREFIXES, Synthesis, evolutions, initial_tasks, reads
 from cojax.types import Task
 from cojax.validation import Validation
-from cojax.validation.similarity import NearDuplicates, setup_hash
 
 _LOG = logging.getLogger(__name__)
 # Settings of config.learner that are not the learner's keywords as they stand.
@@ -223,7 +222,8 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         return {"success": result.success, "partial": result.partial, "lost": result.lost, **by_kind}
 
     chosen_explorer = explorer(config, made)
-    evolve = entry(config, "evolve").bound() if methods.evolves(config) else EVOLUTIONS["none"]
+    evolve = entry(config, "evolve").bound() if methods.evolves(config) else evolutions.static
+    replay = find("statistic", "prefixes", PREFIXES)() if config.synthesis.prefix_replay else None
     curriculum = None if config.curriculum == "uniform" else entry(config, "curriculum").bound()
     return Loop(
         environment=made.environment,
@@ -236,8 +236,8 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
             **made.signals,
             **({"visits": RecentScores()} if curriculum else {}),
             **({"played": PlayedCount()} if config.episodes or config.environment_steps else {}),
-            **{name: MEMORIES[name]() for name in reads(evolve)},
-            **({"prefixes": PrefixLengths()} if config.synthesis.prefix_replay else {}),
+            **{name: find("statistic", name, MEMORIES)() for name in reads(evolve)},
+            **({"prefixes": replay} if replay else {}),
         },
         kinds=made.signals,
         evolve=evolve,
@@ -255,6 +255,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         near_duplicates=NearDuplicates(config.validation.pool_similarity),
         closed=frozenset(map(setup_hash, made.evaluation)) if made.from_initial else frozenset(),
         **{name: config[name] for name in _OF_LOOP},
+        **({"prefix": replay.prefix} if replay else {}),
         **settings(config.synthesis, "select", "admit", "prefix_replay"),
     )
 

@@ -62,12 +62,6 @@ def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplo
     )
 
 
-def careless(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
-    """The scripted explorer, which makes mistakes with probability explorer.mistakes: for experiments on validation."""
-    careful = scripted(config, made, journal)
-    return dataclasses.replace(careful, mistakes=config.explorer.mistakes, name="careless")
-
-
 def llm(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
     """The explorer that asks the model llm.model at llm.base_url."""
     from cojax.explorer.llm.chat_client import ChatClient
@@ -206,9 +200,9 @@ ATTEMPTERS: dict[str, Callable[[ConfigDict, Parts], Attempters]] = {
     "explorer": lambda config, made: LLMExplorer.attempters,
     "policy": _by_policy,
 }
-EXPLORERS: dict[str, Callable[[ConfigDict, Parts, Journal], Explorer]] = {
+EXPLORERS: dict[str, Callable[[ConfigDict, Parts, Journal], Explorer] | str] = {
     "scripted": scripted,
-    "careless": careless,
+    "careless": "experiments.study.careless:careless",
     "llm": llm,
     "policy": policy,
 }

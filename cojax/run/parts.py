@@ -16,9 +16,9 @@ from cojax.run.processes import ALONE, Together
 from cojax.settings.reading import settings
 from cojax.signals import SignalKind
 from cojax.signals.tools import ByVerb
+from cojax.similarity import usual_similarity
 from cojax.synthesis import Synthesis
 from cojax.types import Task
-from cojax.validation.similarity import usual_similarity
 
 
 @dataclasses.dataclass(frozen=True)

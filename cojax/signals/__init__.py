@@ -14,15 +14,15 @@ from typing import Any, Protocol
 
 from cojax.signals.boundary import Boundary
 from cojax.signals.forgetting import Forgetting
-from cojax.signals.kinds import PLANNED, TRAJECTORY, Guidance, Visit, above
+from cojax.signals.kinds import PLANNED, TRAJECTORY, Guidance, Visit, above, step_of, task_of
 from cojax.signals.rare import Rare
 from cojax.signals.tools import distinguishing_tools, focus, tools_called, tools_of
 from cojax.types import Group, Signal
 
 __all__ = [
     "SIGNALS", "TRAJECTORY", "Boundary", "Detector", "Forgetting", "Guidance", "Memory", "Rare", "SignalKind", "Visit",
-    "above", "apply", "check", "detect", "distinguishing_tools", "focus", "guidance", "init", "kind_names",
-    "tools_called", "tools_of",
+    "above", "apply", "check", "detect", "distinguishing_tools", "focus", "guidance", "init", "kind_names", "step_of",
+    "task_of", "tools_called", "tools_of",
 ]  # fmt: skip
 
 Memory = dict[str, dict[str, Any]]  # kind → the memory of its detector

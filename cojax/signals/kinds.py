@@ -11,8 +11,6 @@ from collections.abc import Sequence
 
 from scipy.special import betainc
 
-from cojax import prefix_replay
-
 
 @dataclasses.dataclass(frozen=True)
 class Guidance:
@@ -58,7 +56,7 @@ TRAJECTORY = Guidance(
 PLAN = "posterior"
 # The guidance for contexts with a plan. The explorer carries it out; a task found may use a part of it, if not `whole`.
 PLANNED = {
-    prefix_replay.ORIGIN: Guidance(
+    "frontier": Guidance(
         objectives=("do in one task what two tasks ask for, one after the other: {tools}",),
         reason="The record is of a task that is mastered, as another one is. Both are to become one longer task.",
         purpose="Purpose: composition. Do what this task asks for and then what the other one does, in one task.",
@@ -97,7 +95,10 @@ def step_of(episode: str) -> int:
     return int(head) if head.isdecimal() and len(head) < 10 else 0
 
 
-def task_of(episode: str) -> str:
-    """The task of an episode id STEP-TASK-SAMPLE; the whole id if it is of another form."""
-    parts = episode.split("-")
-    return parts[1] if len(parts) == 3 else episode
+def task_of(name: str) -> str:
+    """The task of an episode id STEP-TASK-SAMPLE or of its session, which adds the number of the attempt.
+
+    The whole name if it is of another form.
+    """
+    parts = name.split("-")
+    return parts[1] if len(parts) in (3, 4) else name

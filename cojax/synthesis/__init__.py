@@ -1,8 +1,7 @@
 """Stages 2 and 3: expeditions → contexts → triplets → drafts → verdicts → tasks; and the ways to guide an evolution.
 
 evolutions.py   the ways to guide an evolution, and which signals it follows
-beliefs.py      beliefs about success with tools and pairs of tools, and credits of signals by what they led to; the
-                evolutions `posteriors` and `credited`
+beliefs.py      beliefs about success with tools and pairs of tools; the evolution `posteriors`
 expeditions.py  one trip of an explorer and what came of it; runs several in parallel
 pipeline.py     what an evolution found: examines the drafts of its expeditions, gathers the tasks in their order, and
                 chooses those that enter the pool, if more are found than it takes
@@ -17,29 +16,35 @@ from cojax.registry import RegistryError
 from cojax.registry.annotations import shown
 from cojax.signals import Detector
 from cojax.synthesis import beliefs, evolutions
-from cojax.synthesis.evolutions import SELECTIONS, EvolutionInputs, Evolve, reflect_on, sample_setups
+from cojax.synthesis.evolutions import SELECTIONS, EvolutionInputs, Evolve, begins_at, reflect_on, sample_setups
 from cojax.synthesis.expeditions import Expedition, Interrupted
 from cojax.synthesis.pipeline import ADMISSIONS, Admission, Synthesis, Validate, admit, initial_tasks, synthesize
 
 __all__ = [
-    "ADMISSIONS", "EVOLUTIONS", "MEMORIES", "SELECTIONS", "Admission", "EvolutionInputs", "Evolve", "Expedition",
-    "Interrupted", "Synthesis", "Validate", "admit", "expeditions_of", "initial_tasks", "reads", "reflect_on",
-    "sample_setups", "synthesize", "why_idle",
+    "ADMISSIONS", "EVOLUTIONS", "MEMORIES", "PREFIXES", "SELECTIONS", "Admission", "EvolutionInputs", "Evolve",
+    "Expedition", "Interrupted", "Synthesis", "Validate", "admit", "begins_at", "expeditions_of", "initial_tasks",
+    "reads", "reflect_on", "sample_setups", "synthesize", "why_idle",
 ]  # fmt: skip
 
-EVOLUTIONS: dict[str, Evolve] = {
+# Those in text are of the study, and are imported when they are asked for (`registry.find`).
+EVOLUTIONS: dict[str, Evolve | str] = {
     "none": evolutions.static,
     "random": evolutions.unguided,
     "uniform": evolutions.uniform,
     "trajectory": evolutions.around_trajectories,
     "displaced": evolutions.around_displaced_signals,
     "feedback": evolutions.around_signals,
-    "credited": beliefs.credited,
+    "credited": "experiments.study.credits:credited",
     "posteriors": beliefs.posteriors,
-    "frontier": evolutions.frontier,
+    "frontier": "experiments.study.frontier:frontier",
 }
-# Detectors that raise no signals, by the name of the parameter that receives their memory.
-MEMORIES: dict[str, Callable[[], Detector]] = {"beliefs": beliefs.Beliefs, "credits": beliefs.Credits}
+# Statistics that an evolution may read, by the name of the parameter that receives their memory.
+MEMORIES: dict[str, Callable[[], Detector] | str] = {
+    "beliefs": beliefs.Beliefs,
+    "credits": "experiments.study.credits:Credits",
+}
+# The statistic of a run that replays prefixes; its `prefix` is the loop's.
+PREFIXES: dict[str, Callable[[], Any] | str] = {"prefixes": "experiments.study.prefix_replay:PrefixLengths"}
 
 
 def reads(evolve: Evolve) -> tuple[str, ...]:
@@ -74,28 +79,15 @@ def _named(evolve: Evolve) -> str:
     return f"evolve '{function.__module__}:{getattr(function, '__qualname__', type(function).__qualname__)}'"
 
 
-# Where an evolution begins, by its name. One from outside may begin at any of the three.
-_BEGINS: dict[str, tuple[str, ...]] = {
-    "random": ("setups",),
-    "uniform": ("setups",),
-    "trajectory": ("episodes",),
-    "displaced": ("signals", "episodes"),
-    "feedback": ("signals",),
-    "credited": ("signals", "setups"),
-    "posteriors": ("episodes", "setups"),
-    "frontier": ("episodes", "setups"),
-}
-
-
 def why_idle(evolve: Evolve, inputs: EvolutionInputs, *, failed: bool, used_up: bool) -> str:
     """Why `evolve` gave no expedition; `failed` if the environment did, `used_up` if the run may play no more."""
     if failed:
         return "the environment failed to give a setup"
-    name = next((name for name, one in EVOLUTIONS.items() if one is _function(evolve)), "")
-    if name == "none":
+    function = _function(evolve)
+    if function is evolutions.static:
         return "evolve=none makes none"
-    begins = _BEGINS.get(name, ("signals", "episodes", "setups"))
-    if name == "displaced" and not inputs.signals:
+    begins = evolutions.beginnings(function)
+    if function is evolutions.around_displaced_signals and not inputs.signals:
         begins = ("signals",)
     spent = "; the run's episodes or environment_steps are used up" if used_up else ""
     return " and ".join(_why_none(begin, inputs) for begin in begins) + spent

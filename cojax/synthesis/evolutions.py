@@ -1,4 +1,4 @@
-"""The ways to guide an evolution: around signals, around random trajectories, between mastered tasks, or unguided.
+"""The ways to guide an evolution: around signals, around random trajectories, or unguided.
 
 Of signals and trajectories, more of which there are than expeditions, one of each task is picked at random, and the
 picked ones are shuffled. So all tasks have equal chances, however many signals or trajectories each has.
@@ -6,22 +6,19 @@ picked ones are shuffled. So all tasks have equal chances, however many signals 
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from cojax.environment import Environment, ask
 from cojax.explorer import Explorer
-from cojax.prefix_replay import ORIGIN, replayed
-from cojax.registry.annotations import Range
 from cojax.signals import SignalKind, Visit
 from cojax.signals.kinds import PLAN, PLANNED, step_of, task_of
-from cojax.signals.tools import tools_called, tools_of
+from cojax.signals.tools import tools_called
+from cojax.similarity import setup_hash
 from cojax.synthesis.expeditions import Expedition
 from cojax.types import INFRASTRUCTURE, ExplorationContext, Signal, Task, Trajectory, content_hash
-from cojax.validation.similarity import setup_hash
 
 _HALF = 0.5
 
@@ -173,23 +170,44 @@ class EvolutionInputs:
         return Expedition(trajectory.task, signal.kind, signal=signal.evidence, reflect=reflect)
 
 
+_BEGINNINGS = ("signals", "episodes", "setups")
+
+
+def begins_at(*places: Literal["signals", "episodes", "setups"]) -> Callable[[Evolve], Evolve]:
+    """Declares where an evolution begins. If it makes no expedition, a run says what was missing there."""
+
+    def declared(evolve: Evolve) -> Evolve:
+        vars(evolve)["begins_at"] = places
+        return evolve
+
+    return declared
+
+
+def beginnings(evolve: Evolve) -> Sequence[str]:
+    """Where an evolution begins; one that does not declare it may begin at any of the three."""
+    return getattr(evolve, "begins_at", _BEGINNINGS)
+
+
 def static(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """No expeditions, so no new tasks: plain GRPO on D_0."""
     return iter(())
 
 
+@begins_at("setups")
 def unguided(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """Unguided, with weights that favour popular tools (the paper's random exploration)."""
     for setup in inputs.setups():
         yield Expedition(setup, "unguided", weights=inputs.popularity)
 
 
+@begins_at("setups")
 def uniform(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """Unguided, all tools alike."""
     for setup in inputs.setups():
         yield Expedition(setup, "uniform")
 
 
+@begins_at("episodes")
 def around_trajectories(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """The control: guided like a signal's expedition, but around trajectories picked at random, one for each task."""
     rng = random.Random(repr(("trajectory", inputs.seed)))
@@ -197,6 +215,7 @@ def around_trajectories(inputs: EvolutionInputs) -> Iterator[Expedition]:
         yield Expedition(trajectory.task, "trajectory", reflect=reflect_on(trajectory))
 
 
+@begins_at("signals", "episodes")
 def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """The matched control: each signal to follow is moved to a trajectory picked at random.
 
@@ -219,6 +238,7 @@ def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
         yield Expedition(trajectory.task, "trajectory", signal=evidence, reflect=reflect_on(trajectory, moved))
 
 
+@begins_at("signals")
 def around_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """CoEvolve: around the trajectories that have the signals."""
     yield from map(inputs.around, inputs.selected_signals())
@@ -269,97 +289,3 @@ def sample_setups(environment: Environment, split: str, count: int, seed: tuple)
     return tuple(
         dataclasses.replace(task, query="", solution=()) for task in ask(environment.tasks, split, count, number)
     )
-
-
-# Tasks that are considered, for each expedition.
-_READ = 8
-
-
-def frontier(
-    inputs: EvolutionInputs,
-    *,
-    mastered: Annotated[float, "a share", Range(0.0, 1.0)] = 0.75,
-    longest: Annotated[int, Range(2)] = 6,
-    floor: Annotated[float, "a share", Range(0.0, 1.0)] = 0.2,
-) -> Iterator[Expedition]:
-    """Around mastered tasks, each joined with another one (RL on compositions of mastered skills: arXiv 2509.25123).
-
-    A task is mastered if the policy solved at least the share `mastered` of the episodes of its last visit, without
-    replayed actions. The expedition starts at the setup of the first task, and its plan is the tools of both solutions.
-    So the first one's episode must offer the tools of the second. Both together have at most `longest` calls, the
-    ending not counted, and each task found has all of them. Of possible second tasks those come first that a tool of
-    the first one feeds (`feeding`). The share `floor` is unguided, as in `uniform`, and so are all expeditions if no
-    two tasks can be joined.
-    """
-    rng = random.Random(repr((ORIGIN, inputs.seed)))
-    known = [
-        trajectory
-        for episodes in in_groups(inputs.episodes, task_of, rng)[: _READ * inputs.contexts]
-        if (trajectory := _of_last_visit(episodes, inputs.find)) and _mastered(trajectory, inputs, mastered)
-    ]
-    ending = inputs.explorer.ending
-    tools = {
-        one.task.id: [
-            tool for action in one.task.solution for tool in tools_of(action, one.task.environment) if tool != ending
-        ]
-        for one in known
-    }
-    feeds = feeding(known)
-    offered = functools.cache(lambda place: frozenset(offered_tools(inputs.environment, known[place].task)))
-
-    def partners(place: int) -> list[Trajectory]:
-        """Those that the task at this place can be joined with; those alone that it feeds, if it feeds any."""
-        own = tools[known[place].task.id]
-        others = [
-            (other, theirs)
-            for other in known[:place] + known[place + 1 :]
-            if (theirs := tools[other.task.id])
-            and offered(place).issuperset(theirs)
-            and len(own) + len(theirs) <= longest
-        ]
-        fed = [other for other, theirs in others if feeds & {*itertools.product(own, theirs)}]
-        return (fed or [other for other, _ in others]) if own else []
-
-    def guided() -> Expedition | None:
-        # The first is drawn from all alike that can be joined.
-        for place in rng.sample(range(len(known)), len(known)):
-            if others := partners(place):
-                first, second = known[place], rng.choice(others)
-                evidence = f"mastered, as is {second.task.query!r}"
-                plan = (*tools[first.task.id], *tools[second.task.id])
-                signal = Signal(ORIGIN, first.task.id, first.episode, evidence, tuple(dict.fromkeys(plan)))
-                return Expedition(first.task, ORIGIN, signal=evidence, reflect=reflect_on(first, signal, plan))
-        return None
-
-    yield from partly_uniform(inputs, floor, rng, guided)
-
-
-def _of_last_visit(episodes: Sequence[str], find: Callable[[str], Trajectory]) -> Trajectory | None:
-    """The first valid trajectory of those of the last step; None if all of them were lost."""
-    last = max(map(step_of, episodes))
-    return next((one for name in episodes if step_of(name) == last and (one := find(name)).valid), None)
-
-
-def _mastered(trajectory: Trajectory, inputs: EvolutionInputs, share: float) -> bool:
-    """Whether `share` of the task's last visit solved it, where a reward of one half or more counts as solved, as for
-    signals; beliefs and admission count rewards of 1 alone."""
-    if replayed(trajectory) or not (visits := inputs.visits.get(trajectory.task.id)):
-        return False
-    played = visits[-1].solved + visits[-1].failed
-    return played > 0 and visits[-1].solved >= share * played
-
-
-def feeding(trajectories: Sequence[Trajectory]) -> set[tuple[str, str]]:
-    """Pairs of different tools of which an output of the first was an argument of the second, later in one episode."""
-    pairs: set[tuple[str, str]] = set()
-    for trajectory in trajectories:
-        told: dict[str, set[str]] = {}  # output → the tools that told it
-        for turn in trajectory.turns:
-            if not turn.observation.ok:
-                continue
-            for call in turn.action.calls:
-                for value in map(str, call.arguments.values()):
-                    pairs |= {(tool, call.name) for tool in told.get(value, ()) if tool != call.name}
-            for call, message in zip(turn.action.calls, turn.observation.messages, strict=False):
-                told.setdefault(message.content, set()).add(call.name)
-    return pairs

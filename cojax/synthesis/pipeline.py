@@ -13,14 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol
 
+from cojax.drafts import MOST_CHARACTERS, flaw, oversize
 from cojax.environment import EngineError, Environment, EnvironmentFailure
 from cojax.explorer import Explorer, Metered
 from cojax.registry.annotations import Range
+from cojax.similarity import NearDuplicates
 from cojax.synthesis.evolutions import sample_setups
 from cojax.synthesis.expeditions import Examined, Expedition, Interrupted, interruptible, run_in_parallel, until_failure
 from cojax.types import Group, Task, TaskDraft, Verdict
-from cojax.validation.drafts import MOST_CHARACTERS, flaw, oversize
-from cojax.validation.similarity import NearDuplicates
 
 # (draft, whether an id is taken, the explorer whose budget pays for model calls) → verdict, and the task if accepted.
 Validate = Callable[[TaskDraft, Callable[[str], bool], Explorer], tuple[Verdict, Task | None]]

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from cojax import environment as world
+from cojax.drafts import DraftRefused, flaw, oversize
 from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, ask
 from cojax.environment.replay import Play, Replay, replay
 from cojax.environment.watch import PATIENCE, ask_within
@@ -27,8 +28,8 @@ from cojax.types import Action, Call, Message, Task, TaskDraft, Trajectory, Turn
 from cojax.validation.answers import asking_flaw, check_answer, takes_answer
 from cojax.validation.consistency import Documents, QueryMatch, compare_query, false_condition
 from cojax.validation.controls import NegativeControls, after_the_end, opening, triplets
-from cojax.validation.drafts import DraftRefused, flaw, oversize, violated_rule
 from cojax.validation.exclusions import Exclusions
+from cojax.validation.safety import violated_rule
 
 __all__ = ["Attempts", "Exclusions", "Judge", "Validation"]
 

@@ -9,12 +9,12 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from cojax.drafts import DraftRefused
 from cojax.explorer.answers import answer_objections, leaves, states_value, written_answers
 from cojax.types import Triplet, normalise
 from cojax.validation.consistency import Documents, action_words, documentation_words
 from cojax.validation.decodings import ALPHABET, CIPHERS, MORSE, MORSE_MARKS, WORD, JoinedWords, plain_letters, readings
 from cojax.validation.decodings import words as words_alike
-from cojax.validation.drafts import DraftRefused
 from cojax.validation.mention import NUMBERS_IN_WORDS, Mentions, fold, sentences, stem, words
 
 # Answers to a question of yes or no: the query may contain them.

@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from cojax.drafts import DraftRefused
 from cojax.environment.replay import Replay
 from cojax.types import Action, Message, Task, Triplet, content_hash, normalise, signature
 from cojax.validation import consistency
-from cojax.validation.drafts import DraftRefused
 from cojax.validation.mention import COMMON, Mentions, fold, leaves, number_of, words
 
 # Words that make a request depend on what is found.

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from cojax.environment.replay import Replay
 from cojax.settings.tree import ValidationSettings
+from cojax.similarity import Nearest, setup_hash
 from cojax.types import Action, Task, content_hash, normalise, to_json
 from cojax.unicode_forms import normal_form
 from cojax.validation.decodings import ALPHABET, BLANK, CIPHERS, WORD, JoinedWords, one_letter, plain, plain_letters
 from cojax.validation.decodings import readings as readings_of
 from cojax.validation.decodings import words as words_of
-from cojax.validation.similarity import Nearest, setup_hash
 
 # Courtesies before and after a request, which do not change it.
 _OPENING = frozenset({"please", "kindly", "hey", "hi", "hello"})

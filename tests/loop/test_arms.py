@@ -19,17 +19,19 @@ from cojax.loop.groups import probe_tasks
 from cojax.loop.records import save
 from cojax.metrics import Stopwatch
 from cojax.pool import TaskPool
-from cojax.prefix_replay import PrefixLengths, replayed
 from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import EVOLUTIONS, initial_tasks, reads
-from cojax.synthesis.beliefs import Beliefs, Credits, predictor
+from cojax.synthesis.beliefs import Beliefs, predictor
 from cojax.synthesis.pipeline import Probe
 from cojax.types import Action, Call, TaskDraft, from_json
 from cojax.validation import Validation
+from experiments.study.credits import Credits, credited
+from experiments.study.frontier import frontier
+from experiments.study.prefix_replay import PrefixLengths
 
 GROWN = environments.load("desk", suites=2, applications=3)
 CHAT = Chat(word_tokenizer(*GROWN.lexicon(), GROWN.tools()), no_document)
@@ -96,7 +98,7 @@ class Run:
             validate=Validation(GROWN), detectors=self.detectors, evolve=evolve, kinds=kinds, reads=reads(evolve),
             admission=admission, popularity=None, sampling=Sampling(max_tokens=32), limits=Limits(concurrency=4),
             clock=Stopwatch(), seed=0, steps=steps, batch_size=6, group_size=4, evolve_every=2, fresh_fraction=0.5,
-            contexts=4, budget=4, per_context=1, checkpoint_every=2,
+            contexts=4, budget=4, per_context=1, checkpoint_every=2, prefix=self.detectors["prefixes"].prefix,
         )  # fmt: skip
 
     def go(self, stop=lambda: False) -> State:
@@ -209,17 +211,16 @@ def test_a_run_that_is_stopped_while_it_probes_goes_on_to_the_same_end(probed, t
 
 
 def test_joined_tasks_begin_with_a_replayed_prefix_and_no_others(tmp_path):
-    frontier = functools.partial(EVOLUTIONS["frontier"], mastered=0.0, floor=0.0)
-    run = Run(tmp_path, frontier, None, steps=6)
+    run = Run(tmp_path, functools.partial(frontier, mastered=0.0, floor=0.0), None, steps=6)
     assert run.go().step == 6
     begun = {"frontier": set(), "": set()}
     for group in run.learner.groups:
         of_joins = group.task.origin == "frontier"
         for trajectory in group.trajectories:
-            begun["frontier" if of_joins else ""].add((replayed(trajectory), (len(group.task.solution) - 1) // 2))
+            begun["frontier" if of_joins else ""].add((trajectory.replayed, (len(group.task.solution) - 1) // 2))
     assert {length for length, _ in begun[""]} == {0}
     told = [row["replayed"] for row in run.left("metrics")]
-    lengths = [replayed(group.valid[0]) for group in run.learner.groups if replayed(group.valid[0])]
+    lengths = [group.valid[0].replayed for group in run.learner.groups if group.valid[0].replayed]
     assert sum(one["groups"] for one in told) == len(lengths)
     assert sum(one["groups"] * one["actions"] for one in told) == pytest.approx(sum(lengths))
     # A joined task is visited twice at most: its length has moved by at most one.
@@ -234,12 +235,12 @@ def test_joined_tasks_begin_with_a_replayed_prefix_and_no_others(tmp_path):
     joined = {group.task.id: group.task for group in run.learner.groups if group.task.origin == "frontier"}
     tried = probe_tasks(run.loop, list(joined.values()), 7, 2, lambda: False)
     assert {
-        replayed(trajectory) - (len(group.task.solution) - 1) // 2 for group in tried for trajectory in group.valid
+        trajectory.replayed - (len(group.task.solution) - 1) // 2 for group in tried for trajectory in group.valid
     } == {0}
 
 
 def test_signals_earn_credit_by_the_groups_of_the_tasks_they_led_to(tmp_path):
-    run = Run(tmp_path / "whole", EVOLUTIONS["credited"], None, steps=6, kinds=("boundary",))
+    run = Run(tmp_path / "whole", credited, None, steps=6, kinds=("boundary",))
     assert run.go().step == 6
     led_to = {task["id"] for task in run.left("tasks") if task["origin"] == "boundary"}
     assert led_to
@@ -253,8 +254,8 @@ def test_signals_earn_credit_by_the_groups_of_the_tasks_they_led_to(tmp_path):
     assert 0.98**4 * len(visits) <= live + dead <= len(visits)
     assert (live > 0, dead > 0) == (any(alive), not all(alive))
     # A run that ended earlier and is extended finds the same tasks.
-    assert Run(tmp_path / "parts", EVOLUTIONS["credited"], None, steps=3, kinds=("boundary",)).go().step == 3
-    parts = Run(tmp_path / "parts", EVOLUTIONS["credited"], None, steps=6, kinds=("boundary",))
+    assert Run(tmp_path / "parts", credited, None, steps=3, kinds=("boundary",)).go().step == 3
+    parts = Run(tmp_path / "parts", credited, None, steps=6, kinds=("boundary",))
     assert parts.go().step == 6
     for name in LOGS:
         assert parts.left(name) == run.left(name), name

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
+from cojax.similarity import setup_hash
 from cojax.synthesis.evolutions import EvolutionInputs, unguided, uniform
 from cojax.types import Task
-from cojax.validation.similarity import setup_hash
 from environments.tools import ToolEnvironment
 
 

@@ -20,10 +20,10 @@ from cojax.explorer import Exploration
 from cojax.explorer.llm.chat_model import Budget, ChatFailure
 from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.host.background import settle
+from cojax.similarity import NearDuplicates
 from cojax.synthesis import Expedition, Interrupted, Synthesis, sample_setups, synthesize
 from cojax.types import Action, Call, Task, TaskDraft, Triplet, Turn, Verdict
 from cojax.validation import Validation
-from cojax.validation.similarity import NearDuplicates
 
 DESK = environments.load("desk")
 ADD, FINISH = Action(calls=(Call("add"),)), Action(calls=(Call("finish"),))

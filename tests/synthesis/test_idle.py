@@ -10,8 +10,9 @@ import pytest
 from counter_environment import CounterEnvironment
 
 from cojax.explorer.scripted.explorer import ScriptedExplorer
+from cojax.registry import find
 from cojax.signals import SIGNALS
-from cojax.synthesis import _BEGINS, EVOLUTIONS, EvolutionInputs, why_idle
+from cojax.synthesis import EVOLUTIONS, EvolutionInputs, why_idle
 from cojax.types import Signal
 
 SIGNAL = Signal("rare", "t", "1-t-0", "line")
@@ -27,7 +28,7 @@ def inputs(**given: Any) -> EvolutionInputs:
 
 
 def said(name: str, failed: bool = False, used_up: bool = False, **given: Any) -> str:
-    return why_idle(EVOLUTIONS[name], inputs(**given), failed=failed, used_up=used_up)
+    return why_idle(find("evolve", name, EVOLUTIONS), inputs(**given), failed=failed, used_up=used_up)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_the_reason_is_what_there_was_to_read(name: str, given: dict[str, Any], 
 
 
 def test_every_evolution_of_ours_has_its_reason() -> None:
-    assert {*EVOLUTIONS} - {"none"} == {*_BEGINS}
+    assert all("begins_at" in vars(find("evolve", name, EVOLUTIONS)) for name in EVOLUTIONS if name != "none")
 
 
 def test_settings_of_an_evolution_and_one_from_outside() -> None:

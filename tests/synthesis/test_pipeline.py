@@ -13,11 +13,11 @@ from cojax.environment.replay import follow
 from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.pool import TaskPool
 from cojax.signals.tools import tools_of
+from cojax.similarity import NearDuplicates
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Synthesis, initial_tasks, synthesize
 from cojax.synthesis.evolutions import even
 from cojax.types import Evaluation, Signal, Task, TaskDraft, Trajectory, from_json
 from cojax.validation import Exclusions, Validation
-from cojax.validation.similarity import NearDuplicates
 
 DESK = environments.load("desk")
 EXPLORER = ScriptedExplorer(neighbours=DESK.neighbours)

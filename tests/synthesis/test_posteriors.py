@@ -3,47 +3,18 @@
 import collections
 
 import pytest
+from evolving_desk import DESK, EPISODES, EXPLORER, focus, inputs, mastered
 
-import environments
-from cojax.environment import play
-from cojax.environment.replay import follow
-from cojax.explorer.scripted.explorer import ScriptedExplorer
-from cojax.registry import RegistryError
+from cojax.registry import RegistryError, find
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs, reads, synthesize
-from cojax.synthesis.beliefs import Beliefs, solution_tools, tool_key
+from cojax.synthesis.beliefs import Beliefs, posteriors, solution_tools, tool_key
 from cojax.validation import Validation
-
-DESK = environments.load("desk")
-EXPLORER = ScriptedExplorer(neighbours=DESK.neighbours)
-EPISODES = {
-    f"e{number}": play(DESK, task, follow(task.solution), max_turns=len(task.solution), episode=f"e{number}")
-    for number, task in enumerate(DESK.tasks("seed", 24, seed=5))
-}
-posteriors = EVOLUTIONS["posteriors"]
-
-
-def inputs(contexts=40, seed=(0, 10), environment=DESK):
-    return EvolutionInputs(
-        environment, EXPLORER, (), list(EPISODES), EPISODES.__getitem__, None, contexts, seed
-    )  # fmt: skip
-
-
-def mastered(rates, episodes=1e6):
-    """A memory in which the tools named have these success rates, and all others are always solved."""
-    tools = [entry["function"]["name"] for entry in DESK.tools()]
-    counts = {tool_key(tool): [episodes, 0.0, 1] for tool in tools}
-    counts |= {tool_key(tool): [rate * episodes, (1 - rate) * episodes, 1] for tool, rate in rates.items()}
-    return {"steps": 1, "discount": 1.0, **counts}
-
-
-def focus(expedition):
-    return expedition.prepared(EXPLORER).context.focus_patterns
 
 
 def test_it_reads_beliefs_and_nothing_else():
     assert reads(posteriors) == ("beliefs",)
     others = EVOLUTIONS.keys() - {"posteriors", "credited"}
-    assert [reads(EVOLUTIONS[name]) for name in others] == [()] * 7
+    assert [reads(find("evolve", name, EVOLUTIONS)) for name in others] == [()] * 7
     with pytest.raises(RegistryError, match="'dreams'; beside its inputs it can read beliefs, credits, and"):
         reads(lambda inputs, dreams: iter(()))
 

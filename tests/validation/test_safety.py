@@ -9,7 +9,7 @@ import pytest
 
 import environments
 from cojax.types import Action, Call, TaskDraft
-from cojax.validation.drafts import violated_rule
+from cojax.validation.safety import violated_rule
 
 
 def draft(query: str, *actions: Action) -> TaskDraft:

@@ -6,7 +6,6 @@ A window is a sequence of explored actions that could be a task; with an ending 
 import dataclasses
 import itertools
 import random
-import re
 import types
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -218,12 +217,7 @@ class ScriptedExplorer:
     worded. After each step of a draft except the last, the user's turn ends with probability `cut`; so drafts can have
     several user turns. `width` expeditions run in parallel. `guidance` is what contexts of each kind ask for.
 
-    With probability `mistakes` a draft has one name confused with another: the study measures by that what validation
-    by execution refuses. A name in the query is replaced, in query and solution, by one that the exploration used as
-    another argument. So the draft describes actions that were never carried out, and most of them fail; two drafts may
-    become equal. Query and solution still agree, because validation by execution could not detect a disagreement.
-
-    Raises ValueError for a `cut` or `mistakes` outside [0, 1], and for a `cut` above 0 if a tool ends the episode.
+    Raises ValueError for a `cut` outside [0, 1], and for one above 0 if a tool ends the episode.
     """
 
     runs: int = ExplorerSettings.runs
@@ -240,13 +234,11 @@ class ScriptedExplorer:
     width: int = 1
     play: Play = world.play
     name: str = "scripted"
-    mistakes: float = 0.0
     guidance: Mapping[str, Guidance] = dataclasses.field(default_factory=lambda: GUIDANCE)
 
     def __post_init__(self) -> None:
-        for name in ("cut", "mistakes"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected a probability in [0, 1]")
+        if not 0.0 <= self.cut <= 1.0:
+            raise ValueError(f"cut is {self.cut}; expected a probability in [0, 1]")
         if self.cut and self.ending:
             raise ValueError(f'cut is {self.cut}, but the tool {self.ending!r} ends the episode; set ending to ""')
 
@@ -287,17 +279,15 @@ class ScriptedExplorer:
         wanted = draft_lengths(base, stretch, self._most_actions(context), rng)
         focus = context.focus_patterns if context else ()
         found = windows(exploration.triplets, wanted, focus, rng, self._required(context))
-        # Generators of their own, so that `cut` and `mistakes` do not change the other random numbers.
+        # A generator of its own, so that `cut` does not change the other random numbers.
         cuts = random.Random(repr(("cut", exploration.seed)))
-        confusion = random.Random(repr(("careless", exploration.seed)))
-        seen = [used for triplet in exploration.triplets for used in _arguments(triplet.action)]
         queries: set[str] = set()
         for whole in itertools.islice(found, self.tries * limit):
             window = split_turns(whole, self.cut, cuts)
             draft = self._draft(window, environment, task, ending)
             if draft is not None and draft.query not in queries:
                 queries.add(draft.query)
-                yield confuse_name(draft, seen, confusion) if confusion.random() < self.mistakes else draft
+                yield draft
             if len(queries) == limit:
                 return
 
@@ -439,44 +429,3 @@ class ExplorationRun:
 def mentioning(actions: Sequence[Action], words: Collection[str]) -> list[Action]:
     """The actions that have one of these words as an argument."""
     return [action for action in actions if not argument_values(action).isdisjoint(words)]
-
-
-def confuse_name(draft: TaskDraft, seen: Sequence[tuple[str, Any]], rng: random.Random) -> TaskDraft:
-    """Replaces one name of the draft's query by a value of `seen`, which holds (parameter, value) pairs.
-
-    The value is one that was seen with none of the parameters of the right name; without such a value the draft is
-    returned unchanged. A name is a whole argument that is text: parts of longer texts, lists and mappings stay.
-    """
-    used = [pair for action in draft.solution for pair in _arguments(action)]
-    names = {value for _, value in used if isinstance(value, str)} - {""}
-    in_query = sorted(value for value in names if _whole_word(value).search(draft.query))
-    if not in_query:
-        return draft
-    right = rng.choice(in_query)
-    parameters = {parameter for parameter, value in used if value == right}
-    elsewhere = {value for parameter, value in seen if parameter not in parameters and isinstance(value, str)}
-    if not (others := sorted(elsewhere - names - {""})):
-        return draft
-    wrong = rng.choice(others)
-    return dataclasses.replace(
-        draft,
-        query=_whole_word(right).sub(lambda _: wrong, draft.query),
-        solution=tuple(_replace_name(action, right, wrong) for action in draft.solution),
-    )
-
-
-def _arguments(action: Action) -> list[tuple[str, Any]]:
-    return [pair for call in action.calls for pair in call.arguments.items()]
-
-
-def _replace_name(action: Action, right: str, wrong: str) -> Action:
-    calls = tuple(
-        Call(call.name, {key: wrong if value == right else value for key, value in call.arguments.items()})
-        for call in action.calls
-    )
-    # Where actions are code, the text holds the calls as well.
-    return dataclasses.replace(action, text=_whole_word(right).sub(lambda _: wrong, action.text), calls=calls)
-
-
-def _whole_word(value: str) -> re.Pattern[str]:
-    return re.compile(rf"(?<!\w){re.escape(value)}(?!\w)")

@@ -16,9 +16,9 @@ from records import DESK
 
 from cojax.explorer.llm import explorer as acting
 from cojax.explorer.llm.chat_model import Journal
+from cojax.similarity import NearDuplicates
 from cojax.types import Task
 from cojax.validation import Exclusions
-from cojax.validation.similarity import NearDuplicates
 
 
 @pytest.fixture(autouse=True)

@@ -4,12 +4,12 @@ It costs more at evaluation and changes no weights. It uses the verdict after ea
 trial does not.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import Environment, Episode
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
+from cojax.evaluation.scores import Trial
 from cojax.explorer.llm.prompting import fit_texts, shorten
 from cojax.rollout.chat import Chat
 from cojax.types import Action, Evaluation, Group, Message, Observation, Task, Trajectory, Triplet
@@ -31,18 +31,6 @@ In a few sentences: what went wrong, and what will you do differently? Write for
 _REMINDER = "You tried what follows before and did not solve it. What you noted then:"
 # Role of a message in the record → words before it; "→" for other roles, such as the result of an action.
 _SPEAKERS = {"user": "The user said:"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """`success` is the share of all tasks that are solved after this trial. The rest counts this trial alone: its
-    `episodes`, their `turns`, the `notes` written before it, and the `tokens` sampled for episodes and notes."""
-
-    success: float
-    episodes: int
-    turns: int
-    notes: int
-    tokens: int
 
 
 def retry_failures(

@@ -8,12 +8,12 @@ import pytest
 from counter_environment import CounterEnvironment
 
 from cojax.environment import EngineError
-from cojax.evaluation.reflexion import request, retry_failures, with_notes
 from cojax.rollout.chat import Chat, PolicyActors, whole_document
 from cojax.rollout.collect import EpisodeCollector, Limits, RolloutError
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import byte_tokenizer
 from cojax.types import Action, Call, Group, Message, Observation, Task, Trajectory, Turn
+from experiments.study.reflexion import request, retry_failures, with_notes
 
 WORLD = CounterEnvironment()
 CHAT = Chat(byte_tokenizer([], 512), whole_document)

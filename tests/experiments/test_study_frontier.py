@@ -4,15 +4,13 @@ import collections
 import dataclasses
 
 import pytest
-from test_posteriors import DESK, EPISODES, EXPLORER, inputs
+from evolving_desk import DESK, EPISODES, EXPLORER, inputs
 
-from cojax.prefix_replay import ORIGIN
 from cojax.signals import Visit
-from cojax.synthesis import EVOLUTIONS, reads, synthesize
-from cojax.synthesis.evolutions import feeding
+from cojax.synthesis import reads, synthesize
 from cojax.validation import Validation
+from experiments.study.frontier import ORIGIN, feeding, frontier
 
-frontier = EVOLUTIONS["frontier"]
 TASKS = {episode.task.id: episode.task for episode in EPISODES.values()}
 
 

@@ -6,11 +6,11 @@ import pytest
 import environments
 from cojax.environment import play
 from cojax.learner.batch import sampled_mask
-from cojax.prefix_replay import PrefixLengths, prefix, replayed
 from cojax.rollout.chat import Chat, PolicyActor, PolicyActors, no_document
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.types import Action, Call, Group, Task, Trajectory, Turn
+from experiments.study.prefix_replay import PrefixLengths
 
 DESK = environments.load("desk")
 TASK = next(task for task in DESK.tasks("seed", 50) if len(task.solution) == 4)
@@ -49,7 +49,7 @@ def group(task, length, rewards):
 def test_an_episode_with_a_prefix_has_the_tokens_of_one_without_but_learns_from_the_rest_alone(length):
     whole, engine = played(0, Solving()), Solving()
     part = played(length, engine)
-    assert (whole.reward, part.reward, replayed(whole), replayed(part)) == (1.0, 1.0, 0, length)
+    assert (whole.reward, part.reward, whole.replayed, part.replayed) == (1.0, 1.0, 0, length)
     assert [turn.action for turn in part.turns] == [turn.action for turn in whole.turns]
 
     def tokens(trajectory):
@@ -71,10 +71,10 @@ def test_the_actors_of_a_step_ask_for_the_prefix_of_their_session():
 
 
 def test_half_of_a_joined_task_is_replayed_at_first_and_never_its_last_action():
-    assert prefix(JOINED, {}) == FOUR[:1]
-    assert [len(prefix(JOINED, {JOINED.id: length})) for length in (0, 2, 3, 9)] == [0, 2, 3, 3]
-    assert prefix(Task("test", "other", {}, FOUR, origin="posterior"), {}) == ()
-    assert prefix(Task("test", "none", {}, (), origin="frontier"), {}) == ()
+    assert PrefixLengths().prefix(JOINED, {}) == FOUR[:1]
+    assert [len(PrefixLengths().prefix(JOINED, {JOINED.id: length})) for length in (0, 2, 3, 9)] == [0, 2, 3, 3]
+    assert PrefixLengths().prefix(Task("test", "other", {}, FOUR, origin="posterior"), {}) == ()
+    assert PrefixLengths().prefix(Task("test", "none", {}, (), origin="frontier"), {}) == ()
 
 
 @pytest.mark.parametrize(

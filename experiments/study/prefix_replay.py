@@ -7,32 +7,8 @@ grows.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.types import Action, Group, Signal, Task, Trajectory
-
-# Tasks of this origin are replayed.
-ORIGIN = "frontier"
-_HALF = 0.5
-
-
-def replayed(trajectory: Trajectory) -> int:
-    """How many actions the trajectory began with that no policy sampled."""
-    count = 0
-    for turn in trajectory.turns:
-        if turn.action_tokens:
-            break
-        count += 1
-    return count
-
-
-def prefix(task: Task, memory: Mapping[str, int]) -> Sequence[Action]:
-    """The actions to replay in the next episodes of the task; `memory` is that of `PrefixLengths`.
-
-    They are half of the solution at first. The last action is never replayed.
-    """
-    if task.origin != ORIGIN:
-        return ()
-    most = max(0, len(task.solution) - 1)
-    return task.solution[: min(most, memory.get(task.id, most // 2))]
+from cojax.types import Action, Group, Signal, Task
+from .frontier import ORIGIN
 
 
 class PrefixLengths:
@@ -50,7 +26,13 @@ class PrefixLengths:
         for group in groups:
             if group.task.origin != ORIGIN or not group.valid:
                 continue
-            length = replayed(group.valid[0])
-            length += (group.score < _HALF) - (group.score > _HALF)
+            length = group.valid[0].replayed + (group.score < 0.5) - (group.score > 0.5)
             changes[group.task.id] = max(0, min(length, len(group.task.solution) - 1))
         return changes, []
+
+    def prefix(self, task: Task, memory: Mapping[str, Any]) -> Sequence[Action]:
+        """The actions to replay in the next episodes of the task: at first half of the solution, never its last."""
+        if task.origin != ORIGIN:
+            return ()
+        most = max(0, len(task.solution) - 1)
+        return task.solution[: min(most, memory.get(task.id, most // 2))]

@@ -4,14 +4,14 @@ import collections
 import dataclasses
 
 import pytest
-from test_posteriors import EPISODES, focus, inputs, mastered
+from evolving_desk import EPISODES, focus, inputs, mastered
 
 from cojax import signals
-from cojax.synthesis import EVOLUTIONS, reads
-from cojax.synthesis.beliefs import Beliefs, Credits, credit
+from cojax.synthesis import reads
+from cojax.synthesis.beliefs import Beliefs
 from cojax.types import Action, Call, Group, Lineage, Signal, Task, Trajectory
+from experiments.study.credits import Credits, credit, credited
 
-credited = EVOLUTIONS["credited"]
 NOTHING = Beliefs().init()
 NO_TOOL_IS_MASTERED = mastered({}, episodes=1.0)
 

@@ -6,14 +6,19 @@ import pytest
 from records import DESK, call
 
 import environments
-from cojax.explorer.scripted.explorer import ScriptedExplorer, confuse_name
+from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.types import Action, Call, TaskDraft
 from cojax.validation import Validation
+from experiments.study.careless import CarelessExplorer, confuse_name
 
 ENVIRONMENT = environments.load("desk")
 CAREFUL = ScriptedExplorer(neighbours=ENVIRONMENT.neighbours)
 SEND = (call("contacts_find", person="ana"), call("mail_send", address="box11", text="amber"), call("finish"))
 DRAFT = TaskDraft("desk", DESK, "run 0", "mail amber to ana, not to anastasia", SEND, "", (0,))
+
+
+def careless(mistakes: float) -> CarelessExplorer:
+    return CarelessExplorer(neighbours=ENVIRONMENT.neighbours, mistakes=mistakes)
 
 
 def drafts(explorer: ScriptedExplorer, count: int = 40) -> Iterator[TaskDraft]:
@@ -73,17 +78,16 @@ def test_hostile_names_are_taken_literally() -> None:
 
 
 def test_without_mistakes_it_is_the_careful_one() -> None:
-    assert list(drafts(dataclasses.replace(CAREFUL, mistakes=0.0), 5)) == list(drafts(CAREFUL, 5))
+    assert list(drafts(careless(0.0), 5)) == list(drafts(CAREFUL, 5))
 
 
 def test_the_seed_decides() -> None:
-    careless = dataclasses.replace(CAREFUL, mistakes=0.5)
-    assert list(drafts(careless, 5)) == list(drafts(careless, 5))
+    assert list(drafts(careless(0.5), 5)) == list(drafts(careless(0.5), 5))
 
 
 def test_mistakes_come_at_their_rate_and_execution_refuses_most_of_them() -> None:
-    careful, careless = list(drafts(CAREFUL)), list(drafts(dataclasses.replace(CAREFUL, mistakes=0.5)))
-    differ = [new for old, new in zip(careful, careless, strict=True) if old != new]
+    careful, mistaken = list(drafts(CAREFUL)), list(drafts(careless(0.5)))
+    differ = [new for old, new in zip(careful, mistaken, strict=True) if old != new]
     assert 0.3 < len(differ) / len(careful) < 0.6
     assert _accepted(differ) < len(differ) / 2
     assert _accepted(careful) > 0.8 * len(careful)
@@ -97,4 +101,4 @@ def _accepted(drafts: Sequence[TaskDraft]) -> int:
 @pytest.mark.parametrize("mistakes", [-0.1, 1.1, float("nan")])
 def test_a_rate_outside_0_to_1_is_refused(mistakes: float) -> None:
     with pytest.raises(ValueError, match="expected a probability"):
-        dataclasses.replace(CAREFUL, mistakes=mistakes)
+        careless(mistakes)

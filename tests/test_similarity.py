@@ -8,9 +8,9 @@ import pytest
 from sklearn.feature_extraction.text import HashingVectorizer
 
 from cojax.pool import TaskPool
+from cojax.similarity import NGRAMS, NearDuplicates, Nearest, Wordings, paragraphs
 from cojax.types import Action, Call, Task
 from cojax.validation import Exclusions
-from cojax.validation.similarity import NGRAMS, NearDuplicates, Nearest, Wordings, paragraphs
 
 BOOK = "Could you book a table for four at the Green Door on Friday at seven, and tell Nadia about it?"
 MOVE = "Move the quarterly figures from the drafts into the archive and delete the old summary."

@@ -1,0 +1,119 @@
+"""The safety filter: sets drafts aside for review by a person, by rules over their words and actions.
+
+Rules match words, not intentions. A draft that matches is set aside with its evidence: it is never trained on and never
+dropped silently. The rules concern wholesale harm and other people's secrets. Deleting one file or logging in is
+allowed.
+"""
+
+import codecs
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cojax.types import TaskDraft, signature
+from cojax.validation.decodings import decodings, plain
+from cojax.validation.mention import leaves
+
+_IN_ACTIONS = "in actions: "
+_RULE = re.compile(r"^\[(.*)\]$", re.MULTILINE)
+_FAMILY = re.compile(r"<([A-Z_]+)>")
+
+
+def _read(text: str) -> Mapping[str, re.Pattern[str]]:
+    """Rule → one pattern that matches where any of its lines does. Raises KeyError for a family not yet named."""
+    families: dict[str, str] = {}
+    sections = [
+        [line for line in section.splitlines() if line and not line.startswith("#")] for section in _RULE.split(text)
+    ]
+
+    def pattern(line: str) -> str:
+        return _FAMILY.sub(lambda name: families[name[1]], line)
+
+    for line in sections[0]:
+        name, _, own = line.partition(" = ")
+        families[name] = pattern(own)
+    return {
+        name: re.compile("|".join(map(pattern, lines)))
+        for (name,), lines in zip(sections[1::2], sections[2::2], strict=True)
+    }
+
+
+_RULES = _read((Path(__file__).parent / "safety_rules.txt").read_text())
+# Rule → its pattern for the query of a draft, and for its actions.
+QUERY_RULES = {name: pattern for name, pattern in _RULES.items() if not name.startswith(_IN_ACTIONS)}
+ACTION_RULES = {name.removeprefix(_IN_ACTIONS): _RULES[name] for name in _RULES if name.startswith(_IN_ACTIONS)}
+_MODEL = {"instructions to a model": QUERY_RULES["instructions to a model"]}
+_COMMON = frozenset(
+    ("the", "of", "and", "to", "my", "for", "is", "that", "it", "all", "with", "from", "your", "me", "his", "her")
+)
+# Most characters of a text that is decoded; longer texts are only read as they are.
+_DECODED = 20_000
+
+
+def violated_rule(draft: TaskDraft) -> str:
+    """The first rule that the draft violates, with the words that match; empty where it violates none."""
+    asked = f"{draft.query}\n{draft.description}\n{draft.criterion}"
+    done = "\n".join(f"{signature(action)}\n{action.text}" for action in draft.solution)
+    # The arguments of a call may carry a request to someone else.
+    passed_on = [text for action in draft.solution for call in action.calls for text in _argument_texts(call.arguments)]
+    readings = [reading for text in dict.fromkeys((asked, *passed_on)) for reading in _readings(text)]
+    searched = ((QUERY_RULES, readings), (ACTION_RULES, [_plain(done), *readings]), (_MODEL, [_plain(done)]))
+    for rules, texts in searched:
+        for name, pattern in rules.items():
+            if found := next(filter(None, map(pattern.search, texts)), None):
+                return f"{name}: {found[0][:120]!r}"
+    return ""
+
+
+def _readings(text: str) -> Iterator[str]:
+    """The text unchanged, decoded, reversed, and in the commonest cipher (ROT13)."""
+    yield _plain(text)
+    if len(text) > _DECODED or not any(map(str.isalpha, text)):
+        return
+    for _, reading in decodings(text):
+        yield _plain(reading)
+    lowered = _plain(text)
+    for reading in (lowered[::-1], codecs.encode(lowered, "rot13")):
+        # A text that reads as English is not also a cipher text.
+        if _commonness(reading) >= _commonness(lowered):
+            yield reading
+
+
+def _commonness(text: str) -> int:
+    """The number of its words that are among the commonest of English."""
+    return sum(word in _COMMON for word in text.split())
+
+
+def _argument_texts(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """The texts of a call's arguments: every key and value at any depth, and all values of one argument joined.
+
+    They are joined because a text may be cut into a list.
+    """
+    for name, value in arguments.items():
+        values = [*map(str, leaves(value))]
+        yield from (key.replace("_", " ") for key in (str(name), *_keys(value)))
+        yield from values
+        if len(values) > 1:
+            yield " ".join(values)
+
+
+def _keys(value: Any) -> Iterator[str]:
+    """The keys of a value at any depth."""
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case Mapping() as inner:
+                yield from map(str, inner)
+                waiting += inner.values()
+            case list() | tuple() as inner:
+                waiting += inner
+
+
+def _plain(text: str) -> str:
+    """The text in plain small letters and single spaces, without invisible characters."""
+    return " ".join(_QUOTES.sub("'", plain(text)).casefold().split())
+
+
+# Unicode's table has a double quotation mark as two single ones.
+_QUOTES = re.compile("''+")

@@ -1,0 +1,88 @@
+"""The careless explorer: the scripted one, a share of whose drafts has one name confused with another.
+
+The study measures by it what validation by execution refuses. A name in the query is replaced, in query and solution,
+by one that the exploration used as another argument. So the draft describes actions that were never carried out, and
+most of them fail; two drafts may become equal. Query and solution still agree, because validation by execution could
+not detect a disagreement.
+"""
+
+import dataclasses
+import random
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from cojax.environment import Environment
+from cojax.explorer import Exploration
+from cojax.explorer.llm.chat_model import Journal
+from cojax.explorer.scripted.explorer import ScriptedExplorer
+from cojax.run.explorers import scripted
+from cojax.run.parts import Parts
+from cojax.types import Action, Call, TaskDraft
+
+
+def careless(config: ConfigDict, parts: Parts, journal: Journal) -> ScriptedExplorer:
+    """The entry of the explorer: it makes mistakes with probability explorer.mistakes."""
+    careful = scripted(config, parts, journal)
+    return CarelessExplorer(**{**vars(careful), "mistakes": config.explorer.mistakes, "name": "careless"})
+
+
+@dataclasses.dataclass(frozen=True)
+class CarelessExplorer(ScriptedExplorer):
+    """Confuses a name of a draft with probability `mistakes`. Raises ValueError for one outside [0, 1]."""
+
+    mistakes: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.mistakes <= 1.0:
+            raise ValueError(f"mistakes is {self.mistakes}; expected a probability in [0, 1]")
+
+    def abstract(self, exploration: Exploration, environment: Environment, limit: int) -> Iterator[TaskDraft]:
+        rng = random.Random(repr(("careless", exploration.seed)))
+        seen = [used for triplet in exploration.triplets for used in _arguments(triplet.action)]
+        for draft in super().abstract(exploration, environment, limit):
+            yield confuse_name(draft, seen, rng) if rng.random() < self.mistakes else draft
+
+
+def confuse_name(draft: TaskDraft, seen: Sequence[tuple[str, Any]], rng: random.Random) -> TaskDraft:
+    """Replaces one name of the draft's query by a value of `seen`, which holds (parameter, value) pairs.
+
+    The value is one that was seen with none of the parameters of the right name; without such a value the draft is
+    returned unchanged. A name is a whole argument that is text: parts of longer texts, lists and mappings stay.
+    """
+    used = [pair for action in draft.solution for pair in _arguments(action)]
+    names = {value for _, value in used if isinstance(value, str)} - {""}
+    in_query = sorted(value for value in names if _whole_word(value).search(draft.query))
+    if not in_query:
+        return draft
+    right = rng.choice(in_query)
+    parameters = {parameter for parameter, value in used if value == right}
+    elsewhere = {value for parameter, value in seen if parameter not in parameters and isinstance(value, str)}
+    if not (others := sorted(elsewhere - names - {""})):
+        return draft
+    wrong = rng.choice(others)
+    return dataclasses.replace(
+        draft,
+        query=_whole_word(right).sub(lambda _: wrong, draft.query),
+        solution=tuple(_replace_name(action, right, wrong) for action in draft.solution),
+    )
+
+
+def _arguments(action: Action) -> list[tuple[str, Any]]:
+    return [pair for call in action.calls for pair in call.arguments.items()]
+
+
+def _replace_name(action: Action, right: str, wrong: str) -> Action:
+    calls = tuple(
+        Call(call.name, {key: wrong if value == right else value for key, value in call.arguments.items()})
+        for call in action.calls
+    )
+    # Where actions are code, the text holds the calls as well.
+    return dataclasses.replace(action, text=_whole_word(right).sub(lambda _: wrong, action.text), calls=calls)
+
+
+def _whole_word(value: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<!\w){re.escape(value)}(?!\w)")
