@@ -35,14 +35,22 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "cojax.learner.advantages": ("ADVANTAGES", "rewards"),
     "cojax.learner.weightings": ("WEIGHTINGS",),
     "cojax.signals": (
-        "SIGNALS", "Guidance", "SignalKind", "Visit", "above", "distinguishing_tools", "focus", "tools_called",
-        "tools_of",
+        "SIGNALS", "Guidance", "SignalKind", "Visit", "above", "distinguishing_tools", "focus", "step_of", "task_of",
+        "tools_called", "tools_of",
     ),
     "cojax.synthesis": (
-        "ADMISSIONS", "EVOLUTIONS", "SELECTIONS", "Admission", "EvolutionInputs", "Expedition", "initial_tasks",
-        "reflect_on",
+        "ADMISSIONS", "EVOLUTIONS", "SELECTIONS", "Admission", "EvolutionInputs", "Expedition", "begins_at",
+        "initial_tasks", "reflect_on",
     ),
-    "cojax.synthesis.beliefs": ("Posterior", "credit", "neighbours_in"),
+    "cojax.synthesis.beliefs": (
+        "Discount", "Posterior", "Strength", "add_evidence", "evidence", "neighbours_in", "no_evidence", "solution_tools",
+    ),
+    "cojax.synthesis.evolutions": ("in_groups", "offered_tools", "partly_uniform"),
+    "cojax.evaluation.scores": ("Trial",),
+    "cojax.explorer.llm.chat_model": ("Journal",),
+    "cojax.explorer.llm.prompting": ("fit_texts", "shorten"),
+    "cojax.run.explorers": ("scripted",),
+    "cojax.run.parts": ("Parts",),
     "cojax.explorer": ("Exploration", "Explorer", "Metered"),
     "cojax.rollout.engine": ("Completion", "Engine", "Routed", "Sampling", "Weights"),
     "cojax.policy.config": ("ModelConfig",),
@@ -92,6 +100,12 @@ def imports(code: str) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.py")), ids=lambda path: path.stem)
 def test_an_example_imports_public_names_alone(path: Path) -> None:
     assert imports(path.read_text()) <= {(module, name) for module, names in PUBLIC.items() for name in names}
+
+
+@pytest.mark.parametrize("name", ["careless", "credits", "frontier", "prefix_replay", "reflexion"])
+def test_entries_of_the_study_import_public_names_alone(name: str) -> None:
+    found = imports((ROOT / "experiments" / "study" / f"{name}.py").read_text())
+    assert found <= {(module, name) for module, names in PUBLIC.items() for name in names}
 
 
 def test_the_documentation_for_users_imports_public_names_alone() -> None:

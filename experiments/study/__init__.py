@@ -2,6 +2,10 @@
 
 arms.py        the arms and their settings
 tables.py      which arms and seeds; which differences are asked for
+credits.py     evolve=credited: signals weighted by what earlier ones led to
+frontier.py    evolve=frontier: mastered tasks joined; prefix_replay.py: how many actions of a joined task are replayed
+careless.py    explorer=careless: an explorer that confuses names
+reflexion.py   evaluation.trials: failed tasks tried again, with notes
 former.py      the former rule of selection, for one arm
 runs.py        a run and its configuration; what the commands share
 launch.py      starts one run, pinned to a core, that ends with the study
