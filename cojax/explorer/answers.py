@@ -78,7 +78,10 @@ def _answers(
     for index, (step, tree) in enumerate(zip(steps, trees, strict=True)):
         last = index == len(steps) - 1 and step.observation.done
         given = [
-            value for call in step.action.calls if ending and call.name == ending for value in leaves(call.arguments)
+            value
+            for call in step.action.calls
+            if ending and call.name == ending
+            for value in answer_values(call.arguments)
         ]
         for call in _calls(tree) if argument else ():
             given += _written_in(call, ending.rpartition(".")[2], argument, last, names)
@@ -205,7 +208,7 @@ def _written_in(call: ast.Call, name: str, parameter: str, last: bool, names: Na
         parts = expression.elts if isinstance(expression, ast.List | ast.Tuple | ast.Set) else [expression]
         for part in parts:
             try:
-                yield from leaves(_literal(part, names))
+                yield from answer_values(_literal(part, names))
             except _NotLiteral:
                 continue
 
@@ -264,7 +267,7 @@ def _printed(tree: ast.Module, names: Names) -> Iterator[Any]:
             printed = [node.value]
         for part in printed:
             try:
-                yield from leaves(_literal(part, names))  # type: ignore[arg-type]
+                yield from answer_values(_literal(part, names))  # type: ignore[arg-type]
             except (_NotLiteral, ValueError):
                 yield from _constants(part, names)
 
@@ -281,15 +284,19 @@ def _constants(node: ast.AST, names: Names) -> Iterator[Any]:
         yield from _constants(child, names)
 
 
-def leaves(value: Any) -> list[Any]:
-    """The values within nested lists and dictionaries, at most _MOST_VALUES + 1: one more than an answer may have."""
+def answer_values(value: Any) -> Iterator[Any]:
+    """The first values within an answer: one more than it may have."""
+    return islice(leaves(value), _MOST_VALUES + 1)
 
-    def within(value: Any) -> Iterator[Any]:
-        inner = value.values() if isinstance(value, Mapping) else value
-        if isinstance(value, Mapping | list | tuple):
-            for one in inner:
-                yield from within(one)
+
+def leaves(value: Any) -> Iterator[Any]:
+    """The values within nested mappings and lists, in order."""
+    waiting = [value]
+    while waiting:
+        inner = waiting.pop()
+        if isinstance(inner, Mapping):
+            waiting += reversed([*inner.values()])
+        elif isinstance(inner, list | tuple):
+            waiting += reversed(inner)
         else:
-            yield value
-
-    return list(islice(within(value), _MOST_VALUES + 1))
+            yield inner

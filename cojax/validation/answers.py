@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from cojax.drafts import DraftRefused
-from cojax.explorer.answers import answer_objections, leaves, states_value, written_answers
+from cojax.explorer.answers import answer_objections, answer_values, states_value, written_answers
 from cojax.types import Triplet, normalise
 from cojax.validation.consistency import Documents, action_words, documentation_words
 from cojax.validation.decodings import ALPHABET, CIPHERS, MORSE, MORSE_MARKS, WORD, JoinedWords, plain_letters, readings
@@ -101,7 +101,7 @@ def check_answer(
     if against := answer_objections(steps, ending, parameter):
         raise DraftRefused(against[0])
     plain = [value for value in written_answers(steps, ending, parameter) if value is not None]
-    worked_out = [value for value in leaves(end.get("answer")) if value not in (None, "") and value not in plain]
+    worked_out = [value for value in answer_values(end.get("answer")) if value not in (None, "") and value not in plain]
     for value in (*plain, *(value for value in worked_out if isinstance(value, str) and not _is_number(value))):
         if (said := str(value).strip()).lower() in _TRUTHS:
             continue

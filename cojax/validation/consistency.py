@@ -21,10 +21,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from cojax.explorer.answers import parse_code
+from cojax.explorer.answers import leaves, parse_code
 from cojax.types import Action, Call, Observation, Triplet, normalise
 from cojax.unicode_forms import normal_form
-from cojax.validation.mention import NUMBERS, Mentions, fold, leaves, near, number_of, sentences, stem, words
+from cojax.validation.mention import NUMBERS, Mentions, fold, near, number_of, sentences, stem, words
 
 # Most values in a line of evidence, and characters of each.
 _LISTED, _SHORT = 4, 60

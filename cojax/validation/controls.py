@@ -17,9 +17,10 @@ from typing import Any
 
 from cojax.drafts import DraftRefused
 from cojax.environment.replay import Replay
+from cojax.explorer.answers import leaves
 from cojax.types import Action, Message, Task, Triplet, content_hash, normalise, signature
 from cojax.validation import consistency
-from cojax.validation.mention import COMMON, Mentions, fold, leaves, number_of, words
+from cojax.validation.mention import COMMON, Mentions, fold, number_of, words
 
 # Words that make a request depend on what is found.
 _CONDITION = re.compile(

@@ -8,7 +8,6 @@ import functools
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from cojax.unicode_forms import normal_form
 
@@ -129,19 +128,6 @@ def words(text: str) -> Iterator[str]:
 def sentences(text: str, ends: str = ".!?") -> list[str]:
     """The sentences of a text, folded. A line ends one, and so does each of the marks where white space follows."""
     return [fold(one) for one in re.split(rf"(?<=[{ends}])\s+|\n+", text) if one.strip()]
-
-
-def leaves(value: Any) -> Iterator[Any]:
-    """The values within nested mappings and lists, in order."""
-    waiting = [value]
-    while waiting:
-        inner = waiting.pop()
-        if isinstance(inner, Mapping):
-            waiting += reversed([*inner.values()])
-        elif isinstance(inner, list | tuple):
-            waiting += reversed(inner)
-        else:
-            yield inner
 
 
 def number_of(word: str) -> float:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cojax.explorer.answers import leaves
 from cojax.types import TaskDraft, signature
 from cojax.validation.decodings import decodings, plain
-from cojax.validation.mention import leaves
 
 _IN_ACTIONS = "in actions: "
 _RULE = re.compile(r"^\[(.*)\]$", re.MULTILINE)

@@ -47,23 +47,13 @@ _OPTIONAL = {
 _TEMPLATE, _MOST = 16, 2**31
 
 
-@dataclasses.dataclass(frozen=True)
-class ChatCompletion:
-    """The text, whether it was cut off, and the tokens of prompt and reply."""
-
-    text: str
-    truncated: bool
-    tokens_in: int
-    tokens_out: int
-
-
 def most_prompt_tokens(body: Mapping[str, Any]) -> int:
     """An upper bound for the tokens of a request's prompt: no token is shorter than a byte."""
     sent = {name: body[name] for name in ("messages", "response_format") if name in body}
     return len(json.dumps(sent, ensure_ascii=False).encode()) + _TEMPLATE * len(body["messages"])
 
 
-def read_completion(reply: Any, prompt_most: int) -> ChatCompletion:
+def read_completion(reply: Any, prompt_most: int) -> ModelReply:
     """The first choice of a reply.
 
     Token counts come from its `usage`. If that is missing, they are upper bounds: `prompt_most` for the prompt, and one
@@ -80,7 +70,7 @@ def read_completion(reply: Any, prompt_most: int) -> ChatCompletion:
     tokens_in, tokens_out = (_count(reply.get("usage"), name) for name in ("prompt_tokens", "completion_tokens"))
     if tokens_out is None or (tokens_out == 0 and text):
         tokens_out = len(text.encode())
-    return ChatCompletion(text, truncated, tokens_in or prompt_most, tokens_out)
+    return ModelReply(text, truncated, (tokens_in or prompt_most, tokens_out))
 
 
 def _count(usage: Any, name: str) -> int | None:
@@ -245,14 +235,14 @@ class ChatClient:
                 if self._over is not None:
                     self.reopen()
             raise
-        answer = {"text": found.text, "truncated": found.truncated, "usage": [found.tokens_in, found.tokens_out]}
+        answer = {"text": found.text, "truncated": found.truncated, "usage": [*found.usage]}
         cost = tokens - budget.tokens, requests - budget.requests
         return call_record(place, self.settings.model, self._api.spelled(sent), cost, **answer)
 
-    def _completion(self, sent: dict[str, Any], budget: Budget, worst: int) -> ChatCompletion:
+    def _completion(self, sent: dict[str, Any], budget: Budget, worst: int) -> ModelReply:
         """The completion of the first successful attempt. Raises ChatFailure."""
 
-        def attempt() -> ChatCompletion:
+        def attempt() -> ModelReply:
             budget.check(worst)
             if self._over is not None:
                 raise ChatFailure(self._over.kind, self._over.reason)
@@ -270,7 +260,7 @@ class ChatClient:
             self._in_a_row = 0
         return found
 
-    def _attempt(self, sent: dict[str, Any], budget: Budget, worst: int) -> ChatCompletion:
+    def _attempt(self, sent: dict[str, Any], budget: Budget, worst: int) -> ModelReply:
         """One request. Raises ChatFailure if time is up before, or CallFailed; a request without an answer is paid as
         if it had been answered in full."""
         while not self._room.acquire(timeout=_LOOK_EVERY):  # fewer than `concurrency` requests may run
@@ -291,7 +281,7 @@ class ChatClient:
             raise
         finally:
             self._room.release()
-        budget.pay(found.tokens_in + found.tokens_out, 0)
+        budget.pay(sum(found.usage), 0)
         return dataclasses.replace(found, text=self._api.redact(found.text))
 
     def _failure_of(self, failed: CallFailed, sent: Mapping[str, Any]) -> ChatFailure:

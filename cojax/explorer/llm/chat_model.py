@@ -63,10 +63,11 @@ class ChatFailure(EngineError):
 
 @dataclasses.dataclass(frozen=True)
 class ModelReply:
-    """A model's text; `truncated` where it was cut off at the limit of tokens."""
+    """A model's text; `truncated` where it was cut off at the limit of tokens. `usage`: tokens of prompt and reply."""
 
     text: str
     truncated: bool = False
+    usage: tuple[int, int] = (0, 0)
 
 
 @dataclasses.dataclass(eq=False)
