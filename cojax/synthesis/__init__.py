@@ -86,7 +86,7 @@ def why_idle(evolve: Evolve, inputs: EvolutionInputs, *, failed: bool, used_up: 
     function = _function(evolve)
     if function is evolutions.static:
         return "evolve=none makes none"
-    begins = evolutions.beginnings(function)
+    begins = getattr(function, "begins_at", ("signals", "episodes", "setups"))
     if function is evolutions.around_displaced_signals and not inputs.signals:
         begins = ("signals",)
     spent = "; the run's episodes or environment_steps are used up" if used_up else ""

@@ -170,22 +170,17 @@ class EvolutionInputs:
         return Expedition(trajectory.task, signal.kind, signal=signal.evidence, reflect=reflect)
 
 
-_BEGINNINGS = ("signals", "episodes", "setups")
-
-
 def begins_at(*places: Literal["signals", "episodes", "setups"]) -> Callable[[Evolve], Evolve]:
-    """Declares where an evolution begins. If it makes no expedition, a run says what was missing there."""
+    """Declares where an evolution begins; one that does not declare it may begin at any of the three.
+
+    If it makes no expedition, a run says what was missing there.
+    """
 
     def declared(evolve: Evolve) -> Evolve:
         vars(evolve)["begins_at"] = places
         return evolve
 
     return declared
-
-
-def beginnings(evolve: Evolve) -> Sequence[str]:
-    """Where an evolution begins; one that does not declare it may begin at any of the three."""
-    return getattr(evolve, "begins_at", _BEGINNINGS)
 
 
 def static(inputs: EvolutionInputs) -> Iterator[Expedition]:

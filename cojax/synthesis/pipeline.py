@@ -138,7 +138,6 @@ def initial_tasks(
     *,
     seed: tuple,
     weights: Mapping[str, float] | None,
-    split: str = "seed",
     attempts: int = 10,
     per_context: int = 1,
     near_duplicates: NearDuplicates | None = None,
@@ -155,7 +154,7 @@ def initial_tasks(
         examined()
         return found
 
-    setups = _setups(environment, split, count, seed, attempts * count)
+    setups = _setups(environment, count, seed, attempts * count)
     result = synthesize(
         (Expedition(setup, "unguided", weights=weights) for setup in setups),
         environment,
@@ -281,10 +280,10 @@ def _near_duplicate(draft: TaskDraft, taken: Callable[[str], bool], wordings: Ne
     return Verdict("discarded", (reason,)) if reason else None
 
 
-def _setups(environment: Environment, split: str, count: int, seed: tuple, most: int) -> Iterator[Task]:
-    """Yields up to `most` setups, drawn `count` at a time, or as many as the split has; none if it has none."""
+def _setups(environment: Environment, count: int, seed: tuple, most: int) -> Iterator[Task]:
+    """Yields up to `most` setups, drawn `count` at a time, or as many as there are; none if there are none."""
     for round in itertools.count():
-        found = sample_setups(environment, split, count, (*seed, round))
+        found = sample_setups(environment, "seed", count, (*seed, round))
         yield from found[:most]
         most -= len(found)
         if most <= 0 or not found:
