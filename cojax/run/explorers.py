@@ -13,6 +13,7 @@ from cojax.environment.watch import WatchedPlay
 from cojax.explorer import Explorer
 from cojax.explorer.llm.chat_model import Budget, ChatModel, ChatSettings, Journal
 from cojax.explorer.llm.explorer import LLMExplorer
+from cojax.explorer.llm.judge import Judge
 from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Sampling
@@ -21,7 +22,7 @@ from cojax.run.parts import Parts
 from cojax.settings.reading import JUDGES, attempts, choose, settings
 from cojax.signals import guidance
 from cojax.types import Message, Task, Turn
-from cojax.validation import Attempters, Attempts, Exclusions, Judge, Validation
+from cojax.validation import Attempters, Attempts, Exclusions, Validation
 
 # Parallel expeditions of a model if explorer.width is None. This number affects which tasks result, so it must not
 # depend on a setting that may change during a run.

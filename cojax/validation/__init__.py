@@ -12,16 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pydantic import BaseModel
-
 from cojax import environment as world
 from cojax.drafts import DraftRefused, flaw, oversize
 from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, ask
 from cojax.environment.replay import Play, Replay, replay
 from cojax.environment.watch import PATIENCE, ask_within
 from cojax.explorer import Explorer, Metered
-from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatModel, seed_of, structured_reply
-from cojax.explorer.llm.prompting import bullets, data, parts, prompt, shorten
 from cojax.explorer.scripted.explorer import phrase_steps, tool_documentation
 from cojax.settings.tree import ValidationSettings
 from cojax.types import Action, Call, Message, Task, TaskDraft, Trajectory, Turn, Verdict, signature
@@ -31,11 +27,14 @@ from cojax.validation.controls import NegativeControls, after_the_end, opening, 
 from cojax.validation.exclusions import Exclusions
 from cojax.validation.safety import violated_rule
 
-__all__ = ["Attempts", "Exclusions", "Judge", "Validation"]
+__all__ = ["Attempts", "Exclusions", "Opinion", "Validation"]
 
 # Makes actors, on behalf of an explorer, for a number of attempts at a task at the same time. Leaving the context frees
 # what they hold. An actor with a method `close` is closed as soon as its own attempt is over.
 Attempters = Callable[[Any, Task, int], AbstractContextManager[Sequence[Actor]]]
+# (task, draft, the budget that pays, whether an unsafe draft is set aside for review by a person) → a line of evidence.
+# Raises DraftRefused for an opinion that refuses the draft.
+Opinion = Callable[[Task, TaskDraft, Any, bool], str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,47 +73,6 @@ class Attempts:
                 close()
 
 
-class Judgement(BaseModel):
-    """The reply of a model about a draft."""
-
-    consistent: bool
-    safe: bool
-    reason: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Judge:
-    """Asks a model whether query and actions belong together.
-
-    Without `veto` the opinion is only evidence. With `veto` an objection refuses the draft, and so does a failure.
-    """
-
-    chat_model: ChatModel
-    veto: bool = True
-
-    def __call__(self, task: Task, draft: TaskDraft, budget: Budget, review: bool) -> str:
-        """The model's opinion as a line of evidence, paid from `budget`. Raises DraftRefused for one that refuses the
-        draft; with `review`, an unsafe one is set aside for review by a person."""
-        solution = bullets([shorten(signature(action) or "(back to the user)", 2_000) for action in draft.solution])
-        messages = prompt("judge", data_rule=parts("data")["rule"], query=data(draft.query), solution=data(solution))
-        place, safe = f"judge/{task.id}", True
-        try:
-            judgement = structured_reply(
-                self.chat_model, messages, Judgement, budget=budget, seed=seed_of(place), place=place, temperature=0.0
-            )
-        except ChatFailure as failure:
-            # Otherwise a draft could avoid a refusal by making the judge fail.
-            line = f"judge: no opinion ({failure})"
-        else:
-            safe, reason = judgement.safe, shorten(" ".join(judgement.reason.split()), 200)
-            if judgement.consistent and safe:
-                return f"judge: no objection ({reason})"
-            line = f"judge: {'query and actions do not belong together' if safe else 'unsafe'} ({reason})"
-        if not self.veto:
-            return line
-        raise DraftRefused(line) if safe or not review else DraftRefused(f"set aside for review: {line}", line)
-
-
 _NONE = Exclusions()
 
 
@@ -151,7 +109,7 @@ class Validation:
     enabled: bool = True
     play: Play = world.play
     attempts: Attempts | None = None
-    judge: Judge | None = None
+    judge: Opinion | None = None
     safe: bool = False
     longest_query: int = ValidationSettings.longest_query
     control_tokens: tuple[str, ...] = ()

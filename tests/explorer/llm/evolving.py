@@ -15,10 +15,11 @@ from cojax.environment.replay import follow
 from cojax.explorer.llm.chat_client import ChatClient
 from cojax.explorer.llm.chat_model import ChatSettings, Journal
 from cojax.explorer.llm.explorer import LLMExplorer
+from cojax.explorer.llm.judge import Judge
 from cojax.similarity import NearDuplicates
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Expedition, Synthesis, synthesize
 from cojax.types import Signal, Task, Trajectory, Verdict
-from cojax.validation import Attempts, Exclusions, Judge, Validation
+from cojax.validation import Attempts, Exclusions, Validation
 
 OFFICE = environments.load("desk")
 PARENT = Task("desk", "move report to taxes", DESK, (call("files_move", file="report", folder="taxes"), call("finish")))
