@@ -88,6 +88,11 @@ class Metered(Explorer, Protocol):
         """What this evolution has cost so far."""
 
 
+def tool_documentation(environment: Environment) -> dict[str, Mapping[str, Any]]:
+    """The documentation of the environment's tools, by name."""
+    return {entry["function"]["name"]: entry["function"] for entry in environment.tools()}
+
+
 def context_of(
     trajectory: Trajectory, kind: Origin, signal: Signal | None, ending: str, guides: Mapping[str, Guidance] = GUIDANCE
 ) -> ExplorationContext:

@@ -17,8 +17,7 @@ from cojax.drafts import DraftRefused, flaw, oversize
 from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, ask
 from cojax.environment.replay import Play, Replay, replay
 from cojax.environment.watch import PATIENCE, ask_within
-from cojax.explorer import Explorer, Metered
-from cojax.explorer.scripted.explorer import phrase_steps, tool_documentation
+from cojax.explorer import Explorer, Metered, tool_documentation
 from cojax.settings.tree import ValidationSettings
 from cojax.types import Action, Call, Message, Task, TaskDraft, Trajectory, Turn, Verdict, signature
 from cojax.validation.answers import asking_flaw, check_answer, takes_answer
@@ -142,7 +141,7 @@ class Validation:
             nothing = self._worth_doing(task, run, bare, evidence)
             agreed = self._agrees(task, run, bare, nothing, explorer.ending, evidence)
             rest = None if _only_ends(task.solution[-1], bare) else bare
-            phrase = functools.partial(phrase_steps, self.environment)
+            phrase = functools.partial(ask, self.environment.phrase)
             controls = NegativeControls(task, run, explorer.ending, rest, agreed, self._documents, phrase, self._run)
             controls.examine(self.controls, evidence)
             if self.judge is not None:
@@ -226,11 +225,11 @@ class Validation:
         steps, document = triplets(run), self._documents.get(ending, {})
         if answer := check_answer(task.query, steps, run.states[-1], ending, document):
             evidence.append(answer)
-        worded = phrase_steps(self.environment, steps)
+        worded = ask(self.environment.phrase, steps)
         agreed = compare_query(task.query, task.environment, steps, opening(run), worded, self._documents, ending)
         if answer:
             without = self._run(task, (*task.solution[:-1], bare))
-            told = phrase_steps(self.environment, triplets(without))
+            told = ask(self.environment.phrase, triplets(without))
             # Where nothing else is done, the query can only ask for the answer.
             compared = without.complete and without.states[-1] != nothing.states[-1]
         else:

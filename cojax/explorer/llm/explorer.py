@@ -21,11 +21,11 @@ from cojax.environment import Environment, Episode
 from cojax.environment.replay import Play
 from cojax.environment.watch import PATIENCE as _PATIENCE
 from cojax.environment.watch import ask_within
-from cojax.explorer import GUIDANCE, Exploration, Explorer, context_of
+from cojax.explorer import GUIDANCE, Exploration, Explorer, context_of, tool_documentation
 from cojax.explorer.llm import prompting
 from cojax.explorer.llm.abstraction import DraftRules, Drafts, abstraction_prompt, number_actions, task_drafts
 from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatModel, seed_of, structured_reply
-from cojax.explorer.scripted.explorer import Ending, tool_documentation
+from cojax.explorer.scripted.explorer import Ending
 from cojax.settings.tree import ModelExplorerSettings
 from cojax.signals import Guidance
 from cojax.types import (

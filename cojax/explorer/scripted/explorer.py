@@ -14,7 +14,7 @@ from typing import Any
 from cojax import environment as world
 from cojax.environment import Environment, EnvironmentFailure, Episode, affordances, ask
 from cojax.environment.replay import Play, follow
-from cojax.explorer import GUIDANCE, Exploration, context_of
+from cojax.explorer import GUIDANCE, Exploration, context_of, tool_documentation
 from cojax.settings.tree import ExplorerSettings, ScriptedSettings
 from cojax.signals import Guidance
 from cojax.types import (
@@ -73,19 +73,6 @@ class Ending:
             yield Triplet(
                 Action(calls=(Call(self.tool, arguments),)), Observation((Message("tool", ""),), done=True), step.run
             )
-
-
-def tool_documentation(environment: Environment) -> dict[str, Mapping[str, Any]]:
-    """The documentation of the environment's tools, by name."""
-    return {entry["function"]["name"]: entry["function"] for entry in environment.tools()}
-
-
-def phrase_steps(environment: Environment, steps: Sequence[Triplet]) -> str | None:
-    """The query by which the environment asks for these steps; None if it has no words for them.
-
-    Every exception of the environment becomes EnvironmentFailure.
-    """
-    return ask(environment.phrase, steps)
 
 
 def tool_of(action: Action) -> str:
@@ -295,7 +282,7 @@ class ScriptedExplorer:
         self, window: Sequence[Triplet], environment: Environment, task: Task, ending: Ending
     ) -> TaskDraft | None:
         """The draft of a window: its actions replayed from a fresh start and worded; None if either fails."""
-        worded = ((last, phrase_steps(environment, (*window, last))) for last in ending.after(window[-1]))
+        worded = ((last, ask(environment.phrase, (*window, last))) for last in ending.after(window[-1]))
         last, first = next(((last, words) for last, words in worded if words), (None, None))
         if last is None or first is None:
             return None
@@ -306,7 +293,7 @@ class ScriptedExplorer:
         if again.outcome != "finished" or not all(turn.observation.ok for turn in again.turns):
             return None
         # The replay's observations may differ from those explored; the query must describe the replay's.
-        query = phrase_steps(environment, [Triplet(turn.action, turn.observation, last.run) for turn in again.turns])
+        query = ask(environment.phrase, [Triplet(turn.action, turn.observation, last.run) for turn in again.turns])
         if query is None:
             return None
         return TaskDraft(

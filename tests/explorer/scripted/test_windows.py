@@ -6,8 +6,8 @@ from broken_desks import BrokenDesk, always
 from records import call
 
 import environments
-from cojax.environment import EnvironmentFailure
-from cojax.explorer.scripted.explorer import Ending, draft_lengths, phrase_steps, split_turns, windows, words_of
+from cojax.environment import EnvironmentFailure, ask
+from cojax.explorer.scripted.explorer import Ending, draft_lengths, split_turns, windows, words_of
 from cojax.types import Action, Message, Observation, Triplet
 
 
@@ -113,4 +113,4 @@ def test_what_json_tells_is_a_source_too() -> None:
 
 def test_a_breaking_grammar_is_an_environment_failure() -> None:
     with pytest.raises(EnvironmentFailure, match="OSError: phrase is on fire"):
-        phrase_steps(BrokenDesk(on=always("phrase")), [MOVE])
+        ask(BrokenDesk(on=always("phrase")).phrase, [MOVE])
