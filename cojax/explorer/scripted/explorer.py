@@ -9,7 +9,6 @@ import random
 import types
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 from cojax import environment as world
 from cojax.environment import Environment, EnvironmentFailure, Episode, affordances, ask
