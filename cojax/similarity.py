@@ -207,9 +207,6 @@ class Wordings:
         self._having: dict[int, tuple[array[int], array[float]]] = {}
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._texts)
-
     def add(self, text: str) -> None:
         """Adds a text. It is only examined when texts are compared."""
         self._texts.append(text)

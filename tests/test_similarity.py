@@ -149,7 +149,6 @@ def test_it_finds_what_comparing_with_each_text_finds(threshold: float) -> None:
         wordings.add(text)
         texts.append(text)
     assert found > 0
-    assert len(wordings) == 150
 
 
 def test_texts_without_an_n_gram_are_like_none() -> None:
