@@ -165,6 +165,20 @@ def assert_trains(bin: Path, folder: Path) -> None:
     assert (project / "runs/small/report.html").stat().st_size > 100_000
 
 
+def test_entries_of_the_study_are_found_within_the_wheel(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "__init__.py").write_text("raise ImportError('a package of the user')")
+    code = (
+        "from cojax.registry import find\nfrom cojax.run.explorers import EXPLORERS\n"
+        "from cojax.synthesis import EVOLUTIONS, MEMORIES, PREFIXES\n"
+        "found = {'credited': EVOLUTIONS, 'frontier': EVOLUTIONS, 'credits': MEMORIES, 'prefixes': PREFIXES, "
+        "'careless': EXPLORERS}\nprint(*{find('entry', name, table).__module__ for name, table in found.items()})"
+    )
+    modules = set(ran([installed / "python", "-c", code], tmp_path).split())
+    study = f"{EXPERIMENTS}.study"
+    assert modules == {f"{study}.{name}" for name in ("credits", "frontier", "prefix_replay", "careless")}
+
+
 def test_an_object_of_a_world_has_one_name_and_a_users_package_is_his(installed: Path, tmp_path: Path) -> None:
     project, cache = project_of(tmp_path)
     (project / "script.py").write_text(
