@@ -47,10 +47,10 @@ def find(kind: str, name: str, entries: Mapping[str, T | str]) -> T:
     Modules in the current folder can be imported. Raises RegistryError where there is no such entry or callable.
     """
     if name in entries:
-        found = entries[name]
-        if not isinstance(found, str):
-            return found
-        own, _, attribute = found.partition(":")
+        entry = entries[name]
+        if not isinstance(entry, str):
+            return entry
+        own, _, attribute = entry.partition(":")
         return vars(own_module(own))[attribute]
     module_name, colon, attribute = name.partition(":")
     if not colon:
