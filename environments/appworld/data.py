@@ -177,7 +177,8 @@ def _expected_stamp(name: str) -> dict[str, str]:
     stamp = {"package": RECIPE.requirements[0]}
     if name == "tiny":
         digest = hashlib.sha256()
-        for source in sorted((Path(__file__).parent / "tiny").rglob("*.py")):
+        sources = (path for path in (Path(__file__).parent / "tiny").iterdir() if path.suffix in (".py", ".md"))
+        for source in sorted(sources):
             digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
         stamp["builder"] = digest.hexdigest()[:16]
     return stamp

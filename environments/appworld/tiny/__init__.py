@@ -1,9 +1,8 @@
 """A small AppWorld data root, built by the installed `appworld` package from rows and scenarios of our own.
 
-scenario.py    who lives in it, in ONE table; what a scenario is, and what scenarios share
-rows.py        what their apps hold before any task
-train.py       the scenarios of the split train: parameters, evaluation, instruction, solution
-held_out.py    those of dev, test_normal and test_challenge
+rows.py        who lives in it, in ONE table, and what their apps hold before any task
+scenarios.md   the scenarios: instruction, solution, evaluation
+scenarios.py   what the tasks of each scenario are
 build.py       a root of all this, laid out as APPWORLD_ROOT
 prove.py       every solution succeeds, doing nothing does not
 

@@ -1,6 +1,5 @@
 """A data root: API documentation, databases, tasks with ground truth, splits, laid out as APPWORLD_ROOT."""
 
-import inspect
 import json
 import random
 import re
@@ -16,10 +15,8 @@ from appworld.common.utils import freeze_time
 from appworld.evaluator import TestTracker
 from munch import munchify
 
-from .held_out import HELD_OUT
-from .rows import NOW, fill
-from .scenario import ACCOUNTS, SUPERVISORS, Drawn, Person, Scenario
-from .train import TRAIN
+from .rows import ACCOUNTS, NOW, SUPERVISORS, Person, fill
+from .scenarios import SCENARIOS, Drawn, Scenario
 
 SPLITS = ("train", "dev", "test_normal", "test_challenge")
 TASKS_PER_SCENARIO = 3
@@ -40,7 +37,7 @@ def build(root: Path) -> list[str]:
         _base(data, docs)
         tasks = {
             scenario: [_task(data, scenario, place, number) for number in range(TASKS_PER_SCENARIO)]
-            for place, scenario in enumerate((*TRAIN, *HELD_OUT))
+            for place, scenario in enumerate(SCENARIOS)
         }
     for split in SPLITS:
         ids = [task for scenario, ids in tasks.items() if scenario.split == split for task in ids]
@@ -119,10 +116,8 @@ def _ground_truth(folder: Path, scenario: Scenario, drawn: Drawn, person: Person
         "test_data": _test_data(folder, scenario, drawn, person),
     }.items():
         _write(truth / f"{name}.json", value)
-    source = inspect.getsource(scenario.evaluate)
-    _write(truth / "evaluation.py", source.replace(f"def check_{scenario.name}(", "def evaluate(", 1))
-    for name in ("solution", "compiled_solution"):
-        _write(truth / f"{name}.py", code)
+    for name, source in {"evaluation": scenario.evaluation, "solution": code, "compiled_solution": code}.items():
+        _write(truth / f"{name}.py", source)
 
 
 def _test_data(folder: Path, scenario: Scenario, drawn: Drawn, person: Person) -> list[dict[str, str]]:
@@ -130,8 +125,9 @@ def _test_data(folder: Path, scenario: Scenario, drawn: Drawn, person: Person) -
     dbs = str(folder / "dbs")
     start, end = _load(f":memory:start-{folder.name}", dbs), _load(f":memory:end-{folder.name}", dbs)
     models = ModelCollectionPair(start.from_db_home_path, start, end.to_db_home_path, end)
-    tracker = TestTracker()
-    scenario.evaluate(
+    tracker, module = TestTracker(), dict[str, Any]()
+    exec(scenario.evaluation, module)
+    module["evaluate"](
         test=tracker,
         public_data=munchify(drawn.public),
         private_data=munchify(drawn.private),

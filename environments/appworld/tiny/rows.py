@@ -1,11 +1,75 @@
-"""What the apps hold before any task: rows for everybody, drawn by a fixed seed."""
+"""Who lives in the tiny data, in ONE table, and what their apps hold before any task: rows drawn by a fixed seed."""
 
+import dataclasses
 import datetime
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .scenario import ACCOUNTS, PEOPLE, contacts
+# Apps in which everybody has an account, with the user name that logs in.
+ACCOUNTS = {
+    "spotify": "email",
+    "venmo": "email",
+    "phone": "phone_number",
+    "simple_note": "email",
+    "todoist": "email",
+    "gmail": "email",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Person:
+    """Somebody with an account in each app."""
+
+    first_name: str
+    last_name: str
+    phone_number: str
+    birthday: str
+    sex: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.first_name} {self.last_name}"
+
+    @property
+    def email(self) -> str:
+        return f"{self.first_name}.{self.last_name}@mailbox.example.com".lower()
+
+    @property
+    def contact(self) -> dict[str, str]:
+        """What a contact book and the supervisor's profile say."""
+        names = ("first_name", "last_name", "email", "phone_number")
+        return {name: getattr(self, name) for name in names}
+
+    def password(self, app: str) -> str:
+        chance = random.Random(f"{self.email} {app}")
+        return "".join(chance.choice("abcdefghjkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789+-#") for _ in range(10))
+
+
+PEOPLE = (
+    Person("Nora", "Lindqvist", "5550142071", "1991-03-14", "female"),
+    Person("Tomas", "Okafor", "5550142072", "1988-11-02", "male"),
+    Person("Ines", "Moreau", "5550142073", "1994-07-27", "female"),
+    Person("Ravi", "Castellano", "5550142074", "1990-01-19", "male"),
+    Person("Hana", "Whitfield", "5550142075", "1986-09-08", "female"),
+    Person("Emil", "Sorensen", "5550142076", "1993-05-30", "male"),
+    Person("Leila", "Abbott", "5550142077", "1989-12-11", "female"),
+    Person("Jonas", "Petrov", "5550142078", "1995-04-03", "male"),
+)
+# These give the tasks; the others are their contacts only.
+SUPERVISORS = PEOPLE[:5]
+# Going round the table, the people 1, 2, … places further are:
+_RELATIONSHIPS = ("roommate", "roommate", "coworker", "coworker", "coworker", "sibling", "friend")
+
+
+def contacts(person: Person) -> list[tuple[Person, str]]:
+    """Everybody else in the person's contact book, and the relationship."""
+    place = PEOPLE.index(person)
+    return [
+        (PEOPLE[(place + further) % len(PEOPLE)], relationship)
+        for further, relationship in enumerate(_RELATIONSHIPS, start=1)
+    ]
+
 
 # The day of every task; what the apps hold is older.
 NOW = datetime.datetime(2023, 5, 18, 12, 0)

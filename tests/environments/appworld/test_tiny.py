@@ -1,16 +1,16 @@
 """The tiny data: its scenarios as they are written, without the package."""
 
+import ast
+import builtins
 import re
 from pathlib import Path
 
 import pytest
 
 from environments.appworld.data import SPLITS
-from environments.appworld.tiny.held_out import HELD_OUT
-from environments.appworld.tiny.scenario import PEOPLE, SUPERVISORS, Drawn, Scenario, contacts
-from environments.appworld.tiny.train import TRAIN
+from environments.appworld.tiny.rows import PEOPLE, SUPERVISORS, contacts
+from environments.appworld.tiny.scenarios import SCENARIOS, Drawn, Scenario
 
-SCENARIOS = (*TRAIN, *HELD_OUT)
 each = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 
 
@@ -55,10 +55,15 @@ def test_a_solution_knows_of_its_task_what_the_instruction_says(scenario: Scenar
 
 @each
 def test_an_evaluation_stands_alone(scenario: Scenario) -> None:
-    """It is copied into a file of its own, without its module."""
-    outside = set(scenario.evaluate.__code__.co_names) & set(scenario.draw.__globals__)
-    assert outside - set(dir(__builtins__)) <= {"__builtins__"}
-    assert scenario.evaluate.__closure__ is None
+    """It is a file of its own, which defines one function and imports nothing."""
+    (function,) = ast.parse(scenario.evaluation).body
+    assert isinstance(function, ast.FunctionDef)
+    assert function.name == "evaluate"
+    names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+    own = {argument.arg for argument in function.args.args}
+    own |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    assert {name.id for name in names} - own <= set(dir(builtins))
+    assert not any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.walk(function))
 
 
 def test_nothing_that_the_package_keeps_encrypted_is_here() -> None:

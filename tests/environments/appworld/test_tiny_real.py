@@ -12,8 +12,7 @@ import pytest
 from patience import patience
 
 from environments.appworld import data
-from environments.appworld.tiny.held_out import HELD_OUT
-from environments.appworld.tiny.train import TRAIN
+from environments.appworld.tiny.scenarios import SCENARIOS
 from environments.worker.venv import interpreter
 
 pytestmark = pytest.mark.real
@@ -86,7 +85,7 @@ def failed(play: Callable[[list[Play]], dict], solved: dict) -> dict:
     calls = {task: one["effective"] for task, one in zip(solutions(), solved["plays"], strict=True)}
     mistaken = {
         task: tuple(block.replace(*MISTAKES[scenario.name]) for block in solutions()[task])
-        for scenario in (*TRAIN, *HELD_OUT)
+        for scenario in SCENARIOS
         for task in (f"{scenario.id}_{number}" for number in (1, 2, 3))
     }
     assert all(mistaken[task] != blocks for task, blocks in solutions().items())

@@ -1,0 +1,337 @@
+"""The scenarios of the tiny data: scenarios.md says what is asked, how it is solved and how judged, the functions below
+what their tasks are.
+
+A function has its scenario's name. It may add rows for one task, and says what that task's parameters and right answer
+are, read from the databases.
+"""
+
+import dataclasses
+import datetime
+import hashlib
+import random
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .rows import ACCOUNTS, GENRES, NOW, REASONS, Person, contacts, note, text
+
+# The first block of every solution. {tokens} logs in to each app; `pages` reads a list, of which the API shows at most
+# 20 rows at a time.
+_LOGIN = """
+accounts = apis.supervisor.show_account_passwords()
+passwords = {{account['account_name']: account['password'] for account in accounts}}
+me = apis.supervisor.show_profile()
+{tokens}
+
+def pages(api, **arguments):
+    rows = []
+    while page := api(**arguments, page_index=len(rows) // 20, page_limit=20):
+        rows += page
+        if len(page) < 20:
+            break
+    return rows
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """One task: `public` fills the instruction, `private` is for the evaluation, `answer` what is asked for, if so."""
+
+    public: Mapping[str, Any]
+    private: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    answer: str | int | float | None = None
+
+
+Draw = Callable[[Any, Person, int, random.Random], Drawn]
+
+
+def like_genre(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
+    """Like the songs of a genre: one kind of change, over a list of several pages."""
+    spotify = models.spotify
+    user = spotify.User.find_one(email=person.email)
+    liked = {like.song_id for like in user.song_likes}
+    genre = GENRES[number]
+    songs = [song.id for song in user.library_songs if song.genre == genre and song.id not in liked]
+    return Drawn({"genre": genre}, {"song_ids": sorted(songs)})
+
+
+def shift_alarms(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
+    """Move the alarms that are on: a change computed from each row."""
+    minutes, direction = ((20, "earlier"), (35, "later"), (50, "earlier"))[number]
+    shift = datetime.timedelta(minutes=minutes if direction == "later" else -minutes)
+    user = models.phone.User.find_one(phone_number=person.phone_number)
+    alarms = user.alarms
+    # Some are on and some are off, whatever the rows say.
+    for alarm, enabled in ((alarms[0], True), (alarms[-1], False)):
+        alarm.enabled = enabled
+        alarm.save()
+    times = {
+        str(alarm.id): (datetime.datetime.strptime(alarm.time, "%H:%M") + shift).strftime("%H:%M")
+        for alarm in models.phone.Alarm.find_all(user_id=user.id, enabled=True)
+    }
+    return Drawn({"minutes": minutes, "direction": direction}, {"times": times})
+
+
+def answer_requests(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
+    """Approve or deny what others ask for: a condition on each row, two kinds of change."""
+    venmo = models.venmo
+    user = venmo.User.find_one(email=person.email)
+    others = [other.id for other in venmo.User.all() if other.id != user.id]
+    limit = (25, 40, 30)[number]
+    amounts = chance.sample(range(5, limit + 1), 3) + chance.sample(range(limit + 1, 90), 3)
+    chance.shuffle(amounts)
+    requests = [
+        venmo.PaymentRequest.create_save(
+            sender_id=chance.choice(others), receiver_id=user.id, amount=amount, description=chance.choice(REASONS)
+        )
+        for amount in amounts
+    ]
+    approved = [request for request in requests if request.amount <= limit]
+    return Drawn(
+        {"limit": limit},
+        {
+            "approved": [request.id for request in approved],
+            "denied": [request.id for request in requests if request.amount > limit],
+            "payments": sorted([request.sender_id, request.amount] for request in approved),
+        },
+    )
+
+
+def most_played(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
+    """Which song of a genre is played most: an answer, over two lists."""
+    user = models.spotify.User.find_one(email=person.email)
+    songs = {song.title: song for playlist in user.playlists for song in playlist.songs}
+    genres = [genre for genre in GENRES if sum(song.genre == genre for song in songs.values()) > 1]
+    genre = genres[number % len(genres)]
+    titles = sorted((song.play_count, title) for title, song in songs.items() if song.genre == genre)
+    return Drawn({"genre": genre}, {"titles": [title for _, title in titles]}, titles[-1][1])
+
+
+def split_bill(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
+    """Ask a group for their shares: who they are is in one app, the money in another."""
+    relationship = ("roommate", "coworker", "roommate")[number]
+    group = [other for other, kind in contacts(person) if kind == relationship]
+    share = chance.randrange(8, 60)
+    purpose = ("Heating bill", "Team lunch", "New curtains")[number]
+    receivers = sorted(models.venmo.User.find_one(email=other.email).id for other in group)
+    return Drawn(
+        {"total": share * (len(group) + 1), "purpose": purpose, "relationship": relationship},
+        {"share": share, "receivers": receivers},
+    )
+
+
+_THINGS = (
+    ("Buy wall paint", "Measure the windows", "Call the electrician", "Order shelves", "Empty the cellar"),
+    ("Copy the contract", "Scan the receipts", "Ask for the invoice", "Update the address", "Renew the insurance"),
+    ("Bake the cake", "Borrow chairs", "Write invitations", "Hang up lamps", "Pick up the flowers"),
+)
+
+
+def note_to_tasks(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
+    """Make tasks of a note's lines: text of one app becomes rows of another, in order."""
+    title, project = (("Flat", "Home"), ("Desk", "Paperwork"), ("Party", "Home"))[number]
+    things = chance.sample(_THINGS[number], 4)
+    urgent = chance.sample(things, 2)
+    note(models, person.email, title, "\n".join(thing + "!" * (thing in urgent) for thing in things), 2)
+    user = models.todoist.User.find_one(email=person.email)
+    return Drawn(
+        {"title": title, "project": project},
+        {
+            "project_id": models.todoist.Project.find_one(user_id=user.id, name=project).id,
+            "titles": things,
+            "priorities": ["high" if thing in urgent else "low" for thing in things],
+        },
+    )
+
+
+def postpone(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
+    """Postpone what is overdue: a condition on dates, open tasks only."""
+    name, date = (("Home", "2023-05-22"), ("Paperwork", "2023-05-25"), ("Inbox", "2023-06-01"))[number]
+    todoist = models.todoist
+    user = todoist.User.find_one(email=person.email)
+    project = todoist.Project.find_one(user_id=user.id, name=name)
+    # Two are overdue at least, and one more but for being completed, whatever the rows say.
+    for task, completed in zip(todoist.Task.find_all(project_id=project.id), (False, False, True), strict=False):
+        task.due_date, task.is_completed = NOW.replace(day=chance.randrange(8, 17), hour=0), completed
+        task.save()
+    tasks = todoist.Task.find_all(project_id=project.id, is_completed=False)
+    late = [task.id for task in tasks if task.due_date.date() < NOW.date()]
+    return Drawn({"project": name, "date": date}, {"task_ids": sorted(late)})
+
+
+def pay_or_text(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
+    """Pay, or say that one cannot: either branch is right for some task, and the other wrong."""
+    other, _ = contacts(person)[2 * number]
+    pays = number != 1
+    user = models.venmo.User.find_one(email=person.email)
+    limit = int(user.venmo_balance) + (-1 if pays else 1) * chance.randrange(20, 200)
+    return Drawn(
+        {
+            "limit": limit,
+            "name": other.name,
+            "amount": chance.randrange(15, 90),
+            "purpose": ("Theatre", "Boat trip", "Picnic")[number],
+            "message": ("Can I pay you next week?", "I will pay you on Monday.", "Short of money, sorry!")[number],
+        },
+        {
+            "pays": pays,
+            "receiver_id": models.venmo.User.find_one(email=other.email).id,
+            "phone_user_id": models.phone.User.find_one(phone_number=other.phone_number).id,
+        },
+    )
+
+
+def total_received(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
+    """How much a group has sent since a day: an answer over two apps."""
+    relationship, date = (("coworker", "2023-04-01"), ("roommate", "2023-02-15"), ("coworker", "2023-03-01"))[number]
+    venmo = models.venmo
+    group = [other for other, kind in contacts(person) if kind == relationship]
+    senders = [venmo.User.find_one(email=other.email).id for other in group]
+    user = venmo.User.find_one(email=person.email)
+    # Enough to add up in each task, whatever the rows say.
+    for sender in senders:
+        amount, at = chance.randrange(10, 70), {"created_at": f"2023-05-{chance.randrange(2, 15):02}T09:30:00"}
+        venmo.Transaction.create_save(sender_id=sender, receiver_id=user.id, amount=amount, description="Shared", **at)
+    received = [payment for sender in senders for payment in venmo.Transaction.find_all(sender_id=sender)]
+    received = [payment for payment in received if payment.receiver_id == user.id]
+    total = sum(payment.amount for payment in received if payment.created_at.strftime("%Y-%m-%d") >= date)
+    return Drawn(
+        {"relationship": relationship, "date": date},
+        {"ever": sum(payment.amount for payment in received)},
+        round(total),
+    )
+
+
+def songs_from_text(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
+    """Add the songs that a text message names: text of one app, rows of another, some of them there already."""
+    spotify = models.spotify
+    other, _ = contacts(person)[number + 3]
+    user = spotify.User.find_one(email=person.email)
+    playlist = chance.choice(user.playlists)
+    there = [song.id for song in playlist.songs]
+    new = chance.sample([song for song in spotify.Song.all() if song.id not in there], 3)
+    titles = [song.title for song in [*new, spotify.Song.by_id(chance.choice(there))]]
+    chance.shuffle(titles)
+    text(models, other.phone_number, person.phone_number, "Songs for you: " + ", ".join(titles), 2)
+    text(models, other.phone_number, person.phone_number, "Tell me which one you like best!", 1)
+    return Drawn(
+        {"name": other.name, "playlist": playlist.title},
+        {"playlist_id": playlist.id, "song_ids": sorted(song.id for song in new)},
+    )
+
+
+def unfollow_artists(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
+    """Unfollow artists that are hardly liked: counting over one list decides on another."""
+    spotify = models.spotify
+    user = spotify.User.find_one(email=person.email)
+    liked = [artist for song in user.liked_songs for artist in song.artist_ids]
+    followed = [row.artist_id for row in user.user_artist_followings]
+    # Some of both kinds: from the least liked of those followed on, but less than the most liked.
+    counts = [liked.count(artist) for artist in followed]
+    count = chance.randrange(max(1, min(counts)), max(counts))
+    return Drawn({"count": count}, {"artist_ids": sorted(row for row in followed if liked.count(row) <= count)})
+
+
+def trim_playlist(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
+    """Shorten a playlist, or lengthen it: the branch depends on a sum, what is removed on each row."""
+    spotify = models.spotify
+    long = number != 1
+    user = spotify.User.find_one(email=person.email)
+    playlist = chance.choice(user.playlists)
+    songs = playlist.songs
+    minutes = playlist.duration // 60 + (-1 if long else 1) * chance.randrange(2, 9)
+    ratings = sorted({song.rating for song in songs})
+    rating = ratings[len(ratings) // 2]
+    there = [song.id for song in songs]
+    other = chance.choice([song for song in spotify.Song.all() if song.id not in there])
+    return Drawn(
+        {"playlist": playlist.title, "minutes": minutes, "rating": rating, "song": other.title},
+        {
+            "playlist_id": playlist.id,
+            "removed": sorted(song.id for song in songs if song.rating < rating) if long else [],
+            "added": [] if long else [other.id],
+        },
+    )
+
+
+def settle_up(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
+    """Settle what a note says: three apps, two kinds of change, one for each kind of line."""
+    title = ("Debts", "Holiday money", "Shared costs")[number]
+    purpose = ("Settled", "Holiday", "Costs of May")[number]
+    people = chance.sample([other for other, _ in contacts(person)], 4)
+    owed = chance.sample(people, 2)
+    lines: list[str] = []
+    requests: list[list[int]] = []
+    payments: list[list[int]] = []
+    for other in people:
+        amount = chance.randrange(5, 80)
+        lines.append(f"{other.name} owes me {amount}" if other in owed else f"I owe {other.name} {amount}")
+        receiver = models.venmo.User.find_one(email=other.email).id
+        (requests if other in owed else payments).append([receiver, amount])
+    note(models, person.email, title, "\n".join(lines), 1)
+    return Drawn({"title": title, "purpose": purpose}, {"requests": sorted(requests), "payments": sorted(payments)})
+
+
+def greet_older(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
+    """Text everybody born before a year: rows chosen by a field, a text made from each."""
+    year = (1990, 1991, 1989)[number]
+    greeting = ("Happy reunion", "See you at the lake", "Thank you")[number]
+    find = models.phone.User.find_one
+    sent = [
+        [find(phone_number=other.phone_number).id, f"{greeting}, {other.first_name}!"]
+        for other, _ in contacts(person)
+        if int(other.birthday[:4]) < year
+    ]
+    return Drawn({"year": year, "greeting": greeting}, {"messages": sorted(sent)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """A scenario: its `difficulty` is 1 to 3, its `instruction` has {parameters}, its `solution` <parameters>.
+
+    `evaluation` is the source of the task's evaluation.py.
+    """
+
+    name: str
+    split: str
+    difficulty: int
+    draw: Draw
+    instruction: str
+    solution: tuple[str, ...]
+    evaluation: str
+
+    @property
+    def id(self) -> str:
+        """Seven hexadecimal digits, as AppWorld names scenarios."""
+        return hashlib.sha256(self.name.encode()).hexdigest()[:7]
+
+    @property
+    def apps(self) -> list[str]:
+        """The apps that the solution uses, but for the supervisor's."""
+        return sorted(set(re.findall(r"apis\.(\w+)\.", "\n".join(self.solution))) - {"supervisor"})
+
+    def blocks(self, drawn: Drawn) -> list[str]:
+        """The solution of one task."""
+        return [re.sub(r"<(\w+)>", lambda name: repr(drawn.public[name[1]]), block) for block in self.solution]
+
+
+_SECTION = re.compile(
+    r"^## (\w+)\n\n(\w+), difficulty (\d), logged in to ([\w, ]+)\n\n((?:[^\n]+\n)+)\n(.+?)(?=^## |\Z)", re.M | re.S
+)
+_BLOCK = re.compile(r"^```python\n(.+?)^```$", re.M | re.S)
+
+
+def _scenario(section: re.Match[str]) -> Scenario:
+    name, split, difficulty, apps, instruction, code = section.groups()
+    *solution, evaluation = _BLOCK.findall(code)
+    tokens = "\n".join(
+        f"{app} = apis.{app}.login(username=me['{ACCOUNTS[app]}'], password=passwords['{app}'])['access_token']"
+        for app in apps.split(", ")
+    )
+    login = _LOGIN.format(tokens=tokens).lstrip()
+    instruction = " ".join(instruction.split())
+    return Scenario(name, split, int(difficulty), globals()[name], instruction, (login, *solution), evaluation)
+
+
+SCENARIOS = tuple(map(_scenario, _SECTION.finditer(Path(__file__).with_suffix(".md").read_text(encoding="utf-8"))))
