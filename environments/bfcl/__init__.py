@@ -3,8 +3,9 @@
 calls.py        calls: read from Python, limited, run on the API instances of an episode; the state of these as JSON
 official.py     reads the wheel: tasks, documentation, APIs, checker; the only importer of it
 episode.py      one dialogue: user turns, calls, force-quit, verdict
-arguments.py    which calls would work now: sources of arguments, ONE table of those worth trying
-wordings.py     ONE table of wordings: calls → the user's turns
+tools.txt       ONE table of tools: the user's request for a call of each, and what is tried for its parameters
+arguments.py    which calls would work now
+wordings.py     calls → the user's turns
 inside.py       the environment, as it runs inside the wheel's own virtual environment
 """
 

@@ -1,8 +1,6 @@
-"""The calls that would work now: ONE table of arguments worth trying, their sources, and trials on copies.
+"""The calls that would work now: the sources of arguments that tools.txt names, and trials on copies."""
 
-The table has, for each tool and parameter, the source of its values: what the episode has shown, or words of ours.
-"""
-
+import ast
 import itertools
 import json
 import random
@@ -11,6 +9,7 @@ from typing import Any
 
 from cojax.types import Call
 from .calls import Apis
+from .wordings import LISTS, PARAMETERS
 
 # An option of a parameter: leave it out.
 OMIT = object()
@@ -54,14 +53,6 @@ def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 def _names_in(directory: Any, kind: str) -> list[str]:
     return [name for name, item in directory.contents.items() if type(item).__name__ == kind]
-
-
-def words(*values: Any) -> Source:
-    return lambda scene: values
-
-
-def results(*keys: str) -> Source:
-    return lambda scene: [value for key in keys for value in scene.results.get(key, ())]
 
 
 def either(*sources: Source) -> Source:
@@ -121,17 +112,21 @@ def words_here(scene: Scene) -> list[str]:
     return [word.strip(".,:;()") for text in contents for word in text[:500].split()[:40] if len(word) > 4]
 
 
-def messages(scene: Scene) -> list[str]:
-    return [str(text) for record in scene.of("MessageAPI", "inbox") for text in record.values()]
-
-
 def receivers(scene: Scene) -> list[str]:
     users = scene.of("MessageAPI", "user_map")
     return list(users.values()) if isinstance(users, Mapping) else []
 
 
-def first_words(source: Source) -> Source:
-    return lambda scene: [word.strip(".,!?") for text in source(scene) for word in str(text).split() if len(word) > 4]
+def message_words(scene: Scene) -> list[str]:
+    return _long_words(text for record in scene.of("MessageAPI", "inbox") for text in record.values())
+
+
+def tweet_words(scene: Scene) -> list[str]:
+    return _long_words(field("TwitterAPI", "tweets", "content")(scene))
+
+
+def _long_words(texts: Iterable[Any]) -> list[str]:
+    return [word.strip(".,!?") for text in texts for word in str(text).split() if len(word) > 4]
 
 
 def stocks(scene: Scene) -> list[list[str]]:
@@ -143,263 +138,46 @@ def told_numbers(scene: Scene) -> list[float]:
     return [value for values in scene.results.values() for value in values if type(value) in (int, float)][-8:]
 
 
-def number_lists(scene: Scene) -> list[list[float]]:
+def told_lists(scene: Scene) -> list[list[float]]:
     numbers = told_numbers(scene)
-    lists: list[list[float]] = [
-        [4, 8, 15, 16],
-        [120, 75, 300],
-        [2.5, 7.5, 10.0],
-        [61, 88, 93, 79, 54],
-        [1500, 2250],
-        [9, 27, 81],
-    ]
-    return [*lists, numbers[-3:], numbers[-2:]] if len(numbers) >= 3 else lists
+    return [numbers[-3:], numbers[-2:]] if len(numbers) >= 3 else []
 
 
-FILE, FOLDER, ENTRY = files, folders, either(files, folders)
-NEW_FILE = words("minutes.txt", "outline.md", "budget_2025.csv", "todo.txt", "readme_first.txt", "figures.json")
-NEW_NAME = words("kept_2025", "second_version", "renamed_1", "to_keep")
-NEW_FOLDER = words("backup", "drafts_2025", "to_review", "old_versions", "shared", "summer")
-TEXT = words(
-    "The figures are final.",
-    "Please review this by Friday.",
-    "Meeting moved to 3 pm.",
-    "All tests passed today.",
-    "Thanks for your patience.",
-    "First draft, do not share yet.",
-)
-AMOUNT = words(250, 500, 1200, 2000.5, 3500, 80)
-NUMBER = either(told_numbers, words(12, 3.5, 144, 60, 7, 1250, 0.75, 250))
-DIGITS = words(2, 3, 5, 8)
-LENGTH = words("km", "m", "cm", "mm")
-USER, RECEIVER = items("MessageAPI", "user_map"), either(receivers, results("user_id"))
-TWEET = either(items("TwitterAPI", "tweets"), results("id"))
-AUTHOR = either(field("TwitterAPI", "tweets", "username"), items("TwitterAPI", "username"))
-HANDLES = words(["@maria"], ["@support"], ["@alice", "@bob"])
-TICKET = either(field("TicketAPI", "ticket_queue", "id"), results("id"))
-SYMBOL = either(items("TradingBot", "stocks"), results("symbol"))
-ORDER = either(items("TradingBot", "orders"), results("order_id"))
-TOKEN = items("TravelAPI", "access_token")
-CARD, BOOKING = items("TravelAPI", "credit_card_list"), items("TravelAPI", "booking_record")
-AIRPORT = either(words("SFO", "LAX", "JFK", "ORD", "BOS", "RMS", "SBK", "MPC", "CRH"), results("nearest_airport"))
-CLASS = words("economy", "business", "first")
-DATE = words("2026-09-14", "2026-10-02", "2026-11-21", "2026-12-05")
-FIRST, LAST = items("TravelAPI", "user_first_name"), items("TravelAPI", "user_last_name")
-TOWN = words("Rivermist", "Stonebrook", "Maplecrest", "Silverpine", "Shadowridge", "Oakendale", "San Francisco")
-CITY = either(TOWN, words("London", "Paris", "Los Angeles", "New York", "Chicago", "Boston", "Rome"))
-ZIP = either(words("83214", "74532", "94016", "56108", "62947", "71354", "83462", "47329", "52013"), results("zipcode"))
-DOORS = words(
-    ["driver", "passenger", "rear_left", "rear_right"], ["driver"], ["passenger"], ["rear_left", "rear_right"]
-)
-CURRENCY = words("USD", "EUR", "GBP", "JPY", "RMB", "CAD")
+_FUNCTIONS: Mapping[str, Source] = {
+    made.__name__: made
+    for made in (
+        files, folders, names_below, words_here, message_words, tweet_words, receivers, stocks, told_numbers,
+        told_lists,
+    )
+}  # fmt: skip
 
-# Tool → parameter → what to try. A tool is offered where every parameter has something to try.
+
+def _listed(text: str) -> Source:
+    """The source of a list of tools.txt."""
+    sources = [_source(part) for part in ast.parse(f"({text},)", mode="eval").body.elts]  # type: ignore[attr-defined]
+    return either(*sources)
+
+
+def _source(part: ast.expr) -> Source:
+    match part:
+        case ast.Name(id="OMIT"):
+            return lambda scene: (OMIT,)
+        case ast.Name(id=name):
+            return _FUNCTIONS[name] if name in _FUNCTIONS else _listed(LISTS[name])
+        case ast.Attribute(value=ast.Name(id="told"), attr=key):
+            return lambda scene: scene.results.get(key, ())
+        case ast.Attribute(value=ast.Name(id=api), attr=attribute):
+            return items(api, attribute)
+        case ast.Attribute(value=ast.Attribute(value=ast.Name(id=api), attr=attribute), attr=key):
+            return field(api, attribute, key)
+    value = ast.literal_eval(part)
+    return lambda scene: (value,)
+
+
+# Tool → parameter → what to try.
 TRIED: Mapping[str, Mapping[str, Source]] = {
-    # GorillaFileSystem
-    "cat": {"file_name": FILE},
-    "cd": {"folder": either(FOLDER, words(".."))},
-    "cp": {"source": ENTRY, "destination": either(FOLDER, NEW_NAME)},
-    "diff": {"file_name1": FILE, "file_name2": FILE},
-    "du": {"human_readable": words(OMIT, True)},
-    "echo": {"content": TEXT, "file_name": either(words(OMIT), FILE, FILE)},
-    "find": {"path": words(OMIT), "name": either(words(OMIT), names_below)},
-    "grep": {"file_name": FILE, "pattern": words_here},
-    "ls": {"a": words(OMIT, True)},
-    "mkdir": {"dir_name": NEW_FOLDER},
-    "mv": {"source": ENTRY, "destination": either(FOLDER, NEW_NAME)},
-    "pwd": {},
-    "rm": {"file_name": ENTRY},
-    "rmdir": {"dir_name": FOLDER},
-    "sort": {"file_name": FILE},
-    "tail": {"file_name": FILE, "lines": words(OMIT, 1, 2, 5)},
-    "touch": {"file_name": NEW_FILE},
-    "wc": {"file_name": FILE, "mode": words(OMIT, "w", "c")},
-    # MathAPI
-    "absolute_value": {"number": words(-12, -3.5, -250, -0.75)},
-    "add": {"a": NUMBER, "b": NUMBER},
-    "divide": {"a": NUMBER, "b": NUMBER},
-    "imperial_si_conversion": {
-        "value": NUMBER,
-        "unit_in": words("km", "kg", "cm"),
-        "unit_out": words("miles", "lb", "in"),
-    },
-    "logarithm": {"value": words(20, 36, 150, 980), "base": words(2, 5, 10), "precision": DIGITS},
-    "max_value": {"numbers": number_lists},
-    "mean": {"numbers": number_lists},
-    "min_value": {"numbers": number_lists},
-    "multiply": {"a": NUMBER, "b": NUMBER},
-    "percentage": {"part": NUMBER, "whole": NUMBER},
-    "power": {"base": words(2, 3, 5, 12), "exponent": words(2, 3, 4)},
-    "round_number": {"number": words(3.14159, 27.456, 1999.995), "decimal_places": words(OMIT, 1, 2)},
-    "si_unit_conversion": {"value": NUMBER, "unit_in": LENGTH, "unit_out": LENGTH},
-    "square_root": {"number": words(2, 50, 144, 625), "precision": DIGITS},
-    "standard_deviation": {"numbers": number_lists},
-    "subtract": {"a": NUMBER, "b": NUMBER},
-    "sum_values": {"numbers": number_lists},
-    # MessageAPI
-    "add_contact": {"user_name": words("Nadia", "Oskar", "Priya", "Tomas")},
-    "delete_message": {"receiver_id": RECEIVER},
-    "get_message_stats": {},
-    "get_user_id": {"user": USER},
-    "list_users": {},
-    "message_get_login_status": {},
-    "message_login": {"user_id": RECEIVER},
-    "search_messages": {"keyword": either(first_words(messages), words("file", "update"))},
-    "send_message": {"receiver_id": RECEIVER, "message": TEXT},
-    "view_messages_sent": {},
-    # TwitterAPI
-    "authenticate_twitter": {"username": items("TwitterAPI", "username"), "password": items("TwitterAPI", "password")},
-    "comment": {"tweet_id": TWEET, "comment_content": TEXT},
-    "follow_user": {"username_to_follow": words("maria_codes", "dailyfacts", "greenroads")},
-    "get_tweet": {"tweet_id": TWEET},
-    "get_tweet_comments": {"tweet_id": TWEET},
-    "get_user_stats": {"username": AUTHOR},
-    "get_user_tweets": {"username": AUTHOR},
-    "list_all_following": {},
-    "mention": {"tweet_id": TWEET, "mentioned_usernames": HANDLES},
-    "post_tweet": {
-        "content": TEXT,
-        "tags": words(OMIT, ["#news"], ["#team", "#update"]),
-        "mentions": either(words(OMIT), HANDLES),
-    },
-    "posting_get_login_status": {},
-    "retweet": {"tweet_id": TWEET},
-    "search_tweets": {"keyword": either(first_words(field("TwitterAPI", "tweets", "content")), words("update"))},
-    "unfollow_user": {"username_to_unfollow": items("TwitterAPI", "following_list")},
-    # TicketAPI
-    "close_ticket": {"ticket_id": TICKET},
-    "create_ticket": {
-        "title": words("Printer offline", "Refund request", "Cannot log in", "Slow dashboard"),
-        "description": either(words(OMIT), TEXT),
-        "priority": words(OMIT, 2, 3, 4, 5),
-    },
-    "edit_ticket": {
-        "ticket_id": TICKET,
-        "updates": words({"priority": 3}, {"priority": 5}, {"status": "In Progress"}, {"title": "Needs attention"}),
-    },
-    "get_ticket": {"ticket_id": TICKET},
-    "get_user_tickets": {"status": words(OMIT, "Open", "Closed", "Resolved")},
-    "logout": {},
-    "resolve_ticket": {"ticket_id": TICKET, "resolution": words("Restarted the service.", "Replaced the cable.")},
-    "ticket_get_login_status": {},
-    "ticket_login": {"username": words("rwagner", "lchen"), "password": words("Blue$ky77", "pa55-Word")},
-    # TradingBot
-    "add_to_watchlist": {"stock": SYMBOL},
-    "cancel_order": {"order_id": ORDER},
-    "filter_stocks_by_price": {"stocks": stocks, "min_price": words(50, 100, 200), "max_price": words(400, 900, 3000)},
-    "fund_account": {"amount": AMOUNT},
-    "get_account_info": {},
-    "get_available_stocks": {"sector": words("Technology", "Automobile")},
-    "get_current_time": {},
-    "get_order_details": {"order_id": ORDER},
-    "get_order_history": {},
-    "get_stock_info": {"symbol": SYMBOL},
-    "get_symbol_by_name": {
-        "name": words("Apple", "Google", "Tesla", "Microsoft", "Nvidia", "Zeta Corp", "Omega Industries")
-    },
-    "get_transaction_history": {"start_date": words(OMIT, "2024-01-01"), "end_date": words(OMIT, "2025-01-01")},
-    "get_watchlist": {},
-    "notify_price_change": {"stocks": stocks, "threshold": words(0.1, 0.2, 5)},
-    "place_order": {
-        "order_type": words("Buy", "Sell"),
-        "symbol": SYMBOL,
-        "price": either(field("TradingBot", "stocks", "price"), results("price")),
-        "amount": words(1, 2, 5, 10),
-    },
-    "remove_stock_from_watchlist": {"symbol": items("TradingBot", "watch_list")},
-    "trading_get_login_status": {},
-    "trading_login": {"username": words("rwagner", "lchen"), "password": words("Blue$ky77", "pa55-Word")},
-    "trading_logout": {},
-    "withdraw_funds": {"amount": AMOUNT},
-    # TravelAPI
-    "authenticate_travel": {
-        "client_id": words("client_77", "client_81"),
-        "client_secret": words("s3cret_key", "q7-Lake"),
-        "refresh_token": words("refresh_204", "refresh_310"),
-        "grant_type": words("read_write", "read"),
-        "user_first_name": either(FIRST, words("Ines")),
-        "user_last_name": either(LAST, words("Moreau")),
-    },
-    "book_flight": {
-        "access_token": TOKEN,
-        "card_id": CARD,
-        "travel_date": DATE,
-        "travel_from": AIRPORT,
-        "travel_to": AIRPORT,
-        "travel_class": CLASS,
-    },
-    "cancel_booking": {"access_token": TOKEN, "booking_id": BOOKING},
-    "compute_exchange_rate": {"base_currency": words("USD"), "target_currency": CURRENCY, "value": AMOUNT},
-    "contact_customer_support": {"booking_id": BOOKING, "message": TEXT},
-    "get_all_credit_cards": {},
-    "get_booking_history": {"access_token": TOKEN},
-    "get_budget_fiscal_year": {
-        "lastModifiedAfter": words(OMIT, "2017-01-01T00:00:00"),
-        "includeRemoved": words(OMIT, "true"),
-    },
-    "get_credit_card_balance": {"access_token": TOKEN, "card_id": CARD},
-    "get_flight_cost": {"travel_from": AIRPORT, "travel_to": AIRPORT, "travel_date": DATE, "travel_class": CLASS},
-    "get_nearest_airport_by_city": {"location": CITY},
-    "list_all_airports": {},
-    "purchase_insurance": {
-        "access_token": TOKEN,
-        "insurance_type": words("basic", "comprehensive"),
-        "insurance_cost": words(90, 150.5, 300),
-        "booking_id": BOOKING,
-        "card_id": CARD,
-    },
-    "register_credit_card": {
-        "access_token": TOKEN,
-        "card_number": words("4000 1234 5678 9017", "5100 2233 4455 6676"),
-        "expiration_date": words("09/2028", "03/2029"),
-        "cardholder_name": words("Ines Moreau", "Jonas Keller"),
-        "card_verification_number": words(318, 742),
-    },
-    "retrieve_invoice": {"access_token": TOKEN, "booking_id": BOOKING, "insurance_id": words(OMIT)},
-    "set_budget_limit": {"access_token": TOKEN, "budget_limit": words(1500, 4000, 9000.5)},
-    "travel_get_login_status": {},
-    "verify_traveler_information": {
-        "first_name": FIRST,
-        "last_name": LAST,
-        "date_of_birth": words("1984-06-30", "1991-02-11"),
-        "passport_number": words("US5567812", "US9041187"),
-    },
-    # VehicleControlAPI
-    "activateParkingBrake": {"mode": words("engage", "release")},
-    "adjustClimateControl": {
-        "temperature": words(18, 21.5, 24, 70),
-        "unit": words(OMIT, "fahrenheit"),
-        "fanSpeed": words(OMIT, 30, 75),
-        "mode": words(OMIT, "cool", "heat", "defrost"),
-    },
-    "check_tire_pressure": {},
-    "displayCarStatus": {
-        "option": words("fuel", "battery", "doors", "climate", "headlights", "engine", "parkingBrake")
-    },
-    "display_log": {"messages": words(["Departure noted."], ["Tires checked.", "Fuel checked."])},
-    "estimate_distance": {"cityA": ZIP, "cityB": ZIP},
-    "estimate_drive_feasibility_by_mileage": {"distance": either(results("distance"), words(120, 350, 800))},
-    "fillFuelTank": {"fuelAmount": words(2, 5, 10.5, 20)},
-    "find_nearest_tire_shop": {},
-    "gallon_to_liter": {"gallon": either(results("gallon"), words(3, 8, 12.5))},
-    "get_current_speed": {},
-    "get_outside_temperature_from_google": {},
-    "get_outside_temperature_from_weather_com": {},
-    "get_zipcode_based_on_city": {"city": TOWN},
-    "liter_to_gallon": {"liter": either(results("liter"), words(15, 30, 42.5))},
-    "lockDoors": {"unlock": words(True, False), "door": DOORS},
-    "pressBrakePedal": {"pedalPosition": words(1.0, 0.5)},
-    "releaseBrakePedal": {},
-    "setCruiseControl": {
-        "speed": words(60, 85, 100),
-        "activate": words(True, False),
-        "distanceToNextVehicle": words(50, 100, 150),
-    },
-    "setHeadlights": {"mode": words("on", "off", "auto")},
-    "set_navigation": {"destination": words("12 Harbor Road, Pinehaven, ME", "88 Hill Street, Greenfield, WI")},
-    "startEngine": {"ignitionMode": words("START")},
+    tool: {name: _listed(text) for name, text in parameters.items()} for tool, parameters in PARAMETERS.items()
 }
-
 
 # The most calls offered in all, offered of one tool, and tried of one tool.
 _OFFERED = 150
