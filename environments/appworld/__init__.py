@@ -3,7 +3,8 @@
 data.py         which data roots there are, and how they are made
 tiny/           a small data root of our own, built by the installed package
 prompt.py       the prompt of a policy; the code blocks in its messages
-skills.py       ONE table of the scripted explorer's skills: code, wording; actions of skills → a query
+skills.txt      ONE table of the scripted explorer's skills: words, code
+skills.py       reads it; actions of skills → code, and → a query
 offers.py       arguments that would work now
 environment.py  the environment and its episodes, as the trainer sees them
 report.py       reads the reports of the worker that ran code; compares what was done with what a solution does

@@ -1,16 +1,12 @@
-"""ONE table of the scripted explorer's skills in AppWorld, each in code and in words; their steps worded as a query.
-
-A skill has the name of its main API, so that it is the same tool as in a policy's code. Its arguments are names as
-people say them; its code finds the ids. {slot} stands for an argument, in the code as a Python literal. A wording may
-also have {slot:yes|no} for a truth value, and {!slot} for an argument without quotes. A look-up prints one value, which
-may be the answer of a task.
-"""
+"""The scripted explorer's skills in AppWorld, as skills.txt has them: their code, and their steps worded as a query."""
 
 import dataclasses
 import itertools
 import json
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cojax.types import Call, Triplet
@@ -18,36 +14,6 @@ from cojax.types import Call, Triplet
 ENDING = "supervisor.complete_task"
 # The r-th skill has the weight r ** -POPULARITY for an unguided explorer.
 POPULARITY = 1.3
-
-# The beginning of every block of code: functions for a list's rows, for one row, and for an app's access token.
-_PROLOGUE = """\
-def pages(api, most=20, **arguments):
-    rows = []
-    for page in range(most):
-        more = api(page_index=page, page_limit=20, **arguments)
-        rows += more
-        if len(more) < 20:
-            break
-    return rows
-
-def one(rows, **wanted):
-    found = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
-    if len(found) != 1:
-        raise Exception(f"{len(found)} fit {wanted}")
-    return found[0]
-
-def token(app):
-    passwords = apis.supervisor.show_account_passwords()
-    profile = apis.supervisor.show_profile()
-    name = profile["phone_number" if app == "phone" else "email"]
-    return apis[app].login(username=name, password=one(passwords, account_name=app)["password"])["access_token"]
-
-def named(person):
-    return f"{person['first_name']} {person['last_name']}"
-
-def called(people, name):
-    return one([{**person, "name": named(person)} for person in people], name=name)
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,183 +35,22 @@ class ApiSkill:
         return tuple(itertools.chain.from_iterable(self.slots.values()))
 
 
-def _skill(name: str, slots: str, wording: str, code: str, *, look: bool = False) -> ApiSkill:
-    """`slots` reads `kind:argument,argument kind:argument …`."""
-    pairs = (slot.partition(":") for slot in slots.split())
-    return ApiSkill(name, {kind: tuple(names.split(",")) for kind, _, names in pairs}, wording, code, look)
+def _read(text: str) -> tuple[str, dict[str, ApiSkill]]:
+    """The beginning of every block of code, and the skills by name."""
+    pieces: dict[str, str] = {}
+    found: dict[str, ApiSkill] = {}
+    for heading, lines in re.findall(r"^([\w?].*)\n((?: {4}.*\n|\n(?= {4}))+)", text, re.MULTILINE):
+        body = re.sub(r"^([A-Z]+)\n", lambda piece: pieces[piece[1]], textwrap.dedent(lines), flags=re.MULTILINE)
+        if heading.isupper():
+            pieces[heading] = body
+        elif skill := re.fullmatch(r"(\? )?([\w.]+) \[(.*)\] (.+)", heading):
+            look, name, listed, wording = skill.groups()
+            slots = {kind: tuple(names.split(",")) for kind, names in re.findall(r"(\w+):(\S+)", listed)}
+            found[name] = ApiSkill(name, slots, wording, body.rstrip("\n"), bool(look))
+    return pieces["PROLOGUE"], found
 
 
-def _change(name: str, slots: str, wording: str, arguments: str, before: str = "") -> ApiSkill:
-    """A skill whose code is `before`, then a call of its API with these arguments, which says what was done."""
-    call = f"apis.{name}({arguments}, access_token=access)"
-    return _skill(name, slots, wording, f'{before}print({call}["message"])')
-
-
-_SONG = 'song = one(pages(apis.spotify.search_songs, 3, query={title}), title={title})\nsong_id = song["song_id"]\n'
-_LIKED = 'song_id = one(pages(apis.spotify.show_liked_songs, access_token=access), title={title})["song_id"]\n'
-_PLAYLIST = "playlist = one(pages(apis.spotify.show_playlist_library, access_token=access), title={playlist})\n"
-_ARTIST = 'artist_id = one(pages(apis.spotify.search_artists, 3, query={artist}), name={artist})["artist_id"]\n'
-_NOTE = (
-    'note_id = one(pages(apis.simple_note.search_notes, access_token=access, query={note}), title={note})["note_id"]\n'
-)
-_PROJECT = 'project_id = one(pages(apis.todoist.show_projects, access_token=access), name={project})["project_id"]\n'
-_TODO = (
-    _PROJECT + "listed = apis.todoist.show_tasks(project_id=project_id, access_token=access)\n"
-    'task_id = one(listed["no_section_tasks"], title={todo})["task_id"]\n'
-)
-_FRIEND = 'email = called(pages(apis.venmo.search_friends, access_token=access), {person})["email"]\n'
-_CONTACT = "contact = called(pages(apis.phone.search_contacts, access_token=access), {person})\n"
-
-SKILLS: Mapping[str, ApiSkill] = {
-    skill.name: skill
-    for skill in (
-        _change("spotify.like_song", "song:title", "like the song {title} on Spotify", "song_id=song_id", _SONG),
-        _change(
-            "simple_note.create_note",
-            "new_note:note text:content",
-            "write a note titled {note} that says {content}",
-            "title={note}, content={content}",
-        ),
-        _skill(
-            "spotify.show_song",
-            "song:title about:fact",
-            "tell me the {!fact} of the song {title}",
-            _SONG + "song = apis.spotify.show_song(song_id=song_id)\n"
-            'song["artist"] = ", ".join(artist["name"] for artist in song["artists"])\n'
-            'song["length in seconds"] = song["duration"]\nprint(song[{fact}])',
-            look=True,
-        ),
-        _change(
-            "spotify.create_playlist",
-            "new_playlist:playlist",
-            "make a Spotify playlist named {playlist}",
-            "title={playlist}",
-        ),
-        _skill(
-            "venmo.create_transaction",
-            "friend:person amount:amount purpose:description",
-            "send {!person} {amount} dollars on Venmo with the description {description}",
-            _FRIEND + "sent = apis.venmo.create_transaction(receiver_email=email, amount={amount}, "
-            'description={description}, access_token=access)\nprint(sent["message"])',
-        ),
-        _change(
-            "spotify.follow_artist",
-            "artist:artist",
-            "follow the artist {!artist} on Spotify",
-            "artist_id=artist_id",
-            _ARTIST,
-        ),
-        _skill(
-            "todoist.update_task",
-            "todo:todo,project",
-            "mark the task {todo} in my Todoist project {project} as done",
-            _TODO + "done = apis.todoist.update_task(task_id=task_id, is_completed=True, access_token=access)\n"
-            'print(done["message"])',
-        ),
-        _skill(
-            "phone.send_text_message",
-            "contact:person text:message",
-            "text {!person} the message {message}",
-            _CONTACT + 'sent = apis.phone.send_text_message(phone_number=contact["phone_number"], message={message}, '
-            'access_token=access)\nprint(sent["message"])',
-        ),
-        _skill(
-            "spotify.add_song_to_playlist",
-            "song:title playlist:playlist",
-            "put the song {title} on my playlist {playlist}",
-            _SONG + _PLAYLIST + "added = apis.spotify.add_song_to_playlist("
-            'playlist_id=playlist["playlist_id"], song_id=song_id, access_token=access)\nprint(added["message"])',
-        ),
-        _skill(
-            "venmo.show_venmo_balance",
-            "",
-            "tell me how much money I have on Venmo",
-            'print(apis.venmo.show_venmo_balance(access_token=access)["venmo_balance"])',
-            look=True,
-        ),
-        _skill(
-            "phone.search_contacts",
-            "contact:person",
-            "tell me the phone number of {!person}",
-            _CONTACT + 'print(contact["phone_number"])',
-            look=True,
-        ),
-        _skill(
-            "todoist.create_task",
-            "project:project chore:todo",
-            "add the task {todo} to my Todoist project {project}",
-            _PROJECT + "made = apis.todoist.create_task(project_id=project_id, title={todo}, access_token=access)\n"
-            'print(made["message"])',
-        ),
-        _change(
-            "spotify.unlike_song",
-            "liked:title",
-            "take back my like of the song {title} on Spotify",
-            "song_id=song_id",
-            _LIKED,
-        ),
-        _skill(
-            "venmo.create_payment_request",
-            "friend:person amount:amount purpose:description",
-            "ask {!person} for {amount} dollars on Venmo with the description {description}",
-            _FRIEND + "asked = apis.venmo.create_payment_request(user_email=email, amount={amount}, "
-            'description={description}, access_token=access)\nprint(asked["message"])',
-        ),
-        _change("simple_note.delete_note", "note:note", "delete my note {note}", "note_id=note_id", _NOTE),
-        _skill(
-            "todoist.show_tasks",
-            "project:project",
-            "tell me how many tasks of my Todoist project {project} are not done yet",
-            _PROJECT + "listed = apis.todoist.show_tasks(project_id=project_id, access_token=access)\n"
-            'tasks = listed["no_section_tasks"] + [task for part in listed["sections"] for task in part["tasks"]]\n'
-            'print(sum(not task["is_completed"] for task in tasks))',
-            look=True,
-        ),
-        _skill(
-            "phone.update_alarm",
-            "alarm:label,enabled",
-            "switch {enabled:on|off} my phone's alarm labelled {label}",
-            'alarm_id = one(pages(apis.phone.show_alarms, access_token=access), label={label})["alarm_id"]\n'
-            "set_ = apis.phone.update_alarm(alarm_id=alarm_id, enabled={enabled}, access_token=access)\n"
-            'print(set_["message"])',
-        ),
-        _skill(
-            "spotify.show_playlist_library",
-            "playlist:playlist",
-            "tell me how many songs are on my playlist {playlist}",
-            _PLAYLIST + 'print(len(playlist["song_ids"]))',
-            look=True,
-        ),
-        _change(
-            "spotify.unfollow_artist",
-            "followed:artist",
-            "stop following the artist {!artist} on Spotify",
-            "artist_id=artist_id",
-            _ARTIST,
-        ),
-        _skill(
-            "simple_note.add_content_to_note",
-            "note:note text:content",
-            "append {content} to my note {note}",
-            _NOTE + "told = apis.simple_note.add_content_to_note(note_id=note_id, added_content={content}, "
-            'append_or_prepend="append", access_token=access)\nprint(told["message"])',
-        ),
-        _change(
-            "spotify.review_song",
-            "song:title rating:stars",
-            "review the song {title} on Spotify with {stars} stars",
-            "song_id=song_id, rating={stars}",
-            _SONG,
-        ),
-        _change(
-            "todoist.delete_task",
-            "todo:todo,project",
-            "delete the task {todo} from my Todoist project {project}",
-            "task_id=task_id",
-            _TODO,
-        ),
-    )
-}
+_PROLOGUE, SKILLS = _read(Path(__file__).with_suffix(".txt").read_text(encoding="utf-8"))
 
 
 def code(calls: Sequence[Call]) -> str:

@@ -149,7 +149,8 @@ def code_of(name: str) -> str:
     files = {
         f"{package}/{path.relative_to(ROOT / package)}": path
         for package in {"cojax", __name__.partition(".")[0]}
-        for path in (ROOT / package).rglob("*.py")
+        for path in (ROOT / package).rglob("*")
+        if path.suffix in (".py", ".md", ".txt")
     }
     if name not in worlds.available():
         named = worlds.full_name(name).partition(":")[0]
