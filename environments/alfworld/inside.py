@@ -19,25 +19,17 @@ def make(root: str, instructions: str = "full") -> ToolEnvironment:
     prepare()
     folder, known = games(Path(root)), listed(Path(root))
     splits = {split: [_task(one) for one in known if one["split"] == split] for split in SPLITS}
-    official_tasks = {task.id for tasks in splits.values() for task in tasks}
-    return ToolEnvironment(
+    return commands.environment(
         NAME,
-        tools=commands.tools("open fridge 1"),
+        "open fridge 1",
+        _CONCURRENCY,
+        {**splits, "dev": splits["valid_seen"], "eval": splits["valid_unseen"], "held_out": splits["valid_unseen"]},
+        _judge,
         open=lambda setup: World(folder, setup),
         setups=[{"game": one["game"]} for one in known if one["split"] == "train"],
-        splits={
-            **splits,
-            "dev": splits["valid_seen"],
-            "eval": splits["valid_unseen"],
-            "held_out": splits["valid_unseen"],
-        },
-        judge=lambda task, world, answer, finished: _judge(world) if task.id in official_tasks else None,
         affordances=offers,
-        lookups=(),
         phrase=lambda steps: commands.phrase(steps, UNASKED),
         instructions=system_message(instructions),
-        ending=commands.ENDING,
-        traits=commands.traits(_CONCURRENCY),
     )
 
 

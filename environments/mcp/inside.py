@@ -1,6 +1,7 @@
 """The environment in its worker: every episode has a server of its own, in a folder of its own, or a session."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import re
@@ -11,7 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet
+from cojax.types import Action, Evaluation, Message, Observation
+from ..worker.served import Episodes
 from .connection import Connection, ServerEnded
 from .snapshot import TooLarge, snapshot
 from .transports import Address, Process, rehearse
@@ -20,41 +22,31 @@ from .transports import Address, Process, rehearse
 _ANSWER = 200_000
 
 
+@dataclasses.dataclass(frozen=True)
 class Servers:
+    """How the server of an episode is had: by a command, or at an address."""
+
+    errors: re.Pattern[str] | None
+    ignore: Sequence[str]
+    command: Sequence[str]
+    variables: Mapping[str, str]
+    folders: str
+    address: Mapping[str, Any] | None
+
+
+def make(
+    errors: str,
+    ignore: Sequence[str] = (),
+    command: Sequence[str] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
+    folders: str = "",
+    address: Mapping[str, Any] | None = None,
+) -> Episodes:
     """A source of episodes, and of nothing else: tasks, wording and verdicts are made outside of the worker."""
-
-    name = "mcp"
-
-    def __init__(
-        self,
-        errors: str,
-        ignore: Sequence[str] = (),
-        command: Sequence[str] = (),
-        variables: Mapping[str, str] = MappingProxyType({}),
-        folders: str = "",
-        address: Mapping[str, Any] | None = None,
-    ):
-        self.command, self.variables, self.ignore = tuple(command), dict(variables), tuple(ignore)
-        self.folders = Path(folders) if folders else None
-        self.address = address
-        if address:
-            asyncio.run(rehearse())
-        self.errors = re.compile(errors) if errors else None
-
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return ()
-
-    def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
-        return ()
-
-    def start(self, task: Task) -> "ServerEpisode":
-        return ServerEpisode(self, task.setup)
-
-    def phrase(self, steps: Sequence[Triplet]) -> str | None:
-        return None
-
-
-make = Servers
+    if address:
+        asyncio.run(rehearse())
+    servers = Servers(re.compile(errors) if errors else None, ignore, command, variables, folders, address)
+    return Episodes("mcp", lambda task: ServerEpisode(servers, task.setup))
 
 
 class ServerEpisode:
@@ -73,7 +65,7 @@ class ServerEpisode:
         """
         self._home.mkdir()
         if name := self._setup.get("folder"):
-            shutil.copytree((self._servers.folders or Path()) / name, self._folder, symlinks=True)
+            shutil.copytree(Path(self._servers.folders) / name, self._folder, symlinks=True)
         else:
             self._folder.mkdir()
         snapshot(self._folder, self._servers.ignore)

@@ -5,14 +5,11 @@ inside.py       in a worker: the source of episodes
 """
 
 import json
-import math
 from typing import Any, Literal
 
-from cojax.worlds import function
 from ..tools import ToolEnvironment
-from ..tools.in_worker import environment_of, folders
-from ..worker import Bounds, isolate
-from ..worker.venv import Recipe, interpreter
+from ..tools.in_worker import examine_success, packaged
+from ..worker.venv import Recipe
 
 NAME = "openenv"
 RECIPE = Recipe(requirements=("openenv==0.10.0",), proof="import openenv.core.env_server.mcp_environment")
@@ -52,34 +49,13 @@ def make(
     was not run, and EnvironmentFailure where the class fails.
     """
     examine(module=module, arguments=arguments, resets=resets, evaluation=evaluation, full=full)
-    worker = isolate(
-        f"{__name__}.inside",
-        python=python or interpreter(NAME, RECIPE),
-        bounds=Bounds(deadline=deadline, memory=int(memory * 2**30), processes=64),
-        visible=(*folders(path), *folders(visible)),
-        made_by=module,
-        path=folders(path),
-        arguments=json.loads(arguments),
-        action=action,
-        resets=_resets(resets) or [{"seed": seed} for seed in range(_SEEDS)],
-        evaluation=_resets(evaluation),
-        query=query,
-        reward=reward,
-        full=full,
-        state=state,
-        ignore=ignore.split(","),
-        solution=solution,
-    )
-    return environment_of(
-        worker,
-        NAME,
-        by_text=False,
-        affordances=function("affordances", affordances) if affordances else None,
-        lookups=lookups,
-        instructions=instructions,
-        concurrency=concurrency,
-        deadline=deadline,
-    )
+    return packaged(
+        __name__, NAME, RECIPE, by_text=False, path=path, arguments=arguments, python=python, visible=visible,
+        memory=memory, affordances=affordances, lookups=lookups, instructions=instructions, concurrency=concurrency,
+        deadline=deadline, made_by=module, action=action, evaluation=_resets(evaluation), query=query, reward=reward,
+        resets=_resets(resets) or [{"seed": seed} for seed in range(_SEEDS)], full=full, state=state,
+        ignore=ignore.split(","), solution=solution,
+    )  # fmt: skip
 
 
 def examine(
@@ -98,8 +74,7 @@ def examine(
             )
     if resets and not _resets(resets):
         raise ValueError(f"resets is {resets!r}; expected at least one")
-    if not 0 < full < math.inf:
-        raise ValueError(f"full is {full}; expected the reward of a solved task, more than 0")
+    examine_success(full)
 
 
 def _json(name: str, given: str) -> Any:

@@ -25,20 +25,17 @@ def make(jvm: str, place: str, instructions: str = "full") -> ToolEnvironment:
     """
     official = load(Path(place))
     splits = {split: _tasks(official, split) for split in ("train", "dev", "test")}
-    known = {task.id for tasks in splits.values() for task in tasks}
-    return ToolEnvironment(
+    return commands.environment(
         NAME,
-        tools=commands.tools("open cupboard"),
+        "open cupboard",
+        _CONCURRENCY,
+        {**splits, "eval": splits["test"], "held_out": splits["test"]},
+        _judge,
         open=lambda setup: World(jvm, setup),
         setups=[_setup(told["task"], number) for told in official for number in told["variations"]["train"]],
-        splits={**splits, "eval": splits["test"], "held_out": splits["test"]},
-        judge=lambda task, world, answer, finished: _judge(world) if task.id in known else None,
         affordances=offers,
-        lookups=(),
         phrase=phrase,
         instructions=system_message(instructions),
-        ending=commands.ENDING,
-        traits=commands.traits(_CONCURRENCY),
     )
 
 

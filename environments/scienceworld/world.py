@@ -1,5 +1,6 @@
 """One world: the commands of an episode, their limit, and the state; offers, wordings, and the system message."""
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -85,7 +86,6 @@ def offers(world: World) -> list[tuple[str, dict[str, Any]]]:
 
 
 # The benchmark has no system message; the words are ours.
-KINDS = ("full", "brief")
 _BRIEF = """\
 You are in a house with laboratories and a garden, and do an elementary science experiment there.
 Each call of `act` carries out one command; `finish` ends the episode.\
@@ -102,10 +102,4 @@ wait (ten steps) | wait1 (one step)
 focus on OBJ: says that the experiment is about this object; a wrong one ends the episode
 Where a command has several meanings, the answer lists them with numbers; the next command is then a number.\
 """
-
-
-def system_message(kind: str) -> str:
-    """The system message with the list of commands (`full`), or without it (`brief`). Raises ValueError for another."""
-    if kind not in KINDS:
-        raise ValueError(f"instructions {kind!r} not found; available: {', '.join(KINDS)}")
-    return _BRIEF + _COMMANDS if kind == "full" else _BRIEF
+system_message = functools.partial(commands.system_message, _BRIEF, _COMMANDS)

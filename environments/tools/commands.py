@@ -1,11 +1,12 @@
 """Worlds that take commands as text: the tool `act(command)`, one that ends the episode, offers, wording by verbs."""
 
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import Traits
-from cojax.types import Call, Triplet
+from cojax.types import Call, Evaluation, Task, Triplet
+from .environment import ToolEnvironment
 from .wording import JOINER, calls_with_observations
 
 ACT, PARAMETER, ENDING = "act", "command", "finish"
@@ -27,6 +28,42 @@ def tools(example: str) -> list[dict[str, Any]]:
 def traits(concurrency: int) -> Traits:
     """The traits of such a world: its patterns are the commands' verbs, and its wording is plain."""
     return Traits(concurrency=concurrency, worded_alike=True, commands={ACT: PARAMETER})
+
+
+def environment(
+    name: str,
+    example: str,
+    concurrency: int,
+    splits: Mapping[str, Sequence[Task]],
+    judge: Callable[[Any], Evaluation],
+    **others: Any,
+) -> ToolEnvironment:
+    """The environment of such a world, in which the `judge` of a world reaches the verdict on the tasks of `splits`.
+
+    `example` is a command. `others` are what ToolEnvironment takes besides.
+    """
+    official = {task.id for tasks in splits.values() for task in tasks}
+    return ToolEnvironment(
+        name,
+        tools=tools(example),
+        splits=splits,
+        judge=lambda task, world, answer, finished: judge(world) if task.id in official else None,
+        lookups=(),
+        ending=ENDING,
+        traits=traits(concurrency),
+        **others,
+    )
+
+
+# Kinds of a system message.
+_KINDS = ("full", "brief")
+
+
+def system_message(brief: str, commands: str, kind: str) -> str:
+    """The system message with the list of commands (`full`), or without it (`brief`). Raises ValueError for another."""
+    if kind not in _KINDS:
+        raise ValueError(f"instructions {kind!r} not found; available: {', '.join(_KINDS)}")
+    return brief + commands if kind == "full" else brief
 
 
 def call(command: str) -> Call:

@@ -13,8 +13,10 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure, PolicyLoss, Traits
 from cojax.types import Action, Call, Evaluation, Task
-from ..worker import IsolatedEnvironment
+from cojax.worlds import function
+from ..worker import Bounds, IsolatedEnvironment, isolate
 from ..worker.served import ServedEpisode
+from ..worker.venv import Recipe, interpreter
 from .ending import ended, free_name
 from .environment import ToolEnvironment
 from .toolset import Refused
@@ -22,7 +24,7 @@ from .toolset import Refused
 # The most calls of an action that are sent, as environments/tools carries out; characters of a text, and of arguments.
 _CALLS, _TEXT, _ARGUMENTS = 64, 100_000, 100_000
 # Tasks of a split of a package.
-_MOST = 10_000
+MOST = 10_000
 # Deadlines of one call that a verdict may take: it opens a second world and makes the solution's calls.
 _VERDICT = 6
 
@@ -97,30 +99,53 @@ class WorkerWorld:
         self._episode.close()
 
 
+def examine_success(full: float) -> None:
+    """Raises ValueError for what cannot be the reward of success."""
+    if not 0 < full < math.inf:
+        raise ValueError(f"full is {full}; expected the reward of a solved task, more than 0")
+
+
 def folders(given: str) -> tuple[str, ...]:
     """The folders that a setting names, parted by colons, as absolute paths."""
     return tuple(str(Path(one).expanduser().absolute()) for one in given.split(":") if one)
 
 
-def environment_of(
-    worker: IsolatedEnvironment,
+def packaged(
+    home: str,
     name: str,
+    recipe: Recipe,
     *,
     by_text: bool,
-    affordances: Callable[..., Any] | None,
+    path: str,
+    arguments: str,
+    python: str,
+    visible: str,
+    memory: float,
+    affordances: str,
     lookups: str,
     instructions: str,
     concurrency: int,
     deadline: float,
+    **given: Any,
 ) -> ToolEnvironment:
-    """The environment of a package's official tasks, whose worlds are in `worker`; this is closed where none is made.
+    """The environment of a package's official tasks, whose worlds are made in a worker by the module `home`.inside.
 
     An official task gets the package's own verdict, any other one a replay of its solution. A text without calls ends
     an episode `by_text`, else a tool of ours does. `lookups` are names of tools, parted by commas. A call may take
-    `deadline` seconds.
+    `deadline` seconds, and each process `memory` GiB. `given` is told to the worker, as are `path` and `arguments`.
     """
+    tried = function("affordances", affordances) if affordances else None
+    worker = isolate(
+        f"{home}.inside",
+        python=python or interpreter(name, recipe),
+        bounds=Bounds(deadline=deadline, memory=int(memory * 2**30), processes=64),
+        visible=(*folders(path), *folders(visible)),
+        path=folders(path),
+        arguments=json.loads(arguments),
+        **given,
+    )
     try:
-        splits = {split: worker.tasks(split, _MOST) for split in ("train", "dev", "eval")}
+        splits = {split: worker.tasks(split, MOST) for split in ("train", "dev", "eval")}
         official = {task.id for tasks in splits.values() for task in tasks}
         opened = opener(worker, name)
         with contextlib.closing(opened(splits["train"][0].setup)) as world:
@@ -135,7 +160,7 @@ def environment_of(
                 split: [ended(task, ending) if ending else task for task in tasks] for split, tasks in splits.items()
             },
             judge=lambda task, world, answer, finished: world.verdict() if task.id in official else None,
-            affordances=affordances,
+            affordances=tried,
             lookups=lookups.split(",") if lookups else None,
             instructions=instructions,
             ending=ending,

@@ -6,22 +6,16 @@ inside.py       in a worker: the source of episodes
 """
 
 import json
-import math
 from typing import Any
 
-from cojax.worlds import function
 from ..tools import ToolEnvironment
-from ..tools.in_worker import environment_of, folders
-from ..worker import Bounds, isolate
-from ..worker.venv import Recipe, interpreter
+from ..tools.in_worker import MOST, examine_success, packaged
+from ..worker.venv import Recipe
 
 NAME = "verifiers"
 RECIPE = Recipe(requirements=("verifiers==0.4.0",), proof="import verifiers.v1")
 # Drops that the package's own reward lets through are listed by `environments.check`, and are no faults.
 OFFICIAL_VERDICT = True
-
-# Tasks of each split.
-_MOST = 10_000
 
 
 def make(
@@ -49,30 +43,12 @@ def make(
     where `python -m environments.install verifiers` was not run, and EnvironmentFailure where the taskset fails.
     """
     examine(module=module, arguments=arguments, evaluation=evaluation, full=full)
-    worker = isolate(
-        f"{__name__}.inside",
-        python=python or interpreter(NAME, RECIPE),
-        bounds=Bounds(deadline=deadline, memory=int(memory * 2**30), processes=64),
-        visible=(*folders(path), *folders(visible)),
-        taskset=module,
-        path=folders(path),
-        arguments=json.loads(arguments),
-        evaluation=json.loads(evaluation) if evaluation else None,
-        most=min(tasks, _MOST),
-        full=full,
-        state=state,
-        solution=solution,
-    )
-    return environment_of(
-        worker,
-        NAME,
-        by_text=True,
-        affordances=function("affordances", affordances) if affordances else None,
-        lookups=lookups,
-        instructions=instructions,
-        concurrency=concurrency,
-        deadline=deadline,
-    )
+    return packaged(
+        __name__, NAME, RECIPE, by_text=True, path=path, arguments=arguments, python=python, visible=visible,
+        memory=memory, affordances=affordances, lookups=lookups, instructions=instructions, concurrency=concurrency,
+        deadline=deadline, taskset=module, evaluation=json.loads(evaluation) if evaluation else None,
+        most=min(tasks, MOST), full=full, state=state, solution=solution,
+    )  # fmt: skip
 
 
 def examine(*, module: str = "", arguments: str = "{}", evaluation: str = "", full: float = 1.0, **others: Any) -> None:
@@ -86,5 +62,4 @@ def examine(*, module: str = "", arguments: str = "{}", evaluation: str = "", fu
             raise ValueError(f"{name} is {given!r:.200}, which is no JSON: {error}") from error
         if not isinstance(found, dict):
             raise ValueError(f"{name} is {given!r:.200}; expected a JSON object of settings of the taskset")
-    if not 0 < full < math.inf:
-        raise ValueError(f"full is {full}; expected the reward of a solved task, more than 0")
+    examine_success(full)
