@@ -1,9 +1,8 @@
 """ALFWorld: the official engine and games of the wheel `alfworld` (MIT), with TextWorld, on which it is built.
 
-world.py        one world: the engine, commands, limit, state; the system message; the only importer of the wheels
 data.py         the games: some that are generated here, or the official ones; how both are had
 tiny.py         our own households, from which the wheel generates games
-inside.py       the environment, as it runs inside the wheels' own virtual environment
+inside.py       the environment and its worlds, as they run inside the wheels' own virtual environment
 """
 
 from typing import Literal

@@ -1,17 +1,123 @@
-"""The environment, as it runs in a worker inside the wheels' own virtual environment."""
+"""The environment, as it runs in a worker inside the wheels' own virtual environment; the only importer of the wheels.
 
+A world is a game of the official engine, with the limit of its commands.
+"""
+
+import functools
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.types import Action, Check, Evaluation, Task
+from cojax.types import Action, Check, Evaluation, Task, canonical
 from ..tools import ToolEnvironment, commands
 from .data import SPLITS, games, listed
-from .world import LIMIT, UNASKED, World, offers, prepare, system_message
 
 NAME = "alfworld"
 # A world is a process with 150 MB of memory of its own.
 _CONCURRENCY = 16
+# Predicates that a command can change, of those that say more than that something was looked at.
+_CHANGING = frozenset(
+    (
+        "atlocation", "opened", "inreceptacle", "objectatlocation", "holds", "isclean", "ishot", "iscool", "ison",
+        "istoggled", "issliced",
+    )
+)  # fmt: skip
+_NOTHING = "Nothing happens."
+
+
+def prepare() -> None:
+    """Imports the engine, so that every process forked from this one has it."""
+    for name in ("textworld.envs", "alfworld.agents.environment.alfred_tw_env"):
+        importlib.import_module(name)
+
+
+# The official limit of commands, max_nb_steps_per_episode of its base_config.yaml.
+LIMIT = 50
+# Verbs of commands that only show something, of which a task cannot consist.
+UNASKED = frozenset(("look", "examine", "inventory", "help"))
+_TASK = "Your task is to:"
+
+
+class World:
+    """A world of one episode, single-use: a game, played as the official `AlfredTWEnv` sets it up for evaluation.
+
+    A command of which nothing happens raises ValueError.
+    """
+
+    def __init__(self, games: Path, setup: Mapping[str, Any]) -> None:
+        """Raises ValueError for a setup that names no game of the folder `games`."""
+        name = setup.get("game")
+        file = games / str(name) / "game.tw-pddl"
+        if set(setup) != {"game"} or not isinstance(name, str) or not file.resolve().is_relative_to(games.resolve()):
+            raise ValueError(f"the setup is {dict(setup)!r:.200}; expected the folder of a game")
+        if not file.is_file():
+            raise ValueError(f"there is no game {name!r:.200} in {games}")
+        wanted = importlib.import_module("textworld").EnvInfos(won=True, facts=True, admissible_commands=True)
+        engine = importlib.import_module("textworld.envs").PddlEnv(wanted)
+        wrapper = importlib.import_module("alfworld.agents.environment.alfred_tw_env").AlfredDemangler
+        self._engine = wrapper(engine, shuffle=False)
+        self._engine.load(str(file))
+        self._state = self._engine.reset()
+        self._introduction = self._shown().partition(_TASK)[0].strip()
+        self._done = 0
+
+    def _shown(self) -> str:
+        """What the engine says now."""
+        return str(self._state.feedback).strip()
+
+    @property
+    def won(self) -> bool:
+        return bool(self._state["won"])
+
+    def introduction(self) -> str:
+        """What there is in the room, without the task of the game."""
+        return self._introduction
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """What the engine says to a command."""
+        if name == commands.ENDING:
+            return ""
+        command = commands.command_of(name, arguments)
+        self._done += 1
+        self._state, _, _ = self._engine.step(command)
+        if (said := self._shown()) == _NOTHING:
+            raise ValueError(_NOTHING)
+        return said
+
+    def over(self) -> bool:
+        """Whether the game is won, or the episode has had its commands."""
+        return self.won or self._done >= LIMIT
+
+    def state(self) -> Mapping[str, Any]:
+        """Where the agent and the objects are, what is open, and what was done to the objects."""
+        found: dict[str, list[str]] = {}
+        for fact in self._state["facts"]:
+            if fact.name in _CHANGING:
+                found.setdefault(fact.name, []).append(", ".join(name.strip() for name in fact.names))
+        return {name: sorted(held) for name, held in sorted(found.items())}
+
+    def commands(self) -> list[str]:
+        """The commands that do something now."""
+        return [str(command) for command in self._state["admissible_commands"]]
+
+
+def offers(world: World) -> list[tuple[str, dict[str, Any]]]:
+    """(tool, arguments) of commands worth trying now."""
+    found = [command for command in world.commands() if commands.verb(command) not in UNASKED]
+    return commands.offers(found, canonical(world.state()))
+
+
+# The benchmark has no system message; the words are ours.
+_BRIEF = "You do a task in a household. Each call of `act` carries out one command; `finish` ends the episode."
+_COMMANDS = """
+The commands, where THING is named as it is shown, "apple 1" say, and PLACE is a receptacle:
+go to PLACE | open PLACE | close PLACE | look | inventory | examine PLACE | examine THING
+take THING from PLACE | move THING to PLACE | use THING
+clean THING with PLACE | heat THING with PLACE | cool THING with PLACE | slice THING with THING
+You can carry one thing. What is in a closed receptacle is seen when it is opened.\
+"""
+system_message = functools.partial(commands.system_message, _BRIEF, _COMMANDS)
 
 
 def make(root: str, instructions: str = "full") -> ToolEnvironment:

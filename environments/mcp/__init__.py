@@ -7,12 +7,12 @@ transports.py   in a worker: the ways to a server, over stdio and over streamabl
 snapshot.py     in a worker: a folder → JSON
 resources.py    a server's resources as two tools
 world.py        setup → a world: an episode's server, as environments/tools acts on it; servers of several episodes
-servers.py      ONE table of public servers that this is proved with, and the folders in which their episodes start
 sql.py          statements worth trying on the tables of a database
-data.py         installs the public servers
+data.py         ONE table of public servers that this is proved with; installs them, makes the folders of their episodes
 """
 
 import contextlib
+import functools
 import inspect
 import json
 import re
@@ -26,8 +26,8 @@ from ..tools import ToolEnvironment
 from ..tools.toolset import Refused
 from ..worker import IsolatedEnvironment
 from . import launch
-from .servers import RECIPE, SERVERS
-from .world import NAME, Answers, Offer, Opener, calls_of, offer
+from .data import RECIPE, SERVERS
+from .world import NAME, Offer, Opener, Reader, calls_of, offer, read_answers
 
 __all__ = ["COUNT", "RECIPE", "cases", "examine", "make"]
 
@@ -182,7 +182,9 @@ def _opener(
     if len(resets) > 1:
         raise ValueError(f"reset names {len(resets)} calls; expected one")
     calls = () if not state or _FUNCTION.fullmatch(state) else calls_of("state", state, offered.names)
-    read = Answers(calls) if calls else function("state", state) if state else lambda folder, call: folder
+    read: Reader = function("state", state) if state and not calls else lambda folder, call: folder
+    if calls:
+        read = functools.partial(read_answers, calls)
     alone = bool(url) and concurrency == 1
     reset_by = resets[0] if resets else None
     opener = Opener(worker, offered, read, reset=reset_by, kept=concurrency, lasting=bool(url), alone=alone)

@@ -1,11 +1,159 @@
-"""Installs the public servers of the table, each in a virtual environment of its own, and makes their start folders."""
+"""ONE table of public MCP servers that pip installs as they are, with which the environment is proved.
 
+Each is installed in a virtual environment of its own. The folders in which their episodes start are small, different,
+and the same wherever they are made.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import shlex
 import shutil
+import sqlite3
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
-from ..worker.venv import InstallError, install
-from .servers import SERVERS, STARTS, Server, start_name
+from ..worker.venv import InstallError, Recipe, cache, install, interpreter
+
+# The environment's own packages, in which the SDK's client runs. Servers of older versions understand it.
+RECIPE = Recipe(requirements=("mcp==2.3.0",), proof="from mcp import Client", pythons=((3, 11), (3, 12), (3, 13)))
+
+# Folders of each server.
+STARTS = 24
+_FRUITS = ("apple", "cherry", "date", "fig", "grape", "lemon", "mango", "olive", "peach", "plum", "quince", "rhubarb")
+_CITIES = ("Bergen", "Cork", "Delft", "Essen", "Ghent", "Leeds", "Lyon", "Malmo", "Porto", "Turin")
+_DAY = "2026-01-01T00:00:00+0000"
+# The person and the time of every commit, as settings of a server's environment.
+_GIT = (
+    "GIT_AUTHOR_NAME=Ada GIT_AUTHOR_EMAIL=ada@example.org GIT_COMMITTER_NAME=Ada GIT_COMMITTER_EMAIL=ada@example.org "
+    f"GIT_AUTHOR_DATE={_DAY} GIT_COMMITTER_DATE={_DAY} GIT_CONFIG_NOSYSTEM=1"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """A public server.
+
+    `recipe` is its virtual environment, `command` what starts it, a program that comes with it; `fill` makes the folder
+    of number n in which an episode starts. `state`, `affordances` and `variables` are settings of
+    `environments.mcp.make`; `known` are values of arguments that the folder does not show.
+    """
+
+    name: str
+    recipe: Recipe
+    command: str
+    fill: Callable[[Path, int], None]
+    state: str = ""
+    affordances: str = ""
+    variables: str = ""
+    known: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def home(self) -> str:
+        """The name of its virtual environment."""
+        return f"mcp-{self.name}"
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the folders in which episodes start."""
+        return cache() / "environments" / f"{self.home}-starts"
+
+    @property
+    def setups(self) -> str:
+        """The setups, as JSON."""
+        return json.dumps([{"folder": start_name(number), **dict(self.known)} for number in range(STARTS)])
+
+    def started(self) -> str:
+        """The command that starts it. Raises InstallError where it is not installed."""
+        return str(Path(interpreter(self.home, self.recipe)).with_name(self.command))
+
+
+def start_name(number: int) -> str:
+    """The name of the folder of that number."""
+    return f"start-{number:02d}"
+
+
+def database(folder: Path, number: int) -> None:
+    """A database shop.db of stock and orders."""
+    rng = random.Random(f"database {number}")
+    fruits = rng.sample(_FRUITS, 4)
+    with contextlib.closing(sqlite3.connect(folder / "shop.db")) as shop, shop:
+        shop.execute("CREATE TABLE stock (id INTEGER PRIMARY KEY, name TEXT, amount INTEGER)")
+        shop.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, name TEXT, city TEXT, amount INTEGER)")
+        shop.executemany(
+            "INSERT INTO stock VALUES (?, ?, ?)",
+            [(row + 1, fruit, rng.randint(5, 90)) for row, fruit in enumerate(fruits)],
+        )
+        shop.executemany(
+            "INSERT INTO orders VALUES (?, ?, ?, ?)",
+            [(row + 1, rng.choice(fruits), rng.choice(_CITIES), rng.randint(1, 9)) for row in range(3)],
+        )
+
+
+def repository(folder: Path, number: int) -> None:
+    """A git repository of two commits and two branches, with changes that are not staged."""
+    rng = random.Random(f"repository {number}")
+    one, two, three = (f"{fruit}.txt" for fruit in rng.sample(_FRUITS, 3))
+    _git(folder, "init", "--quiet", "--initial-branch=main", "--template=")
+    for file in (one, two):
+        (folder / file).write_text(f"{rng.choice(_CITIES)}\n")
+        _git(folder, "add", file)
+        _git(folder, "commit", "--quiet", f"--message=Add {file}")
+    _git(folder, "branch", rng.choice(_CITIES).lower())
+    for file in (one, three):
+        (folder / file).write_text(f"{rng.choice(_CITIES)} {rng.randint(1, 99)}\n")
+
+
+def notes(folder: Path, number: int) -> None:
+    """Four notes of one line each."""
+    rng = random.Random(f"notes {number}")
+    for fruit in rng.sample(_FRUITS, 4):
+        (folder / f"{fruit}.txt").write_text(f"{rng.choice(_CITIES)} {rng.randint(1, 99)}\n")
+
+
+def _git(folder: Path, *arguments: str) -> None:
+    own = dict(word.split("=", 1) for word in shlex.split(_GIT))
+    subprocess.run(["git", *arguments], cwd=folder, env={**os.environ, **own}, check=True, capture_output=True)
+
+
+def _recipe(module: str, *requirements: str) -> Recipe:
+    return Recipe(requirements=requirements, proof=f"import {module}", pythons=RECIPE.pythons)
+
+
+SERVERS = {
+    server.name: server
+    for server in (
+        Server(
+            "sqlite",
+            # It was written for the SDK before version 2.
+            _recipe("mcp_server_sqlite", "mcp-server-sqlite==2025.4.25", "mcp<2"),
+            "mcp-server-sqlite --db-path shop.db",
+            database,
+            # Its notes are no file, but a resource.
+            state='{"name": "read_resource", "arguments": {"uri": "memo://insights"}}',
+            affordances=f"{__package__}.sql:offers",
+        ),
+        Server(
+            "git",
+            _recipe("mcp_server_git", "mcp-server-git==2026.10.10", "mcp<2"),
+            "mcp-server-git --repository {folder}",
+            repository,
+            # Commits made at the same time by the same person have equal names.
+            variables=_GIT,
+            known=(("repo_path", "."), ("branch_type", "local"), ("revision", "HEAD"), ("target", "HEAD")),
+        ),
+        Server(
+            "filesystem",
+            _recipe("filesystem_mcp", "filesystem-mcp==1.0.2", "mcp==2.3.0"),
+            "filesystem-mcp .",
+            notes,
+            known=(("path", "."), ("encoding", "utf-8")),
+        ),
+    )
+}
 
 ALL, NONE = "all", "none"
 # What --data can be: all servers, one of them, or none, for a server of one's own.

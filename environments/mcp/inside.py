@@ -1,7 +1,6 @@
 """The environment in its worker: every episode has a server of its own, in a folder of its own, or a session."""
 
 import asyncio
-import dataclasses
 import json
 import os
 import re
@@ -12,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from cojax.types import Action, Evaluation, Message, Observation
+from cojax.types import Action, Evaluation, Message, Observation, Task
 from ..worker.served import Episodes
 from .connection import Connection, ServerEnded
 from .snapshot import TooLarge, snapshot
@@ -20,18 +19,6 @@ from .transports import Address, Process, rehearse
 
 # The most characters of an answer.
 _ANSWER = 200_000
-
-
-@dataclasses.dataclass(frozen=True)
-class Servers:
-    """How the server of an episode is had: by a command, or at an address."""
-
-    errors: re.Pattern[str] | None
-    ignore: Sequence[str]
-    command: Sequence[str]
-    variables: Mapping[str, str]
-    folders: str
-    address: Mapping[str, Any] | None
 
 
 def make(
@@ -45,30 +32,50 @@ def make(
     """A source of episodes, and of nothing else: tasks, wording and verdicts are made outside of the worker."""
     if address:
         asyncio.run(rehearse())
-    servers = Servers(re.compile(errors) if errors else None, ignore, command, variables, folders, address)
-    return Episodes("mcp", lambda task: ServerEpisode(servers, task.setup))
+    lies = re.compile(errors) if errors else None
+
+    def start(task: Task) -> ServerEpisode:
+        world = Path(tempfile.gettempdir()).absolute() / "world"
+        way: Process | Address
+        if address:
+            way = Address(**address)
+        else:
+            words = [word.replace("{folder}", str(world)) for word in command]
+            way = Process(words, world, _variables(words[0], world.with_name("home"), variables))
+        begun = Path(folders) / name if (name := task.setup.get("folder")) else None
+        return ServerEpisode(way, world, begun, lies, ignore)
+
+    return Episodes("mcp", start)
 
 
 class ServerEpisode:
-    """A server: a process of its own in the folder `world` of this process's scratch files, or one at an address."""
+    """A server: a process of its own in the folder `world` of this process's scratch files, or one at an address.
 
-    def __init__(self, servers: Servers, setup: Mapping[str, Any]) -> None:
-        self._servers, self._setup = servers, setup
-        self._folder = Path(tempfile.gettempdir()).absolute() / "world"
-        self._home = self._folder.with_name("home")
-        self._server = Connection(Address(**servers.address) if servers.address else self._process())
+    The folder is a copy of `begun`. An answer that matches `lies` is an error, whatever the server says.
+    """
+
+    def __init__(
+        self,
+        way: Process | Address,
+        world: Path,
+        begun: Path | None,
+        lies: re.Pattern[str] | None,
+        ignore: Sequence[str],
+    ) -> None:
+        self._folder, self._begun, self._lies, self._ignore = world, begun, lies, ignore
+        self._elsewhere, self._server = isinstance(way, Address), Connection(way)
 
     def reset(self) -> tuple[Message, ...]:
         """Copies the start folder and starts the server, or a session; what the server tells, as JSON.
 
         Raises RuntimeError where the server does not start, and TooLarge for a start folder that cannot be compared.
         """
-        self._home.mkdir()
-        if name := self._setup.get("folder"):
-            shutil.copytree(Path(self._servers.folders) / name, self._folder, symlinks=True)
+        self._folder.with_name("home").mkdir()
+        if self._begun:
+            shutil.copytree(self._begun, self._folder, symlinks=True)
         else:
             self._folder.mkdir()
-        snapshot(self._folder, self._servers.ignore)
+        snapshot(self._folder, self._ignore)
         server = self._server
         server.open()
         told = {"reads": server.reads, "resources": server.has_resources, "instructions": server.instructions}
@@ -84,18 +91,17 @@ class ServerEpisode:
             text, ok = self._server.call(call.name, call.arguments)
         except ServerEnded as ended:
             return Observation((Message("tool", str(ended)),), ok=False, done=True)
-        # A server may tell an error as a success.
-        lied = self._servers.errors is not None and self._servers.errors.match(text[:1_000])
+        lied = self._lies is not None and self._lies.match(text[:1_000])
         cut = len(text) - _ANSWER
         text = text if cut <= 0 else f"{text[:_ANSWER]}\n[{cut} characters cut]"
         return Observation((Message("tool", text),), ok=ok and not lied)
 
     def state(self) -> Mapping[str, Any]:
         """The folder as JSON; of one that has become too large, that it has."""
-        if self._servers.address:
+        if self._elsewhere:
             return {}
         try:
-            return snapshot(self._folder, self._servers.ignore)
+            return snapshot(self._folder, self._ignore)
         except TooLarge as error:
             return {"too_large": str(error)}
 
@@ -108,10 +114,6 @@ class ServerEpisode:
 
     def close(self) -> None:
         """Nothing: the server, or the session, ends with this process."""
-
-    def _process(self) -> Process:
-        command = [word.replace("{folder}", str(self._folder)) for word in self._servers.command]
-        return Process(command, self._folder, _variables(command[0], self._home, self._servers.variables))
 
 
 def _variables(program: str, home: Path, own: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..worker import Bounds, IsolatedEnvironment, isolate
 from ..worker.venv import interpreter
-from .servers import RECIPE
+from .data import RECIPE
 from .world import NAME
 
 _NAMED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

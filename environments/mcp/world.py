@@ -14,7 +14,7 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure, LimitExceeded, PolicyLoss, waiting
 from cojax.types import Action, Call, Task, canonical, signature, to_json
-from ..tools.ending import read
+from ..tools.episode import read
 from ..tools.toolset import Refused
 from ..worker import IsolatedEnvironment
 from ..worker.served import ServedEpisode
@@ -30,23 +30,18 @@ Caller = Callable[[str, Mapping[str, Any]], str]
 Reader = Callable[[Mapping[str, Any], Caller], Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Answers:
+def read_answers(calls: Sequence[Call], folder: Mapping[str, Any], call: Caller) -> Any:
     """The state of a world as the answer of one call; or its folder, if it has one, and the answers of these calls.
 
     An answer that is refused is {"refused": why}: what a policy has done may be the reason.
     """
-
-    calls: tuple[Call, ...]
-
-    def __call__(self, folder: Mapping[str, Any], call: Caller) -> Any:
-        answers = {}
-        for one in self.calls:
-            try:
-                answers[signature_of(one)] = read(call(one.name, one.arguments))
-            except Refused as refusal:
-                answers[signature_of(one)] = {"refused": str(refusal)}
-        return {**folder, "answers": answers} if folder or len(answers) > 1 else next(iter(answers.values()))
+    answers = {}
+    for one in calls:
+        try:
+            answers[signature_of(one)] = read(call(one.name, one.arguments))
+        except Refused as refusal:
+            answers[signature_of(one)] = {"refused": str(refusal)}
+    return {**folder, "answers": answers} if folder or len(answers) > 1 else next(iter(answers.values()))
 
 
 def signature_of(call: Call) -> str:
@@ -54,11 +49,8 @@ def signature_of(call: Call) -> str:
     return signature(Action(calls=(call,)))
 
 
-@dataclasses.dataclass
-class Turn:
-    """The right to use a server, until it is passed on to another world."""
-
-    passed_on: bool = False
+# The right to use a server, until it is passed on to another world: then it is set.
+Turn = threading.Event
 
 
 @dataclasses.dataclass(eq=False)
@@ -100,7 +92,7 @@ class ServerWorld:
             self.leave(self._works)
 
     def _asked(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        if self.turn.passed_on:
+        if self.turn.is_set():
             raise EnvironmentFailure("the world has passed its server on to another; expected one world at a time")
         try:
             return question(*arguments)
@@ -334,7 +326,7 @@ class Turns:
                     f"another episode has had the server for {_PATIENCE:g} s; expected episodes that end"
                 )
             if self._holder is not None:
-                self._holder[1].passed_on = True
+                self._holder[1].set()
             self._holder = me, turn
         return turn
 

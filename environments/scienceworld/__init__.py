@@ -1,12 +1,11 @@
 """ScienceWorld: the official simulator of the wheel `scienceworld` (Apache-2.0), its thirty tasks and its score.
 
 engine.py       the simulator in a JVM within the process; the only importer of the wheel
-world.py        one world: commands, limit, state; commands worth trying, and the system message
 record.py       what the simulator tells of its objects → the state
 limits.py       how many commands an episode may have
 solving.py      the simulator's own solutions of official tasks, shortened
 data.py         where these are kept; finds Java
-inside.py       the environment, as it runs inside the wheel's own virtual environment
+inside.py       the environment and its worlds, as they run inside the wheel's own virtual environment
 """
 
 from typing import Literal

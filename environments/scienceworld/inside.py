@@ -1,21 +1,115 @@
-"""The environment, as it runs in a worker inside the wheel's own virtual environment."""
+"""The environment, as it runs in a worker inside the wheel's own virtual environment, and its worlds."""
 
+import functools
 import itertools
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.types import Action, Check, Evaluation, Task
+from cojax.types import Action, Check, Evaluation, Task, Triplet, canonical
 from ..tools import ToolEnvironment, commands
+from ..tools.commands import verb
 from .data import load
-from .engine import FULL
-from .record import goals
+from .engine import FULL, Simulator
+from .limits import limit_of
+from .record import goals, state_of
 from .solving import SIMPLIFICATIONS
-from .world import World, offers, phrase, system_message
 
 NAME = "scienceworld"
 # A world is a JVM, with 200 MB of memory.
 _CONCURRENCY = 16
+# Verbs of which a task cannot consist: those that only show something, let time pass, or concern the official task.
+UNASKED = frozenset(("look", "examine", "read", "inventory", "task", "wait", "wait1", "focus", "reset"))
+_GOING = frozenset(("go", "teleport"))
+# Objects of which commands come to nothing, or to nothing that a state shows.
+_FIXED = re.compile(r"\b(door|agent)\b")
+# The simulator asks which of several meanings a command has.
+_AMBIGUOUS = "Ambiguous request"
+
+
+def worth_trying(valid: Iterable[str], rooms: Iterable[str]) -> list[str]:
+    """The valid commands that a task may consist of, without those of which nothing comes.
+
+    `focus` is not among them: it says that the official task is about an object, and ends the episode if it is not.
+    """
+    fixed = re.compile("|".join((_FIXED.pattern, *(rf"\b(to|into|in|on|from) {re.escape(room)}$" for room in rooms))))
+    return [
+        command
+        for command in valid
+        if verb(command) not in UNASKED and (verb(command) in _GOING or not fixed.search(command))
+    ]
+
+
+def phrase(steps: Sequence[Triplet]) -> str | None:
+    """The query that these steps answer; None where there is none, or a command had several meanings."""
+    if any(step.observation.text.startswith(_AMBIGUOUS) for step in steps):
+        return None
+    return commands.phrase(steps, UNASKED)
+
+
+_UNKNOWN = "No known action matches that input."
+
+
+class World:
+    """A world of one episode, single-use. A command that the simulator does not know raises ValueError."""
+
+    def __init__(self, jvm: str, setup: Mapping[str, Any]) -> None:
+        """Raises ValueError for a setup that names no variation of a task."""
+        if set(setup) != {"task", "variation", "simplifications"}:
+            raise ValueError(f"the setup is {dict(setup)!r:.200}; expected task, variation and simplifications")
+        self.simulator = Simulator(jvm, setup["task"], setup["variation"], setup["simplifications"])
+        self._limit = limit_of(setup["task"])
+        self._done = 0
+        self._told: Mapping[str, Any] | None = None
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """What the simulator says to a command."""
+        if name == commands.ENDING:
+            return ""
+        command = commands.command_of(name, arguments)
+        self._done += 1
+        said = self.simulator.step(command)
+        self._told = None
+        if said.startswith(_UNKNOWN):
+            raise ValueError(said)
+        return said
+
+    def over(self) -> bool:
+        """Whether the task is completed or failed, or the episode has had its commands."""
+        return self.simulator.over or self._done >= self._limit
+
+    def state(self) -> Mapping[str, Any]:
+        """Where the agent is, what it carries, what each room holds, and the score."""
+        if self._told is None:
+            self._told = state_of(self.simulator.objects(), self.simulator.score)
+        return self._told
+
+
+def offers(world: World) -> list[tuple[str, dict[str, Any]]]:
+    """(tool, arguments) of commands worth trying now."""
+    state = world.state()
+    return commands.offers(worth_trying(world.simulator.valid(), state["rooms"]), canonical(state))
+
+
+# The benchmark has no system message; the words are ours.
+_BRIEF = """\
+You are in a house with laboratories and a garden, and do an elementary science experiment there.
+Each call of `act` carries out one command; `finish` ends the episode.\
+"""
+_COMMANDS = """
+The rooms are kitchen, bathroom, hallway, living room, bedroom, workshop, art studio, greenhouse, foundry and outside.
+The commands, where OBJ is an object in the room or the inventory:
+look around | look at OBJ | look in OBJ | examine OBJ | read OBJ | inventory | task
+teleport to ROOM | go to ROOM
+open OBJ | close OBJ | activate OBJ | deactivate OBJ | use OBJ | use OBJ on OBJ
+pick up OBJ | put down OBJ | move OBJ to OBJ | pour OBJ into OBJ | dunk OBJ in OBJ | mix OBJ
+connect OBJ to OBJ | disconnect OBJ | eat OBJ | flush OBJ
+wait (ten steps) | wait1 (one step)
+focus on OBJ: says that the experiment is about this object; a wrong one ends the episode
+Where a command has several meanings, the answer lists them with numbers; the next command is then a number.\
+"""
+system_message = functools.partial(commands.system_message, _BRIEF, _COMMANDS)
 
 
 def make(jvm: str, place: str, instructions: str = "full") -> ToolEnvironment:

@@ -43,8 +43,7 @@ Optional:
 `traits`        What a run must know of the world, see `cojax.environment.Traits`.
 
 environment.py  the environment: setups, splits, reference ends, look-ups
-episode.py      one episode
-ending.py       the tool that ends an episode, and the answer
+episode.py      one episode; the tool that ends it, and the answer
 toolset.py      functions and documents → tools, and their calls
 commands.py     worlds that take commands as text
 arguments.py    arguments worth trying, from schemas and values seen

@@ -11,8 +11,7 @@ from typing import Any
 from cojax.environment import EnvironmentFailure, PolicyLoss, Traits, ask
 from cojax.types import Action, Call, Evaluation, Message, Observation, Task, Triplet, content_hash
 from . import wording
-from .ending import ending_tool, spoken_answer
-from .episode import End, Rules, ToolEpisode, plain_json
+from .episode import End, Rules, ToolEpisode, ending_tool, plain_json, spoken_answer
 from .toolset import Tool, toolset
 
 _TRAITS = Traits(worded_alike=True)

@@ -2,15 +2,15 @@
 
 import copy
 import dataclasses
+import itertools
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from cojax.environment import EnvironmentFailure
 from cojax.types import NO_CALL, Action, Call, Check, Evaluation, Message, Observation, Task, canonical
 from .arguments import Seen, calls_of, seen_in
-from .ending import read, same_answer, spoken_answer
 from .toolset import DONE, Refused, Tool, perform, toolset
 
 # The most calls of an action that are carried out.
@@ -304,3 +304,57 @@ def _leaves(state: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
             yield from _leaves(inner, (*path, name))
     else:
         yield path, canonical(state)
+
+
+# Where a tool of the world has the first name, the second is taken, and then that with a number.
+_NAME, _OTHER = "finish", "finish_episode"
+_SAID = "End the episode, with the answer if one was asked for."
+_TAKES = {"type": "object", "properties": {"answer": {"type": "string"}}, "additionalProperties": False}
+
+
+def free_name(taken: Collection[str]) -> str:
+    """The name of the tool that ends an episode in a world whose tools have the names `taken`."""
+    names = itertools.chain((_NAME, _OTHER), (f"{_OTHER}_{number}" for number in itertools.count(2)))
+    return next(name for name in names if name not in taken)
+
+
+def ending_tool(tools: Mapping[str, Tool], name: str | None) -> Tool:
+    """The tool of that name, which is added where the world has none; None stands for a name that is free."""
+    named = free_name(tools) if name is None else name
+    return tools.get(named) or Tool(named, _SAID, _TAKES, lambda world, arguments: _ended(arguments))
+
+
+def ended(task: Task, ending: str) -> Task:
+    """The task, whose solution ends with a call of the tool `ending`, if it has a solution."""
+    if not task.solution or ending in [call.name for call in task.solution[-1].calls]:
+        return task
+    return dataclasses.replace(task, solution=(*task.solution, Action(calls=(Call(ending),))))
+
+
+def _ended(arguments: Mapping[str, Any]) -> str:
+    if strange := [name for name in arguments if name != "answer"]:
+        raise Refused(f"unknown argument {strange[0]!r:.100}; expected answer, or nothing")
+    return "ok"
+
+
+def spoken_answer(action: Action) -> str | None:
+    """The answer in an action without calls: its text without a thought, None where there is none."""
+    return action.text.rpartition("</think>")[2].strip() or None
+
+
+def same_answer(given: str | None, expected: str) -> bool:
+    """Whether an answer is the expected one: as JSON, or as text without differences of case and white space."""
+    if given is None:
+        return False
+    ours, theirs = read(given), read(expected)
+    if isinstance(ours, str) and isinstance(theirs, str):
+        return " ".join(ours.casefold().split()) == " ".join(theirs.casefold().split())
+    return canonical(ours) == canonical(theirs)
+
+
+def read(text: str) -> Any:
+    """The JSON that a text is, else the text itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from environments import install as command
-from environments.alfworld import data, tiny, world
+from environments.alfworld import data, inside, tiny
 from environments.worker.venv import InstallError
 
 
@@ -135,7 +135,7 @@ def test_the_rooms_of_a_number_are_always_furnished_alike() -> None:
 
 
 def test_the_system_message_lists_the_commands_or_does_not() -> None:
-    assert "clean THING with PLACE" in world.system_message("full")
-    assert world.system_message("full").startswith(world.system_message("brief"))
+    assert "clean THING with PLACE" in inside.system_message("full")
+    assert inside.system_message("full").startswith(inside.system_message("brief"))
     with pytest.raises(ValueError, match="instructions 'long' not found; available: full, brief"):
-        world.system_message("long")
+        inside.system_message("long")

@@ -91,7 +91,7 @@ def test_verdicts_are_those_of_the_benchmarks_own_environment(alfworld: Isolated
 IN_ONE_PROCESS = """
 import json, sys
 from environments.alfworld.data import games, listed
-from environments.alfworld.world import World
+from environments.alfworld.inside import World
 from pathlib import Path
 root = Path(sys.argv[1])
 for one in listed(root)[::20]:

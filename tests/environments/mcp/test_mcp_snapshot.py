@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from environments.mcp import servers
+from environments.mcp import data
 from environments.mcp.snapshot import TooLarge, snapshot
 
 
@@ -68,7 +68,7 @@ def test_what_a_database_does_by_itself_is_part_of_its_state(statement: str, tmp
 def test_a_repository_is_told_by_its_branches_and_what_is_staged(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
-        servers.repository(tmp_path / folder, 7)
+        data.repository(tmp_path / folder, 7)
     one, two = (snapshot(tmp_path / folder) for folder in ("one", "two"))
     assert json.dumps(one) == json.dumps(two)
     told = one["repositories"]["."]

@@ -11,7 +11,7 @@ import pytest
 from patience import patience
 
 from environments import check
-from environments.mcp.servers import SERVERS
+from environments.mcp.data import SERVERS
 
 ROOT = Path(__file__).parents[3]
 LOOKUPS = {

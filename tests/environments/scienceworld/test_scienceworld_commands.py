@@ -3,9 +3,9 @@
 import pytest
 
 from cojax.types import Action, Call, Message, Observation, Triplet
+from environments.scienceworld.inside import phrase, system_message, worth_trying
 from environments.scienceworld.limits import TASKS, limit_of
 from environments.scienceworld.solving import waiting
-from environments.scienceworld.world import phrase, system_message, worth_trying
 
 
 def step(command: str, shown: str = "done", ok: bool = True) -> Triplet:
