@@ -48,7 +48,7 @@ from cojax.environment import Environment, EnvironmentFailure, traits_of
 from cojax.environment.watch import HangingCall, watched
 from cojax.types import Task, to_json
 from .cluster import place
-from .setups import OpeningReport, SetupReport
+from .setups import SetupReport, examine_openings
 from .solutions import SplitReport
 from .worker.venv import InstallError
 
@@ -57,6 +57,9 @@ _SPLITS = ("seed", "dev", "eval", "challenge")
 _COUNT = 200
 # Seconds after which a call is said to hang: these, or four times the environment's own deadline, which retries.
 _PATIENCE, _OF_ITS_OWN = 120.0, 4
+
+# Of a line, what is said of tasks that are only opened.
+_OPENED = ("environment", "split", "thrown", "answered", "faults", "fault_count", "seconds", "tasks")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -123,9 +126,10 @@ def _report(
             line = report.line(name, split, time.monotonic() - began, every=listed)
             line["unsolved"] = len(tasks) - len(solved)
         elif reason := traits_of(environment).incomparable:
-            opened = OpeningReport(reason)
-            opened.plays.faults += _hanging(environment, functools.partial(opened.examine, tasks=tasks))
-            line = opened.line(name, split, time.monotonic() - began)
+            opened = SplitReport()
+            opened.faults += _hanging(environment, functools.partial(examine_openings, tasks=tasks, report=opened))
+            record = opened.line(name, split, time.monotonic() - began, every=True)
+            line = {**{key: record[key] for key in _OPENED}, "synthesizes": f"nothing: {reason}"}
         else:
             bare = SetupReport()
             bare.plays.faults += _hanging(environment, functools.partial(bare.examine, setups=tasks))

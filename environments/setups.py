@@ -18,31 +18,18 @@ _WALKS = 4
 UNNOTICED = "dropping this call goes unnoticed"
 
 
-class OpeningReport:
-    """What was found on tasks whose episodes end in no state that can be compared, and that bring no solutions."""
-
-    def __init__(self, reason: str) -> None:
-        """`reason` says why no state can be compared."""
-        self.tasks, self.reason = 0, reason
-        self.plays = SplitReport()
-
-    def examine(self, environment: Environment, tasks: Sequence[Task]) -> None:
-        """Each task opens twice alike; on the first of them, garbage is answered."""
-        for number, task in enumerate(tasks):
-            self.tasks += 1
-            try:
-                if reason := _differing_start(environment, task):
-                    self.plays.faults.append(f"task {task.id}: {reason}")
-                for name, action in GARBAGE.items() if number == 0 else ():
-                    self.plays.throw(environment, task, name, action)
-            except EnvironmentFailure as failure:
-                self.plays.faults.append(f"task {task.id}: {failure}")
-
-    def line(self, name: str, split: str, seconds: float) -> dict[str, Any]:
-        """The record that is printed as one line."""
-        record = self.plays.line(name, split, seconds, every=True)
-        kept = ("environment", "split", "thrown", "answered", "faults", "fault_count", "seconds")
-        return {**{key: record[key] for key in kept}, "tasks": self.tasks, "synthesizes": f"nothing: {self.reason}"}
+def examine_openings(environment: Environment, tasks: Sequence[Task], report: SplitReport) -> None:
+    """Checks tasks without solutions, whose episodes end in no state that can be compared: each opens twice alike; on
+    the first of them, garbage is answered."""
+    for number, task in enumerate(tasks):
+        report.tasks += 1
+        try:
+            if reason := _differing_start(environment, task):
+                report.faults.append(f"task {task.id}: {reason}")
+            for name, action in GARBAGE.items() if number == 0 else ():
+                report.throw(environment, task, name, action)
+        except EnvironmentFailure as failure:
+            report.faults.append(f"task {task.id}: {failure}")
 
 
 class SetupReport:

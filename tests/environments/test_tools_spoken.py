@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
 from cojax.environment import Traits, play
 from cojax.environment.replay import follow
 from cojax.types import NO_CALL, Action, Call, Message, Observation, Task, Triplet
-from environments.setups import OpeningReport, SetupReport
+from environments import check
+from environments.setups import SetupReport
 from environments.tools import ToolEnvironment
 
 SETUP = {"items": {"milk": {"day": "monday"}, "tea": {"day": "tuesday"}}}
@@ -117,10 +119,10 @@ def incomparable(reward: float = 0.0) -> ToolEnvironment:
     )  # fmt: skip
 
 
-def test_tasks_without_a_state_are_opened_and_answer_garbage() -> None:
+def test_tasks_without_a_state_are_opened_and_answer_garbage(capsys: pytest.CaptureFixture[str]) -> None:
     for reward, faults in ((0.5, 0), (1.0, 13)):
-        report = OpeningReport("it has none")
-        report.examine(incomparable(reward), incomparable().tasks("train", 2))
-        line = report.line("said", "train", 0.0)
+        drawn = {"train": incomparable().tasks("train", 2)}
+        assert check._report(incomparable(reward), "said", drawn, {}, False, "") == faults
+        line = json.loads(capsys.readouterr().out)
         assert (line["tasks"], line["thrown"], line["fault_count"]) == (2, 13, faults)
         assert line["synthesizes"] == "nothing: it has none"
