@@ -19,7 +19,8 @@ from cojax.environment.replay import follow
 from cojax.explorer.llm.chat_client import ChatClient
 from cojax.explorer.llm.chat_model import ChatSettings
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Synthesis, synthesize
+from cojax.synthesis import EvolutionInputs, Synthesis, synthesize
+from cojax.synthesis.evolutions import around_signals
 from cojax.types import Action, Call, Signal, Task
 from cojax.validation import Attempts, Exclusions, Validation
 from environments.desk import Desk
@@ -104,7 +105,7 @@ class DraftCases:
                 self.environment, explorer, [signal], ["3-x-0"], lambda id: episode, self.popularity, 8, (0, 9)
             )
             return synthesize(
-                EVOLUTIONS["feedback"](inputs), self.environment, explorer, validate, lambda id: False,
+                around_signals(inputs), self.environment, explorer, validate, lambda id: False,
                 budget=9, per_context=9, seed=(0, 9), step=10,
             )  # fmt: skip
 
