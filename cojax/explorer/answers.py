@@ -285,8 +285,16 @@ def _constants(node: ast.AST, names: Names) -> Iterator[Any]:
 
 
 def answer_values(value: Any) -> Iterator[Any]:
-    """The first values within an answer: one more than it may have."""
-    return islice(leaves(value), _MOST_VALUES + 1)
+    """The first values within an answer: one more than it may have. Raises RecursionError where it nests too deep."""
+
+    def within(value: Any) -> Iterator[Any]:
+        if isinstance(value, Mapping | list | tuple):
+            for inner in value.values() if isinstance(value, Mapping) else value:
+                yield from within(inner)
+        else:
+            yield value
+
+    return islice(within(value), _MOST_VALUES + 1)
 
 
 def leaves(value: Any) -> Iterator[Any]:
