@@ -69,8 +69,8 @@ class Learner:
     `reference` is π_ref, stored in the dtype it is computed in; a loss that reads reference log-probs needs it. With
     `lora` it is also the frozen base, and the state holds only the adapters. With a `mesh`, rows are split over its
     data and fsdp axes, and the reference is spread like the parameters. `round_reference` is for learning in rounds
-    (rounds.py): π_ref is `reference` ("initial"), or the policy at the beginning of each round ("round"). `hard` adds a
-    loss of the groups' hard negatives to each update. `hosts` are the processes that compute together.
+    (cojax/preference): π_ref is `reference` ("initial"), or the policy at the beginning of each round ("round"). `hard`
+    adds a loss of the groups' hard negatives to each update. `hosts` are the processes that compute together.
     """
 
     config: ModelConfig

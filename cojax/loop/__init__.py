@@ -28,8 +28,9 @@ Prefix = Callable[[Task, Mapping[str, Any]], Sequence[Action]]
 class State:
     """Everything that changes from step to step.
 
-    `evolved` is the step of the last evolution, and `pending` are the signals since then. `waiting` are the next step's
-    groups, if they were sampled ahead. `record` is None, except in a step that was stopped during its evolution: then
+    `memory` has the memories of all detectors; it grows with the run, so the loop changes it in place. `evolved` is the
+    step of the last evolution, and `pending` are the signals since then. `waiting` are the next step's groups, if they
+    were sampled ahead. `record` is None, except in a step that was stopped during its evolution: then
     it is the step's record so far, and the evolution starts again when the run is resumed. `second` is the second agent
     of a run of co-evolving agents, None in every other run.
     """
@@ -46,7 +47,7 @@ class State:
 
     @property
     def arrays(self) -> Any:
-        """What a checkpoint holds."""
+        """The arrays that a checkpoint holds."""
         return united(self.learner, self.second)
 
 

@@ -212,8 +212,7 @@ class Family:
 
     `attention_bias` and `qk_norm` are as in `ModelConfig`; with `sparse` the feed-forward parts are mixtures of
     experts. `fixed` are fields that change the arithmetic, with the only supported value; `written` are fields
-    that our files hold besides the shape. `left_out` gives the fields of `ModelConfig` that a file does not name, such
-    as `windows`.
+    that our files hold besides the shape. `left_out` gives the fields of `ModelConfig` that a file does not name.
     """
 
     model_type: str

@@ -2,9 +2,9 @@
 
 A kind of signal is one object: its detector, its guidance for explorers, its confidence, its name and its colour. A
 detector is a pair init/update with explicit memory, a flat dict of JSON values. One that only remembers and raises no
-signal is a *statistic*. `update` does not change the memory
-that it is given. It returns the new values of the changed keys: so a step costs the same at 100 or 1,000,000 tasks
-seen, and the log of changes, applied in order, gives the memory. Invalid trajectories are ignored everywhere.
+signal is a *statistic*. `update` does not change the memory that it is given. It returns the new values of the changed
+keys: so a step costs the same at 100 or 1,000,000 tasks seen, and the log of changes, applied in order, gives the
+memory. Invalid trajectories are ignored everywhere.
 """
 
 import json

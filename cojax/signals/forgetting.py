@@ -9,7 +9,8 @@ from cojax.signals.kinds import Guidance, Visit, above, step_of
 from cojax.signals.tools import signals_on
 from cojax.types import Group, Signal
 
-Scores = dict[str, list[float]]  # task id → score of each of its last visits, oldest first
+# Task id → score of each of its last visits, oldest first. An evolution reads it too (cojax/loop/evolution.py).
+Scores = dict[str, list[float]]
 
 
 GUIDANCE = Guidance(

@@ -126,7 +126,7 @@ class EvolutionInputs:
     `signals` are those since the last evolution, `episodes` are the ids of all trajectories since then, each
     STEP-TASK-SAMPLE, and `find` returns a trajectory by its id. `popularity` weights the tools of an unguided explorer.
     Unguided expeditions take setups from `split`, never queries. `contexts` is how many expeditions are prepared.
-    `select` is an entry of `selection.SELECTIONS`. `kinds` compute the confidence in a signal from the `visits` of its
+    `select` is an entry of `SELECTIONS`. `kinds` compute the confidence in a signal from the `visits` of its
     task. `closed` are the hashes (`setup_hash`) of setups on which no task may begin.
     """
 
@@ -152,7 +152,7 @@ class EvolutionInputs:
     def trajectories(self, rng: random.Random) -> Iterator[Trajectory]:
         """Valid trajectories in random order, one of each task, picked at random among the task's own.
 
-        All tasks have equal chances, however often each was visited (`selection.in_groups`).
+        All tasks have equal chances, however often each was visited (`in_groups`).
         """
         # A generator draws the episodes when the first one is asked for. The order of draws from `rng` decides results.
         for episodes in in_groups(self.episodes, task_of, rng):

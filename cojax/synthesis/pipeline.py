@@ -48,7 +48,7 @@ class Synthesis:
 
     `drafts` has one record of drafts.jsonl for each draft that was validated, and `expeditions` one record of
     expeditions.jsonl for each expedition. `figures` are the explorer's costs, as it reports them. `probe` is what an
-    admission cost empty if nothing was tried. `idle` says why an evolution made no expedition, "" if it
+    admission cost, empty if nothing was tried. `idle` says why an evolution made no expedition, "" if it
     made one.
 
     `counts` are: expeditions, runs_failed, triplets, drafts, accepted, retained, discarded, quarantined (among the
@@ -324,7 +324,7 @@ class Admission(Protocol):
         """Episodes of each candidate."""
 
     def choose(self, groups: Sequence[Group], budget: int, seed: tuple) -> Sequence[Task]:
-        """At most `budget` of the tasks of these groups, in their order."""
+        """At most `budget` of the tasks of these groups; they enter the pool in the order of the groups."""
 
 
 @dataclasses.dataclass(frozen=True)
