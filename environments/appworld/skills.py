@@ -47,6 +47,8 @@ def _read(text: str) -> tuple[str, dict[str, ApiSkill]]:
             look, name, listed, wording = skill.groups()
             slots = {kind: tuple(names.split(",")) for kind, names in re.findall(r"(\w+):(\S+)", listed)}
             found[name] = ApiSkill(name, slots, wording, body.rstrip("\n"), bool(look))
+        else:
+            raise ValueError(f"skills.txt: {heading!r} is no heading of a skill")
     return pieces["PROLOGUE"], found
 
 
