@@ -9,7 +9,7 @@ from typing import Any
 
 from cojax.environment import Environment, EnvironmentFailure, Episode, ask
 from cojax.types import Action, Call, Observation, Task, canonical, content_hash, signature, to_json
-from .solutions import GARBAGE, SplitReport, asks_for_something, loss
+from .solutions import GARBAGE, SplitReport, asks_for_something, loss, opened
 
 # Actions of a walk, and actions that are tried for it: without copies of a world, some that are offered are refused.
 _STEPS, _TRIED = 6, 24
@@ -110,8 +110,7 @@ class SetupReport:
     def _walked(self, environment: Environment, setup: Task, rng: random.Random) -> tuple[Action, ...]:
         """The actions of one walk; () where none worked before it ended."""
         taken: list[Action] = []
-        with contextlib.closing(environment.start(setup)) as episode:
-            ask(episode.reset)
+        with opened(environment, setup) as episode:
             *offered, ending = ask(episode.affordances) or (Action(),)
             self.endings |= _tools(ending)
             self.walked |= {tool["function"]["name"] for tool in ask(episode.tools)}
@@ -174,8 +173,7 @@ def _differing_start(environment: Environment, setup: Task) -> str:
 
 def _changes(environment: Environment, setup: Task, action: Action) -> bool:
     """Whether the action changes the state, and does not end the episode."""
-    with contextlib.closing(environment.start(setup)) as episode:
-        ask(episode.reset)
+    with opened(environment, setup) as episode:
         before = ask(_state, episode)
         ended = ask(episode.step, action).done
         return not ended and ask(_state, episode) != before
@@ -212,8 +210,7 @@ def _with_canary(call: Call, word: str, number: int) -> Iterator[Call]:
 def _answers(environment: Environment, task: Task, calls: Sequence[Call]) -> list[str]:
     """What an episode answers to these calls, up to one that ends it; of what is refused, only that it is."""
     found: list[str] = []
-    with contextlib.closing(environment.start(task)) as episode:
-        ask(episode.reset)
+    with opened(environment, task) as episode:
         for call in calls:
             seen = ask(episode.step, Action(calls=(call,)))
             found.append(seen.text if seen.ok else "with a refusal")

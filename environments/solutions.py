@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cojax.environment import Environment, Episode, play
+from cojax.environment import Environment, Episode, ask, play
 from cojax.types import Action, Call, Message, Observation, Task, Trajectory, Turn, canonical
 
 # BFCL's official checker misses 3 of its 4,625 single drops (--mutations=all lists them); this seed draws none of them.
@@ -132,6 +132,14 @@ def asks_for_something(environment: Environment, task: Task) -> bool:
     return _play(environment, task, task.solution[-1:]).reward < 1.0
 
 
+@contextlib.contextmanager
+def opened(environment: Environment, task: Task) -> Iterator[Episode]:
+    """An episode of the task that was opened; it is closed at the end of the block."""
+    with contextlib.closing(environment.start(task)) as episode:
+        ask(episode.reset)
+        yield episode
+
+
 def _drops(solution: Sequence[Action]) -> Iterator[tuple[int, tuple[Action, ...], str]]:
     """For each call: its action's index, the solution without it, its name. An action left without calls is dropped."""
     for index, action in enumerate(solution):
@@ -174,6 +182,5 @@ def _trials(
 
 
 def _tools(environment: Environment, task: Task) -> set[str]:
-    with contextlib.closing(environment.start(task)) as episode:
-        episode.reset()
+    with opened(environment, task) as episode:
         return {tool["function"]["name"] for tool in episode.tools()}

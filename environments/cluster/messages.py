@@ -19,11 +19,8 @@ FAILURES: dict[str, type[EnvironmentFailure]] = {
 }
 # The most bytes of a request.
 REQUEST = 64 * 2**20
-# The bounds of a reply in bytes and values: of an episode, and of the whole environment, which may list all tasks.
+# The bounds of an episode's reply, in bytes and values.
 _OUTPUT, _VALUES = 32 * 2**20, 1_000_000
-_SERVICE_OUTPUT, _SERVICE_VALUES = 512 * 2**20, 64_000_000
-# Bytes that are examined at a time.
-_PART = 64 * 2**10
 
 
 def request(number: int, episode: int, op: str, arguments: list[Any]) -> bytes:
@@ -73,12 +70,12 @@ def decoded(line: object, most: int = _OUTPUT, values: int = _VALUES) -> dict[st
         raise Malformed(f"a reply is no text of at most {most:,} bytes")
     scan = Scan(values)
     try:
-        for start in range(0, len(line), _PART):
-            scan.take(line[start : start + _PART])
+        for start in range(0, len(line), wire.PART):
+            scan.take(line[start : start + wire.PART])
         return wire.decode(line)
     except ValueError as error:
         raise Malformed(f"a reply cannot be read: {error}") from error
 
 
 def _bounds(episode: int) -> tuple[int, int]:
-    return (_OUTPUT, _VALUES) if episode else (_SERVICE_OUTPUT, _SERVICE_VALUES)
+    return (_OUTPUT, _VALUES) if episode else (wire.SERVICE_OUTPUT, wire.SERVICE_VALUES)

@@ -4,12 +4,10 @@ session.py      in a worker: one environment of the package: its tools, steps, s
 inside.py       in a worker: the source of episodes
 """
 
-import json
 from typing import Any, Literal
 
-from cojax.worlds import function
 from ..tools import ToolEnvironment
-from ..tools.in_worker import examine_success, packaged
+from ..tools.in_worker import examine_success, packaged, read_json
 from ..worker.venv import Recipe
 
 NAME = "openenv"
@@ -50,10 +48,9 @@ def make(
     was not run, and EnvironmentFailure where the class fails.
     """
     examine(module=module, arguments=arguments, resets=resets, evaluation=evaluation, full=full)
-    tried = function("affordances", affordances) if affordances else None
     return packaged(
         __name__, NAME, RECIPE, by_text=False, path=path, arguments=arguments, python=python, visible=visible,
-        memory=memory, affordances=tried, lookups=lookups, instructions=instructions, concurrency=concurrency,
+        memory=memory, affordances=affordances, lookups=lookups, instructions=instructions, concurrency=concurrency,
         deadline=deadline, made_by=module, action=action, evaluation=_resets(evaluation), query=query, reward=reward,
         resets=_resets(resets) or [{"seed": seed} for seed in range(_SEEDS)], full=full, state=state,
         ignore=ignore.split(","), solution=solution,
@@ -66,10 +63,10 @@ def examine(
     """Raises ValueError for settings that cannot be read."""
     if ":" not in module:
         raise ValueError(f"module is {module!r}; name the class: --config.environment.module=package.module:Class")
-    if not isinstance(_json("arguments", arguments), dict):
+    if not isinstance(read_json("arguments", arguments), dict):
         raise ValueError(f"arguments is {arguments!r:.200}; expected a JSON object of arguments of the class")
     for name, given in (("resets", resets), ("evaluation", evaluation)):
-        found = _json(name, given) if given.lstrip().startswith(("[", "{")) else []
+        found = read_json(name, given) if given.lstrip().startswith(("[", "{")) else []
         if not (isinstance(found, list) and all(isinstance(one, dict) for one in found)):
             raise ValueError(
                 f"{name} is {given!r:.200}; expected a JSON list of objects, or a split of the environment"
@@ -79,13 +76,6 @@ def examine(
     examine_success(full)
 
 
-def _json(name: str, given: str) -> Any:
-    try:
-        return json.loads(given)
-    except ValueError as error:
-        raise ValueError(f"{name} is {given!r:.200}, which is no JSON: {error}") from error
-
-
 def _resets(given: str) -> Any:
     """The arguments of each reset, or the name of a split of the environment's own tasks."""
-    return _json("resets", given) if given.lstrip().startswith("[") else given
+    return read_json("resets", given) if given.lstrip().startswith("[") else given

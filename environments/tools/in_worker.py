@@ -13,6 +13,7 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure, PolicyLoss, Traits
 from cojax.types import Action, Call, Evaluation, Task
+from cojax.worlds import function
 from ..worker import Bounds, IsolatedEnvironment, isolate
 from ..worker.served import ServedEpisode
 from ..worker.venv import Recipe, interpreter
@@ -98,6 +99,14 @@ class WorkerWorld:
         self._episode.close()
 
 
+def read_json(name: str, given: str) -> Any:
+    """The value of a setting that is JSON. Raises ValueError, which names the setting."""
+    try:
+        return json.loads(given)
+    except ValueError as error:
+        raise ValueError(f"{name} is {given!r:.200}, which is no JSON: {error}") from error
+
+
 def examine_success(full: float) -> None:
     """Raises ValueError for what cannot be the reward of success."""
     if not 0 < full < math.inf:
@@ -120,7 +129,7 @@ def packaged(
     python: str,
     visible: str,
     memory: float,
-    affordances: Callable[..., Any] | None,
+    affordances: str,
     lookups: str,
     instructions: str,
     concurrency: int,
@@ -133,6 +142,7 @@ def packaged(
     an episode `by_text`, else a tool of ours does. `lookups` are names of tools, parted by commas. A call may take
     `deadline` seconds, and each process `memory` GiB. `given` is told to the worker, as are `path` and `arguments`.
     """
+    tried = function("affordances", affordances) if affordances else None
     worker = isolate(
         f"{home}.inside",
         python=python or interpreter(name, recipe),
@@ -158,7 +168,7 @@ def packaged(
                 split: [ended(task, ending) if ending else task for task in tasks] for split, tasks in splits.items()
             },
             judge=lambda task, world, answer, finished: world.verdict() if task.id in official else None,
-            affordances=affordances,
+            affordances=tried,
             lookups=lookups.split(",") if lookups else None,
             instructions=instructions,
             ending=ending,

@@ -1,8 +1,9 @@
 """The plain wording: calls → a query that names tools and arguments, and says which values are to be looked up."""
 
+import functools
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from cojax.types import Call, Triplet
@@ -21,7 +22,8 @@ def phrase(steps: Sequence[Triplet], ending: str, lookups: Collection[str]) -> s
     """
     done = calls_with_observations(steps)
     clauses: list[str] = []
-    said = _Said(done, lookups)
+    used: set[int] = set()
+    clause = _clauses(done, lookups, used)
     for index, (call, _) in enumerate(done):
         if call.name == ending:
             if index < len(done) - 1:
@@ -32,12 +34,12 @@ def phrase(steps: Sequence[Triplet], ending: str, lookups: Collection[str]) -> s
                     return None
                 if len(str(answer)) > _LONGEST:
                     return None
-                said.used.add(looked)
-                clauses.append(f"tell what {said.clause(looked)} says")
+                used.add(looked)
+                clauses.append(f"tell what {clause(looked)} says")
         elif call.name not in lookups:
-            clauses.append(said.clause(index))
+            clauses.append(clause(index))
     looked_up = {index for index, (call, _) in enumerate(done) if call.name in lookups}
-    return JOINER.join(clauses) if clauses and looked_up <= said.used else None
+    return JOINER.join(clauses) if clauses and looked_up <= used else None
 
 
 def words_of(name: str) -> str:
@@ -45,23 +47,17 @@ def words_of(name: str) -> str:
     return " ".join(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).replace("_", " ").replace("-", " ").split())
 
 
-class _Said:
-    """Calls in words, each worded once. `used` are the places of the look-ups that arguments come from."""
+def _clauses(done: Sequence[tuple[Call, str]], lookups: Collection[str], used: set[int]) -> Callable[[int], str]:
+    """Place of a call → the call in words. The places of the look-ups that arguments come from are added to `used`."""
 
-    def __init__(self, done: Sequence[tuple[Call, str]], lookups: Collection[str]) -> None:
-        self._done, self._lookups, self.used = done, lookups, set[int]()
-        self._clauses: dict[int, str] = {}
+    @functools.cache
+    def clause(index: int) -> str:
+        call, _ = done[index]
+        said = [f"{words_of(name)} {worded(value, index)}" for name, value in call.arguments.items()]
+        named = words_of(call.name)
+        return f"{named} with {' and '.join(said)}" if said else named
 
-    def clause(self, index: int) -> str:
-        """The call at that place in words."""
-        if index not in self._clauses:
-            call, _ = self._done[index]
-            said = [f"{words_of(name)} {self._value(value, index)}" for name, value in call.arguments.items()]
-            named = words_of(call.name)
-            self._clauses[index] = f"{named} with {' and '.join(said)}" if said else named
-        return self._clauses[index]
-
-    def _value(self, value: Any, before: int) -> str:
+    def worded(value: Any, before: int) -> str:
         """An argument in words: itself, or the place in which the latest of the earlier calls shows it, if only that
         does, and can be said in few words: where each look-up takes two values of another one, words double.
 
@@ -69,14 +65,16 @@ class _Said:
         """
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):
             for index in reversed(range(before)):
-                call, shown = self._done[index]
+                call, shown = done[index]
                 if value in call.arguments.values():
                     break
-                place = _place(value, shown) if call.name in self._lookups else None
-                if place is not None and len(clause := self.clause(index)) <= _PLACE:
-                    self.used.add(index)
-                    return f"{place} {clause} shows"
+                place = _place(value, shown) if call.name in lookups else None
+                if place is not None and len(said := clause(index)) <= _PLACE:
+                    used.add(index)
+                    return f"{place} {said} shows"
         return json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+    return clause
 
 
 def _place(value: str | int | float, shown: str) -> str | None:

@@ -8,9 +8,8 @@ inside.py       in a worker: the source of episodes
 import json
 from typing import Any
 
-from cojax.worlds import function
 from ..tools import ToolEnvironment
-from ..tools.in_worker import MOST, examine_success, packaged
+from ..tools.in_worker import MOST, examine_success, packaged, read_json
 from ..worker.venv import Recipe
 
 NAME = "verifiers"
@@ -44,10 +43,9 @@ def make(
     where `python -m environments.install verifiers` was not run, and EnvironmentFailure where the taskset fails.
     """
     examine(module=module, arguments=arguments, evaluation=evaluation, full=full)
-    tried = function("affordances", affordances) if affordances else None
     return packaged(
         __name__, NAME, RECIPE, by_text=True, path=path, arguments=arguments, python=python, visible=visible,
-        memory=memory, affordances=tried, lookups=lookups, instructions=instructions, concurrency=concurrency,
+        memory=memory, affordances=affordances, lookups=lookups, instructions=instructions, concurrency=concurrency,
         deadline=deadline, taskset=module, evaluation=json.loads(evaluation) if evaluation else None,
         most=min(tasks, MOST), full=full, state=state, solution=solution,
     )  # fmt: skip
@@ -58,10 +56,6 @@ def examine(*, module: str = "", arguments: str = "{}", evaluation: str = "", fu
     if not module:
         raise ValueError("module is empty; name the taskset's module: --config.environment.module=my_taskset")
     for name, given in (("arguments", arguments), ("evaluation", evaluation or "{}")):
-        try:
-            found = json.loads(given)
-        except ValueError as error:
-            raise ValueError(f"{name} is {given!r:.200}, which is no JSON: {error}") from error
-        if not isinstance(found, dict):
+        if not isinstance(read_json(name, given), dict):
             raise ValueError(f"{name} is {given!r:.200}; expected a JSON object of settings of the taskset")
     examine_success(full)

@@ -38,14 +38,10 @@ _MMAP_THRESHOLD, _RETURNED = -3, 2**17
 _VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ")
 # Seconds between two reports of progress to the client.
 _BEAT = 0.5
-# The bounds of a reply about the whole environment, in bytes and values: it may hold thousands of tasks.
-_SERVICE_OUTPUT, _SERVICE_VALUES = 512 * 2**20, 64_000_000
 # The episode that stands for the environment itself.
 _SERVICE = 0
 # Seconds between two looks at a current call, and before the first look.
 _LOOK, _FIRST_LOOK = 0.25, 0.1
-# Bytes of a reply that are read at a time; a reply of more bytes asks for room.
-_PART = 64 * 2**10
 # Bytes that the large replies of all children may take together, and how many copies there are of each: as read, as
 # examined, as sent on, and as kept by the allocator.
 _ROOM, _COPIES = 96 * 2**20, 4
@@ -391,8 +387,8 @@ class Children:
         child.calls += 1
         deadline = timer.deadline
         service = child is self.children.get(_SERVICE)
-        scan = wire.Scan(_SERVICE_VALUES if service else self.bounds.values)
-        limit = _SERVICE_OUTPUT if service else self.bounds.output
+        scan = wire.Scan(wire.SERVICE_VALUES if service else self.bounds.values)
+        limit = wire.SERVICE_OUTPUT if service else self.bounds.output
 
         async def admit() -> None:
             with timer.excused():
@@ -498,7 +494,7 @@ async def receive(
     line = bytearray()
     large = False
     while True:
-        part = await loop.sock_recv(source, _PART)
+        part = await loop.sock_recv(source, wire.PART)
         if not part:
             raise ConnectionError("the child hung up")
         begun()
@@ -511,7 +507,7 @@ async def receive(
             raise ValueError("more follows it")
         if ended:
             return bytes(line)
-        if len(line) > _PART:
+        if len(line) > wire.PART:  # a reply of more than one part asks for room
             if not large:
                 large = True
                 await admit()
