@@ -277,40 +277,37 @@ def play(
     progress = progress or Progress()
     failure = PolicyLoss if runs_policy_code(environment) else EpisodeFailure
     turns, result = progress.turns, functools.partial(_result, progress, task, episode)
-    started: Episode | None = None
-    token = PLAYING.set(progress)
-    try:
-        progress.enter("reset")
-        began = time.perf_counter()
-        started = ask(environment.start, task)
-        progress.opening = messages = ask(_opening, started, max_observation)
-        opening_seconds = time.perf_counter() - began
-        outcome: Outcome = "truncated"
-        while outcome == "truncated" and len(turns) < max_turns:
-            progress.enter("act")
-            try:
-                turn = act(started, messages)
-            except OutOfContext:
-                break
-            turns.append(turn)
-            progress.enter("step")
+    with contextlib.ExitStack() as held:
+        held.callback(PLAYING.reset, PLAYING.set(progress))
+        try:
+            progress.enter("reset")
             began = time.perf_counter()
-            observation = ask(_observation, started, turn.action, max_observation, failure=failure)
-            seconds, messages = time.perf_counter() - began, observation.messages
-            turns[-1] = dataclasses.replace(turn, observation=observation, environment_seconds=seconds)
-            outcome = "finished" if observation.done else "truncated"
-        progress.enter("evaluate")
-        began = time.perf_counter()
-        verdict = ask(_verdict, started, failure=failure)
-        return result(outcome, verdict=verdict, seconds=(opening_seconds, time.perf_counter() - began))
-    except EnvironmentFailure as error:
-        return result(_outcome_of(error, progress), f"{progress.phase}: {error}")
-    except EngineError as error:
-        return result("engine_error", str(error))
-    finally:
-        if started is not None:
-            _close(started)
-        PLAYING.reset(token)
+            started = ask(environment.start, task)
+            held.callback(_close, started)
+            progress.opening = messages = ask(lambda: replies.messages(started.reset(), max_observation))
+            opening_seconds = time.perf_counter() - began
+            outcome: Outcome = "truncated"
+            while outcome == "truncated" and len(turns) < max_turns:
+                progress.enter("act")
+                try:
+                    turn = act(started, messages)
+                except OutOfContext:
+                    break
+                turns.append(turn)
+                progress.enter("step")
+                began = time.perf_counter()
+                observation = ask(_observation, started, turn.action, max_observation, failure=failure)
+                seconds, messages = time.perf_counter() - began, observation.messages
+                turns[-1] = dataclasses.replace(turn, observation=observation, environment_seconds=seconds)
+                outcome = "finished" if observation.done else "truncated"
+            progress.enter("evaluate")
+            began = time.perf_counter()
+            verdict = ask(lambda: replies.evaluation(started.evaluate()), failure=failure)
+            return result(outcome, verdict=verdict, seconds=(opening_seconds, time.perf_counter() - began))
+        except EnvironmentFailure as error:
+            return result(_outcome_of(error, progress), f"{progress.phase}: {error}")
+        except EngineError as error:
+            return result("engine_error", str(error))
 
 
 def _outcome_of(error: EnvironmentFailure, progress: Progress) -> Outcome:
@@ -370,16 +367,8 @@ def _close(episode: Episode) -> None:
         ask(episode.close)
 
 
-def _opening(episode: Episode, limit: int) -> tuple[Message, ...]:
-    return replies.messages(episode.reset(), limit)
-
-
 def _observation(episode: Episode, action: Action, limit: int) -> Observation:
     with contextlib.suppress(RecursionError):  # nothing that is parsed or validated nests so deep
         # A world may keep and change arguments, and the action is what a record, a replay and a solution have.
         action = copy.deepcopy(action)
     return replies.observation(episode.step(action), limit)
-
-
-def _verdict(episode: Episode) -> Evaluation:
-    return replies.evaluation(episode.evaluate())
