@@ -62,13 +62,13 @@ def coded(text: str) -> None:
     shown_answers.answer_objections(steps, "apis.supervisor.complete_task", "answer", text[:3_000])
 
 
-RULES = abstraction.DraftRules(Ending("finish", "answer"), "\n---\n", 1)
+RULES = Ending("finish", "answer"), "\n---\n", 1
 
 
 def drafted(text: str) -> None:
     actions = dict(enumerate(shown(text, Action(text), Action(text, (Call(text[:99], {"answer": text}),))), 1))
     draft = abstraction.Draft(query=text, steps=[1, 2] * 999, answer=text, description=text, criterion=text)
-    abstraction.task_draft(draft, actions, TASK, RULES)
+    abstraction.task_draft(draft, actions, TASK, *RULES)
 
 
 def dangerous(text: str) -> None:
@@ -228,6 +228,6 @@ def test_an_answer_is_shown_where_it_stands_in_whole_words(text, said):
 def test_a_draft_of_more_numbers_than_actions_is_refused_at_once():
     steps = dict(enumerate(shown("x", Action("a = 1"), Action("b = 2")), 1))
     draft = abstraction.Draft(query="q", steps=[1, 2] * 50_000)
-    made = abstraction.task_draft(draft, steps, TASK, abstraction.DraftRules(Ending("finish", "answer"), "", 1))
+    made = abstraction.task_draft(draft, steps, TASK, Ending("finish", "answer"), "", 1)
     assert "its actions are not in rising order" in made.objections
     assert len(json.dumps([action.text for action in made.solution])) < 100

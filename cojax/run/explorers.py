@@ -13,7 +13,7 @@ from cojax.environment.watch import WatchedPlay
 from cojax.explorer import Explorer
 from cojax.explorer.llm.chat_model import Budget, ChatModel, ChatSettings, Journal
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.judge import Judge
+from cojax.explorer.llm.judge import judge
 from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Sampling
@@ -125,7 +125,7 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
     Attempts and a judge are used only for queries that a model wrote: a grammar's queries are complete by construction.
     """
     section = config.validation
-    attempted, judge = None, None
+    attempted, opinion = None, None
     play = WatchedPlay(made.limits.environment_deadline)
     if isinstance(explorer, LLMExplorer):
         play = WatchedPlay(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout)
@@ -133,7 +133,7 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
             attempters = choose(ATTEMPTERS, section.attempter, "validation.attempter")(config, made)
             attempted = Attempts(attempters, count, made.limits.max_turns)
         veto = choose(JUDGES, section.judge, "validation.judge")
-        judge = None if veto is None else Judge(explorer.chat_model, veto)
+        opinion = None if veto is None else functools.partial(judge, explorer.chat_model, veto)
     return Validation(
         made.environment,
         Exclusions.of(
@@ -145,7 +145,7 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
         enabled=config.validate,
         play=play,
         attempts=attempted,
-        judge=judge,
+        judge=opinion,
         safe=section.safe,
         longest_query=section.longest_query,
         control_tokens=tuple(token.content for token in made.chat.tokenizer.added_tokens_decoder.values()),

@@ -96,15 +96,13 @@ class Validation:
     episode, it is an action like any other; its control ends the episode without an answer instead.
 
     The explorer that wrote the draft names the tool that ends an episode, `ending`, and its budget pays for calls to
-    models. `controls` is the number of effective actions left out in turn, drawn by the task's id; None means all.
-    `judge` and `attempts` run last, as they cost most; a judge can refuse a draft but never accept it. With `safe`,
-    drafts that match a safety rule are discarded and marked for quarantine. With `enabled` false nothing is run
+    models. `judge` and `attempts` run last, as they cost most; a judge can refuse a draft but never accept it. With
+    `safe`, drafts that match a safety rule are discarded and marked for quarantine. With `enabled` false nothing is run
     (the ablation): only malformed queries, duplicates, evaluation tasks and unsafe drafts are refused.
     """
 
     environment: Environment
     exclusions: Exclusions = _NONE
-    controls: int | None = None
     enabled: bool = True
     play: Play = world.play
     attempts: Attempts | None = None
@@ -143,7 +141,7 @@ class Validation:
             rest = None if _only_ends(task.solution[-1], bare) else bare
             phrase = functools.partial(ask, self.environment.phrase)
             controls = NegativeControls(task, run, explorer.ending, rest, agreed, self._documents, phrase, self._run)
-            controls.examine(self.controls, evidence)
+            controls.examine(evidence)
             if self.judge is not None:
                 evidence.append(self.judge(task, draft, _metered(explorer).remaining_budget(), self.safe))
             if self.attempts is not None:

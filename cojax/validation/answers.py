@@ -6,14 +6,14 @@ for some words: a file may be called report, and a tool may say, show or list.
 
 import base64
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cojax.drafts import DraftRefused
 from cojax.explorer.answers import answer_objections, answer_values, states_value, written_answers
 from cojax.types import Triplet, normalise
 from cojax.validation.consistency import Documents, action_words, documentation_words
-from cojax.validation.decodings import ALPHABET, CIPHERS, MORSE, MORSE_MARKS, WORD, JoinedWords, plain_letters, readings
+from cojax.validation.decodings import ALPHABET, CIPHERS, MORSE, MORSE_MARKS, WORD, finder, plain_letters, readings
 from cojax.validation.decodings import words as words_alike
 from cojax.validation.mention import NUMBERS_IN_WORDS, Mentions, fold, sentences, stem, words
 
@@ -208,54 +208,53 @@ def hint(query: str, answer: str) -> str:
     if _NUMBER.fullmatch(answer):
         word = NUMBERS_IN_WORDS.get(int(answer) if len(answer) < 3 and answer.isdecimal() else 0)
         return "in words" if word in WORD.findall(fold(query)) else ""
-    looked_for = _Forms(answer[:_MOST])
-    if len(looked_for.letters) < _SPELLED:
+    if len("".join(words_alike(answer[:_MOST]))) < _SPELLED:
         return ""
-    for how, reading in readings(query):
-        if found := looked_for.within(reading):
-            return ", ".join(filter(None, (how, found)))
-    return ""
+    form = _forms(answer[:_MOST])
+    found = (", ".join(filter(None, (how, held))) for how, reading in readings(query) if (held := form(reading)))
+    return next(found, "")
 
 
-class _Forms:
-    """The forms of an answer, in plain letters, with one letter for all that look alike."""
+def _forms(answer: str) -> Callable[[str], str]:
+    """Tells in words in which form a text holds the answer; "" if in none.
 
-    def __init__(self, answer: str) -> None:
-        own = words_alike(answer)
-        self.letters = "".join(own)
-        self._stems = "".join(map(stem, own))
-        plain = "".join(WORD.findall(plain_letters(answer)))
-        self._turned = dict(_turned(plain)) if len(plain) >= _TURNED else {}
-        self._mixed = sorted(plain) if len(plain) > _TURNED else []
-        consonants = re.sub("[aeiou]", "", plain)
-        self._consonants = consonants if _SPELLED <= len(consonants) < len(plain) else ""
-        self._encoded = dict(_encoded(answer))
-        self._morse = " ".join(MORSE.get(letter, "") for letter in plain)
+    The forms are in plain letters, with one letter for all that look alike.
+    """
+    own = words_alike(answer)
+    letters, stems = "".join(own), "".join(map(stem, own))
+    plain = "".join(WORD.findall(plain_letters(answer)))
+    turned = dict(_turned(plain)) if len(plain) >= _TURNED else {}
+    mixed = sorted(plain) if len(plain) > _TURNED else []
+    consonants = re.sub("[aeiou]", "", plain)
+    consonants = consonants if _SPELLED <= len(consonants) < len(plain) else ""
+    encoded = dict(_encoded(answer))
+    morse = " ".join(MORSE.get(letter, "") for letter in plain)
 
-    def within(self, text: str) -> str:
-        """The form that the text holds, in words; "" if it holds none."""
+    def within(text: str) -> str:
         folded = fold(text)
-        if self._morse in " ".join(folded.translate(MORSE_MARKS).split()) and self._morse.strip():
+        if morse in " ".join(folded.translate(MORSE_MARKS).split()) and morse.strip():
             return "Morse"
-        own = JoinedWords([_OTHERWISE.get(word, word) for word in WORD.findall(_HEX.sub("", folded))])
-        if how := next((how for form, how in self._encoded.items() if _holds(own, form)), ""):
-            return how
-        alike = words_alike(text)
-        joined = JoinedWords(alike)
-        if _holds(joined, self.letters) or (len(self.letters) >= _TURNED and _holds(joined, self.letters[::-1])):
+        spoken = [_OTHERWISE.get(word, word) for word in WORD.findall(_HEX.sub("", folded))]
+        if held := _held(spoken, encoded):
+            return encoded[held]
+        alike, backwards = words_alike(text), [letters[::-1]] if len(letters) >= _TURNED else []
+        if _held(alike, [letters, *backwards]):
             return "taken apart, backwards or in letters that look alike"
-        spelled = JoinedWords(words_alike(_BETWEEN.sub(" ", folded)))
-        if _holds(JoinedWords([*map(stem, alike)]), self._stems) or _holds(spelled, self.letters):
+        spelled = words_alike(_BETWEEN.sub(" ", folded))
+        if _held([*map(stem, alike)], [stems]) or _held(spelled, [letters]):
             return "in the plural, or letter by letter"
-        plain = WORD.findall(plain_letters(text))
-        if any(self._mixed == sorted(word) for word in plain) or self._consonants in plain:
+        found = WORD.findall(plain_letters(text))
+        if any(mixed == sorted(word) for word in found) or consonants in found:
             return "its letters mixed, or without vowels"
-        joined = JoinedWords(plain)
-        return next((how for form, how in self._turned.items() if _holds(joined, form)), "")
+        return turned.get(_held(found, turned), "")
+
+    return within
 
 
-def _holds(text: JoinedWords, form: str) -> bool:
-    return len(form) >= _SPELLED and text.hold(form, _PLACES)
+def _held(text: Sequence[str], forms: Iterable[str]) -> str:
+    """The first of the forms that these words hold; "" if they hold none."""
+    holds = finder(text, _PLACES)
+    return next((form for form in forms if len(form) >= _SPELLED and holds(form)), "")
 
 
 def _turned(plain: str) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,6 @@ the first to show.
 import ast
 import dataclasses
 import functools
-import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,21 +75,17 @@ class NegativeControls:
     phrase: Callable[[Sequence[Triplet]], str | None]
     replay: Callable[[Task, tuple[Action, ...]], Replay]
 
-    def examine(self, most: int | None, evidence: list[str]) -> None:
+    def examine(self, evidence: list[str]) -> None:
         """Leaves out each part in turn and adds a line of evidence for each.
 
-        At most `most` of the parts that change the state are left out, drawn by the task's id; None means all. Raises
-        DraftRefused for a look-up that is not needed, then for a query that does not agree with the solution, then for
-        any other part that is not needed.
+        Raises DraftRefused for a look-up that is not needed, then for a query that does not agree with the solution,
+        then for any other part that is not needed.
         """
         parts = list(self._parts())
         changing = self._changing(parts)
         effective = [part for part in parts if part in changing]
         if self.bare is not None:
             effective.append(self._last)
-        if most is not None and most < len(effective):
-            drawn = random.Random(repr(("controls", self.task.id))).sample(range(len(effective)), most)
-            effective = [effective[place] for place in sorted(drawn)]
         evidence += [self._use_of_lookup(part, None) for part in parts if part not in changing]
         if self.agreed.against:
             raise DraftRefused(self.agreed.against)

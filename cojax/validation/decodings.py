@@ -100,22 +100,18 @@ def words(text: str) -> list[str]:
     return WORD.findall(one_letter(plain_letters(text)))
 
 
-class JoinedWords:
-    """Some words, joined. A form is looked for in them as whole words, however these are taken apart."""
+def finder(words: Sequence[str], most: int | None = None) -> Callable[[str], bool]:
+    """Tells of a form whether some of these words in a row, joined, are it, however it is taken apart.
 
-    def __init__(self, words: Sequence[str]) -> None:
-        self._words, self._joined = words, "".join(words)
+    Of the places where it stands, the first `most` count.
+    """
+    text, edges = "".join(words), frozenset(itertools.accumulate(map(len, words), initial=0))
 
-    @functools.cached_property
-    def _edges(self) -> frozenset[int]:
-        return frozenset(itertools.accumulate(map(len, self._words), initial=0))
+    def finds(form: str) -> bool:
+        places = itertools.islice(_places(text, form), most)
+        return any(place in edges and place + len(form) in edges for place in places)
 
-    def hold(self, form: str, most: int | None = None) -> bool:
-        """Whether some words in a row, joined, are the form; of the places where it stands, the first `most` count."""
-        return any(
-            place in self._edges and place + len(form) in self._edges
-            for place in itertools.islice(_places(self._joined, form), most)
-        )
+    return finds
 
 
 def _places(text: str, form: str) -> Iterator[int]:

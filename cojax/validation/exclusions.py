@@ -15,7 +15,7 @@ from cojax.settings.tree import ValidationSettings
 from cojax.similarity import Nearest, setup_hash
 from cojax.types import Action, Task, content_hash, normalise, to_json
 from cojax.unicode_forms import normal_form
-from cojax.validation.decodings import ALPHABET, BLANK, CIPHERS, WORD, JoinedWords, one_letter, plain, plain_letters
+from cojax.validation.decodings import ALPHABET, BLANK, CIPHERS, WORD, finder, one_letter, plain, plain_letters
 from cojax.validation.decodings import readings as readings_of
 from cojax.validation.decodings import words as words_of
 
@@ -127,9 +127,8 @@ class Exclusions:
         if (cosine := self._cosine(task.query)) > self.similarity:
             # The task is not named: drafts.jsonl must not hold evaluation tasks.
             return f"an evaluation task is worded alike: similarity {cosine:.2f}, above {self.similarity:g}"
-        joined = JoinedWords(_shown_words(task.query))
         turns = (_query_keys(turn) for turn in _turns(task.query) if _shown_words(turn))
-        if any(map(joined.hold, self.distinctive)) or any(turn & self.queries for turn in turns):
+        if any(map(finder(_shown_words(task.query)), self.distinctive)) or any(turn & self.queries for turn in turns):
             return "it holds the query of an evaluation task word for word"
         for how, reading in self.disguises.readings(task.query):
             if found := self.disguises.why(how, reading, task.query):
@@ -337,12 +336,10 @@ def _query_keys(text: str) -> set[str]:
     The set is never empty, but an empty string is a key only of a query without any text.
     """
     words = _shown_words(text)
-    first, last = 0, len(words)
-    while first < last and words[first] in _OPENING:
-        first += 1
-    while last > first and (words[last - 1] in _CLOSING or words[last - 2 : last] == ["thank", "you"]):
-        last -= 1 if words[last - 1] in _CLOSING else 2
-    bare = "".join(words[first:last] or words)
+    asked = [*itertools.dropwhile(_OPENING.__contains__, words)]
+    while asked and (asked[-1] in _CLOSING or asked[-2:] == ["thank", "you"]):
+        asked = asked[: -1 if asked[-1] in _CLOSING else -2]
+    bare = "".join(asked or words)
     return {normalise(text), *({bare} if bare else ())}
 
 

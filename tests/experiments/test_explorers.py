@@ -174,7 +174,7 @@ def test_explorers_and_their_validation_are_built_from_the_configuration(config:
     full = assemble.validation(config, made, llm)
     assert full.attempts is not None
     assert full.judge is not None
-    assert (full.attempts.count, full.attempts.max_turns, full.judge.veto) == (2, 12, False)
+    assert (full.attempts.count, full.attempts.max_turns, full.judge.args[1]) == (2, 12, False)
     assert full.attempts.attempters == LLMExplorer.attempters
     assert full.exclusions.why(made.evaluation[0]) == "an evaluation task has the same query"
 

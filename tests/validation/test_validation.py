@@ -90,14 +90,6 @@ def test_what_proves_nothing_is_discarded(validation: Validation, solution: tupl
     assert judged(validation, *solution, query="move report to taxes, then archive it") == ("discarded", line)
 
 
-def test_one_control_is_drawn_by_the_draft(validation: Validation) -> None:
-    one = dataclasses.replace(validation, controls=1)
-    both = draft(MOVE, NOTE, FINISH, query="move report to taxes, then add note todo saying amber")
-    found = one(both, unknown, EXPLORER)
-    assert sum(line.startswith("negative control") for line in found[0].evidence) == 1
-    assert one(both, unknown, EXPLORER) == found
-
-
 def test_a_failing_run_that_earns_reward_is_retained_and_makes_no_task() -> None:
     wrong = call("files_move", file="ghost", folder="taxes")
     half = Validation(BrokenDesk(judge=lambda episode: Evaluation(0.5)))

@@ -1,6 +1,5 @@
 """Abstraction by a model: the prompt with numbered actions, and the drafts in the reply, each with its objections."""
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -41,15 +40,6 @@ class Drafts(BaseModel):
     drafts: list[Draft]
 
 
-@dataclasses.dataclass(frozen=True)
-class DraftRules:
-    """Rules for drafts: how episodes end, the text between user turns ("" for one turn), the fewest actions."""
-
-    ending: Ending
-    separator: str
-    shortest: int
-
-
 def number_actions(triplets: Sequence[Triplet]) -> dict[int, Triplet]:
     """All actions by their numbers in prompt and reply.
 
@@ -63,24 +53,29 @@ def abstraction_prompt(
     exploration: Exploration,
     actions: Mapping[int, Triplet],
     environment: Environment,
-    rules: DraftRules,
+    ending: Ending,
+    separator: str,
+    shortest: int,
     window: int,
     limit: int,
 ) -> Sequence[Message]:
-    """The messages that ask for `Drafts`: at most `limit`. At most `window` characters of them are untrusted."""
+    """The messages that ask for `Drafts`: at most `limit`. At most `window` characters of them are untrusted.
+
+    `separator` is the text between user turns, "" for one turn, and `shortest` the fewest actions of a draft.
+    """
     words = parts("abstract")
-    conversation = not rules.ending.tool and bool(rules.separator)
+    conversation = not ending.tool and bool(separator)
     over = words["ending_turn"] if conversation else words["ending_tool"]
     quarter = window // 4
     tools = shorten(_tool_lines(environment), quarter)
     purpose, untrusted = _purpose(exploration, quarter)
     return prompt(
         "abstract",
-        shortest=str(rules.shortest),
-        counted=words["counted" if rules.ending.tool else "not_counted"],
-        ending=f"{over} {words['answered']}" if rules.ending.parameter else over,
+        shortest=str(shortest),
+        counted=words["counted" if ending.tool else "not_counted"],
+        ending=f"{over} {words['answered']}" if ending.parameter else over,
         data_rule=parts("data")["rule"],
-        fields=(_FIELDS["answer"] if rules.ending.parameter else "") + (_FIELDS["later"] if conversation else ""),
+        fields=(_FIELDS["answer"] if ending.parameter else "") + (_FIELDS["later"] if conversation else ""),
         purpose=purpose,
         opening=data(tools),
         runs=str(len({step.run for step in actions.values()})),
@@ -90,22 +85,23 @@ def abstraction_prompt(
 
 
 def task_drafts(
-    reply: Drafts, actions: Mapping[int, Triplet], task: Task, rules: DraftRules, limit: int
+    reply: Drafts, actions: Mapping[int, Triplet], task: Task, ending: Ending, separator: str, shortest: int, limit: int
 ) -> Iterator[TaskDraft]:
     """At most `limit` drafts of a reply, with different queries."""
     queries: set[str] = set()
     for draft in reply.drafts:
         if len(queries) == limit:
             return
-        made = task_draft(draft, actions, task, rules)
+        made = task_draft(draft, actions, task, ending, separator, shortest)
         if normalise(made.query) not in queries:
             queries.add(normalise(made.query))
             yield made
 
 
-def task_draft(draft: Draft, actions: Mapping[int, Triplet], task: Task, rules: DraftRules) -> TaskDraft:
+def task_draft(
+    draft: Draft, actions: Mapping[int, Triplet], task: Task, ending: Ending, separator: str, shortest: int
+) -> TaskDraft:
     """The draft with its actions and objections. Actions are copied from the record, never from the model's text."""
-    ending, separator = rules.ending, rules.separator
     turns = _turns(draft, len(actions) + 1)
     chosen = [number for _, numbers in turns for number in numbers]
     found = [actions[number] for number in chosen if number in actions]
@@ -124,8 +120,8 @@ def task_draft(draft: Draft, actions: Mapping[int, Triplet], task: Task, rules: 
     objections += _query_objections([query for query, _ in turns], separator, found)
     # An action that only ends the user's turn does not count.
     count = sum(bool(action.calls or action.text.strip()) for action in solution)
-    if count < rules.shortest:
-        objections.append(f"it has {count} actions; at least {rules.shortest} are wanted")
+    if count < shortest:
+        objections.append(f"it has {count} actions; at least {shortest} are wanted")
     return TaskDraft(
         environment=task.environment,
         setup=task.setup,

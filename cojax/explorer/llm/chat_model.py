@@ -245,7 +245,7 @@ def _json(text: str) -> Any:
     fenced = _FENCED.search(text)
     start, end = text.find("{"), text.rfind("}")
     candidates = [text.strip(), *([fenced[1]] if fenced else []), *([text[start : end + 1]] if start >= 0 else [])]
-    reason: ValueError | None = None
+    reason = ValueError("nothing there")
     for candidate in candidates:
         try:
             value = parse_json(candidate, depth=_DEPTH)
@@ -253,11 +253,11 @@ def _json(text: str) -> Any:
             raise
         except ValueError as error:
             reason = error
-            continue
-        # Half a surrogate pair is a Python string but no text.
-        json.dumps(value, ensure_ascii=False).encode()
-        return value
-    raise reason or ValueError("nothing there")
+        else:
+            # Half a surrogate pair is a Python string but no text.
+            json.dumps(value, ensure_ascii=False).encode()
+            return value
+    raise reason
 
 
 class Counters:
@@ -370,12 +370,9 @@ class Journal:
                 for line in lines_of(file):
                     if line.startswith(_HEAD) and line.endswith(b"\n"):
                         key = line[len(_HEAD) : len(_HEAD) + _KEY].decode("ascii", "replace")
-                        self._starts[key], self._numbers[key] = start, self._next()
+                        self.length += 1
+                        self._starts[key], self._numbers[key] = start, self.length
                     start += len(line)
-
-    def _next(self) -> int:
-        self.length += 1
-        return self.length
 
     def number(self, key: str) -> int:
         """The position, counted from 1, of the last record with that key; 0 where there is none."""
@@ -412,7 +409,8 @@ class Journal:
                 line = with_checksum(entry)
                 length = len(canonical(line))  # JSON with ASCII alone: as many bytes as characters
                 self._starts[key] = self._log.append([line]) - length - 1
-            self._numbers[key] = self._next()
+            self.length += 1
+            self._numbers[key] = self.length
 
     def read(self, place: str = "") -> Iterator[dict[str, Any]]:
         """The records whose place begins with `place`, oldest first."""

@@ -7,6 +7,7 @@ asks the model for each action of an episode: on an expedition, or in an attempt
 
 import contextlib
 import dataclasses
+import functools
 import json
 import random
 import re
@@ -23,7 +24,7 @@ from cojax.environment.watch import PATIENCE as _PATIENCE
 from cojax.environment.watch import ask_within
 from cojax.explorer import GUIDANCE, Exploration, Explorer, context_of, tool_documentation
 from cojax.explorer.llm import prompting
-from cojax.explorer.llm.abstraction import DraftRules, Drafts, abstraction_prompt, number_actions, task_drafts
+from cojax.explorer.llm.abstraction import Drafts, abstraction_prompt, number_actions, task_drafts
 from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatModel, seed_of, structured_reply
 from cojax.explorer.scripted.explorer import Ending
 from cojax.settings.tree import ModelExplorerSettings
@@ -60,29 +61,7 @@ _HINT = 300
 _NAMED, _ARGUMENT = re.compile(r"([\w.]+)\(([^()]*)\)"), re.compile(r"[\w.-]+=(?!=)")
 
 
-@dataclasses.dataclass(frozen=True)
-class Instructions:
-    """The prompts of one actor, and its limits.
-
-    `first_messages` makes the system and the user message from three texts: how actions are written, the episode's
-    opening, and actions that would work. `after_action` is the template of the message that follows an action.
-
-    The actor sees at most `window` untrusted characters, not counting the tools' documentation and the newest exchange.
-    `untrusted` of these characters are in the texts that `first_messages` adds itself. The actor sees at most `hints`
-    actions that would work. Actions in `avoided` are refused.
-    """
-
-    first_messages: Callable[[str, str, str], tuple[Message, Message]]
-    after_action: str
-    steps: int
-    ending: str
-    window: int
-    avoided: tuple[str, ...] = ()
-    hints: int = 0
-    untrusted: int = 0
-
-
-def exploration_instructions(
+def exploring_actor(
     environment: Environment,
     task: Task,
     context: ExplorationContext | None,
@@ -92,8 +71,8 @@ def exploration_instructions(
     steps: int,
     ending: str,
     window: int,
-) -> Instructions:
-    """The instructions of an expedition: guided by the context, unguided if that is None; `purpose` is its aim."""
+) -> "Callable[..., ChatModelActor]":
+    """Makes the actors of an expedition: guided by the context, unguided if that is None; `purpose` is its aim."""
     words, untrusted = prompting.parts("explore"), 0
     if context is None:
         # Without weights no tool is popular: the explorer prefers none.
@@ -114,19 +93,35 @@ def exploration_instructions(
             "user", prompting.fill(words["user"], brief=about, opening=start, hints=works)
         )
 
-    avoided = context.do_not_repeat if context else ()
-    return Instructions(first_messages, words["next"], steps, ending, window, avoided, _HINTS_SHOWN, untrusted)
+    return functools.partial(
+        ChatModelActor,
+        first_messages=first_messages,
+        after_action=words["next"],
+        steps=steps,
+        ending=ending,
+        window=window,
+        do_not_repeat=context.do_not_repeat if context else (),
+        hints=_HINTS_SHOWN,
+        untrusted=untrusted,
+    )
 
 
-def attempt_instructions(*, steps: int, ending: str, window: int) -> Instructions:
-    """The instructions of validation's attempts, which see nothing but a task's query."""
+def attempting_actor(*, steps: int, ending: str, window: int) -> "Callable[..., ChatModelActor]":
+    """Makes the actors of validation's attempts, which see nothing but a task's query."""
     words = prompting.parts("solve")
 
     def first_messages(acting: str, opening: str, hints: str) -> tuple[Message, Message]:
         system = prompting.fill(words["system"], steps=str(steps), acting=acting)
         return Message("system", system), Message("user", prompting.fill(words["user"], opening=opening))
 
-    return Instructions(first_messages, words["next"], steps, ending, window)
+    return functools.partial(
+        ChatModelActor,
+        first_messages=first_messages,
+        after_action=words["next"],
+        steps=steps,
+        ending=ending,
+        window=window,
+    )
 
 
 def _context_texts(environment: Environment, task: Task, context: ExplorationContext, room: int) -> dict[str, str]:
@@ -164,47 +159,61 @@ class Move(BaseModel):
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class ChatModelActor:
-    """The actor of one episode; single-use.
+    """The actor of one episode of at most `steps` actions; single-use.
 
-    If the model fails, or keeps repeating an action that it must avoid, `ChatFailure` ends the episode as an
-    engine_error, with the actions so far.
+    `first_messages` makes the system and the user message from three texts: how actions are written, the episode's
+    opening, and actions that would work. `after_action` is the template of the message that follows an action.
+
+    The actor sees at most `window` untrusted characters, not counting the tools' documentation and the newest exchange.
+    `untrusted` of these characters are in the texts that `first_messages` adds itself. The actor sees at most `hints`
+    actions that would work. Actions in `do_not_repeat` are refused. If the model fails, or keeps repeating one of them,
+    `ChatFailure` ends the episode as an engine_error, with the actions so far.
     """
 
-    def __init__(self, chat_model: ChatModel, instructions: Instructions, *, budget: Budget, seed: tuple, place: str):
-        self.chat_model, self.instructions, self.budget = chat_model, instructions, budget
-        self.seed, self.place = seed, place
-        self.avoided = {_canonical(line) for line in instructions.avoided}
-        self.first: tuple[Message, ...] = ()
-        self.exchanges: list[tuple[str, str]] = []  # the model's reply, the environment's observation
-        self.reply: str | None = None  # the last one, not yet answered by the environment
-        self.room = instructions.window
-        self.writes_text = False
-        self.turns = 0
+    chat_model: ChatModel
+    first_messages: Callable[[str, str, str], tuple[Message, Message]]
+    after_action: str
+    steps: int
+    ending: str
+    window: int
+    budget: Budget
+    seed: tuple
+    place: str
+    do_not_repeat: tuple[str, ...] = ()
+    hints: int = 0
+    untrusted: int = 0
+    first: tuple[Message, ...] = ()
+    exchanges: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # the model's reply, the observation
+    reply: str | None = None  # the last one, not yet answered by the environment
+    room: int = 0
+    writes_text: bool = False
+    turns: int = 0
 
     def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
         observation = "\n".join(message.content for message in messages)
         if not self.first:
-            self.first = self._first_messages(episode, observation)
+            self.first = self._open(episode, observation)
         elif self.reply is not None:
             self.exchanges.append((self.reply, observation))
         action = self._choose()
         self.turns += 1
         return Turn(action)
 
-    def _first_messages(self, episode: Episode, opening: str) -> tuple[Message, ...]:
+    def _open(self, episode: Episode, opening: str) -> tuple[Message, ...]:
         """The system and the user message. The untrusted text in them leaves less room to the conversation."""
-        window, tools = self.instructions.window, ask_within(_PATIENCE, episode.tools)
+        tools = ask_within(_PATIENCE, episode.tools)
         self.writes_text = not tools
         # Hints are written as calls; they do not help if actions are free text.
-        count = 0 if self.writes_text else self.instructions.hints
+        count = 0 if self.writes_text else self.hints
         hints = sample_hints(episode, count, self.seed) if count else []
-        shown = [hint for hint in prompting.fit_texts(hints[::-1], window // _HINTS, 3) if hint is not None]
-        opening = prompting.shorten(opening, window // _OPENING)
+        shown = [hint for hint in prompting.fit_texts(hints[::-1], self.window // _HINTS, 3) if hint is not None]
+        opening = prompting.shorten(opening, self.window // _OPENING)
         works = prompting.bullets(shown[::-1]) if shown else ""
-        self.room = window - self.instructions.untrusted - len(opening) - len(works)
-        acting = action_format(tools, self.instructions.ending)
-        return self.instructions.first_messages(
+        self.room = self.window - self.untrusted - len(opening) - len(works)
+        acting = action_format(tools, self.ending)
+        return self.first_messages(
             acting, prompting.data(opening) if opening.strip() else "", prompting.data(works) if works else ""
         )
 
@@ -214,7 +223,7 @@ class ChatModelActor:
         for repeats in range(_REPEATS + 1):
             place = f"{self.place}/turn {self.turns + 1}" + f"/again {repeats}" * bool(repeats)
             action, reply = self._ask((*self._conversation(), *refused), place, (*self.seed, self.turns, repeats))
-            if _canonical(signature(action)) not in self.avoided:
+            if _canonical(signature(action)) not in self._avoided:
                 self.reply = reply
                 return action
             refused = (*refused, Message("assistant", reply), Message("user", prompting.parts("explore")["refused"]))
@@ -243,6 +252,10 @@ class ChatModelActor:
         self.chat_model.failed("truncated" if reply.truncated else "empty")
         raise ChatFailure("truncated" if reply.truncated else "empty", "twice in a row")
 
+    @functools.cached_property
+    def _avoided(self) -> set[tuple[str, ...]]:
+        return {_canonical(line) for line in self.do_not_repeat}
+
     def _conversation(self) -> tuple[Message, ...]:
         """The first messages and all exchanges. If these are too long, texts are shortened and the oldest left out.
 
@@ -255,8 +268,8 @@ class ChatModelActor:
             first = (*first[:-1], Message(first[-1].role, f"{first[-1].content}\n\n{note}"))
         messages = list(first)
         for number, (reply, observation) in enumerate(shown, start=missing + 1):
-            left = str(self.instructions.steps - number)
-            after = prompting.fill(self.instructions.after_action, observation=prompting.data(observation), left=left)
+            left = str(self.steps - number)
+            after = prompting.fill(self.after_action, observation=prompting.data(observation), left=left)
             messages += [Message("assistant", reply), Message("user", after)]
         return tuple(messages)
 
@@ -381,15 +394,15 @@ class LLMExplorer:
         self.remaining_budget().check(1)
         start = dataclasses.replace(task, solution=())
         purpose = self.guidance[context.kind].purpose if context else "Purpose: a survey."
-        instructions = exploration_instructions(
+        actor = exploring_actor(
             environment, task, context, weights, purpose, steps=self.steps, ending=self.ending, window=self.window
         )
         with self.remaining_budget().shared(self.runs) as budgets, ThreadPoolExecutor(self.runs) as pool:
 
             def run(number: int) -> Trajectory:
-                budget, place = budgets[number], f"{self.place}/run {number}"
-                actor = ChatModelActor(self.chat_model, instructions, budget=budget, seed=(*seed, number), place=place)
-                return self.play(environment, start, actor, max_turns=self.steps)
+                place = f"{self.place}/run {number}"
+                act = actor(chat_model=self.chat_model, budget=budgets[number], seed=(*seed, number), place=place)
+                return self.play(environment, start, act, max_turns=self.steps)
 
             trajectories = list(pool.map(run, range(self.runs)))
         triplets: list[Triplet] = []
@@ -410,22 +423,21 @@ class LLMExplorer:
         actions = number_actions(exploration.triplets)
         if not any(step.observation.ok for step in actions.values()):
             return
-        rules = DraftRules(Ending.of(environment, self.ending), self.separator, self.shortest)
-        messages = abstraction_prompt(exploration, actions, environment, rules, self.window, limit)
+        rules = Ending.of(environment, self.ending), self.separator, self.shortest
+        messages = abstraction_prompt(exploration, actions, environment, *rules, self.window, limit)
         budget, seed = self.remaining_budget(), seed_of("abstract", *exploration.seed)
         place = f"{self.place}/abstract"
         reply = structured_reply(self.chat_model, messages, Drafts, budget=budget, seed=seed, place=place)
-        yield from task_drafts(reply, actions, exploration.task, rules, limit)
+        yield from task_drafts(reply, actions, exploration.task, *rules, limit)
 
     @contextlib.contextmanager
     def attempters(self, task: Task, count: int) -> Iterator[list[ChatModelActor]]:
         """Actors that see nothing but the task's query, by which validation checks that the query suffices."""
-        instructions = attempt_instructions(steps=self.attempt_turns, ending=self.ending, window=self.window)
+        actor = attempting_actor(steps=self.attempt_turns, ending=self.ending, window=self.window)
         with self.remaining_budget().shared(count) as budgets:
             yield [
-                ChatModelActor(
-                    self.chat_model,
-                    instructions,
+                actor(
+                    chat_model=self.chat_model,
                     budget=budget,
                     seed=("attempt", task.id, attempt),
                     # Named by the evolution, not the expedition: a task found twice costs one attempt.

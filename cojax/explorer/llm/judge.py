@@ -1,7 +1,5 @@
 """A model's opinion of a draft, for validation: do query and actions belong together, and is the draft safe?"""
 
-import dataclasses
-
 from pydantic import BaseModel
 
 from cojax.drafts import DraftRefused
@@ -18,34 +16,27 @@ class Judgement(BaseModel):
     reason: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Judge:
-    """Asks a model whether query and actions belong together.
+def judge(chat_model: ChatModel, veto: bool, task: Task, draft: TaskDraft, budget: Budget, review: bool) -> str:
+    """The model's opinion of whether query and actions belong together, as a line of evidence, paid from `budget`.
 
-    Without `veto` the opinion is only evidence. With `veto` an objection refuses the draft, and so does a failure.
+    Without `veto` the opinion is only evidence. With `veto` an objection raises DraftRefused, and so does a failure;
+    with `review`, an unsafe draft is set aside for review by a person.
     """
-
-    chat_model: ChatModel
-    veto: bool = True
-
-    def __call__(self, task: Task, draft: TaskDraft, budget: Budget, review: bool) -> str:
-        """The model's opinion as a line of evidence, paid from `budget`. Raises DraftRefused for one that refuses the
-        draft; with `review`, an unsafe one is set aside for review by a person."""
-        solution = bullets([shorten(signature(action) or "(back to the user)", 2_000) for action in draft.solution])
-        messages = prompt("judge", data_rule=parts("data")["rule"], query=data(draft.query), solution=data(solution))
-        place, safe = f"judge/{task.id}", True
-        try:
-            judgement = structured_reply(
-                self.chat_model, messages, Judgement, budget=budget, seed=seed_of(place), place=place, temperature=0.0
-            )
-        except ChatFailure as failure:
-            # Otherwise a draft could avoid a refusal by making the judge fail.
-            line = f"judge: no opinion ({failure})"
-        else:
-            safe, reason = judgement.safe, shorten(" ".join(judgement.reason.split()), 200)
-            if judgement.consistent and safe:
-                return f"judge: no objection ({reason})"
-            line = f"judge: {'query and actions do not belong together' if safe else 'unsafe'} ({reason})"
-        if not self.veto:
-            return line
-        raise DraftRefused(line) if safe or not review else DraftRefused(f"set aside for review: {line}", line)
+    solution = bullets([shorten(signature(action) or "(back to the user)", 2_000) for action in draft.solution])
+    messages = prompt("judge", data_rule=parts("data")["rule"], query=data(draft.query), solution=data(solution))
+    place, safe = f"judge/{task.id}", True
+    try:
+        judgement = structured_reply(
+            chat_model, messages, Judgement, budget=budget, seed=seed_of(place), place=place, temperature=0.0
+        )
+    except ChatFailure as failure:
+        # Otherwise a draft could avoid a refusal by making the judge fail.
+        line = f"judge: no opinion ({failure})"
+    else:
+        safe, reason = judgement.safe, shorten(" ".join(judgement.reason.split()), 200)
+        if judgement.consistent and safe:
+            return f"judge: no objection ({reason})"
+        line = f"judge: {'query and actions do not belong together' if safe else 'unsafe'} ({reason})"
+    if not veto:
+        return line
+    raise DraftRefused(line) if safe or not review else DraftRefused(f"set aside for review: {line}", line)

@@ -202,7 +202,7 @@ def test_the_scripted_explorer_finds_tasks_that_validation_accepts(appworld: App
     explorer = ScriptedExplorer(runs=2, steps=3, ending=ENDING, neighbours=appworld.neighbours)
     exploration = explorer.explore(appworld, place, None, (7,), appworld.popularity())
     assert exploration.failures == ()
-    validate = Validation(appworld, controls=1)
+    validate = Validation(appworld)
     verdicts = [validate(draft, lambda id: False, explorer) for draft in explorer.abstract(exploration, appworld, 3)]
     accepted = [task for verdict, task in verdicts if task is not None]
     assert accepted, verdicts

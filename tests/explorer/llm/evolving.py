@@ -1,6 +1,7 @@
 """One evolution of a small desk by a scripted model, over real HTTP."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +16,7 @@ from cojax.environment.replay import follow
 from cojax.explorer.llm.chat_client import ChatClient
 from cojax.explorer.llm.chat_model import ChatSettings, Journal
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.judge import Judge
+from cojax.explorer.llm.judge import judge as ask_judge
 from cojax.similarity import NearDuplicates
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Expedition, Synthesis, synthesize
 from cojax.types import Signal, Task, Trajectory, Verdict
@@ -57,7 +58,6 @@ def evolve(
     acting: Mapping[str, Any] = ACTING,
     runs: int = 2,
     attempts: int = 1,
-    controls: int | None = None,
     judge: bool | None = None,
     exclusions: Exclusions = Exclusions(),  # noqa: B008
     budget: int = 20,
@@ -79,9 +79,8 @@ def evolve(
         validate = Validation(
             environment,
             exclusions,
-            controls,
             attempts=Attempts(LLMExplorer.attempters, attempts, 6) if attempts else None,
-            judge=None if judge is None else Judge(chat_model, judge),
+            judge=None if judge is None else functools.partial(ask_judge, chat_model, judge),
             safe=True,
         )
         inputs = EvolutionInputs(

@@ -4,7 +4,7 @@ import pytest
 from evolving import ACTING, evolve
 from models import model
 
-from cojax.explorer.llm.abstraction import Draft, DraftRules, task_draft
+from cojax.explorer.llm.abstraction import Draft, task_draft
 from cojax.explorer.scripted.explorer import Ending
 from cojax.types import Action, Call, Message, Observation, Task, TaskDraft, Triplet
 
@@ -23,7 +23,7 @@ def draft(*turns: list[int], shortest: int = 3) -> TaskDraft:
     (first, *later) = turns
     said = [{"query": f"request {place}", "steps": steps} for place, steps in enumerate(later)]
     proposed = Draft.model_validate({"query": "the first request", "steps": first, "later": said})
-    return task_draft(proposed, RECORD, PLACE, DraftRules(Ending(""), NEXT, shortest))
+    return task_draft(proposed, RECORD, PLACE, Ending(""), NEXT, shortest)
 
 
 def test_a_dialogue_with_an_action_in_every_turn_stands() -> None:
@@ -50,17 +50,17 @@ def test_handing_back_to_the_user_is_no_action() -> None:
     assert draft([1], [2], shortest=2).objections == ()
     # A call that ends the episode is one.
     proposed = Draft(query="q", steps=[1, 2])
-    assert task_draft(proposed, RECORD, PLACE, DraftRules(Ending("finish"), "", 3)).objections == ()
+    assert task_draft(proposed, RECORD, PLACE, Ending("finish"), "", 3).objections == ()
 
 
 def test_an_answer_in_a_call_is_shown_in_every_part() -> None:
     record = {1: did("ls", told='["a.txt", "b.txt"]'), 2: did("wc", told="7 lines")}
 
-    rules = DraftRules(Ending("finish", "answer"), "", 3)
+    rules = Ending("finish", "answer"), "", 3
 
     def given(answer: object) -> list[str]:
         end = Triplet(Action(calls=(Call("finish", {"answer": answer}),)), Observation(done=True), 0)
-        made = task_draft(Draft(query="q", steps=[1, 2, 3]), {**record, 3: end}, PLACE, rules)
+        made = task_draft(Draft(query="q", steps=[1, 2, 3]), {**record, 3: end}, PLACE, *rules)
         return list(made.objections)
 
     assert given(7) == given("a.txt") == given(["a.txt", {"n": "b.txt"}]) == []
@@ -73,12 +73,12 @@ def test_an_answer_in_code_is_looked_through() -> None:
         return Triplet(Action(f"```python\n{text}\n```"), Observation((Message("user", told),), done=done), 0)
 
     look = code("r = apis.files.list()\nprint(len(r))", "7")
-    rules = DraftRules(Ending("supervisor.complete_task", "answer"), "", 3)
+    rules = Ending("supervisor.complete_task", "answer"), "", 3
     made = [
         task_draft(
             Draft(query="how many?", steps=[1, 2, 3]),
             {1: look, 2: code("n = len(r)"), 3: code(f"{x}\napis.supervisor.complete_task(answer=n)", done=True)},
-            PLACE, rules,
+            PLACE, *rules,
         ).objections
         for x in ("", "n = 7", "n = '8'")
     ]  # fmt: skip
@@ -86,7 +86,7 @@ def test_an_answer_in_code_is_looked_through() -> None:
 
 
 def test_an_answer_of_the_reply_is_shown_by_what_does_not_print_it_itself() -> None:
-    rules = DraftRules(Ending("supervisor.complete_task", "answer"), "", 3)
+    rules = Ending("supervisor.complete_task", "answer"), "", 3
 
     def objections(look: str, answer: str) -> tuple[str, ...]:
         record = {
@@ -94,7 +94,7 @@ def test_an_answer_of_the_reply_is_shown_by_what_does_not_print_it_itself() -> N
             for place, (code, told) in enumerate([("print(apis.a.b())", "7"), (look, "42")], start=1)
         }
         proposed = Draft(query="how many?", steps=[1, 2], answer=answer)
-        return task_draft(proposed, record, PLACE, rules).objections
+        return task_draft(proposed, record, PLACE, *rules).objections
 
     assert objections('print("42")', "42") == ("no step shows the answer '42'",)
     assert objections('print("42")', "7") == objections("print(apis.c.d())", "42") == ()

@@ -204,7 +204,7 @@ def test_solvers_that_fail_do_nothing_or_cannot_be_understood_prove_nothing(scen
     queue = list(drafts.values())
     shares = [queue[::2], queue[1::2]]
     script = playing(scene, [], solve=solve, abstract=lambda body, at: says({"drafts": shares.pop()}))
-    done = explored(scene, script, 2, environment=Injecting(scene.environment), controls=0, timeout=1.0)
+    done = explored(scene, script, 2, environment=Injecting(scene.environment), timeout=1.0)
     assert done.result.tasks == ()
     failures = 0
     for name, draft in drafts.items():
