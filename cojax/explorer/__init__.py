@@ -112,24 +112,20 @@ def context_of(
     pattern = tuple(dict.fromkeys(tool for tool in named or tools_called(trajectory) or solution if tool != ending))
     failed = [turn for turn in trajectory.turns if not turn.observation.ok]
     tools = ", ".join(pattern) or "the tools of the task"
+    called = ", ".join(tools_called(trajectory)) or "no call"
     return ExplorationContext(
         task=trajectory.task,
         kind=kind,
         episode=trajectory.episode,
-        summary=_summary(trajectory),
+        summary=(
+            f"{trajectory.task.query!r}: {len(trajectory.turns)} turns ({called}), "
+            f"{trajectory.outcome}, reward {trajectory.reward:.2f}"
+        ),
         failure_cause=_failure_cause(trajectory, failed),
         instability_pattern=signal.evidence if signal else "",
         focus_patterns=pattern,
         objectives=guides[kind].worded(tools),
         do_not_repeat=tuple(dict.fromkeys(signature(turn.action) for turn in failed)),
-    )
-
-
-def _summary(trajectory: Trajectory) -> str:
-    names = ", ".join(tools_called(trajectory)) or "no call"
-    return (
-        f"{trajectory.task.query!r}: {len(trajectory.turns)} turns ({names}), "
-        f"{trajectory.outcome}, reward {trajectory.reward:.2f}"
     )
 
 

@@ -264,7 +264,9 @@ class ScriptedExplorer:
         base, stretch = (len(self._planned(context)), self.stretch) if context else (0, range(1, self.longest + 1))
         wanted = draft_lengths(base, stretch, self._most_actions(context), rng)
         focus = context.focus_patterns if context else ()
-        found = windows(exploration.triplets, wanted, focus, rng, self._required(context))
+        # Where the guidance asks for the whole plan, each draft has its calls.
+        required = Counter(self._planned(context) if context and self.guidance[context.kind].whole else ())
+        found = windows(exploration.triplets, wanted, focus, rng, required)
         # A generator of its own, so that `cut` does not change the other random numbers.
         cuts = random.Random(repr(("cut", exploration.seed)))
         queries: set[str] = set()
@@ -329,10 +331,6 @@ class ScriptedExplorer:
     def _most_actions(self, context: ExplorationContext | None) -> int:
         """The actions of the longest draft wanted, the ending not counted."""
         return min(self.steps, max(1, len(self._planned(context)) + max(self.stretch)) if context else self.longest)
-
-    def _required(self, context: ExplorationContext | None) -> Counter[str]:
-        """The calls that each draft must have: those of the plan, where the guidance asks for the whole."""
-        return Counter(self._planned(context) if context and self.guidance[context.kind].whole else ())
 
     def _planned(self, context: ExplorationContext) -> list[str]:
         """The tools of the context's plan, or else of its task's solution, without the ending."""
