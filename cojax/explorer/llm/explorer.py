@@ -93,17 +93,8 @@ def exploring_actor(
             "user", prompting.fill(words["user"], brief=about, opening=start, hints=works)
         )
 
-    return functools.partial(
-        ChatModelActor,
-        first_messages=first_messages,
-        after_action=words["next"],
-        steps=steps,
-        ending=ending,
-        window=window,
-        do_not_repeat=context.do_not_repeat if context else (),
-        hints=_HINTS_SHOWN,
-        untrusted=untrusted,
-    )
+    limits = steps, ending, window, context.do_not_repeat if context else (), _HINTS_SHOWN, untrusted
+    return functools.partial(ChatModelActor, first_messages, words["next"], *limits)
 
 
 def attempting_actor(*, steps: int, ending: str, window: int) -> "Callable[..., ChatModelActor]":
@@ -114,14 +105,7 @@ def attempting_actor(*, steps: int, ending: str, window: int) -> "Callable[..., 
         system = prompting.fill(words["system"], steps=str(steps), acting=acting)
         return Message("system", system), Message("user", prompting.fill(words["user"], opening=opening))
 
-    return functools.partial(
-        ChatModelActor,
-        first_messages=first_messages,
-        after_action=words["next"],
-        steps=steps,
-        ending=ending,
-        window=window,
-    )
+    return functools.partial(ChatModelActor, first_messages, words["next"], steps, ending, window)
 
 
 def _context_texts(environment: Environment, task: Task, context: ExplorationContext, room: int) -> dict[str, str]:
@@ -159,7 +143,7 @@ class Move(BaseModel):
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
+@dataclasses.dataclass(eq=False)
 class ChatModelActor:
     """The actor of one episode of at most `steps` actions; single-use.
 
@@ -172,18 +156,19 @@ class ChatModelActor:
     `ChatFailure` ends the episode as an engine_error, with the actions so far.
     """
 
-    chat_model: ChatModel
     first_messages: Callable[[str, str, str], tuple[Message, Message]]
     after_action: str
     steps: int
     ending: str
     window: int
-    budget: Budget
-    seed: tuple
-    place: str
     do_not_repeat: tuple[str, ...] = ()
     hints: int = 0
     untrusted: int = 0
+    _: dataclasses.KW_ONLY
+    chat_model: ChatModel
+    budget: Budget
+    seed: tuple
+    place: str
     first: tuple[Message, ...] = ()
     exchanges: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # the model's reply, the observation
     reply: str | None = None  # the last one, not yet answered by the environment
