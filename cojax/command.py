@@ -88,7 +88,7 @@ def worded(text: str) -> str:
         module: f"cojax {name}" if _started else f"python -m {imports.within(module)}"
         for name, (module, _) in COMMANDS.items()
     }
-    # A longer name, such as experiments.study.rounding, is no command of ours.
+    # A longer name, such as experiments.study.launch, is no command of ours.
     pattern = rf"python -m ({'|'.join(map(re.escape, names))})(?![\w.]*\w)"
     return re.sub(pattern, lambda found: names[found[1]], text)
 

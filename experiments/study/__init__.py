@@ -1,7 +1,7 @@
 """The study: tables of arms × seeds of the main command, with intervals, paired differences and figures.
 
-arms.py        the arms and their settings
-tables.py      which arms and seeds; which differences are asked for
+arms.toml      the arms and their settings; arms.py reads them
+tables.toml    which arms and seeds; which differences are asked for; tables.py reads them
 credits.py     evolve=credited: signals weighted by what earlier ones led to
 frontier.py    evolve=frontier: mastered tasks joined; prefix_replay.py: how many actions of a joined task are replayed
 careless.py    explorer=careless: an explorer that confuses names
@@ -14,9 +14,7 @@ record.py      a finished run → its record, which holds all that tables and fi
 comparison.py  how a record differs from a configuration, and from another record
 stored.py      records in OUT/runs, one compressed file an arm; what a record has to look like
 summary.py     records → NAME.json: means, intervals, paired differences, success by kind of task
-markdown.py    NAME.json → NAME.md
+markdown.py    NAME.json → NAME.md, by page.md.jinja
 figures.py     records → pictures
-composition.py a command: are long tasks failed for their skills, or for composing them?
-rounding.py    a command: how much of a result is rounding?
 __main__.py    the command
 """

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from cojax.signals import SIGNALS
 from cojax.storage.files import replace_file
-from .arms import ARMS
+from .arms import TITLES
 from .record import Record, cross_table
 from .summary import estimate
 
@@ -75,7 +75,7 @@ def shares(axes: Axes, parts: Mapping[str, Sequence[float]], names: Sequence[str
 
 
 def titles(arms: Sequence[str]) -> list[str]:
-    return [ARMS[arm].title for arm in arms]
+    return [TITLES[arm] for arm in arms]
 
 
 def palette(count: int) -> list[str]:

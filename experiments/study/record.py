@@ -111,15 +111,11 @@ ORIGIN_MEASURES = ("solved", "norm")
 FAILURE_SHARES = ("hard", "distinct", "ends")
 
 
-class NotFinished(RuntimeError):
-    """The run directory holds no finished run, or one of an older version of this code."""
-
-
 def record_or_reason(job: StudyRun, workdir: Path) -> tuple[Record | None, str]:
     """The record of the run in `workdir`, or None and why it has none."""
     try:
         return record_of(job, workdir), ""
-    except (NotFinished, StorageError) as error:
+    except StorageError as error:
         return None, str(error)
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         return None, f"{workdir} holds a damaged run ({error!r}); delete it and run the same command again"
@@ -128,19 +124,19 @@ def record_or_reason(job: StudyRun, workdir: Path) -> tuple[Record | None, str]:
 def record_of(job: StudyRun, workdir: Path) -> Record:
     """Makes the record of the run in `workdir`.
 
-    Raises NotFinished that says what is missing or different.
+    Raises StorageError that says what is missing or different.
     """
     summary, config, *evaluations = (
         _read(workdir / f"{name}.json") for name in ("summary", "config", "zero_shot", "final")
     )
     if different := mismatch(config, job.config):
-        raise NotFinished(
+        raise StorageError(
             f"{workdir} holds a run with other settings: {different}. Choose another --runs, or delete it"
         )
     if summary["steps"] != job.config["steps"]:
-        raise NotFinished(f"{workdir} ended after {summary['steps']} steps, not {job.config['steps']}; delete it")
+        raise StorageError(f"{workdir} ended after {summary['steps']} steps, not {job.config['steps']}; delete it")
     if any("tasks" not in found for found in evaluations):
-        raise NotFinished(f"{workdir} does not say which held-out tasks were solved; delete it and run the study again")
+        raise StorageError(f"{workdir} does not say which held-out tasks were solved; delete it and run it again")
     trials = evaluations[1].get("trials", [])
     run = read_run(workdir)
     metrics, drafts = run.metrics, run.drafts
@@ -349,4 +345,4 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         # A run with a summary counts as finished, so running it again would write nothing.
         begin = f"delete {path.parent} and " if (path.parent / "summary.json").exists() else ""
-        raise NotFinished(f"{path} cannot be read ({error}); {begin}run the study again") from error
+        raise StorageError(f"{path} cannot be read ({error}); {begin}run the study again") from error

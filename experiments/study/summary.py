@@ -12,7 +12,7 @@ from cojax.environment import Charted, Environment
 from cojax.report.figures import student
 from cojax.report.origins import PREDICTORS
 from cojax.types import Task, content_hash
-from .arms import ARMS
+from .arms import ARMS, TITLES
 from .record import ORIGIN_COUNTS, ORIGIN_MEASURES, Record, cross_table, environment_of, least_popular
 from .tables import Table
 
@@ -311,8 +311,8 @@ def _row(
     budgets = [{**record["budget"], "evaluation_episodes": _evaluation_episodes(record)} for record in records]
     return {
         "arm": arm,
-        "title": ARMS[arm].title,
-        "settings": dict(ARMS[arm].settings),
+        "title": TITLES[arm],
+        "settings": dict(ARMS[arm]),
         "final": _estimate(final),
         "gain": dataclasses.asdict(paired_difference(final, zero_shot)),
         "cross_table": _mean_counts([cross_table(record["held_out"]) for record in records]),

@@ -25,15 +25,7 @@ from experiments.study.arms import ARMS, COMMON, ON_DEVELOPMENT_TASKS
 from experiments.study.figures import colours
 from experiments.study.runs import changes, configuration_of, settings_of
 from experiments.study.summary import SeedEstimate, estimate, paired_difference
-from experiments.study.tables import (
-    DEVELOPMENT_SEEDS,
-    EVALUATION_SEEDS,
-    LOSS_SEEDS,
-    PREFERENCE_SEEDS,
-    PRETRAINED_SEEDS,
-    TABLES,
-    jobs,
-)
+from experiments.study.tables import DEVELOPMENT_SEEDS, SEEDS, TABLES, jobs
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,7 +53,7 @@ def test_differences_are_paired_by_the_seeds_that_both_have():
 
 @pytest.mark.parametrize("development", [False, True])
 def test_every_arm_is_a_configuration_that_the_main_command_takes(development):
-    seeds = DEVELOPMENT_SEEDS if development else EVALUATION_SEEDS
+    seeds = DEVELOPMENT_SEEDS if development else SEEDS["evaluation"]
     made = jobs(list(ARMS), seeds, development)
     assert len(made) == len(ARMS) * len(seeds)
     for job in made[: len(ARMS)]:
@@ -69,7 +61,7 @@ def test_every_arm_is_a_configuration_that_the_main_command_takes(development):
         check(config)
         assert (config.seed, config.evaluation.split) == (seeds[0], "dev" if development else "eval")
         own = dict(ON_DEVELOPMENT_TASKS) if development else {}
-        assert job.settings == {**COMMON, **ARMS[job.arm].settings, **own, "seed": seeds[0]}
+        assert job.settings == {**COMMON, **ARMS[job.arm], **own, "seed": seeds[0]}
     assert len({json.dumps(job.config) for job in made}) == len(made)
 
 
@@ -106,13 +98,13 @@ def test_arms_of_a_table_are_told_apart_by_colour():
 
 
 def test_seeds_and_tables_are_sound():
-    assert len({*DEVELOPMENT_SEEDS, *EVALUATION_SEEDS, *LOSS_SEEDS, *PRETRAINED_SEEDS, *PREFERENCE_SEEDS}) == 34
+    assert len({seed for seeds in SEEDS.values() for seed in seeds}) == 42
     for table in TABLES.values():
         assert set(table.arms) <= set(ARMS)
         assert {arm for pair in table.differences for arm in pair} <= set(table.arms)
     # What is taken away or added is all that tells an arm from feedback; the growth is the same a step.
     for period, arm in ((5, "period-5"), (20, "period-20")):
-        config = configuration_of(ARMS[arm].settings)
+        config = configuration_of(ARMS[arm])
         assert config.evolve_every == period
         assert (
             config.synthesis.budget / period
@@ -121,7 +113,7 @@ def test_seeds_and_tables_are_sound():
 
 
 def test_the_former_selection_differs_from_feedback_in_its_rule_alone():
-    before, after = (dict(ARMS[name].settings) for name in ("feedback-before", "feedback"))
+    before, after = (dict(ARMS[name]) for name in ("feedback-before", "feedback"))
     named = before.pop("synthesis.select")
     assert before == after
     select = find("selection", named, SELECTIONS)
@@ -134,7 +126,7 @@ def test_the_former_selection_differs_from_feedback_in_its_rule_alone():
 
 def test_a_pretrained_model_runs_as_its_preset_says_but_on_one_core():
     table = TABLES["pretrained"]
-    static, feedback = (configuration_of(job.settings) for job in jobs(table.arms, PRETRAINED_SEEDS[:1]))
+    static, feedback = (configuration_of(job.settings) for job in jobs(table.arms, SEEDS["pretrained"][:1]))
     assert changes(static, feedback) == {"preference.tasks": "static"}
     # What all tables share and the preset does not say.
     assert changes(feedback, desk_smollm2.get_config()) == {
@@ -146,7 +138,7 @@ def test_a_pretrained_model_runs_as_its_preset_says_but_on_one_core():
 def test_losses_are_compared_in_as_many_episodes():
     """Where each part of an update's settings is the arm's own, all else is alike."""
     table = TABLES["losses"]
-    made = {job.arm: job.config for job in jobs(table.arms, LOSS_SEEDS[:1], further=table.settings)}
+    made = {job.arm: job.config for job in jobs(table.arms, SEEDS["losses"][:1], further=table.settings)}
     assert {arm: config["learner"]["loss"] for arm, config in made.items()} == {
         "grpo": "grpo", "gspo": "gspo", "cispo": "cispo", "dr-grpo": "grpo", "dynamic": "grpo",
     }  # fmt: skip

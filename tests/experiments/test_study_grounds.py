@@ -22,7 +22,7 @@ from experiments.study.summary import (
     weakest_tenth,
     worst_tenth,
 )
-from experiments.study.tables import GROUND_SEEDS, TABLES, Table, jobs
+from experiments.study.tables import SEEDS, TABLES, Table, jobs
 
 GROUND_ARMS = sorted(arm for arm in ARMS if arm.startswith(("wide-", "deep-")))
 GROUND_TABLES = ("primary", "wide", "wide-actions", "wide-growth", "deep")
@@ -40,7 +40,7 @@ def test_all_arms_play_as_many_episodes_probes_included():
     more = {name for name in GROUND_ARMS if name.endswith("uniform-more")}
     assert len(more) == 2
     for arm in GROUND_ARMS:
-        settings = {**COMMON, **ARMS[arm].settings}
+        settings = {**COMMON, **ARMS[arm]}
         steps = settings["steps"]
         episodes = steps * settings["batch_size"] * 8
         if settings.get("synthesis.admit") == "probe":
@@ -53,9 +53,9 @@ def test_all_arms_play_as_many_episodes_probes_included():
 
 def test_the_seeds_of_the_grounds_are_of_no_other_table_but_the_one_of_losses():
     others = {seed for name, table in TABLES.items() if name not in {*GROUND_TABLES, "losses"} for seed in table.seeds}
-    assert not others & set(GROUND_SEEDS)
-    assert GROUND_SEEDS == (201, 202, 203, 204, 205, 206, 207, 208, 209, 210, 211, 212)
-    assert {table.seeds for name, table in TABLES.items() if name in GROUND_TABLES} == {GROUND_SEEDS}
+    assert not others & set(SEEDS["ground"])
+    assert SEEDS["ground"] == (201, 202, 203, 204, 205, 206, 207, 208, 209, 210, 211, 212)
+    assert {table.seeds for name, table in TABLES.items() if name in GROUND_TABLES} == {SEEDS["ground"]}
     for name in GROUND_TABLES:
         assert set(TABLES[name].arms) <= set(GROUND_ARMS)
     assert [TABLES[name].count for name in ("primary", "wide", "deep")] == [12, 6, 6]

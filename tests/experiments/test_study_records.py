@@ -7,13 +7,12 @@ import pytest
 from study_records import record
 
 from cojax.report import read_run
-from cojax.storage.files import Log, write_json
+from cojax.storage.files import Log, StorageError, write_json
 from environments import load
 from experiments.study import stored
 from experiments.study.arms import COMMON
 from experiments.study.comparison import differing_parts, mismatch
 from experiments.study.record import (
-    NotFinished,
     budget,
     cross_table,
     describe_tasks,
@@ -142,13 +141,13 @@ def test_a_run_of_other_settings_or_fewer_steps_gets_no_record(tmp_path):
         write_json(tmp_path / f"{name}.json", {"success": 0.5, "tasks": {}})
     write_json(tmp_path / "summary.json", {"steps": 2})
     write_json(tmp_path / "config.json", {"config": {**job.config, "batch_size": 5}})
-    with pytest.raises(NotFinished, match="other settings: batch_size was 5, now 16"):
+    with pytest.raises(StorageError, match="other settings: batch_size was 5, now 16"):
         record_of(job, tmp_path)
     write_json(tmp_path / "config.json", {"config": {**job.config, "workdir": "there"}})
-    with pytest.raises(NotFinished, match="ended after 2 steps, not 3"):
+    with pytest.raises(StorageError, match="ended after 2 steps, not 3"):
         record_of(job, tmp_path)
     (tmp_path / "final.json").write_text("")
-    with pytest.raises(NotFinished, match=f"delete {tmp_path} and run the study again"):
+    with pytest.raises(StorageError, match=f"delete {tmp_path} and run the study again"):
         record_of(job, tmp_path)
 
 

@@ -113,7 +113,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "bench's table": ("part.json", tables.tables),
     **{f"run's {name}": (name, claimed) for name in ("config.json", "summary.json", "tasks.jsonl", "checksums.jsonl")},
 }
-OWN_ERRORS = (CheckpointError, RunDirectoryError, study_record.NotFinished)
+OWN_ERRORS = (CheckpointError, RunDirectoryError)
 STUDY_RUN: object = None  # the variables of a run are compared only where a sound file has others
 
 
