@@ -22,7 +22,7 @@ from rich.text import Text
 from cojax.report import comparison
 from cojax.report.comparison import check_folders, write_comparison
 from cojax.report.console import CONSOLE
-from cojax.report.exchanges import Exchange, Exchanges, about
+from cojax.report.exchanges import Exchange, about, places_of, read_exchanges
 from cojax.report.lineage import TaskHistory, TaskVisit, action_text, id_of, lineage
 from cojax.report.live import serve
 from cojax.report.page import write_evaluation_report
@@ -215,11 +215,11 @@ def _expedition(run: Run, key: tuple[int, int] | None) -> Iterator[Text]:
 
 def _exchanges(run: Run, expedition: tuple[int, int] | None, task: str) -> Iterator[Text]:
     """Every text sent to a model for an expedition and a validation, and received from it, in full."""
-    exchanges = Exchanges(run.folder / "journal.jsonl")
-    if not exchanges:
+    journal = run.folder / "journal.jsonl"
+    if not (places := places_of(journal)):
         return
-    explored = exchanges.of_expedition(*expedition) if expedition else []
-    for part, found in (("exploration", explored), ("validation", exchanges.of_task(task))):
+    for part, key in (("exploration", expedition or ""), ("validation", task)):
+        found = read_exchanges(journal, places.get(key, ()))
         calls = f"{part}: {len(found)} call{'' if len(found) == 1 else 's'} to a model"
         yield Text.assemble(("\n" + "═" * 100 + "\n", "dim"), (calls, "bold"))
         for exchange in found:
@@ -250,7 +250,7 @@ def history_lines(history: TaskHistory) -> Iterator[Text]:
     yield from _solution(history.solution)
     yield _line("origin", f"{history.origin}, joined the pool at step {history.step}")
     for depth, parent in enumerate(history.parents, 1):
-        yield _line("parent" if depth == 1 else f"parent ×{depth}", f"{parent.id}  {parent.origin}  {parent.query}")
+        yield _line("parent" if depth == 1 else f"parent ×{depth}", "  ".join(parent))
     if history.signal:
         yield _line("signal", f"{history.signal}: {history.signal_evidence}")
     if history.source_episode:

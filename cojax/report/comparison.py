@@ -11,7 +11,6 @@ cojax/report/figures.py, and p of the exact sign test. It holds for these two po
 than another takes several seeds of each.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -67,7 +66,6 @@ def comparison(runs: Sequence[Run]) -> Json:
     names = _names([run.folder.resolve() for run in runs])
     settings = [_settings(run) for run in runs]
     scores = [task_scores(run.final) for run in runs]
-    pairs = [paired(scores[0], other) for other in scores[1:]]
     return {
         "name": "comparison",
         "runs": [
@@ -85,7 +83,7 @@ def comparison(runs: Sequence[Run]) -> Json:
             name for name in dict.fromkeys(chain(*settings)) if len({one.get(name) for one in settings}) > 1
         ),
         # The difference of each run's final success to that of the first, over shared tasks.
-        "pairs": [None, *(dataclasses.asdict(one) if one else None for one in pairs)],
+        "pairs": [None, *(paired(scores[0], other) for other in scores[1:])],
         "tasks": _tasks(runs, scores),
     }
 
@@ -167,9 +165,10 @@ def differences(results: Sequence[Run]) -> Table:
         if found is None:
             shown.add_row(str(one.folder), "fewer than 2 in common", *["–"] * 5)
             continue
-        interval = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
-        figures = (str(found.count), f"{100 * found.mean:+.1f}", interval, str(found.better), str(found.worse))
-        shown.add_row(str(one.folder), *figures, f"{sign_test(found.better, found.worse):.2g}")
+        better, worse = found["better"], found["worse"]
+        interval = f"{100 * found['low']:+.1f} to {100 * found['high']:+.1f}"
+        figures = (str(found["count"]), f"{100 * found['mean']:+.1f}", interval, str(better), str(worse))
+        shown.add_row(str(one.folder), *figures, f"{sign_test(better, worse):.2g}")
     return shown
 
 

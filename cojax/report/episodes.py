@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cojax.learner.advantages import ADVANTAGES
-from cojax.report.lineage import VisitIndex, task_id_of
+from cojax.report.lineage import Rewards, add_visit, task_id_of
 from cojax.report.pieces import Pieces, steps_piece
 from cojax.report.run import Json, Run, cut_text, shortened_text
 from cojax.storage.files import StorageError, read_whole
@@ -252,7 +252,7 @@ def _trajectory(episode: Json) -> Trajectory:
 
 
 class EpisodeIndex:
-    """The groups of the steps that were added, and the visits of their tasks.
+    """The groups of the steps that were added, and the rewards of their tasks.
 
     A row of `steps` is a group in columns, by sample; a column that holds nothing but its default is left out:
 
@@ -263,7 +263,7 @@ class EpisodeIndex:
     """
 
     def __init__(self) -> None:
-        self.visits = VisitIndex()
+        self.rewards: Rewards = {}
         self.steps: dict[int, list[Json]] = {}
         self.tasks: list[list[str]] = []  # id, query, origin
         self._numbers: dict[str, int] = {}
@@ -278,7 +278,7 @@ class EpisodeIndex:
             stem = episode["episode"].rpartition("-")[0] or episode["episode"]
             task = ids[stem] if stem in ids else ids.setdefault(stem, task_id_of(episode))
             tasks.append(task)
-            self.visits.add(task, step, episode)
+            add_visit(self.rewards, task, step, episode)
             groups.setdefault((task, episode.get("agent", "")), []).append(episode)
         self.steps[step] = [
             self._row(step, task, agent, group, None if agent else advantages)

@@ -36,6 +36,7 @@ TASKS = 64  # tasks whose exchanges the page holds at most
 CHARACTERS = 1_500_000  # of all texts, each counted once
 TEXT = 8_000  # characters of one text
 Key = tuple[int, int] | str  # step and number of an expedition, or the id of a task
+Place = tuple[tuple[int, ...], int, str]  # of an exchange: its order, where its record starts, the rest of its place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,67 +58,54 @@ class Exchange:
     shared: int = 0
 
 
-class Exchanges:
-    """The exchanges of a run by expedition and by task; none where the run has no journal."""
+def places_of(journal: Path) -> dict[Key, list[Place]]:
+    """The places of all exchanges by expedition and by task, older ones first; none where the run has no journal."""
+    places: dict[Key, list[Place]] = defaultdict(list)
+    start = 0
+    if journal.exists():
+        with open_file(journal) as file:
+            for line in lines_of(file):
+                written = _PLACE.search(line, 0, _HEAD) if line.endswith(b"\n") else None
+                if written and (found := _key(written[1])):
+                    key, rest = found
+                    # Sorted by part, run and turn; repeated and repaired calls stay in their order.
+                    numbers = (int(number) for number in re.findall(r"\d{1,9}", rest)[:2])
+                    places[key].append(((_RANKS[re.split(r"[ /]", rest)[0]], *numbers), start, rest))
+                start += len(line)
+    return {key: sorted(found) for key, found in places.items()}
 
-    def __init__(self, path: Path):
-        self._path = path
-        self._places: dict[Key, list[tuple[tuple[int, ...], int, str]]] = defaultdict(list)
-        start = 0
-        if path.exists():
-            with open_file(path) as file:
-                for line in lines_of(file):
-                    if line.endswith(b"\n") and (found := _PLACE.search(line, 0, _HEAD)):
-                        self._note(found[1], start)
-                    start += len(line)
 
-    def __bool__(self) -> bool:
-        return bool(self._places)
+def _key(written: bytes) -> tuple[Key, str] | None:
+    """The expedition or task of a place, as JSON writes it, and the rest of the place; None for any other one."""
+    try:
+        place = json.loads(b'"' + written + b'"')
+    except ValueError:
+        return None
+    if found := _EXPEDITION.fullmatch(place):
+        step = _step(found["evolution"])
+        return None if step is None else ((step, int(found["number"])), found["rest"])
+    if found := _ATTEMPT.fullmatch(place):
+        return found["task"], found["rest"]
+    if found := _JUDGE.fullmatch(place):
+        return found["task"], found["rest"] + found["more"]
+    return None
 
-    def of_expedition(self, step: int, number: int) -> list[Exchange]:
-        """The exchanges of an expedition: reflection, the runs turn by turn, abstraction; older calls first."""
-        return self._read((step, number))
 
-    def of_task(self, id: str) -> list[Exchange]:
-        """The exchanges of the judge and of the attempts on the query alone. `id` is that of a task or of a draft."""
-        return self._read(id)
-
-    def _note(self, raw: bytes, start: int) -> None:
-        """Stores where the record of a place starts; `raw` is the place as JSON writes it."""
-        try:
-            place = json.loads(b'"' + raw + b'"')
-        except ValueError:
-            return
-        key: Key
-        if found := _EXPEDITION.fullmatch(place):
-            step = _step(found["evolution"])
-            if step is None:
-                return
-            key, rest = (step, int(found["number"])), found["rest"]
-        elif found := _ATTEMPT.fullmatch(place):
-            key, rest = found["task"], found["rest"]
-        elif found := _JUDGE.fullmatch(place):
-            key, rest = found["task"], found["rest"] + found["more"]
-        else:
-            return
-        # Sorted by part, run and turn; repeated and repaired calls stay in their order.
-        numbers = (int(number) for number in re.findall(r"\d{1,9}", rest)[:2])
-        self._places[key].append(((_RANKS[re.split(r"[ /]", rest)[0]], *numbers), start, rest))
-
-    def _read(self, key: Key) -> list[Exchange]:
-        exchanges: list[Exchange] = []
-        places = sorted(self._places.get(key, ()))
-        if not places:
-            return []
-        with open_file(self._path) as file:
-            for _, start, rest in places:
-                file.seek(start)
-                if (exchange := _exchange(file.readline(LONGEST_LINE + 1), rest)) is not None:
-                    before = exchanges[-1].messages if exchanges else ()
-                    # Only the continuation of a whole conversation counts as shared.
-                    shared = len(before) if exchange.messages[: len(before)] == before else 0
-                    exchanges.append(dataclasses.replace(exchange, shared=shared))
-        return exchanges
+def read_exchanges(journal: Path, places: Sequence[Place]) -> list[Exchange]:
+    """The exchanges of an expedition: reflection, the runs turn by turn, abstraction. Those of a task or of a draft: of
+    the judge and of the attempts on the query alone."""
+    exchanges: list[Exchange] = []
+    if not places:
+        return []
+    with open_file(journal) as file:
+        for _, start, rest in places:
+            file.seek(start)
+            if (exchange := _exchange(file.readline(LONGEST_LINE + 1), rest)) is not None:
+                before = exchanges[-1].messages if exchanges else ()
+                # Only the continuation of a whole conversation counts as shared.
+                shared = len(before) if exchange.messages[: len(before)] == before else 0
+                exchanges.append(dataclasses.replace(exchange, shared=shared))
+    return exchanges
 
 
 def _exchange(line: bytes, place: str) -> Exchange | None:
@@ -157,7 +145,7 @@ def about(exchange: Exchange) -> str:
     return " ".join(" · ".join(part for part in parts if part).split())
 
 
-def journal_texts(histories: Sequence[TaskHistory], exchanges: Exchanges) -> Json:
+def journal_texts(histories: Sequence[TaskHistory], journal: Path) -> Json:
     """The exchanges of some of these tasks, as JSON.
 
     `texts` holds every text once. `expeditions`, by "STEP/NUMBER", and `tasks`, by id, hold rows, one per exchange: its
@@ -167,12 +155,13 @@ def journal_texts(histories: Sequence[TaskHistory], exchanges: Exchanges) -> Jso
     texts: dict[str, int] = {}  # each once, as the documentation of tools stands in every prompt of a run
     expeditions: dict[str, list[Json]] = {}
     tasks: dict[str, list[Json]] = {}
-    for task in _spread(evenly(histories, TASKS) if exchanges else ()):
+    places = places_of(journal)
+    for task in _spread(evenly(histories, TASKS) if places else ()):
         if sum(map(len, texts)) >= CHARACTERS:
             break
         if task.expedition is not None and (name := expedition_name(task.expedition)) not in expeditions:
-            expeditions[name] = _rows(exchanges.of_expedition(*task.expedition), texts)
-        tasks[task.id] = _rows(exchanges.of_task(task.id), texts)
+            expeditions[name] = _rows(read_exchanges(journal, places.get(task.expedition, ())), texts)
+        tasks[task.id] = _rows(read_exchanges(journal, places.get(task.id, ())), texts)
     return {"texts": list(texts), "expeditions": expeditions, "tasks": tasks}
 
 

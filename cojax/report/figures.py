@@ -1,7 +1,6 @@
 """Data of the page's charts, from the logs of a run: its curves, its task set, and paired differences of results."""
 
 import bisect
-import dataclasses
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -121,13 +120,12 @@ def headline(run: Run) -> Json:
     """The figures at the top of the page; None for those that the run has not reached."""
     last = run.metrics[-1] if run.metrics else {}
     dev = [row["dev"]["success"] for row in run.metrics if row.get("dev")]
-    gain = paired(task_scores(run.zero_shot), task_scores(run.final))
     return {
         "finished": bool(run.summary),
         "policy": origin_line(run.origin) if run.origin else "",
         "zero_shot": run.summary.get("zero_shot", run.zero_shot.get("success")),
         "final": run.summary.get("final", run.final.get("success")),
-        "gain": dataclasses.asdict(gain) if gain else None,
+        "gain": paired(task_scores(run.zero_shot), task_scores(run.final)),
         "dev": [dev[0], dev[-1] if len(dev) > 1 else None] if dev else None,
         "step": run.summary.get("steps", last.get("step", 0)),
         "steps": run.config.get("config", {}).get("steps"),
@@ -279,26 +277,12 @@ def _at(record: Json, path: tuple[str, ...]) -> float | list[int] | None:
     return None if isinstance(found, dict) else found
 
 
-@dataclasses.dataclass(frozen=True)
-class Paired:
-    """The mean of other − one over `count` shared tasks, its 95 % interval, and on how many other scores more or less.
+def paired(one: Mapping[str, float], other: Mapping[str, float]) -> Json | None:
+    """The mean of other − one over shared tasks, by id, its 95 % interval, and on how many other is better or worse.
 
-    The interval is over tasks: it says nothing of other seeds of the same two runs.
-    """
-
-    mean: float
-    low: float
-    high: float
-    count: int
-    better: int
-    worse: int
-
-
-def paired(one: Mapping[str, float], other: Mapping[str, float]) -> Paired | None:
-    """Student's interval over the tasks' differences, x̄ ± t₀.₉₇₅(n−1) · s/√n; scores are in [0, 1], by id of the task.
-
-    Where all differences are equal it is x̄ ± 3/n, as a share of 3/n of the tasks may differ unseen (Hanley and
-    Lippman-Hand 1983). Both ends stay within [−1, 1]. None for fewer than two shared tasks.
+    Scores are in [0, 1]. The interval, Student's x̄ ± t₀.₉₇₅(n−1) · s/√n, is over tasks: it says nothing of other seeds
+    of the same two runs. Where all differences are equal it is x̄ ± 3/n, as a share of 3/n of the tasks may differ
+    unseen (Hanley and Lippman-Hand 1983). Both ends stay within [−1, 1]. None for fewer than two shared tasks.
     """
     differences = [other[task] - one[task] for task in sorted(one.keys() & other.keys())]
     count = len(differences)
@@ -308,7 +292,7 @@ def paired(one: Mapping[str, float], other: Mapping[str, float]) -> Paired | Non
     half = half if variance > 1e-15 else 3 / count
     low, high = max(-1.0, mean - half), min(1.0, mean + half)
     better, worse = sum(value > 0 for value in differences), sum(value < 0 for value in differences)
-    return Paired(mean, low, high, count, better, worse)
+    return {"mean": mean, "low": low, "high": high, "count": count, "better": better, "worse": worse}
 
 
 def student(values: Sequence[float]) -> tuple[float, float, float]:

@@ -1,7 +1,6 @@
 """The history of a task: why it exists, and how often the policy has solved it since."""
 
 import dataclasses
-from collections import defaultdict
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -24,20 +23,12 @@ class TaskVisit:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ancestor:
-    """A task of the parent chain; `origin` and `query` are empty where the pool does not hold it."""
-
-    id: str
-    origin: str
-    query: str
-
-
-@dataclasses.dataclass(frozen=True)
 class TaskHistory:
     """The lineage of one task and its visits.
 
     step               the step at which it joined the pool
-    parents            the chain from its parent to an initial task
+    parents            the chain from its parent to an initial task: id, origin and query of each, the last two empty
+                       where the pool does not hold it
     signal             the kind of signal that led to it; `signal_evidence` is the signal's line of evidence
     source_episode     the episode that raised the signal
     runs, expedition   the explorer's runs that it comes from; step and number of their expedition
@@ -51,7 +42,7 @@ class TaskHistory:
     origin: str
     solution: tuple[str, ...]
     step: int
-    parents: tuple[Ancestor, ...]
+    parents: tuple[tuple[str, str, str], ...]
     signal: str
     signal_evidence: str
     source_episode: str
@@ -65,35 +56,30 @@ class TaskHistory:
     parent_visits: tuple[TaskVisit, ...]
 
 
-class VisitIndex:
-    """Counts the visits of tasks from their episodes."""
-
-    def __init__(self) -> None:
-        self._counts: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0, 0, 0.0]))
-
-    def add(self, task: str, step: int, episode: Json) -> None:
-        """Counts an episode, given as JSON, unless it was lost to the infrastructure or played by a second agent."""
-        if episode["outcome"] in INFRASTRUCTURE or "agent" in episode:
-            return
-        count = self._counts[task][step]
-        count[0] += 1
-        count[1] += episode["reward"] >= 1.0
-        count[2] += episode["reward"]
-
-    def of(self, task: str) -> tuple[TaskVisit, ...]:
-        steps = self._counts.get(task, {})
-        return tuple(
-            TaskVisit(step, int(episodes), int(successes), reward / episodes)
-            for step, (episodes, successes, reward) in sorted(steps.items())
-        )
+# Task id → step → the rewards of the episodes of that visit.
+Rewards = dict[str, dict[int, list[float]]]
 
 
-def histories(run: Run, visits: VisitIndex | None = None, wanted: Iterable[str] | None = None) -> list[TaskHistory]:
+def add_visit(rewards: Rewards, task: str, step: int, episode: Json) -> None:
+    """Adds an episode, given as JSON, unless it was lost to the infrastructure or played by a second agent."""
+    if episode["outcome"] not in INFRASTRUCTURE and "agent" not in episode:
+        rewards.setdefault(task, {}).setdefault(step, []).append(episode["reward"])
+
+
+def visits_of(rewards: Rewards, task: str) -> tuple[TaskVisit, ...]:
+    """The visits of a task by step."""
+    return tuple(
+        TaskVisit(step, len(found), sum(reward >= 1.0 for reward in found), sum(found) / len(found))
+        for step, found in sorted(rewards.get(task, {}).items())
+    )
+
+
+def histories(run: Run, rewards: Rewards | None = None, wanted: Iterable[str] | None = None) -> list[TaskHistory]:
     """The histories of all tasks, or of those with the ids `wanted`, in the order of the pool.
 
-    Every stored episode is read for them, unless the visits are given. Raises KeyError for an id that the pool lacks.
+    Every stored episode is read for them, unless the rewards are given. Raises KeyError for an id that the pool lacks.
     """
-    visits = visits or _visits(run, run.tasks.keys())
+    rewards = _rewards(run, run.tasks.keys()) if rewards is None else rewards
     kinds, drafts = run.kinds, {draft["task"]: draft for draft in run.drafts if draft.get("task")}
     found = []
     for id in run.tasks if wanted is None else wanted:
@@ -115,18 +101,18 @@ def histories(run: Run, visits: VisitIndex | None = None, wanted: Iterable[str] 
             verdict=lineage.get("verdict", ""),
             verdict_evidence=tuple(lineage.get("evidence", ())),
             difficulty=draft["verdict"].get("difficulty") if draft else None,
-            visits=visits.of(id),
-            parent_visits=visits.of(lineage.get("parent", "")),
+            visits=visits_of(rewards, id),
+            parent_visits=visits_of(rewards, lineage.get("parent", "")),
         )
         found.append(history)
     return found
 
 
-def _parents(run: Run, parent: str) -> tuple[Ancestor, ...]:
-    chain: dict[str, Ancestor] = {}
+def _parents(run: Run, parent: str) -> tuple[tuple[str, str, str], ...]:
+    chain: dict[str, tuple[str, str, str]] = {}
     while parent and parent not in chain:
         task = run.tasks.get(parent, {})
-        chain[parent] = Ancestor(parent, task.get("origin", ""), task.get("query", ""))
+        chain[parent] = parent, task.get("origin", ""), task.get("query", "")
         parent = (task.get("lineage") or {}).get("parent", "")
     return tuple(chain.values())
 
@@ -145,17 +131,17 @@ def lineage(folder: str | Path, task_id: str) -> TaskHistory:
         raise KeyError(f"task {task_id!r} {found}; give an id, or a longer prefix, from {run.folder / 'tasks.jsonl'}")
     task = run.tasks[matches[0]]
     wanted = {task["id"], (task.get("lineage") or {}).get("parent", "")}
-    return histories(run, _visits(run, wanted), [task["id"]])[0]
+    return histories(run, _rewards(run, wanted), [task["id"]])[0]
 
 
-def _visits(run: Run, wanted: Collection[str]) -> VisitIndex:
-    """The visits of these tasks in the stored episodes."""
-    visits = VisitIndex()
+def _rewards(run: Run, wanted: Collection[str]) -> Rewards:
+    """Those of these tasks' stored episodes."""
+    rewards: Rewards = {}
     for step in run.episodes.steps():
         for episode in run.episodes.read(step):
             if (visited := task_id_of(episode)) in wanted:
-                visits.add(visited, step, episode)
-    return visits
+                add_visit(rewards, visited, step, episode)
+    return rewards
 
 
 def task_id_of(episode: Json) -> str:

@@ -4,7 +4,6 @@ An origin is what a task came from: a kind of signal, `uniform`, `unguided`, …
 """
 
 import bisect
-import dataclasses
 import math
 import re
 from collections import Counter, defaultdict
@@ -26,15 +25,6 @@ LEAST = 5
 # What predicts the success of a draft.
 PREDICTORS = ("beliefs", "probe")
 _ATTEMPTS = re.compile(r"solved without hints: \d+ of (\d+) attempts")
-
-
-@dataclasses.dataclass(frozen=True)
-class RankCorrelation:
-    """Spearman's ρ of `pairs` pairs, in [−1, 1]; None where it is not given, and then `why` says the reason."""
-
-    rho: float | None
-    pairs: int
-    why: str = ""
 
 
 def groups_by_origin(metrics: Iterable[Record]) -> Counts:
@@ -122,20 +112,23 @@ def first_solved(visits: Iterable[tuple[str, Iterable[str], Sequence[TaskVisit]]
     return found
 
 
-def rank_correlation(pairs: Sequence[Pair]) -> RankCorrelation:
-    """Spearman's ρ: Pearson's correlation of the ranks, equal values having the mean of their ranks."""
+def rank_correlation(pairs: Sequence[Pair]) -> Json:
+    """Spearman's ρ: Pearson's correlation of the ranks, equal values having the mean of their ranks.
+
+    `rho` of the number `pairs`, in [−1, 1], is None where it is not given; then `why` says the reason.
+    """
+    unknown = {"rho": None, "pairs": len(pairs)}
     if len(pairs) < LEAST:
         found = f"{len(pairs)} task{'' if len(pairs) == 1 else 's'}"
-        why = f"{found} with a prediction and a known first visit; {LEAST} are needed"
-        return RankCorrelation(None, len(pairs), why)
+        return {**unknown, "why": f"{found} with a prediction and a known first visit; {LEAST} are needed"}
     for name, values in zip(("predicted", "realised"), zip(*pairs, strict=True), strict=True):
         if len(set(values)) == 1:
-            return RankCorrelation(None, len(pairs), f"the {name} success of all {len(pairs)} tasks is {values[0]:.2f}")
+            return {**unknown, "why": f"the {name} success of all {len(pairs)} tasks is {values[0]:.2f}"}
     # Ranks from −(n − 1)/2 to (n − 1)/2 have the mean 0.
     one, other = (_ranks(values) for values in zip(*pairs, strict=True))
     squares = sum(a * a for a in one) * sum(b * b for b in other)
     rho = sum(a * b for a, b in zip(one, other, strict=True)) / math.sqrt(squares)
-    return RankCorrelation(max(-1.0, min(1.0, rho)), len(pairs))
+    return {"rho": max(-1.0, min(1.0, rho)), "pairs": len(pairs), "why": ""}
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
@@ -185,16 +178,12 @@ def worth(run: Run, histories: Sequence[TaskHistory]) -> Json:
             "probed": _cost(probed, origin),
             "attempted": attempted[origin]["episodes"] if origin in attempted else 0,
             "norm": norms.get(origin),
-            "ranks": {name: dataclasses.asdict(rank_correlation(pairs[name].get(origin, []))) for name in PREDICTORS},
+            "ranks": {name: rank_correlation(pairs[name].get(origin, [])) for name in PREDICTORS},
         }
         for origin in names
     ]
     every = {name: rank_correlation([pair for some in pairs[name].values() for pair in some]) for name in PREDICTORS}
-    return {
-        "rows": rows,
-        "ranks": {name: dataclasses.asdict(found) for name, found in every.items()},
-        "notes": _notes(run, kept, probed is None, every),
-    }
+    return {"rows": rows, "ranks": every, "notes": _notes(run, kept, probed is None, every)}
 
 
 def tools_in(run: Run, task: Record) -> set[str]:
@@ -216,7 +205,7 @@ def _cost(found: Counts | None, origin: str) -> list[int] | None:
     return None if found is None else [found.get(origin, Counter())[name] for name in ("episodes", "actions")]
 
 
-def _notes(run: Run, kept: int, unknown_probe: bool, ranks: Mapping[str, RankCorrelation]) -> list[str]:
+def _notes(run: Run, kept: int, unknown_probe: bool, ranks: Mapping[str, Json]) -> list[str]:
     notes = []
     if run.metrics and not any("origins" in row for row in run.metrics):
         notes.append("Groups by origin are not known: an older version made this run.")
@@ -231,8 +220,8 @@ def _notes(run: Run, kept: int, unknown_probe: bool, ranks: Mapping[str, RankCor
         if not any(draft.get("predicted", {}).get(name) is not None for draft in drafts):
             if drafts:
                 notes.append(f"No draft has a success predicted by {_PREDICTED_BY[name]}.")
-        elif found.rho is None:
-            notes.append(f"No rank correlation for {_PREDICTED_BY[name]}: {found.why}.")
+        elif found["rho"] is None:
+            notes.append(f"No rank correlation for {_PREDICTED_BY[name]}: {found['why']}.")
     return notes
 
 

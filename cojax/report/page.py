@@ -17,7 +17,7 @@ from typing import Any
 
 from cojax.report import figures, origins
 from cojax.report.episodes import EpisodeIndex, Words, compact, follow, pairs, pick_within, select, words_of
-from cojax.report.exchanges import Exchanges, expedition_name, journal_texts
+from cojax.report.exchanges import expedition_name, journal_texts
 from cojax.report.lineage import TaskHistory, histories, task_id_of
 from cojax.report.pieces import TASKS, Pieces, replace_text, stamp_of, strict_json, tasks_piece
 from cojax.report.run import Json, Run, origin_line, read_run, read_sound, shortened_text
@@ -120,7 +120,7 @@ def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None
         episodes, sources = select(run, wanted, played := EpisodeIndex(), pieces)
     else:
         follow(run, played)
-    every, synthesized = histories(run, played.visits), {task["id"] for task in run.synthesized}
+    every, synthesized = histories(run, played.rewards), {task["id"] for task in run.synthesized}
     shown = [task for task in every if task.id in synthesized]
     tasks = [_task(task, run) for task in shown]
     kept = pick_within(tasks, HISTORIES)
@@ -128,13 +128,12 @@ def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None
         for start in range(0, len(tasks), TASKS):
             pieces.put(tasks_piece(start // TASKS), tasks[start : start + TASKS])
     chosen = {task["id"] for task in kept}
-    journal = Exchanges(run.folder / "journal.jsonl")
     rejected = [named for named in run.numbered_drafts() if named[1]["verdict"]["status"] != "accepted"]
     initial = sum(not draft["step"] for _, draft in rejected)  # drafts of D_0; the others are of the evolutions
     return {
         **_figures(run, every, rejected),
         "tasks": _rows(tasks, chosen),
-        "exchanges": journal_texts([task for task in shown if task.id in chosen], journal),
+        "exchanges": journal_texts([task for task in shown if task.id in chosen], run.folder / "journal.jsonl"),
         "pairs": pairs(run),
         "episodes": episodes,
         "index": played.index(),
@@ -226,7 +225,7 @@ def _task(task: TaskHistory, run: Run) -> Json:
     values["expedition"] = expedition_name(task.expedition) if task.expedition else ""
     explored = run.expeditions.get(task.expedition) if task.expedition else None
     values["explored"] = _explored(explored) if explored else None
-    values["parents"] = [[parent.id, parent.origin, _cut(parent.query)] for parent in task.parents[:12]]
+    values["parents"] = [[id, origin, _cut(query)] for id, origin, query in task.parents[:12]]
     for name in ("visits", "parent_visits"):
         rows = getattr(task, name)[-VISITS:]
         values[name] = [[visit.step, visit.episodes, visit.successes, round(visit.reward, 4)] for visit in rows]

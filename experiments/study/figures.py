@@ -56,8 +56,8 @@ def band(axes: Axes, curves: Curves, colour: str, label: str, window: int = 1, o
     if not xs:
         return
     found = [estimate([curve[index] for curve in smooth]) for index in range(len(xs))]
-    axes.plot(xs, [one.mean for one in found if one.mean is not None], color=colour, label=label, linewidth=1.6)
-    ends = [(x, one.low, one.high) for x, one in zip(xs, found, strict=True) if one.low is not None]
+    axes.plot(xs, [one["mean"] for one in found if one["mean"] is not None], color=colour, label=label, linewidth=1.6)
+    ends = [(x, one["low"], one["high"]) for x, one in zip(xs, found, strict=True) if one["low"] is not None]
     if ends and opacity:
         at, lows, highs = zip(*ends, strict=True)
         axes.fill_between(at, lows, highs, color=colour, alpha=opacity, linewidth=0)

@@ -10,7 +10,7 @@ import threading
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -37,27 +37,21 @@ _Count = Annotated[int, Field(ge=0, le=_GREATEST)]
 _Bits = Annotated[str, Field(pattern="^[01]*$")]
 
 
-class _Part(BaseModel):
-    """An object that may have further keys."""
+_Further = TypeVar("_Further")
+
+
+class _Part(BaseModel, Generic[_Further]):
+    """An object that may have further keys, of values of this type."""
 
     model_config = ConfigDict(strict=True, extra="allow")
+    __pydantic_extra__: dict[str, _Further]
 
 
-class _Counts(_Part):
-    __pydantic_extra__: dict[str, _Count]
-
-
-class _Seconds(_Part):
-    __pydantic_extra__: dict[str, _Amount]
-    warm_start: _Amount
-    total: _Positive
-
-
-def _part(each: Mapping[str, Any] | None = None, base: type[_Part] = _Part, **kinds: Any) -> Any:
+def _part(each: Mapping[str, Any] | None = None, further: Any = Any, **kinds: Any) -> Any:
     """An object that has the keys of `each` and `kinds`; a kind with a default, in a pair, may be missing."""
     fields: dict[str, Any] = {**(each or {}), **kinds}
     required: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items() if not isinstance(kind, tuple)}
-    return create_model("Part", __base__=base, **fields | required)
+    return create_model("Part", __base__=_Part[further], **fields | required)
 
 
 def _live_at_most_all(origin: Any) -> Any:
@@ -83,8 +77,8 @@ _SCHEMA = _part(
     facts=_part(commit=str, versions=dict[str, str], hardware=_part(processor=str)),
     threads=dict[str, str],
     held_out=_part(digest=str, tasks=_Count, zero_shot=_Bits, final=_Bits),
-    budget=_part(_all(_BUDGETS, _Count), _Counts),
-    seconds=_Seconds,
+    budget=_part(_all(_BUDGETS, _Count), _Count),
+    seconds=_part({"warm_start": _Amount, "total": _Positive}, _Amount),
     evolution_seconds=_Amount,
     curves=_part(_all(("step", *CURVES), list[_Number])),
     signals=_part(_all(SIGNALS, list[_Count])),

@@ -1,6 +1,5 @@
 """Records of a table's runs → NAME.json: a row for each arm, paired differences, budgets, versions and machines."""
 
-import dataclasses
 import functools
 import itertools
 import json
@@ -182,36 +181,24 @@ def _actions(task: Task) -> tuple[int, str]:
 Successes = Mapping[int, float | None]  # seed → success; None where there was nothing to evaluate on
 
 
-@dataclasses.dataclass(frozen=True)
-class SeedEstimate:
-    """A mean over `count` seeds and its 95 % interval (low, high), which is None for one seed.
+def estimate(values: Sequence[float | None]) -> dict[str, Any]:
+    """The `mean` over `count` seeds, and `low` and `high`, its 95 % interval, which are None for one seed.
 
-    All three are None where a run was not evaluated.
-    """
-
-    mean: float | None
-    low: float | None
-    high: float | None
-    count: int
-
-
-def estimate(values: Sequence[float | None]) -> SeedEstimate:
-    """Mean and Student's interval, x̄ ± t₀.₉₇₅(n−1) · s/√n with s² = Σ(x−x̄)²/(n−1) (Student 1908).
-
-    Raises ValueError for no values.
+    All three are None where a run was not evaluated. The interval is Student's (1908), x̄ ± t₀.₉₇₅(n−1) · s/√n with
+    s² = Σ(x−x̄)²/(n−1). Raises ValueError for no values.
     """
     if not values:
         raise ValueError("no value to estimate from; run at least one seed")
     known = [value for value in values if value is not None]
     if len(known) < len(values):
-        return SeedEstimate(None, None, None, len(values))
+        return {"mean": None, "low": None, "high": None, "count": len(values)}
     if len(known) == 1:
-        return SeedEstimate(known[0], None, None, 1)
+        return {"mean": known[0], "low": None, "high": None, "count": 1}
     mean, _, half = student(known)
-    return SeedEstimate(mean, mean - half, mean + half, len(known))
+    return {"mean": mean, "low": mean - half, "high": mean + half, "count": len(known)}
 
 
-def paired_difference(one: Successes, other: Successes) -> SeedEstimate:
+def paired_difference(one: Successes, other: Successes) -> dict[str, Any]:
     """`estimate` of one − other over the seeds that both have.
 
     Effects of the seed, above all of its warm start, cancel out. Raises ValueError where they share none.
@@ -314,7 +301,7 @@ def _row(
         "title": TITLES[arm],
         "settings": dict(ARMS[arm]),
         "final": _estimate(final),
-        "gain": dataclasses.asdict(paired_difference(final, zero_shot)),
+        "gain": paired_difference(final, zero_shot),
         "cross_table": _mean_counts([cross_table(record["held_out"]) for record in records]),
         # None for an arm without steps.
         "live_groups": _mean([_mean(groups) for groups in live]) if all(live) else None,
@@ -409,15 +396,14 @@ def _difference(one: str, other: str, finals: Mapping[str, Successes]) -> dict[s
     return {
         "one": one,
         "other": other,
-        **dataclasses.asdict(paired_difference(finals[one], finals[other])),
+        **paired_difference(finals[one], finals[other]),
         "by_seed": by_seed,
         "seeds_above_0": sum(value > 0 for value in by_seed.values()),
     }
 
 
 def _estimate(by_seed: Successes) -> dict[str, Any]:
-    found = dataclasses.asdict(estimate(list(by_seed.values())))
-    return {**found, "by_seed": {str(seed): value for seed, value in by_seed.items()}}
+    return {**estimate(list(by_seed.values())), "by_seed": {str(seed): value for seed, value in by_seed.items()}}
 
 
 def _made_with(records: Sequence[Record]) -> dict[str, Any]:

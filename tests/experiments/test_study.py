@@ -24,7 +24,7 @@ from experiments.study.__main__ import _parser, main, plan_tables, select_arms
 from experiments.study.arms import ARMS, COMMON, ON_DEVELOPMENT_TASKS
 from experiments.study.figures import colours
 from experiments.study.runs import changes, configuration_of, settings_of
-from experiments.study.summary import SeedEstimate, estimate, paired_difference
+from experiments.study.summary import estimate, paired_difference
 from experiments.study.tables import DEVELOPMENT_SEEDS, SEEDS, TABLES, jobs
 
 ROOT = Path(__file__).parents[2]
@@ -32,9 +32,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_means_have_students_interval():
     found = estimate([1.0, 2.0, 3.0, 4.0])  # s = 1.29099, t(3) = 3.18245: half = 3.18245 · 1.29099 / 2
-    assert (found.mean, found.count) == (2.5, 4)
-    assert (found.low, found.high) == pytest.approx((0.44574, 4.55426), abs=1e-5)
-    assert estimate([0.3]) == SeedEstimate(0.3, None, None, 1)
+    assert (found["mean"], found["count"]) == (2.5, 4)
+    assert (found["low"], found["high"]) == pytest.approx((0.44574, 4.55426), abs=1e-5)
+    assert estimate([0.3]) == {"mean": 0.3, "low": None, "high": None, "count": 1}
     with pytest.raises(ValueError, match="no value"):
         estimate([])
 
@@ -43,10 +43,10 @@ def test_differences_are_paired_by_the_seeds_that_both_have():
     found = paired_difference(
         {1: 0.5, 2: 0.6, 3: 0.7}, {2: 0.4, 3: 0.6, 9: 1.0}
     )  # 0.2 and 0.1: s = 0.0707, t(1) = 12.7062
-    assert found.count == 2
-    assert (found.mean, found.low, found.high) == pytest.approx((0.15, -0.48531, 0.78531), abs=1e-5)
+    assert found["count"] == 2
+    assert (found["mean"], found["low"], found["high"]) == pytest.approx((0.15, -0.48531, 0.78531), abs=1e-5)
     # What the seeds share cancels out: far apart from each other, one point apart in each pair.
-    assert paired_difference({1: 0.1, 2: 0.5, 3: 0.9}, {1: 0.0, 2: 0.4, 3: 0.8}).low == pytest.approx(0.1)
+    assert paired_difference({1: 0.1, 2: 0.5, 3: 0.9}, {1: 0.0, 2: 0.4, 3: 0.8})["low"] == pytest.approx(0.1)
     with pytest.raises(ValueError, match="no value to estimate from"):
         paired_difference({1: 0.5}, {2: 0.5})
 

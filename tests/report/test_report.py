@@ -20,7 +20,7 @@ from cojax.report import TaskVisit, lineage, read_run, write_report
 from cojax.report.command import main
 from cojax.report.episodes import pick_varied, pick_within
 from cojax.report.figures import evenly, evolutions, first_and_last_success, headline, pool, totals
-from cojax.report.lineage import VisitIndex, histories
+from cojax.report.lineage import add_visit, histories
 from cojax.report.page import contents, embed
 from cojax.storage.episodes import Episodes
 from cojax.storage.files import Log, write_json
@@ -106,7 +106,7 @@ def test_lineage_answers_why_and_whether_it_helped(run: Path) -> None:
     story = lineage(run, CHILD.id[:8])
     assert (story.id, story.origin, story.step, story.verdict) == (CHILD.id, "boundary", 2, "accepted")
     assert story.solution == ("mail(to='ana')", "finish(answer='four')")
-    assert [(parent.id, parent.origin) for parent in story.parents] == [(SEED.id, "unguided")]
+    assert [parent[:2] for parent in story.parents] == [(SEED.id, "unguided")]
     assert (story.signal, story.signal_evidence, story.source_episode) == ("boundary", "1 of 2 solved", SOURCE)
     assert (story.explorer, story.runs, story.verdict_evidence) == ("scripted", (0, 2), ("runs: 2 actions", ATTACK))
     # The environment's failure at step 3 says nothing; the timeout at step 5 is a failure like any other.
@@ -115,15 +115,14 @@ def test_lineage_answers_why_and_whether_it_helped(run: Path) -> None:
 
 
 def test_the_parent_chain_ends_at_the_first_task(run: Path) -> None:
-    assert [parent.id for parent in lineage(run, GRANDCHILD.id).parents] == [CHILD.id, SEED.id]
+    assert [id for id, _, _ in lineage(run, GRANDCHILD.id).parents] == [CHILD.id, SEED.id]
     assert lineage(run, SEED.id).parents == ()
 
 
 def test_a_parent_that_is_not_in_the_pool_is_named_by_its_id(run: Path) -> None:
     orphan = dataclasses.replace(GRANDCHILD, query="other", lineage=Lineage(parent="feedfacefeedface", step=4))
     Log(run / "tasks.jsonl").append([task_record(orphan)])
-    (parent,) = lineage(run, orphan.id).parents
-    assert (parent.id, parent.origin, parent.query) == ("feedfacefeedface", "", "")
+    assert lineage(run, orphan.id).parents == (("feedfacefeedface", "", ""),)
 
 
 def test_an_unknown_or_ambiguous_id_says_what_to_give(run: Path) -> None:
@@ -170,11 +169,11 @@ def test_a_finished_run_shows_its_summary(run: Path) -> None:
 
 
 def test_success_compares_first_and_last_visit_of_the_same_tasks(run: Path) -> None:
-    read, visits = read_run(run), VisitIndex()
+    read, rewards = read_run(run), dict[str, dict[int, list[float]]]()
     for step in (1, 3, 5):
         for line in read.episodes.read(step):
-            visits.add(CHILD.id if line["task"]["query"] == CHILD.query else SEED.id, step, line)
-    assert first_and_last_success(histories(read, visits)) == [
+            add_visit(rewards, CHILD.id if line["task"]["query"] == CHILD.query else SEED.id, step, line)
+    assert first_and_last_success(histories(read, rewards)) == [
         {"origin": "unguided", "tasks": 1, "first": 0.5, "last": 1.0},
         {"origin": "boundary", "tasks": 1, "first": 0.0, "last": 0.5},
     ]

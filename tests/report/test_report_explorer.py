@@ -11,7 +11,7 @@ from test_report import ATTACK, CHILD, GRANDCHILD, SEED, SOURCE, data_of, episod
 
 from cojax.explorer.llm.chat_model import Journal
 from cojax.pool import task_record
-from cojax.report import Exchanges, exchanges, lineage, read_run, write_report
+from cojax.report import exchanges, lineage, places_of, read_exchanges, read_run, write_report
 from cojax.report.command import main
 from cojax.report.figures import conversion, feedback, lengths, quality
 from cojax.report.page import contents
@@ -102,8 +102,12 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
+def exchanges_of(journal: Path, key: tuple[int, int] | str) -> list[exchanges.Exchange]:
+    return read_exchanges(journal, places_of(journal).get(key, ()))
+
+
 def test_the_exchanges_of_an_expedition_come_in_the_order_of_its_parts(run: Path) -> None:
-    found = Exchanges(run / "journal.jsonl").of_expedition(2, 3)
+    found = exchanges_of(run / "journal.jsonl", (2, 3))
     assert [(one.place, one.text, one.shared) for one in found] == [
         ("reflect", CALLS[2]["text"], 0),
         ("run 0/turn 1", "move", 0),
@@ -120,14 +124,14 @@ def test_the_exchanges_of_an_expedition_come_in_the_order_of_its_parts(run: Path
 
 
 def test_a_validation_is_found_by_the_task(run: Path) -> None:
-    found = Exchanges(run / "journal.jsonl").of_task(CHILD.id)
+    found = exchanges_of(run / "journal.jsonl", CHILD.id)
     assert [(one.place, one.text) for one in found] == [
         ("judge", '{"consistent": true}'),
         ("attempt 0/turn 1", "done"),
         ("attempt 1/turn 1", None),
     ]
     assert found[2].facts["kind"] == "timeout"
-    assert [one.messages[1][1] for one in Exchanges(run / "journal.jsonl").of_expedition(0, 3)] == ["survey of D_0"]
+    assert [one.messages[1][1] for one in exchanges_of(run / "journal.jsonl", (0, 3))] == ["survey of D_0"]
 
 
 def test_damaged_and_foreign_lines_are_passed_over(run: Path) -> None:
@@ -137,11 +141,10 @@ def test_damaged_and_foreign_lines_are_passed_over(run: Path) -> None:
     place = b'{"place":"0/1/3/reflect"'
     strange = [place + b"}\n", place + b',"sent":{"messages":[1]}}\n', place + b"\n", b"\xff\n", b"[]\n"]
     path.write_bytes(b"".join([*lines, *strange, lines[2][:-20]]))
-    found = Exchanges(path)
-    places = [one.place for one in found.of_expedition(2, 3)]
+    places = [one.place for one in exchanges_of(path, (2, 3))]
     assert places == ["reflect", "run 0/turn 2", "run 1/turn 1", "run 10/turn 1", "abstract", "abstract/repair"]
-    assert not found.of_expedition(9, 9)
-    assert not Exchanges(run / "nowhere.jsonl")
+    assert not exchanges_of(path, (9, 9))
+    assert not places_of(run / "nowhere.jsonl")
 
 
 def test_a_number_of_too_many_digits_is_no_place(tmp_path: Path) -> None:
@@ -149,7 +152,7 @@ def test_a_number_of_too_many_digits_is_no_place(tmp_path: Path) -> None:
     Log(journal := tmp_path / "journal.jsonl").append(
         [record(f"initial/{digits}/reflect"), record(f"{digits}/1/reflect"), record(f"0/1/2/run {digits}/turn 1")]
     )
-    assert list(Exchanges(journal).of_expedition(2, 1)) == []
+    assert list(exchanges_of(journal, (2, 1))) == []
     assert [kinds.step_of(f"{number}-a-0") for number in ("²", digits, "x", "12")] == [0, 0, 0, 12]
 
 

@@ -78,24 +78,24 @@ def test_the_first_task_to_solve_a_tool_earns_it_for_its_origin() -> None:
 
 def test_rank_correlation_by_hand() -> None:
     rising = [(0.1, 0.0), (0.2, 0.25), (0.5, 0.5), (0.6, 0.75), (0.9, 1.0)]
-    assert rank_correlation(rising).rho == pytest.approx(1.0)
-    assert rank_correlation([(p, 1 - s) for p, s in rising]).rho == pytest.approx(-1.0)
+    assert rank_correlation(rising)["rho"] == pytest.approx(1.0)
+    assert rank_correlation([(p, 1 - s) for p, s in rising])["rho"] == pytest.approx(-1.0)
     # Ranks 1 to 5 against 2 1 4 3 5: 1 − 6 · 4 / (5 · 24).
     found = rank_correlation([(0.1, 0.2), (0.2, 0.1), (0.3, 0.4), (0.4, 0.3), (0.5, 0.9)])
-    assert (found.rho, found.pairs, found.why) == (pytest.approx(0.8), 5, "")
+    assert (found["rho"], found["pairs"], found["why"]) == (pytest.approx(0.8), 5, "")
     # Ties have the mean rank: 1.5 1.5 3.5 3.5 5 against 1 2 3 4 5 is 9 / √(9 · 10).
     tied = rank_correlation([(0.1, 0.1), (0.1, 0.2), (0.3, 0.3), (0.3, 0.4), (0.5, 0.5)])
-    assert tied.rho == pytest.approx(9 / 90**0.5)
+    assert tied["rho"] == pytest.approx(9 / 90**0.5)
 
 
 def test_a_rank_correlation_is_not_made_up() -> None:
     four = rank_correlation([(0.1, 0.0), (0.2, 0.25), (0.5, 0.5), (0.6, 0.75)])
-    assert (four.rho, four.pairs) == (None, 4)
-    assert four.why == "4 tasks with a prediction and a known first visit; 5 are needed"
-    assert rank_correlation([(0.1, 0.0)]).why.startswith("1 task with")
-    assert rank_correlation([]).rho is None
-    assert rank_correlation([(0.5, x / 9) for x in range(9)]).why == "the predicted success of all 9 tasks is 0.50"
-    assert rank_correlation([(x / 9, 0.0) for x in range(9)]).why == "the realised success of all 9 tasks is 0.00"
+    assert (four["rho"], four["pairs"]) == (None, 4)
+    assert four["why"] == "4 tasks with a prediction and a known first visit; 5 are needed"
+    assert rank_correlation([(0.1, 0.0)])["why"].startswith("1 task with")
+    assert rank_correlation([])["rho"] is None
+    assert rank_correlation([(0.5, x / 9) for x in range(9)])["why"] == "the predicted success of all 9 tasks is 0.50"
+    assert rank_correlation([(x / 9, 0.0) for x in range(9)])["why"] == "the realised success of all 9 tasks is 0.00"
 
 
 def test_drafts_pair_what_was_predicted_with_the_first_visit() -> None:

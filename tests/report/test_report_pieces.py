@@ -162,9 +162,9 @@ def test_a_paired_difference_and_its_interval() -> None:
     found = paired(one, other)
     assert found is not None
     # Differences 0, 0, 1, ½: mean 0.375, s = 0.4787, t₀.₉₇₅(3) = 3.1824.
-    assert (found.mean, found.count, found.better, found.worse) == (0.375, 4, 2, 0)
-    assert (round(found.low, 4), round(found.high, 4)) == (-0.3867, 1.0)
+    assert (found["mean"], found["count"], found["better"], found["worse"]) == (0.375, 4, 2, 0)
+    assert (round(found["low"], 4), round(found["high"], 4)) == (-0.3867, 1.0)
     same = paired({str(n): 1.0 for n in range(300)}, {str(n): 1.0 for n in range(300)})
     assert same is not None
-    assert (same.mean, same.low, same.high) == (0.0, -0.01, 0.01)
+    assert (same["mean"], same["low"], same["high"]) == (0.0, -0.01, 0.01)
     assert paired({"a": 1.0}, {"a": 0.0}) is None

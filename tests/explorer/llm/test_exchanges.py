@@ -12,7 +12,7 @@ from models import MAIL, model
 
 from cojax.explorer.llm.chat_model import Journal
 from cojax.pool import task_record
-from cojax.report import Exchanges, lineage, read_run, write_report
+from cojax.report import lineage, places_of, read_exchanges, read_run, write_report
 from cojax.report.command import main
 from cojax.storage.files import Log, write_json
 
@@ -43,8 +43,9 @@ def test_every_text_of_a_task_is_shown_and_no_other(tmp_path: Path, capsys: pyte
     story = lineage(tmp_path, task.id)
     assert story.expedition is not None
     assert read_run(tmp_path).expeditions[story.expedition]["signal"] == story.signal_evidence
-    exchanges = Exchanges(tmp_path / "journal.jsonl")
-    explored, validated = exchanges.of_expedition(*story.expedition), exchanges.of_task(task.id)
+    journal = tmp_path / "journal.jsonl"
+    places = places_of(journal)
+    explored, validated = (read_exchanges(journal, places[key]) for key in (story.expedition, task.id))
     parts = [exchange.place.partition("/")[0] for exchange in explored]
     assert list(dict.fromkeys(parts)) == ["reflect", "run 0", "run 1", "abstract"]
     assert parts.count("run 0") == 8
@@ -59,9 +60,9 @@ def test_every_text_of_a_task_is_shown_and_no_other(tmp_path: Path, capsys: pyte
         assert exchange.facts["model"] == "m"
     # No call of the evolution belongs nowhere.
     ids = {record["task"] for record in done.result.drafts} | {t.id for t in done.result.tasks}
-    found = [exchanges.of_expedition(10, number) for number in range(2)] + [exchanges.of_task(id) for id in ids if id]
-    assert sum(map(len, found)) == len(list(done.journal.read()))
-    assert NOISE in [exchange.text for number in range(2) for exchange in exchanges.of_expedition(10, number)]
+    found = {key: read_exchanges(journal, places.get(key, ())) for key in ((10, 0), (10, 1), *filter(None, ids))}
+    assert sum(map(len, found.values())) == len(list(done.journal.read()))
+    assert NOISE in [exchange.text for number in range(2) for exchange in found[10, number]]
 
     assert main([str(tmp_path), f"--task={task.id}"]) == 0
     said = capsys.readouterr().out
@@ -73,4 +74,4 @@ def test_every_text_of_a_task_is_shown_and_no_other(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize("place", ["0/initial/{}/reflect", "0/{}/1/reflect", "0/initial/1/run {}/turn 1"])
 def test_a_forged_number_without_end_is_no_place(tmp_path: Path, place: str) -> None:
     Log(tmp_path / "journal.jsonl").append([{"key": "k", "place": place.format("9" * 5000), "sent": {"messages": []}}])
-    assert not Exchanges(tmp_path / "journal.jsonl")
+    assert not places_of(tmp_path / "journal.jsonl")
