@@ -120,24 +120,22 @@ def serve(folder: str | Path, port: int = 0, ready: Callable[[str], None] = lamb
     """
     report = LiveReport(Path(folder))
     report.data()
-    with server_of(report, port) as server:
+    with Server(report, port) as server:
         ready(f"http://{HOST}:{server.server_port}/")
         server.serve_forever()
 
 
-def server_of(report: LiveReport, port: int = 0) -> http.server.ThreadingHTTPServer:
-    """The server of a live report, on this machine's own address alone. Port 0 is a free one."""
-    return _Server(report, port)
+class Server(http.server.ThreadingHTTPServer):
+    """The server of a live report, on this machine's own address alone. Port 0 is a free one.
 
-
-class _Server(http.server.ThreadingHTTPServer):
-    """At most THREADS connections at a time. One that owes a request is cut off after READING, or for a new one."""
+    It has at most THREADS connections at a time. One that owes a request is cut off after READING, or for a new one.
+    """
 
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128  # connections that wait for this process; the system delays more by seconds
 
-    def __init__(self, report: LiveReport, port: int) -> None:
+    def __init__(self, report: LiveReport, port: int = 0) -> None:
         super().__init__((HOST, port), _Handler)
         self.report, self._lock = report, threading.Lock()
         # Connection → since when it owes a request, infinity while it is answered.
@@ -180,7 +178,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = READING
-    server: _Server
+    server: Server
     protocol_version = "HTTP/1.1"
 
     def handle(self) -> None:

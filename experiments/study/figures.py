@@ -4,7 +4,7 @@
 import io
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -25,6 +25,7 @@ _ARMS = {"static": 6, "random": 1, "control": 0, "feedback": 3, "uniform": 2}
 KINDS = {"forgetting": _PALETTE[4], "boundary": _PALETTE[0], "rare": _PALETTE[1]}
 START = "#BBBBBB"
 Curves = Sequence[Sequence[tuple[float, float]]]  # one curve of (x, y) a seed
+Arms = Mapping[str, Sequence[Record]]  # arm → its records, by seed
 
 
 def figure(columns: int = 1, width: float = 6.4, height: float = 3.8) -> tuple[Figure, list[Axes]]:
@@ -63,6 +64,17 @@ def band(axes: Axes, curves: Curves, colour: str, label: str, window: int = 1, o
         axes.fill_between(at, lows, highs, color=colour, alpha=opacity, linewidth=0)
 
 
+def _bands(axes: Axes, arms: Arms, curve: Callable[[Record], Any], window: int = 1, opacity: float = 0.18) -> None:
+    """Draws `band` for each arm, in its colour; `curve` makes one of a record."""
+    shades = colours(arms)
+    for arm, records in arms.items():
+        band(axes, [curve(record) for record in records], shades[arm], TITLES[arm], window, opacity)
+
+
+def _legend(axes: Axes, **where: Any) -> None:
+    axes.legend(fontsize=8, frameon=False, **where)
+
+
 def shares(axes: Axes, parts: Mapping[str, Sequence[float]], names: Sequence[str], colours: Sequence[str]) -> None:
     """Draws stacked horizontal bars, one for each name; `parts` maps a part to its value for each name."""
     left = np.zeros(len(names))
@@ -71,18 +83,9 @@ def shares(axes: Axes, parts: Mapping[str, Sequence[float]], names: Sequence[str
         left += np.asarray(values, float)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.legend(fontsize=8, frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    _legend(axes, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
-def titles(arms: Sequence[str]) -> list[str]:
-    return [TITLES[arm] for arm in arms]
-
-
-def palette(count: int) -> list[str]:
-    return [_PALETTE[index % len(_PALETTE)] for index in range(count)]
-
-
-Arms = Mapping[str, Sequence[Record]]  # arm → its records, by seed
 _SMOOTH = 5  # steps that a noisy curve is averaged over
 _LABEL = 50  # characters of a label's line
 _CROWDED = 5  # with more arms, intervals would cover each other
@@ -101,11 +104,11 @@ def paired_differences(differences: Sequence[Mapping[str, Any]]) -> Figure | Non
         seeds = [100 * value for value in one["by_seed"].values()]
         axes.scatter(seeds, [row + 0.22] * len(seeds), s=14, color="#888888", linewidth=0)
         if one["low"] is not None:
-            axes.plot([100 * one["low"], 100 * one["high"]], [row, row], color=palette(1)[0], linewidth=2)
-        axes.scatter([100 * one["mean"]], [row], s=36, color=palette(1)[0], zorder=3)
+            axes.plot([100 * one["low"], 100 * one["high"]], [row, row], color=_PALETTE[0], linewidth=2)
+        axes.scatter([100 * one["mean"]], [row], s=36, color=_PALETTE[0], zorder=3)
     axes.axvline(0, color="black", linewidth=0.8)
-    names = (" − ".join(titles([one["one"], one["other"]])) for one in known)
-    axes.set_yticks(range(len(known)), [fill(name, _LABEL) for name in names], fontsize=8)
+    names = [fill(f"{TITLES[one['one']]} − {TITLES[one['other']]}", _LABEL) for one in known]
+    axes.set_yticks(range(len(known)), names, fontsize=8)
     axes.invert_yaxis()
     axes.set(xlabel="difference in held-out success, points")
     return made
@@ -115,30 +118,22 @@ def success(arms: Arms) -> Figure:
     """Success on the development split over steps; the last value is not the held-out success."""
     crowded = len(arms) > _CROWDED
     made, (axes,) = figure(width=8.8 if crowded else 6.4)
-    shades = colours(arms)
-    for arm, records in arms.items():
-        curves = [[(step, 100 * value) for step, value in record["dev"]] for record in records]
-        band(axes, curves, shades[arm], titles([arm])[0], opacity=0 if crowded else 0.18)
+    opacity = 0 if crowded else 0.18
+    _bands(axes, arms, lambda record: [(step, 100 * value) for step, value in record["dev"]], opacity=opacity)
     axes.set(xlabel="step", ylabel="success on the development split, %")
     if crowded:
-        axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+        _legend(axes, loc="center left", bbox_to_anchor=(1, 0.5))
     elif axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8, frameon=False)
+        _legend(axes)
     return made
 
 
 def live_groups(arms: Arms) -> Figure:
     """Live groups, whose episodes do not all have the same reward: other groups have no policy gradient."""
     made, (axes,) = figure()
-    shades = colours(arms)
-    for arm, records in arms.items():
-        curves = [
-            list(zip(record["curves"]["step"], (100 * v for v in record["curves"]["live_groups"]), strict=True))
-            for record in records
-        ]
-        band(axes, curves, shades[arm], titles([arm])[0], _SMOOTH)
+    _bands(axes, arms, lambda record: _curve(record, [100 * v for v in record["curves"]["live_groups"]]), _SMOOTH)
     axes.set(xlabel="step", ylabel="live groups, %", ylim=(0, None))
-    axes.legend(fontsize=8, frameon=False)
+    _legend(axes)
     return made
 
 
@@ -150,12 +145,16 @@ def signals(arms: Arms) -> Figure | None:
     made, panels = figure(len(guided), 1.6 + 4.2 * len(guided))
     for axes, arm in zip(panels, guided, strict=True):
         for kind in SIGNALS:
-            curves = [list(zip(record["curves"]["step"], record["signals"][kind], strict=True)) for record in arms[arm]]
+            curves = [_curve(record, record["signals"][kind]) for record in arms[arm]]
             band(axes, curves, KINDS[kind], kind, _SMOOTH)
-        axes.set_title(titles([arm])[0], fontsize=9)
+        axes.set_title(TITLES[arm], fontsize=9)
         axes.set(xlabel="step", ylabel="signals a step", ylim=(0, None))
-    panels[0].legend(fontsize=8, frameon=False)
+    _legend(panels[0])
     return made
+
+
+def _curve(record: Record, values: Sequence[float]) -> list[tuple[int, float]]:
+    return list(zip(record["curves"]["step"], values, strict=True))
 
 
 def task_distribution(arms: Arms) -> Figure:
@@ -170,7 +169,7 @@ def task_distribution(arms: Arms) -> Figure:
         axes.scatter(x[step == 0], y[step == 0], s=7, color=START, linewidth=0)
         later = step > 0
         shown = axes.scatter(x[later], y[later], s=7, c=step[later], cmap="viridis_r", vmin=0, vmax=last, linewidth=0)
-        axes.set_title(f"{titles([arm])[0]}\n{len(x)} tasks", fontsize=8)
+        axes.set_title(f"{TITLES[arm]}\n{len(x)} tasks", fontsize=8)
         axes.set(xticks=[], yticks=[], xlim=limits[0], ylim=limits[1])
     made.colorbar(shown, ax=panels, label="step that added the task; D_0 grey", shrink=0.8)
     made.supxlabel(
@@ -181,18 +180,14 @@ def task_distribution(arms: Arms) -> Figure:
 
 def conversion(arms: Arms) -> Figure | None:
     """Signal-to-task conversion (expeditions that brought a task) and pass rate (drafts that became a task)."""
-    grown = [arm for arm, records in arms.items() if any(record["evolutions"] for record in records)]
-    if not grown:
+    if not any(record["evolutions"] for records in arms.values() for record in records):
         return None
-    made, panels = figure(2, 8.6)
-    shades = colours(arms)
-    for arm in grown:
-        for axes, (part, whole) in zip(panels, (("fruitful", "expeditions"), ("tasks", "drafts")), strict=True):
-            curves = [_rates(record, part, whole) for record in arms[arm]]
-            band(axes, curves, shades[arm], titles([arm])[0])
-    panels[0].set(xlabel="step", ylabel="expeditions that brought a task, %", ylim=(0, 105))
-    panels[1].set(xlabel="step", ylabel="drafts that became a task, %", ylim=(0, 105))
-    panels[0].legend(fontsize=8, frameon=False)
+    made, (found, passed) = figure(2, 8.6)
+    _bands(found, arms, lambda record: _rates(record, "fruitful", "expeditions"))
+    _bands(passed, arms, lambda record: _rates(record, "tasks", "drafts"))
+    found.set(xlabel="step", ylabel="expeditions that brought a task, %", ylim=(0, 105))
+    passed.set(xlabel="step", ylabel="drafts that became a task, %", ylim=(0, 105))
+    _legend(found)
     return made
 
 
@@ -206,7 +201,7 @@ def signal_shares(arms: Arms) -> Figure | None:
         detected = Counter({kind: sum(sum(record["signals"][kind]) for record in arms[arm]) for kind in SIGNALS})
         tasks = Counter(origin for record in arms[arm] for origin in record["tasks"]["origin"])
         for what, counts in (("signals", detected), ("tasks", tasks)):
-            names.append(f"{titles([arm])[0]}: {what}" if len(guided) > 1 else what)
+            names.append(f"{TITLES[arm]}: {what}" if len(guided) > 1 else what)
             total = sum(counts[kind] for kind in SIGNALS) or 1
             for kind in SIGNALS:
                 parts[kind].append(100 * counts[kind] / total)
@@ -236,7 +231,7 @@ def crosses(arms: Arms) -> Figure:
         for name in ("kept", "recovered", "lost", "never")
     }
     made, (axes,) = figure(height=1.4 + 0.4 * len(arms))
-    shares(axes, parts, titles(list(arms)), ["#009E73", "#56B4E9", "#D55E00", "#DDDDDD"])
+    shares(axes, parts, [TITLES[arm] for arm in arms], ["#009E73", "#56B4E9", "#D55E00", "#DDDDDD"])
     axes.set(xlabel="held-out tasks, %")
     return made
 
@@ -250,7 +245,7 @@ def time(arms: Arms) -> Figure:
         for part in names
     }
     made, (axes,) = figure(height=1.8 + 0.4 * len(arms))
-    shares(axes, parts, titles(list(arms)), palette(len(parts)))
+    shares(axes, parts, [TITLES[arm] for arm in arms], [_PALETTE[place % len(_PALETTE)] for place in range(len(parts))])
     axes.set(xlabel="time, %")
     return made
 
@@ -307,21 +302,18 @@ def _rates(record: Record, part: str, whole: str) -> list[tuple[float, float]]:
 
 def _histogram(arms: Arms, column: str, bins: np.ndarray, label: str) -> Figure:
     made, (axes,) = figure()
-    first = [record for records in arms.values() for record in records]
-    _steps(axes, [v for r in first for v, s in zip(r["tasks"][column], r["tasks"]["step"], strict=True) if not s],
-           bins, START, "D_0")  # fmt: skip
+
+    def draw_tasks(records: Iterable[Record], added: bool, shade: str, name: str) -> None:
+        tasks = [record["tasks"] for record in records]
+        values = [v for one in tasks for v, s in zip(one[column], one["step"], strict=True) if bool(s) is added]
+        if values or not added:
+            weights, filled = np.full(len(values), 100 / max(1, len(values))), "step" if added else "stepfilled"
+            axes.hist(values, bins, weights=weights, histtype=filled, color=shade, label=name, linewidth=1.5)
+
+    draw_tasks(itertools.chain(*arms.values()), False, START, "D_0")
     shades = colours(arms)
     for arm, records in arms.items():
-        added = [v for r in records for v, s in zip(r["tasks"][column], r["tasks"]["step"], strict=True) if s]
-        if added:
-            _steps(axes, added, bins, shades[arm], f"added by {titles([arm])[0]}")
+        draw_tasks(records, True, shades[arm], f"added by {TITLES[arm]}")
     axes.set(xlabel=label, ylabel="tasks, %")
-    axes.legend(fontsize=8, frameon=False)
+    _legend(axes)
     return made
-
-
-def _steps(axes, values: Sequence[float], bins: np.ndarray, shade: str, label: str) -> None:
-    weights = np.full(len(values), 100 / max(1, len(values)))
-    filled = shade == START
-    axes.hist(values, bins, weights=weights, histtype="stepfilled" if filled else "step", color=shade, label=label,
-              linewidth=1.5)  # fmt: skip

@@ -12,7 +12,7 @@ from cojax.environment.wrapping import Wrapped, WrappedEpisode
 from cojax.evaluation.scores import Trial
 from cojax.explorer.llm.prompting import fit_texts, shorten
 from cojax.rollout.chat import Chat
-from cojax.types import Action, Evaluation, Group, Message, Observation, Task, Trajectory, Triplet
+from cojax.types import Action, Evaluation, Group, Message, Observation, Task, Trajectory
 
 # Plays one episode of each task in an environment; the label names the episodes, and keeps their seeds apart.
 Play = Callable[[Environment, Sequence[Task], str], list[Group]]
@@ -53,7 +53,7 @@ def retry_failures(
         written: list[Group] = []
         if reflects:
             failures = {group.task.id: group.valid[-1] for group in failed}
-            written = play(Notebook(environment.name, failures, room), tasks, f"note{number}")
+            written = play(_notebook(environment, failures, room), tasks, f"note{number}")
             for group in written:
                 if text := _note(group):
                     notes[group.task.id] = (*notes.get(group.task.id, ()), text)[-_NOTES:]
@@ -92,26 +92,12 @@ def _without_thought(text: str) -> str:
     return text.rpartition("</think>")[2].partition("<think>")[0].strip()
 
 
-class Notebook:
+def _notebook(environment: Environment, failures: Mapping[str, Trajectory], room: int) -> Environment:
     """The environment in which notes are written: an episode asks about a failed trajectory, and ends with the reply.
 
     As an environment it lets notes be sampled like actions: with deadlines, seeds and retries.
     """
-
-    def __init__(self, name: str, failures: Mapping[str, Trajectory], room: int) -> None:
-        self.name, self.failures, self.room = name, failures, room
-
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return ()
-
-    def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
-        return tuple(failure.task for failure in self.failures.values())[:count]
-
-    def phrase(self, steps: Sequence[Triplet]) -> str | None:
-        return None
-
-    def start(self, task: Task) -> Episode:
-        return _Entry(request(self.failures[task.id], self.room))
+    return Wrapped(environment, lambda task: _Entry(request(failures[task.id], room)))
 
 
 class _Entry:

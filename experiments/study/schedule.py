@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from cojax.durable import own_file
 from cojax.host.processes import descendants, end
@@ -18,50 +19,6 @@ from .runs import ROOT, StudyRun
 _POLL = 0.5  # seconds
 # Seconds that a run may take to stop: it first ends its step and writes a checkpoint.
 _GRACE = 120.0
-
-
-class Queue:
-    """The runs that are left, in order, for several threads; runs that share a warm start wait until one made it."""
-
-    def __init__(self, jobs: Sequence[StudyRun]):
-        self._jobs = list(jobs)
-        self._warm: set[tuple] = set()
-        self._warming: set[tuple] = set()
-        self._changed = threading.Condition()
-
-    def take(self) -> StudyRun | None:
-        """Waits for the next run that can begin; None once none is left."""
-        with self._changed:
-            while self._jobs:
-                for job in self._jobs:
-                    key = job.warm_start
-                    if key in self._warming:
-                        continue
-                    if key not in self._warm:
-                        self._warming.add(key)
-                    self._jobs.remove(job)
-                    return job
-                self._changed.wait(_POLL)
-            return None
-
-    def warm_start_made(self, job: StudyRun) -> None:
-        """Notes that this run's warm start exists, so that others can use it."""
-        with self._changed:
-            self._warming.discard(job.warm_start)
-            self._warm.add(job.warm_start)
-            self._changed.notify_all()
-
-    def run_ended(self, job: StudyRun) -> None:
-        """Notes that the run has ended; if its warm start does not exist yet, another run may make it."""
-        with self._changed:
-            self._warming.discard(job.warm_start)
-            self._changed.notify_all()
-
-    def clear(self) -> None:
-        """Removes the runs that are left, so that none of them begins."""
-        with self._changed:
-            self._jobs.clear()
-            self._changed.notify_all()
 
 
 def run_all(
@@ -77,25 +34,42 @@ def run_all(
     `on_end(job, why, seconds)` is called on the thread of the run, one call at a time; `why` it failed is empty for a
     finished run. A run that takes longer than `deadline` seconds is stopped. Every stopped run can go on later.
     """
-    queue, ending = Queue(jobs), threading.Lock()
+    left, warm = list(jobs), dict[tuple[Any, ...], bool]()  # of those begun: whether their warm start is made
+    queue, ending = threading.Lock(), threading.Lock()
     errors: list[BaseException] = []
+
+    def take() -> StudyRun | None:
+        """Waits for the next run that can begin: those that share a warm start wait until one of them has made it."""
+        while not stop.is_set():
+            with queue:
+                for job in left:
+                    if warm.get(job.warm_start, True):
+                        warm.setdefault(job.warm_start, False)
+                        left.remove(job)
+                        return job
+                if not left:
+                    return None
+            stop.wait(_POLL)
+        return None
+
+    def make(job: StudyRun, core: int | None) -> str:
+        try:
+            return run(job, folder / job.name, core, deadline, stop, lambda: warm.update({job.warm_start: True}))
+        finally:
+            with queue:
+                if not warm[job.warm_start]:  # another run may make it
+                    del warm[job.warm_start]
 
     def work(core: int | None) -> None:
         try:
-            while not stop.is_set() and (job := queue.take()) is not None:
+            while (job := take()) is not None:
                 began = time.monotonic()
-                try:
-                    why = run(job, folder / job.name, core, deadline, stop, lambda: queue.warm_start_made(job))
-                finally:
-                    queue.run_ended(job)
+                why = make(job, core)
                 with ending:
                     on_end(job, why, time.monotonic() - began)
         except BaseException as error:
             errors.append(error)
             stop.set()
-        finally:
-            if stop.is_set():
-                queue.clear()
 
     threads = [threading.Thread(target=work, args=(core,), name=f"core {core}") for core in cores]
     for thread in threads:

@@ -14,41 +14,53 @@ from cojax.storage.files import RunDirectoryError, lock_folder
 from experiments.study import schedule
 from experiments.study.arms import COMMON
 from experiments.study.runs import StudyRun
-from experiments.study.schedule import Queue
 from experiments.study.tables import jobs
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_of_runs_that_share_a_warm_start_one_goes_ahead(monkeypatch):
-    made = jobs(["static", "feedback"], [101, 102])
-    queue = Queue([*made, StudyRun("own", 101, {"seed": 101, "warm_start.steps": 7})])
-    first, second, third = (queue.take() for _ in range(3))
-    assert [job.name for job in (first, second, third)] == ["static-101", "static-102", "own-101"]
-    taken = []
-    waits, wait = threading.Event(), queue._changed.wait
-    monkeypatch.setattr(queue._changed, "wait", lambda timeout: waits.set() or wait(timeout))
-    waiting = threading.Thread(target=lambda: taken.append(queue.take()))
-    waiting.start()
-    assert waits.wait(patience(5))  # it has looked at all runs that are left, and found none that can begin
-    assert not taken
-    queue.warm_start_made(second)
-    waiting.join(patience(5))
-    assert [job.name for job in taken] == ["feedback-102"]
-    queue.run_ended(first)  # it failed before its warm start was there
-    assert queue.take().name == "feedback-101"
-    assert queue.take() is None
+def test_of_runs_that_share_a_warm_start_one_goes_ahead(monkeypatch, tmp_path):
+    monkeypatch.setattr(schedule, "_POLL", 0.01)
+    begun, goes = [], {name: threading.Event() for name in ("static-101", "static-102", "own-101")}
+
+    def run(job, workdir, core, deadline, stop, warmed):
+        begun.append(job.name)
+        if job.name == "static-102":
+            warmed()
+        if job.name in goes:
+            assert goes[job.name].wait(patience(30))
+        return ""
+
+    monkeypatch.setattr(schedule, "run", run)
+    made = [*jobs(["static", "feedback"], [101, 102]), StudyRun("own", 101, {"seed": 101, "warm_start.steps": 7})]
+    ended = []
+
+    def on_end(job, why, seconds):
+        ended.append(job.name)
+        if job.name == "feedback-102":  # its warm start was there
+            assert "feedback-101" not in begun
+            goes["static-101"].set()  # it ends before its warm start is there
+        if job.name == "feedback-101":
+            goes["static-102"].set()
+            goes["own-101"].set()
+
+    schedule.run_all(made, tmp_path, [None] * 4, 60.0, threading.Event(), on_end)
+    assert sorted(begun[:3]) == ["own-101", "static-101", "static-102"]
+    assert begun[3:] == ["feedback-102", "feedback-101"]
+    assert sorted(ended) == sorted(job.name for job in made)
 
 
-def test_a_queue_that_is_cleared_gives_nothing_to_who_waits():
-    queue = Queue(jobs(["static", "feedback"], [101]))
-    queue.take()
-    taken = []
-    waiting = threading.Thread(target=lambda: taken.append(queue.take()))
-    waiting.start()
-    queue.clear()
-    waiting.join(patience(5))
-    assert taken == [None]
+def test_a_study_that_is_stopped_begins_no_further_run(monkeypatch, tmp_path):
+    begun, stop = [], threading.Event()
+
+    def run(job, *given):
+        begun.append(job.name)
+        stop.set()
+        return "stopped"
+
+    monkeypatch.setattr(schedule, "run", run)
+    schedule.run_all(jobs(["static", "feedback"], [101]), tmp_path, [None] * 2, 60.0, stop, lambda *given: None)
+    assert begun == ["static-101"]
 
 
 def launch(core, parent, code):
