@@ -22,7 +22,7 @@ from rich.text import Text
 from cojax.report import comparison
 from cojax.report.comparison import check_folders, write_comparison
 from cojax.report.console import CONSOLE
-from cojax.report.exchanges import Exchange, about, places_of, read_exchanges
+from cojax.report.exchanges import about, places_of, read_exchanges
 from cojax.report.lineage import TaskHistory, TaskVisit, action_text, id_of, lineage
 from cojax.report.live import serve
 from cojax.report.page import write_evaluation_report
@@ -226,17 +226,18 @@ def _exchanges(run: Run, expedition: tuple[int, int] | None, task: str) -> Itera
             yield from _exchange(exchange)
 
 
-def _exchange(exchange: Exchange) -> Iterator[Text]:
-    title, text = plain(exchange.place), plain(about(exchange))
+def _exchange(exchange: Json) -> Iterator[Text]:
+    title, text = plain(exchange["place"]), plain(about(exchange))
     yield Text.assemble(("\n" + "─" * 100 + "\n", "dim"), (title, "bold"), (f"\n{text}", "dim"))
-    rest = {name: value for name, value in exchange.settings.items() if not isinstance(value, (str, int, float))}
+    rest = {name: value for name, value in exchange["settings"].items() if not isinstance(value, (str, int, float))}
     if rest:
         yield Text.assemble(("sent, beside the messages: ", "dim"), plain(json.dumps(rest, ensure_ascii=False)))
-    if exchange.shared:
-        yield Text(f"sent: the {exchange.shared} messages of the call before, word for word, then", style="dim")
-    for role, content in exchange.messages[exchange.shared :]:
+    if shared := exchange["shared"]:
+        yield Text(f"sent: the {shared} messages of the call before, word for word, then", style="dim")
+    for role, content in exchange["messages"][shared:]:
         yield Text.assemble((f"sent, {plain(role)}:\n", "dim"), _indented(content, 2))
-    yield Text.assemble(("received:\n", "dim"), "nothing" if exchange.text is None else _indented(exchange.text, 2))
+    reply = exchange["text"]
+    yield Text.assemble(("received:\n", "dim"), "nothing" if reply is None else _indented(reply, 2))
 
 
 def _indented(text: str, depth: int) -> str:

@@ -10,7 +10,6 @@ judge/ID                       the judge's opinion of a draft
 EVOLUTION ends in "initial", or in the step before the evolution.
 """
 
-import dataclasses
 import json
 import re
 from collections import defaultdict
@@ -37,25 +36,6 @@ CHARACTERS = 1_500_000  # of all texts, each counted once
 TEXT = 8_000  # characters of one text
 Key = tuple[int, int] | str  # step and number of an expedition, or the id of a task
 Place = tuple[tuple[int, ...], int, str]  # of an exchange: its order, where its record starts, the rest of its place
-
-
-@dataclasses.dataclass(frozen=True)
-class Exchange:
-    """One call to a model.
-
-    place     what the call was for, within its expedition or validation
-    messages  role and content of the messages sent; the first `shared` are all those of the exchange before
-    settings  the rest of the request
-    text      the reply, None where there was none
-    facts     the other fields of the journal's record
-    """
-
-    place: str
-    messages: tuple[tuple[str, str], ...]
-    settings: Json
-    text: str | None
-    facts: Json
-    shared: int = 0
 
 
 def places_of(journal: Path) -> dict[Key, list[Place]]:
@@ -91,34 +71,42 @@ def _key(written: bytes) -> tuple[Key, str] | None:
     return None
 
 
-def read_exchanges(journal: Path, places: Sequence[Place]) -> list[Exchange]:
+def read_exchanges(journal: Path, places: Sequence[Place]) -> list[Json]:
     """The exchanges of an expedition: reflection, the runs turn by turn, abstraction. Those of a task or of a draft: of
-    the judge and of the attempts on the query alone."""
-    exchanges: list[Exchange] = []
+    the judge and of the attempts on the query alone. Each is one call to a model.
+
+    place     what the call was for, within its expedition or validation
+    messages  role and content of the messages sent; the first `shared` are all those of the exchange before
+    settings  the rest of the request
+    text      the reply, None where there was none
+    facts     the other fields of the journal's record
+    """
+    exchanges: list[Json] = []
     if not places:
         return []
     with open_file(journal) as file:
         for _, start, rest in places:
             file.seek(start)
             if (exchange := _exchange(file.readline(LONGEST_LINE + 1), rest)) is not None:
-                before = exchanges[-1].messages if exchanges else ()
+                before = exchanges[-1]["messages"] if exchanges else []
                 # Only the continuation of a whole conversation counts as shared.
-                shared = len(before) if exchange.messages[: len(before)] == before else 0
-                exchanges.append(dataclasses.replace(exchange, shared=shared))
+                shared = len(before) if exchange["messages"][: len(before)] == before else 0
+                exchanges.append({**exchange, "shared": shared})
     return exchanges
 
 
-def _exchange(line: bytes, place: str) -> Exchange | None:
+def _exchange(line: bytes, place: str) -> Json | None:
     """The exchange of a journal's line; None for a damaged one."""
     try:
         record = parse_record(line)
         sent = dict(record["sent"])
-        messages = tuple((str(message["role"]), str(message["content"])) for message in sent.pop("messages"))
+        messages = [(str(message["role"]), str(message["content"])) for message in sent.pop("messages")]
         text = record.get("text")
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     facts = {name: value for name, value in record.items() if name not in _OWN_FIELDS}
-    return Exchange(place, messages, sent, text if isinstance(text, str) else None, facts)
+    text = text if isinstance(text, str) else None
+    return {"place": place, "messages": messages, "settings": sent, "text": text, "facts": facts}
 
 
 def _step(evolution: str) -> int | None:
@@ -129,17 +117,18 @@ def _step(evolution: str) -> int | None:
     return int(last) + 1 if last.isdecimal() and len(last) < 10 else None
 
 
-def about(exchange: Exchange) -> str:
+def about(exchange: Json) -> str:
     """The settings and facts of an exchange in one line."""
-    schema = exchange.settings.get("response_format")
+    settings, facts = exchange["settings"], exchange["facts"]
+    schema = settings.get("response_format")
     named = schema.get("json_schema", {}) if isinstance(schema, dict) else {}
     parts: Iterable[str] = (
-        *(f"{name} {value}" for name, value in exchange.settings.items() if isinstance(value, (str, int, float))),
+        *(f"{name} {value}" for name, value in settings.items() if isinstance(value, (str, int, float))),
         f"held to the schema {named.get('name', '')}".rstrip() if schema else "",
         *(
             f"{name} {value if isinstance(value, (str, int, float)) else json.dumps(value)}"
-            for name, value in exchange.facts.items()
-            if value not in (None, "", False) and exchange.settings.get(name) != value
+            for name, value in facts.items()
+            if value not in (None, "", False) and settings.get(name) != value
         ),
     )
     return " ".join(" · ".join(part for part in parts if part).split())
@@ -170,7 +159,7 @@ def expedition_name(expedition: tuple[int, int]) -> str:
     return "/".join(map(str, expedition))
 
 
-def _rows(exchanges: Iterable[Exchange], texts: dict[str, int]) -> list[Json]:
+def _rows(exchanges: Iterable[Json], texts: dict[str, int]) -> list[Json]:
     """The rows of exchanges, whose texts are added to `texts`, text → number."""
 
     def number(text: str) -> int:
@@ -178,10 +167,10 @@ def _rows(exchanges: Iterable[Exchange], texts: dict[str, int]) -> list[Json]:
 
     return [
         {
-            "place": exchange.place,
-            "shared": exchange.shared,
-            "messages": [[role, number(text)] for role, text in exchange.messages[exchange.shared :]],
-            "text": None if exchange.text is None else number(exchange.text),
+            "place": exchange["place"],
+            "shared": exchange["shared"],
+            "messages": [[role, number(text)] for role, text in exchange["messages"][exchange["shared"] :]],
+            "text": None if exchange["text"] is None else number(exchange["text"]),
             "about": about(exchange),
         }
         for exchange in exchanges

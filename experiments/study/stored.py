@@ -10,9 +10,9 @@ import threading
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model
 
 from cojax.registry.annotations import shown
 from cojax.report.figures import CONVERSION
@@ -37,21 +37,15 @@ _Count = Annotated[int, Field(ge=0, le=_GREATEST)]
 _Bits = Annotated[str, Field(pattern="^[01]*$")]
 
 
-_Further = TypeVar("_Further")
-
-
-class _Part(BaseModel, Generic[_Further]):
-    """An object that may have further keys, of values of this type."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-    __pydantic_extra__: dict[str, _Further]
-
-
 def _part(each: Mapping[str, Any] | None = None, further: Any = Any, **kinds: Any) -> Any:
-    """An object that has the keys of `each` and `kinds`; a kind with a default, in a pair, may be missing."""
+    """An object that has the keys of `each` and `kinds`; a kind with a default, in a pair, may be missing.
+
+    Other keys have values of the type `further`.
+    """
     fields: dict[str, Any] = {**(each or {}), **kinds}
     required: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items() if not isinstance(kind, tuple)}
-    return create_model("Part", __base__=_Part[further], **fields | required)
+    required["__pydantic_extra__"] = (dict[str, further], ...)  # type: ignore[valid-type]
+    return create_model("Part", __config__=ConfigDict(strict=True, extra="allow"), **fields | required)
 
 
 def _live_at_most_all(origin: Any) -> Any:

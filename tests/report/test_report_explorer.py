@@ -102,13 +102,13 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def exchanges_of(journal: Path, key: tuple[int, int] | str) -> list[exchanges.Exchange]:
+def exchanges_of(journal: Path, key: tuple[int, int] | str) -> list[dict[str, Any]]:
     return read_exchanges(journal, places_of(journal).get(key, ()))
 
 
 def test_the_exchanges_of_an_expedition_come_in_the_order_of_its_parts(run: Path) -> None:
     found = exchanges_of(run / "journal.jsonl", (2, 3))
-    assert [(one.place, one.text, one.shared) for one in found] == [
+    assert [(one["place"], one["text"], one["shared"]) for one in found] == [
         ("reflect", CALLS[2]["text"], 0),
         ("run 0/turn 1", "move", 0),
         ("run 0/turn 2", "stay", 2),
@@ -118,20 +118,20 @@ def test_the_exchanges_of_an_expedition_come_in_the_order_of_its_parts(run: Path
         ("abstract/repair", "\x1b[2Jdrafts\u202e", 2),
     ]
     # Word for word, whatever stands in it.
-    assert found[0].messages == (("system", "REFLECT"), ("user", f"evidence {ATTACK}"))
-    assert found[2].messages == (("system", "SYSTEM"), ("user", LONG), ("assistant", "move"), ("user", "moved"))
-    assert found[1].settings == {"model": "m", "temperature": 0.7}
+    assert found[0]["messages"] == [("system", "REFLECT"), ("user", f"evidence {ATTACK}")]
+    assert found[2]["messages"] == [("system", "SYSTEM"), ("user", LONG), ("assistant", "move"), ("user", "moved")]
+    assert found[1]["settings"] == {"model": "m", "temperature": 0.7}
 
 
 def test_a_validation_is_found_by_the_task(run: Path) -> None:
     found = exchanges_of(run / "journal.jsonl", CHILD.id)
-    assert [(one.place, one.text) for one in found] == [
+    assert [(one["place"], one["text"]) for one in found] == [
         ("judge", '{"consistent": true}'),
         ("attempt 0/turn 1", "done"),
         ("attempt 1/turn 1", None),
     ]
-    assert found[2].facts["kind"] == "timeout"
-    assert [one.messages[1][1] for one in exchanges_of(run / "journal.jsonl", (0, 3))] == ["survey of D_0"]
+    assert found[2]["facts"]["kind"] == "timeout"
+    assert [one["messages"][1][1] for one in exchanges_of(run / "journal.jsonl", (0, 3))] == ["survey of D_0"]
 
 
 def test_damaged_and_foreign_lines_are_passed_over(run: Path) -> None:
@@ -141,7 +141,7 @@ def test_damaged_and_foreign_lines_are_passed_over(run: Path) -> None:
     place = b'{"place":"0/1/3/reflect"'
     strange = [place + b"}\n", place + b',"sent":{"messages":[1]}}\n', place + b"\n", b"\xff\n", b"[]\n"]
     path.write_bytes(b"".join([*lines, *strange, lines[2][:-20]]))
-    places = [one.place for one in exchanges_of(path, (2, 3))]
+    places = [one["place"] for one in exchanges_of(path, (2, 3))]
     assert places == ["reflect", "run 0/turn 2", "run 1/turn 1", "run 10/turn 1", "abstract", "abstract/repair"]
     assert not exchanges_of(path, (9, 9))
     assert not places_of(run / "nowhere.jsonl")

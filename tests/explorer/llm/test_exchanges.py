@@ -46,23 +46,23 @@ def test_every_text_of_a_task_is_shown_and_no_other(tmp_path: Path, capsys: pyte
     journal = tmp_path / "journal.jsonl"
     places = places_of(journal)
     explored, validated = (read_exchanges(journal, places[key]) for key in (story.expedition, task.id))
-    parts = [exchange.place.partition("/")[0] for exchange in explored]
+    parts = [exchange["place"].partition("/")[0] for exchange in explored]
     assert list(dict.fromkeys(parts)) == ["reflect", "run 0", "run 1", "abstract"]
     assert parts.count("run 0") == 8
-    assert validated[0].place == "judge"
-    assert {exchange.place.partition("/")[0] for exchange in validated[1:]} == {"attempt 0", "attempt 1"}
+    assert validated[0]["place"] == "judge"
+    assert {exchange["place"].partition("/")[0] for exchange in validated[1:]} == {"attempt 0", "attempt 1"}
 
     sent = {json.dumps(body["messages"]) for body in done.server.bodies}
     for exchange in (*explored, *validated):
-        messages = [{"role": role, "content": content} for role, content in exchange.messages]
+        messages = [{"role": role, "content": content} for role, content in exchange["messages"]]
         assert json.dumps(messages) in sent
-        assert exchange.settings["seed"] >= 0
-        assert exchange.facts["model"] == "m"
+        assert exchange["settings"]["seed"] >= 0
+        assert exchange["facts"]["model"] == "m"
     # No call of the evolution belongs nowhere.
     ids = {record["task"] for record in done.result.drafts} | {t.id for t in done.result.tasks}
     found = {key: read_exchanges(journal, places.get(key, ())) for key in ((10, 0), (10, 1), *filter(None, ids))}
     assert sum(map(len, found.values())) == len(list(done.journal.read()))
-    assert NOISE in [exchange.text for number in range(2) for exchange in found[10, number]]
+    assert NOISE in [exchange["text"] for number in range(2) for exchange in found[10, number]]
 
     assert main([str(tmp_path), f"--task={task.id}"]) == 0
     said = capsys.readouterr().out
