@@ -2,6 +2,7 @@
 
 data.py         the games: some that are generated here, or the official ones; how both are had
 tiny.py         our own households, from which the wheel generates games
+commands.txt    the system message, which lists the commands
 inside.py       the environment and its worlds, as they run inside the wheels' own virtual environment
 """
 
@@ -9,27 +10,12 @@ from typing import Literal
 
 from cojax.environment import Environment
 from ..worker import Bounds, isolate
-from ..worker.venv import Recipe, interpreter
+from ..worker.venv import Recipe, interpreter, requirements
 from .data import games, root_of
 
 RECIPE = Recipe(
     # What the engine imports, without the simulator in 3D and the agents that are trained with torch.
-    requirements=(
-        "alfworld==0.4.2",
-        "textworld==1.7.0",
-        "fast-downward-textworld==20.6.4",
-        "jericho==3.3.1",
-        "tatsu==5.8.3",
-        "networkx>=3,<4",
-        "numpy>=1.26,<3",
-        "hashids>=1.3,<2",
-        "mementos>=1.3.1,<2",
-        "more-itertools>=10",
-        "prompt_toolkit>=3,<4",
-        "termcolor>=2",
-        "tqdm>=4.66",
-        "wcwidth>=0.2",
-    ),
+    requirements=requirements(__file__),
     dependencies=False,
     proof="import alfworld.agents.environment.alfred_tw_env, fast_downward, textworld.envs",
     # Two of the packages are compiled when they are installed.

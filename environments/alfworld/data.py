@@ -12,12 +12,11 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..worker.venv import ROOT, InstallError, cache, home, locked
+from ..worker.venv import InstallError, cache, home, locked, run_module
 
 # The first is the default of an installation.
 ROOTS = ("tiny", "official")
@@ -79,16 +78,10 @@ def _generate(python: str, root: Path, say: Callable[[str], None]) -> None:
     say(f"alfworld: alfworld-generate makes games in {root}")
     for left in ("problems", "making", _GAMES):
         shutil.rmtree(root / left, ignore_errors=True)
-    command = [python, "-m", f"{__package__}.tiny", str(root / "problems"), str(root / "making")]
-    own = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
-    # The package makes the folder of this name when it is imported.
-    own["ALFWORLD_DATA"] = str(root / "making")
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, env={**os.environ, **own})
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InstallError(f"alfworld-generate fails: {error}") from error
-    if done.returncode:
-        raise InstallError(f"alfworld-generate fails:\n{(done.stderr or done.stdout).strip()[-1_500:]}")
+    folders = [str(root / "problems"), str(root / "making")]
+    # The package makes the folder of that name when it is imported.
+    own = {"PYTHONHASHSEED": "0", "ALFWORLD_DATA": str(root / "making")}
+    run_module(python, f"{__package__}.tiny", folders, "alfworld-generate fails", _PATIENCE, **own)
     (root / "making").rename(root / _GAMES)
     shutil.rmtree(root / "problems")
 

@@ -109,15 +109,7 @@ def offers(world: World) -> list[tuple[str, dict[str, Any]]]:
 
 
 # The benchmark has no system message; the words are ours.
-_BRIEF = "You do a task in a household. Each call of `act` carries out one command; `finish` ends the episode."
-_COMMANDS = """
-The commands, where THING is named as it is shown, "apple 1" say, and PLACE is a receptacle:
-go to PLACE | open PLACE | close PLACE | look | inventory | examine PLACE | examine THING
-take THING from PLACE | move THING to PLACE | use THING
-clean THING with PLACE | heat THING with PLACE | cool THING with PLACE | slice THING with THING
-You can carry one thing. What is in a closed receptacle is seen when it is opened.\
-"""
-system_message = functools.partial(commands.system_message, _BRIEF, _COMMANDS)
+system_message = functools.partial(commands.system_message, Path(__file__).with_name("commands.txt"))
 
 
 def make(root: str, instructions: str = "full") -> ToolEnvironment:

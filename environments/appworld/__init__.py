@@ -2,7 +2,7 @@
 
 data.py         which data roots there are, and how they are made
 tiny/           a small data root of our own, built by the installed package
-prompt.py       the prompt of a policy; the code blocks in its messages
+prompt.py       the prompt of a policy (prompt.txt); the code blocks in its messages
 skills.txt      ONE table of the scripted explorer's skills: words, code
 skills.py       reads it; actions of skills → code, and → a query
 offers.py       arguments that would work now

@@ -38,7 +38,8 @@ class Access:
     def __init__(self, server: Any, apps: list[str]) -> None:
         """`server` is the FastAPI application that all requests go to, `apps` those whose APIs may be called."""
         self._documented = _documented_routes(server, apps)
-        self._users: set[str] = set()
+        # Those who logged in, as an access token names app and user.
+        self.users: set[str] = set()
         self._call: _Call | None = None
         # A model's code may call from several threads.
         self._turn = threading.RLock()
@@ -75,13 +76,6 @@ class Access:
             return False
         call.reached = True
         return True
-
-    def note_login(self, subject: str) -> None:
-        """Remembers that a user logged in; `subject` names app and user in an access token."""
-        self._users.add(subject)
-
-    def knows(self, subject: str) -> bool:
-        return subject in self._users
 
 
 def leads_elsewhere(argument: str) -> bool:
@@ -152,12 +146,12 @@ def _enforce(access: Access) -> None:
     def create_access_token(self: Any, *, data: dict[str, Any], **more: Any) -> str:
         token = created(self, data=data, **more)
         if _ruling is not None:
-            _ruling.note_login(data["sub"])
+            _ruling.users.add(data["sub"])
         return token
 
     def get_user_identifier(self: Any, payload: dict[str, Any]) -> str:
         identifier = identified(self, payload)
-        if _ruling is None or not _ruling.knows(payload["sub"]):
+        if _ruling is None or payload["sub"] not in _ruling.users:
             raise self.not_authenticated_exception
         return identifier
 

@@ -44,8 +44,8 @@ def changes(stock: Any) -> dict[str, Any]:
     pair = ModelCollectionPair(start.from_db_home_path, start, stock.models.to_db_home_path, stock.models)
     try:
         tables = {name: pair.changed_records(name) for name in sorted(pair.changed_model_names())}
-        describer = _Describer(pair, tables)
-        described = {name: entry for name in tables if (entry := describer.table(name))}
+        added = {(name, row.id): row for name, (rows, _, _) in tables.items() for row in rows}
+        described = {name: entry for name, rows in tables.items() if (entry := _table(pair, name, rows, added))}
         task = pair.end.supervisor.Task.all()[0]
     finally:
         # Reading the start pointed every model at it.
@@ -54,59 +54,51 @@ def changes(stock: Any) -> dict[str, Any]:
     return {"tables": described, "answer": answer, "status": task.status}
 
 
-class _Describer:
-    """Describes rows without what may differ."""
+Added = Mapping[tuple[str, Any], Any]  # a table and an id → the added row
 
-    def __init__(self, pair: Any, tables: Mapping[str, tuple[list[Any], list[Any], list[Any]]]) -> None:
-        self.pair, self.tables = pair, tables
-        self.added = {(name, row.id): row for name, (added, _, _) in tables.items() for row in added}
 
-    def table(self, name: str) -> dict[str, list[Any]]:
-        """Rows added, changed (by id, with their new values) and removed (by id); empty where there are none."""
-        app, _, kind = name.partition(".")
-        added, updated, removed = self.tables[name]
-        before = {row.id: row for row in self.pair.start[app][kind].by_ids([row.id for row in updated])}
-        changed = []
-        for row in updated:
-            old, new = self._columns(app, before[row.id]), self._columns(app, row)
-            if differing := {column: new[column] for column in new if new[column] != old[column]}:
-                changed.append({"id": row.id, **differing})
-        entry = {
-            "added": [self._columns(app, row) for row in added],
-            "changed": changed,
-            "removed": [{"id": row.id} for row in removed],
-        }
-        return {part: sorted(rows, key=canonical) for part, rows in entry.items() if rows}
+def _table(pair: Any, name: str, rows: tuple[list[Any], list[Any], list[Any]], new: Added) -> dict[str, list[Any]]:
+    """Rows added, changed (by id, with their new values) and removed (by id); empty where there are none."""
+    app, _, kind = name.partition(".")
+    added, updated, removed = rows
+    before = {row.id: row for row in pair.start[app][kind].by_ids([row.id for row in updated])}
+    changed = []
+    for row in updated:
+        old, now = _columns(app, before[row.id], new), _columns(app, row, new)
+        if differing := {column: now[column] for column in now if now[column] != old[column]}:
+            changed.append({"id": row.id, **differing})
+    entry = {
+        "added": [_columns(app, row, new) for row in added],
+        "changed": changed,
+        "removed": [{"id": row.id} for row in removed],
+    }
+    return {part: sorted(found, key=canonical) for part, found in entry.items() if found}
 
-    def _columns(self, app: str, row: Any, depth: int = 0) -> dict[str, Any]:
-        values = json.loads(json.dumps(row.dict(), default=str))
-        return {
-            column: self._value(app, row, column, value, depth)
-            for column, value in sorted(values.items())
-            if not _VOLATILE.match(column)
-        }
 
-    def _value(self, app: str, row: Any, column: str, value: Any, depth: int) -> Any:
+def _columns(app: str, row: Any, new: Added, depth: int = 0) -> dict[str, Any]:
+    """What a row holds, without what may differ."""
+    from appworld.common.utils import modelize
+
+    mapping = type(row).field_mapping()
+
+    def reference(named: str, value: Any) -> Any:
+        """The id of an original row; the content of an added row."""
+        name = mapping.get(f"{named}_id", mapping.get(f"{named}_ids", named))
+        kind = modelize(name.removesuffix("_ids").removesuffix("_id"))
+        if (found := new.get((f"{app}.{kind}", value))) is None:
+            return value
+        return "new" if depth >= _DEPTH else {"new": _columns(app, found, new, depth + 1)}
+
+    def plain(column: str, value: Any) -> Any:
         if _WHEN.match(column):
             return value is not None
         if isinstance(value, str) and _MADE_UP.fullmatch(value):
             return "binary"
         if isinstance(value, dict):
-            return {name: self._value(app, row, name, inner, depth) for name, inner in value.items()}
+            return {name: plain(name, inner) for name, inner in value.items()}
         if column.endswith("_ids") and isinstance(value, list):
-            return [self._reference(app, row, column.removesuffix("_ids"), one, depth) for one in value]
-        if column.endswith("_id"):
-            return self._reference(app, row, column.removesuffix("_id"), value, depth)
-        return value
+            return [reference(column.removesuffix("_ids"), one) for one in value]
+        return reference(column.removesuffix("_id"), value) if column.endswith("_id") else value
 
-    def _reference(self, app: str, row: Any, named: str, value: Any, depth: int) -> Any:
-        """The id of an original row; the content of an added row."""
-        from appworld.common.utils import modelize
-
-        mapping = type(row).field_mapping()
-        name = mapping.get(f"{named}_id", mapping.get(f"{named}_ids", named))
-        kind = modelize(name.removesuffix("_ids").removesuffix("_id"))
-        new = self.added.get((f"{app}.{kind}", value))
-        if new is None or depth >= _DEPTH:
-            return "new" if new is not None else value
-        return {"new": self._columns(app, new, depth + 1)}
+    values = json.loads(json.dumps(row.dict(), default=str))
+    return {column: plain(column, value) for column, value in sorted(values.items()) if not _VOLATILE.match(column)}

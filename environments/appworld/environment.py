@@ -8,11 +8,11 @@ import math
 import random
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from cojax.environment import Episode, EpisodeFailure, LimitExceeded, counted_seconds
-from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, Triplet, content_hash
+from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, content_hash
 from ..worker import IsolatedEnvironment
 from . import data as roots
 from . import prompt, report, skills
@@ -43,6 +43,10 @@ class AppWorld:
     name = NAME
     splits = tuple(SPLITS)
     runs_policy_code = True
+    # The tools are the skills of the scripted explorer, each named after the API that it is about. A policy sees none.
+    tools = staticmethod(skills.documentation)
+    phrase = staticmethod(skills.phrase)
+    popularity, neighbours = staticmethod(skills.popularity), staticmethod(skills.neighbours)
 
     def __init__(
         self,
@@ -61,10 +65,6 @@ class AppWorld:
         self._guards: dict[str, threading.Lock] = {}
         self._guard = threading.Lock()
 
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        """The skills of the scripted explorer, each named after the API that it is about. A policy is shown none."""
-        return skills.documentation()
-
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         """The first `count` tasks of a split, fewer where it has fewer; `seed` orders the split `seed` only.
 
@@ -80,16 +80,6 @@ class AppWorld:
 
     def start(self, task: Task) -> "AppWorldEpisode":
         return AppWorldEpisode(self, task)
-
-    def phrase(self, steps: Sequence[Triplet]) -> str | None:
-        return skills.phrase(steps)
-
-    def popularity(self) -> Mapping[str, float]:
-        return skills.popularity()
-
-    def neighbours(self, tool: str) -> tuple[str, ...]:
-        """The other skills of the same app. Raises KeyError for an unknown one."""
-        return skills.neighbours(tool)
 
     def _task(self, name: str) -> Task:
         blocks = roots.solution(self.data, name) if self.solutions else ()

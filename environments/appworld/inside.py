@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.types import Action, Evaluation, Message, Observation, Task, content_hash
-from ..worker.served import Episodes
+from cojax.types import Action, Message, Observation, Task, content_hash
+from ..worker.served import Episodes, PlainEpisode
 from . import world
 from .offers import Offers
 from .world import World
@@ -35,53 +35,34 @@ def make(data: str, truth: Sequence[str], seconds: float) -> Episodes:
         check_sealed(data, truth)
         return ()
 
-    def start(task: Task) -> "PlayEpisode":
+    def start(task: Task) -> PlainEpisode:
         check_sealed(data, truth)
-        return PlayEpisode(data, seconds, task)
+        world.settle(data)
+        opened = World(data, task.setup["task"], seconds)
+        opened.tell(task.query)
+        return episode(opened, content_hash(task.setup))
 
     return Episodes("appworld", start, tools=tools)
 
 
-class PlayEpisode:
-    """One world. An action's text is code; the reply ends with the calls that the code made."""
+def episode(opened: World, salt: str) -> PlainEpisode:
+    """The episode of one world. An action's text is code; the reply ends with the record of the calls it made, as JSON.
 
-    def __init__(self, data: str, seconds: float, task: Task) -> None:
-        self.data, self.seconds, self.task = data, seconds, task
-        self.salt, self.printed = content_hash(task.setup), ""
+    The skills that it offers would work now; after the same actions they are the same. `salt` stands for its task.
+    """
+    offers, said = Offers(opened), ""
 
-    def reset(self) -> tuple[Message, ...]:
-        """Opens the world; no messages."""
-        world.settle(self.data)
-        self.world = World(self.data, self.task.setup["task"], self.seconds)
-        self.world.tell(self.task.query)
-        self.offers = Offers(self.world)
-        return ()
-
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return ()
-
-    def step(self, action: Action) -> Observation:
-        """Runs the code; returns what it printed, and the record of its calls as JSON."""
-        printed, calls = self.world.execute(action.text)
-        self.salt, self.printed = content_hash([self.salt, action.text]), printed.strip()
+    def step(action: Action) -> Observation:
+        nonlocal salt, said
+        printed, calls = opened.execute(action.text)
+        salt, said = content_hash([salt, action.text]), printed.strip()
         ok = not printed.startswith(_FAILED)
-        left = len(self.printed) - PRINTED
-        shown = f"{self.printed[:PRINTED]}\n[{left} characters cut]" if left > 0 else self.printed
+        left = len(said) - PRINTED
+        shown = f"{said[:PRINTED]}\n[{left} characters cut]" if left > 0 else said
         messages = (Message("user", shown), Message(CALLS, json.dumps(calls)))
-        return Observation(messages, ok=ok, done=self.world.completed)
+        return Observation(messages, ok=ok, done=opened.completed)
 
-    def state(self) -> Mapping[str, Any]:
-        return {}
-
-    def affordances(self) -> tuple[Action, ...]:
-        """Skills that would work now; after the same actions they are the same."""
-        return self.offers.now(self.salt, self.printed)
-
-    def evaluate(self) -> Evaluation:
-        return Evaluation(0.0)
-
-    def close(self) -> None:
-        pass
+    return PlainEpisode(step, affordances=lambda: offers.now(salt, said))
 
 
 # The modules and calls by which a process could get another view of the files.

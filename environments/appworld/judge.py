@@ -4,11 +4,12 @@ It makes a model's calls again and judges them by their effects. So the process 
 calls that honest code could have made.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.types import Action, Call, Check, Evaluation, Message, Observation
-from ..worker.served import Episodes
+from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task
+from ..worker.served import Episodes, PlainEpisode
 from . import world
 from .changes import changes
 from .report import achieved
@@ -16,81 +17,70 @@ from .world import World
 
 
 def make(data: str) -> Episodes:
-    """The environment that replays calls and judges, on a data folder with ground truth."""
-    world.warm(data)
-    return Episodes("appworld", lambda task: JudgeEpisode(data, task.setup))
+    """The environment that replays calls and judges, on a data folder with ground truth.
 
-
-class JudgeEpisode:
-    """One world. The calls of an action are recorded calls, which are replayed in order.
-
-    The setup is {"task": id}. For checks it is a whole split, {"dataset": split, "made": task id → its calls as [name,
-    arguments of the replay]}; the state is then the benchmark's own verdict.
+    An action's calls are recorded calls, which are replayed in order. The setup is {"task": id}. For checks it is a
+    whole split, {"dataset": split, "made": task id → its calls as [name, arguments of the replay]}; the state is then
+    the benchmark's own verdict: `task_goal_completion` and `scenario_goal_completion`, in percent.
     """
+    world.warm(data)
 
-    def __init__(self, data: str, setup: Mapping[str, Any]) -> None:
-        self.data, self.setup = data, setup
+    def start(task: Task) -> PlainEpisode:
+        world.settle(data)
+        if "dataset" in task.setup:
+            return PlainEpisode(lambda action: Observation(), state=lambda: _figures(data, **task.setup))
+        opened = World(data, task.setup["task"])
+        return PlainEpisode(
+            functools.partial(_replay, opened),
+            state=lambda: changes(opened.stock),
+            evaluate=functools.partial(_verdict, opened),
+        )
 
-    def reset(self) -> tuple[Message, ...]:
-        world.settle(self.data)
-        if "dataset" not in self.setup:
-            self.world = World(self.data, self.setup["task"])
-        return ()
+    return Episodes("appworld", start)
 
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return ()
 
-    def step(self, action: Action) -> Observation:
-        """Replays the calls; a message names each call that is answered differently than before.
+def _replay(opened: World, action: Action) -> Observation:
+    """Replays the calls; a message names each call that is answered differently than before.
 
-        A call that no code could have made is left out; the observation is then not ok.
-        """
-        differing, refused = replay(self.world, action.calls)
-        return Observation(tuple(Message("differing", name) for name in differing), not refused, self.world.completed)
+    A call that no code could have made is left out; the observation is then not ok.
+    """
+    differing, refused = replay(opened, action.calls)
+    return Observation(tuple(Message("differing", name) for name in differing), not refused, opened.completed)
 
-    def state(self) -> Mapping[str, Any]:
-        """The effects of the calls, see changes.py; of a split `task_goal_completion` and `scenario_goal_completion`,
-        in percent."""
-        return changes(self.world.stock) if "dataset" not in self.setup else self._figures()
 
-    def affordances(self) -> tuple[Action, ...]:
-        return ()
+def _verdict(opened: World) -> Evaluation:
+    """The benchmark's own tests, each a check; the reward is 1.0 if all pass.
 
-    def evaluate(self) -> Evaluation:
-        """The benchmark's own tests, each a check; the reward is 1.0 if all pass.
+    The benchmark labels tests that an episode without any action passes (`no_op_pass`): those that fail are the
+    forbidden changes of the partial reward, and the other tests are what is wanted.
+    """
+    from appworld.evaluator import evaluate_task
+    from appworld.ground_truth import GroundTruth
 
-        The benchmark labels tests that an episode without any action passes (`no_op_pass`): those that fail are the
-        forbidden changes of the partial reward, and the other tests are what is wanted.
-        """
-        from appworld.evaluator import evaluate_task
-        from appworld.ground_truth import GroundTruth
+    opened.save()
+    tests = GroundTruth.load(task_id=opened.id).test_data
+    try:
+        tracker = evaluate_task(opened.id, opened.stock.experiment_name, save_report=False)
+    except Exception as error:
+        # The calls can leave a state that a test does not expect.
+        return Evaluation(0.0, (Check(f"the tests ran ({type(error).__name__})", False),))
+    passed = [found["requirement"] for found in tracker.passes]
+    checks = tuple(Check(test["requirement"], test["requirement"] in passed) for test in tests)
+    guards = [test["label"] == "no_op_pass" for test in tests]
+    results = list(zip(guards, (check.passed for check in checks), strict=True))
+    partial = achieved(results.count((False, True)), guards.count(False), results.count((True, False)))
+    return Evaluation(float(tracker.success), checks, partial)
 
-        self.world.save()
-        tests = GroundTruth.load(task_id=self.world.id).test_data
-        try:
-            tracker = evaluate_task(self.world.id, self.world.stock.experiment_name, save_report=False)
-        except Exception as error:
-            # The calls can leave a state that a test does not expect.
-            return Evaluation(0.0, (Check(f"the tests ran ({type(error).__name__})", False),))
-        passed = [found["requirement"] for found in tracker.passes]
-        checks = tuple(Check(test["requirement"], test["requirement"] in passed) for test in tests)
-        guards = [test["label"] == "no_op_pass" for test in tests]
-        results = list(zip(guards, (check.passed for check in checks), strict=True))
-        partial = achieved(results.count((False, True)), guards.count(False), results.count((True, False)))
-        return Evaluation(float(tracker.success), checks, partial)
 
-    def close(self) -> None:
-        pass
+def _figures(data: str, dataset: str, made: Mapping[str, Sequence[Any]]) -> Mapping[str, Any]:
+    from appworld.evaluator import evaluate_dataset
 
-    def _figures(self) -> Mapping[str, Any]:
-        from appworld.evaluator import evaluate_dataset
-
-        for task, calls in self.setup["made"].items():
-            opened = World(self.data, task)
-            replay(opened, [Call(name, arguments) for name, arguments in calls])
-            opened.save()
-            opened.close()
-        return evaluate_dataset(opened.stock.experiment_name, self.setup["dataset"], save_reports=False)["aggregate"]
+    for task, calls in made.items():
+        opened = World(data, task)
+        replay(opened, [Call(name, arguments) for name, arguments in calls])
+        opened.save()
+        opened.close()
+    return evaluate_dataset(opened.stock.experiment_name, dataset, save_reports=False)["aggregate"]
 
 
 def replay(opened: World, calls: Sequence[Call]) -> tuple[list[str], bool]:

@@ -1,12 +1,13 @@
 """Finds the skills that would work now, with arguments from the world; runs in the worker where code runs."""
 
 import itertools
+import json
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cojax.types import Action, Call
-from .skills import ENDING, SKILLS, ApiSkill
+from .skills import ENDING, KINDS, SKILLS, ApiSkill
 from .world import World
 
 # Kinds of values that an action may change; all others are looked up once.
@@ -16,12 +17,6 @@ _VALUES = 6
 _OF_SKILL = 5
 # The most characters of an output that could be an answer.
 _ANSWER = 100
-
-_PLAYLISTS = ("Slow Sundays", "Rainy Window", "Morning Bus", "Loud Kitchen", "Late Trains", "Summer Roof")
-_NOTES = ("Moving checklist", "Words to look up", "Things lent out", "Garden plan", "Questions for the bank")
-_TEXTS = ("See you at noon.", "Bring the blue folder.", "The meeting was moved to Friday.", "Please call me back.")
-_PURPOSES = ("Pizza", "Train tickets", "Flowers", "Printer paper", "Cinema")
-_CHORES = ("Buy stamps", "Oil the bike", "Call the plumber", "Back up the laptop", "Iron the shirts")
 
 Values = list[tuple[Any, ...]]
 
@@ -56,7 +51,7 @@ class Offers:
     def values(self, kind: str) -> Values:
         """The values of the kind, each a tuple of the arguments that it gives."""
         if kind not in self.known:
-            self.known[kind] = list(dict.fromkeys(_KINDS[kind](self)))
+            self.known[kind] = list(dict.fromkeys(_values(self, kind)))
         return self.known[kind]
 
     def rows(self, app: str, api: str, **arguments: Any) -> list[Mapping[str, Any]]:
@@ -77,31 +72,14 @@ class Offers:
         return self.tokens[app]
 
 
-def _of(app: str, api: str, *columns: str, **arguments: Any) -> Callable[[Offers], Iterable[tuple[Any, ...]]]:
+def _listed(scene: Offers, app: str, api: str, columns: Sequence[str]) -> Values:
     """The columns of a list's rows; a first page, or one of several drawn at random where there are more."""
-
-    def read(scene: Offers) -> Iterable[tuple[Any, ...]]:
-        rows = scene.rows(app, api, page_limit=20, **arguments)
-        if len(rows) == 20:
-            # Drawn by the world, not by time: an episode offers the same songs throughout.
-            page = random.Random(f"{scene.world.id} {api}").randrange(3)
-            rows = scene.rows(app, api, page_limit=20, page_index=page, **arguments) or rows
-        return [tuple(row[column] for column in columns) for row in rows]
-
-    return read
-
-
-def _people(app: str, api: str) -> Callable[[Offers], Iterable[tuple[Any, ...]]]:
-    read = _of(app, api, "first_name", "last_name")
-    return lambda scene: [(f"{first} {last}",) for first, last in read(scene)]
-
-
-def _words(*values: Any) -> Callable[[Offers], Iterable[tuple[Any, ...]]]:
-    return lambda scene: [(value,) for value in values]
-
-
-def _but(kind: str, without: str) -> Callable[[Offers], Iterable[tuple[Any, ...]]]:
-    return lambda scene: [value for value in scene.values(kind) if value not in scene.values(without)]
+    rows = scene.rows(app, api, page_limit=20)
+    if len(rows) == 20:
+        # Drawn by the world, not by time: an episode offers the same songs throughout.
+        page = random.Random(f"{scene.world.id} {api}").randrange(3)
+        rows = scene.rows(app, api, page_limit=20, page_index=page) or rows
+    return [(" ".join(row[column] for column in columns),) for row in rows]
 
 
 def _todos(scene: Offers) -> Iterable[tuple[Any, ...]]:
@@ -117,28 +95,19 @@ def _alarms(scene: Offers) -> Iterable[tuple[Any, ...]]:
     return [(row["label"], not row["enabled"]) for row in scene.rows("phone", "show_alarms", page_limit=20)]
 
 
-_KINDS: Mapping[str, Callable[[Offers], Iterable[tuple[Any, ...]]]] = {
-    "song": _of("spotify", "search_songs", "title"),
-    "liked": _of("spotify", "show_liked_songs", "title"),
-    "about": _words("genre", "artist", "length in seconds"),
-    "playlist": _of("spotify", "show_playlist_library", "title"),
-    "new_playlist": _words(*_PLAYLISTS),
-    "artist": _but("any_artist", "followed"),
-    "any_artist": _of("spotify", "search_artists", "name"),
-    "followed": _of("spotify", "show_following_artists", "name"),
-    "rating": _words(1, 2, 3, 4, 5),
-    "friend": _people("venmo", "search_friends"),
-    "amount": _words(5, 12, 18, 26, 40),
-    "purpose": _words(*_PURPOSES),
-    "note": _of("simple_note", "search_notes", "title"),
-    "new_note": _words(*_NOTES),
-    "text": _words(*_TEXTS),
-    "todo": _todos,
-    "project": _of("todoist", "show_projects", "name"),
-    "chore": _words(*_CHORES),
-    "contact": _people("phone", "search_contacts"),
-    "alarm": _alarms,
-}
+_FUNCTIONS: Mapping[str, Callable[[Offers], Iterable[tuple[Any, ...]]]] = {"todos": _todos, "alarms": _alarms}
+
+
+def _values(scene: Offers, kind: str) -> Iterable[tuple[Any, ...]]:
+    """The values of the kind, as skills.txt says."""
+    match KINDS[kind].split():
+        case [name] if name in _FUNCTIONS:
+            return _FUNCTIONS[name](scene)
+        case [one, "but", other]:
+            return [value for value in scene.values(one) if value not in scene.values(other)]
+        case [api, *columns] if "." in api and api[0].isalpha():
+            return _listed(scene, *api.split("."), columns)
+    return [(value,) for value in json.loads(f"[{KINDS[kind]}]")]
 
 
 def _some(items: Values | list[Any], count: int, rng: random.Random) -> list[Any]:

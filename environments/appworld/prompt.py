@@ -1,41 +1,14 @@
-"""The prompt of a policy, and the reading of code blocks in its messages."""
+"""The prompt of a policy, prompt.txt, and the reading of code blocks in its messages."""
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from cojax.types import Action
 from . import skills
 
-_OPENING = """\
-You are an assistant who does everyday digital tasks for {first_name} {last_name}, your supervisor. Email: {email}. \
-Phone number: {phone_number}. It is {datetime} for both of you.
-
-You act by writing Python. Each of your messages holds exactly one code block:
-
-```python
-print(apis.supervisor.show_profile())
-```
-
-The block runs in a Python session that stays open, so variables last from one block to the next; you see what it \
-prints, or the error. The apps are reached through the object `apis`, as `apis.APP.API(name=value)`, keyword arguments \
-only. You are not told the APIs; look them up:
-
-- `apis.api_docs.show_app_descriptions()` lists the apps
-- `apis.api_docs.show_api_descriptions(app_name=...)` lists the APIs of one app
-- `apis.api_docs.show_api_doc(app_name=..., api_name=...)` tells how an API is called and what it returns
-
-Your supervisor's passwords come from `apis.supervisor.show_account_passwords()`; an app's `login` turns one into an \
-access token, which its other APIs take as `access_token`. Lists come in pages: go on until a page is empty. "My", \
-"me" and "I" in the task mean your supervisor. Nobody answers questions: decide for yourself, and change nothing that \
-the task does not ask for.
-
-When the task is done, call `apis.supervisor.complete_task()`. If the task asks a question, pass the answer alone, a \
-number, a name or the like: `apis.supervisor.complete_task(answer=...)`. That call ends your work, and nothing can be \
-mended after it.
-
-Task: {query}"""
-
+_OPENING = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").removesuffix("\n")
 MISSING = (
     "There is no code block in your message, so nothing was run. Write one, and in it the next step:\n"
     "```python\n# your code\n```\n"

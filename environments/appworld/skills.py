@@ -18,7 +18,7 @@ POPULARITY = 1.3
 
 @dataclasses.dataclass(frozen=True)
 class ApiSkill:
-    """One skill. `slots`: kind of value (see offers.py) → the arguments that it gives."""
+    """One skill. `slots`: kind of value → the arguments that it gives."""
 
     name: str
     slots: Mapping[str, tuple[str, ...]]
@@ -52,7 +52,10 @@ def _read(text: str) -> tuple[str, dict[str, ApiSkill]]:
     return pieces["PROLOGUE"], found
 
 
-_PROLOGUE, SKILLS = _read(Path(__file__).with_suffix(".txt").read_text(encoding="utf-8"))
+_TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
+_PROLOGUE, SKILLS = _read(_TEXT)
+# Kind of value → where its values are from.
+KINDS: Mapping[str, str] = dict(re.findall(r"^(\w+) = (.+)$", _TEXT, re.MULTILINE))
 
 
 def code(calls: Sequence[Call]) -> str:

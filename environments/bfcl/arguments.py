@@ -30,6 +30,19 @@ class Scene:
         instance = self.instances.get(name)
         return () if instance is None else vars(instance)[attribute]
 
+    def items(self, name: str, attribute: str) -> list[Any]:
+        """The keys of a dict or the elements of a list; a single value alone, unless there is none."""
+        value = self.of(name, attribute)
+        if isinstance(value, (Mapping, list, tuple, set)):
+            return list(value)
+        return [] if value is None else [value]
+
+    def field(self, name: str, attribute: str, key: str) -> list[Any]:
+        """The entry `key` of every record in a list, or among a dict's values."""
+        records = self.of(name, attribute)
+        records = records.values() if isinstance(records, Mapping) else records
+        return [record[key] for record in records if isinstance(record, Mapping) and key in record]
+
     def here(self, kind: str) -> list[str]:
         """Names of the files or directories in the current directory."""
         system = self.instances.get("GorillaFileSystem")
@@ -53,33 +66,6 @@ def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 def _names_in(directory: Any, kind: str) -> list[str]:
     return [name for name, item in directory.contents.items() if type(item).__name__ == kind]
-
-
-def either(*sources: Source) -> Source:
-    return lambda scene: itertools.chain.from_iterable(source(scene) for source in sources)
-
-
-def items(name: str, attribute: str) -> Source:
-    """The keys of a dict or the elements of a list; a single value alone, unless there is none."""
-
-    def source(scene: Scene) -> Iterable[Any]:
-        value = scene.of(name, attribute)
-        if isinstance(value, (Mapping, list, tuple, set)):
-            return list(value)
-        return [] if value is None else [value]
-
-    return source
-
-
-def field(name: str, attribute: str, key: str) -> Source:
-    """The entry `key` of every record in a list, or among a dict's values."""
-
-    def source(scene: Scene) -> Iterable[Any]:
-        records = scene.of(name, attribute)
-        records = records.values() if isinstance(records, Mapping) else records
-        return [record[key] for record in records if isinstance(record, Mapping) and key in record]
-
-    return source
 
 
 def files(scene: Scene) -> list[str]:
@@ -122,7 +108,7 @@ def message_words(scene: Scene) -> list[str]:
 
 
 def tweet_words(scene: Scene) -> list[str]:
-    return _long_words(field("TwitterAPI", "tweets", "content")(scene))
+    return _long_words(scene.field("TwitterAPI", "tweets", "content"))
 
 
 def _long_words(texts: Iterable[Any]) -> list[str]:
@@ -144,8 +130,8 @@ def told_lists(scene: Scene) -> list[list[float]]:
 
 
 _FUNCTIONS: Mapping[str, Source] = {
-    made.__name__: made
-    for made in (
+    source.__name__: source
+    for source in (
         files, folders, names_below, words_here, message_words, tweet_words, receivers, stocks, told_numbers,
         told_lists,
     )
@@ -155,7 +141,7 @@ _FUNCTIONS: Mapping[str, Source] = {
 def _listed(text: str) -> Source:
     """The source of a list of tools.txt."""
     sources = [_source(part) for part in ast.parse(f"({text},)", mode="eval").body.elts]  # type: ignore[attr-defined]
-    return either(*sources)
+    return lambda scene: itertools.chain.from_iterable(source(scene) for source in sources)
 
 
 def _source(part: ast.expr) -> Source:
@@ -167,9 +153,9 @@ def _source(part: ast.expr) -> Source:
         case ast.Attribute(value=ast.Name(id="told"), attr=key):
             return lambda scene: scene.results.get(key, ())
         case ast.Attribute(value=ast.Name(id=api), attr=attribute):
-            return items(api, attribute)
+            return lambda scene: scene.items(api, attribute)
         case ast.Attribute(value=ast.Attribute(value=ast.Name(id=api), attr=attribute), attr=key):
-            return field(api, attribute, key)
+            return lambda scene: scene.field(api, attribute, key)
     value = ast.literal_eval(part)
     return lambda scene: (value,)
 

@@ -4,6 +4,7 @@ import ast
 import copy
 import dataclasses
 import inspect
+import itertools
 import json
 import math
 import pickle
@@ -190,41 +191,36 @@ _DECIMAL = 10**4000
 
 def portrait(instance: Any) -> dict[str, Any]:
     """The public attributes of an instance, which the official checker compares."""
-    return _Painter().attributes(instance, 0)
+    counted = itertools.count(1)
 
-
-class _Painter:
-    """Converts one instance, and counts the values so far."""
-
-    def __init__(self) -> None:
-        self.values = 0
-
-    def attributes(self, instance: Any, depth: int) -> dict[str, Any]:
+    def attributes(instance: Any, depth: int) -> dict[str, Any]:
         return {
-            name: self.value(value, depth + 1)
+            name: converted(value, depth + 1)
             for name, value in vars(instance).items()
             # A folder's parent is known from its position.
             if not name.startswith("_") and name != "parent"
         }
 
-    def value(self, value: Any, depth: int) -> Any:
-        self.values += 1
-        if depth > _STATE_DEPTH or self.values > _STATE_VALUES:
+    def converted(value: Any, depth: int) -> Any:
+        if next(counted) > _STATE_VALUES or depth > _STATE_DEPTH:
             return "..."
-        if value is None or isinstance(value, bool):
-            return value
-        if isinstance(value, int):
-            return value if abs(value) < _DECIMAL else hex(value)
-        if isinstance(value, str):
-            return brief(value)
-        if isinstance(value, float):
-            return value if math.isfinite(value) else f"float:{value!r}"
-        if isinstance(value, dict):
-            # A number and its digits are different keys.
-            keyed = ((key if isinstance(key, str) else f"key:{key!r}", item) for key, item in value.items())
-            return {key: self.value(item, depth + 1) for key, item in keyed}
-        if isinstance(value, (list, tuple)):
-            return [self.value(item, depth + 1) for item in value]
-        if isinstance(value, (set, frozenset)):
-            return {"set": sorted(map(repr, value))}
-        return {type(value).__name__: self.attributes(value, depth)}
+        match value:
+            case None | bool():
+                return value
+            case int():
+                return value if abs(value) < _DECIMAL else hex(value)
+            case str():
+                return brief(value)
+            case float():
+                return value if math.isfinite(value) else f"float:{value!r}"
+            case dict():
+                # A number and its digits are different keys.
+                keyed = ((key if isinstance(key, str) else f"key:{key!r}", item) for key, item in value.items())
+                return {key: converted(item, depth + 1) for key, item in keyed}
+            case list() | tuple():
+                return [converted(item, depth + 1) for item in value]
+            case set() | frozenset():
+                return {"set": sorted(map(repr, value))}
+        return {type(value).__name__: attributes(value, depth)}
+
+    return attributes(instance, 0)

@@ -1,6 +1,5 @@
 """One episode of BFCL: a dialogue of user turns and calls, with the official verdict turn by turn."""
 
-import dataclasses
 import json
 import pickle
 from collections.abc import Mapping, Sequence
@@ -18,14 +17,6 @@ SEPARATOR = "\n\n[next turn]\n\n"
 _CALLS = 64
 # The results that the next affordances use.
 _REMEMBERED = 12
-
-
-@dataclasses.dataclass(frozen=True)
-class _Ended:
-    """A finished turn: the instances at its end (None where they cannot be copied), and its calls' outputs."""
-
-    photograph: bytes | None
-    outputs: tuple[str, ...]
 
 
 def turns_of(actions: Sequence[Action]) -> list[tuple[Call, ...]]:
@@ -48,7 +39,8 @@ class Dialogue:
         self._user_turns = task.query.split(SEPARATOR)
         self._apis = self._fresh()
         self._withheld: Mapping[str, Sequence[str]] = task.setup.get("withheld", {})
-        self._ended: list[_Ended] = []
+        # Of each finished turn the instances at its end (None where they cannot be copied), and its calls' outputs.
+        self._ended: list[tuple[bytes | None, list[str]]] = []
         self._outputs: list[str] = []
         self._worked: list[Any] = []
         self._seen: list[Any] = []
@@ -127,14 +119,14 @@ class Dialogue:
 
     def _holds(self, number: int, expected: list[str], reference: Apis) -> bool:
         """Whether an ended turn passes: calls were made where some are expected, same state, outputs found so far."""
-        ended = self._ended[number]
+        photograph, said = self._ended[number]
         if not expected:
             return True
-        if not ended.outputs or ended.photograph is None:
+        if not said or photograph is None:
             return False
-        so_far = [output for turn in self._ended[: number + 1] for output in turn.outputs]
+        so_far = [output for _, outputs in self._ended[: number + 1] for output in outputs]
         try:
-            state = self._official.same_state(pickle.loads(ended.photograph), reference.instances)
+            state = self._official.same_state(pickle.loads(photograph), reference.instances)
             return bool(state["valid"] and self._official.same_responses(so_far, expected, number)["valid"])
         except Exception:
             # The checker cannot compare endless folders.
@@ -174,7 +166,7 @@ class Dialogue:
             photograph = self._apis.photograph() if self._task.solution else None
         except RecursionError:
             photograph = None
-        self._ended.append(_Ended(photograph, tuple(self._outputs)))
+        self._ended.append((photograph, self._outputs))
         self._outputs, self._steps = [], 0
 
     def _next_turn(self, ok: bool) -> Observation:

@@ -9,7 +9,7 @@ from typing import Any
 from cojax.types import Action, Call, Task, Triplet, normalise
 from . import calls, official, wordings
 from .episode import SEPARATOR, Dialogue
-from .official import CATEGORIES, Entry, Official
+from .official import CATEGORIES, Official
 
 NAME = "bfcl"
 SPLITS = (*CATEGORIES, "eval", "dev", "held_out", "seed", "challenge")
@@ -46,12 +46,11 @@ class Bfcl:
             entry["function"]["name"]: name for name, entries in benchmark.documentation.items() for entry in entries
         }
         self._parameters = {tool: benchmark.parameters(name, tool) for tool, name in self._classes.items()}
-        tasks = {name: tuple(self._task(entry) for entry in entries) for name, entries in benchmark.entries.items()}
-        self._names = {
-            task.id: entry.id
-            for name, entries in benchmark.entries.items()
-            for task, entry in zip(tasks[name], entries, strict=True)
-        }
+        tasks: dict[str, tuple[Task, ...]] = {}
+        self._names: dict[str, str] = {}
+        for name, entries in benchmark.entries.items():
+            tasks[name] = tuple(self._task(*entry, long=name == "long_context") for entry in entries)
+            self._names |= {task.id: entry["id"] for task, (entry, _) in zip(tasks[name], entries, strict=True)}
         mixed = list(tasks["base"])
         random.Random(_SPLIT_SEED).shuffle(mixed)
         dev = round(dev_fraction * len(mixed))
@@ -105,14 +104,18 @@ class Bfcl:
         """Task id → the benchmark's own id, for reports."""
         return self._names
 
-    def _task(self, entry: Entry) -> Task:
-        setup: dict[str, Any] = {"classes": list(entry.classes), "config": entry.config, "long": entry.long}
-        if withheld := _withheld_functions(entry):
+    def _task(self, entry: Mapping[str, Any], answer: Mapping[str, Any], long: bool) -> Task:
+        """The task of an official entry; a turn of the user is "" where functions are announced."""
+        classes, calls_of_turns = entry["involved_classes"], answer["ground_truth"]
+        config = {name: state for name, state in entry["initial_config"].items() if name in classes}
+        setup: dict[str, Any] = {"classes": list(classes), "config": config, "long": long}
+        if withheld := _withheld_functions(entry.get("missed_function", {}), calls_of_turns):
             setup["withheld"] = withheld
-        if any(normalise(SEPARATOR) in normalise(turn) for turn in entry.turns):
-            raise ValueError(f"{entry.id} says {normalise(SEPARATOR)!r}, which stands between turns; choose another")
-        solution = tuple(action for answer in entry.answers for action in self._answer(answer))
-        return Task(NAME, SEPARATOR.join(entry.turns), setup, solution)
+        turns = [_user_text(messages) for messages in entry["question"]]
+        if any(normalise(SEPARATOR) in normalise(turn) for turn in turns):
+            raise ValueError(f"{entry['id']} says {normalise(SEPARATOR)!r}, which stands between turns; choose another")
+        solution = tuple(action for texts in calls_of_turns for action in self._answer(texts))
+        return Task(NAME, SEPARATOR.join(turns), setup, solution)
 
     def _answer(self, texts: Sequence[str]) -> list[Action]:
         """A turn's actions: one call each, several where there are more calls than steps; then the end of the turn."""
@@ -127,14 +130,21 @@ class Bfcl:
         return Call(name, {**dict(zip(self._parameters[name], positional, strict=False)), **named})
 
 
-def _withheld_functions(entry: Entry) -> dict[str, list[str]]:
+def _withheld_functions(missed: Mapping[str, Sequence[str]], answers: Sequence[Sequence[str]]) -> dict[str, list[str]]:
     """Turn → the functions announced in it, without those that the official answer itself calls before.
 
     Officially these are undocumented but can be called; if they were really withheld, the task would be unsolvable.
     """
     withheld = {}
-    for turn, tools in entry.withheld.items():
-        early = {calls.read(text)[0] for answer in entry.answers[: int(turn)] for text in answer}
+    for turn, tools in missed.items():
+        early = {calls.read(text)[0] for answer in answers[: int(turn)] for text in answer}
         if left := [tool for tool in tools if tool not in early]:
             withheld[turn] = left
     return withheld
+
+
+def _user_text(messages: Sequence[Mapping[str, str]]) -> str:
+    """The user's text of a turn. Raises ValueError for a message of another role, which the protocol does not have."""
+    if any(message["role"] != "user" for message in messages):
+        raise ValueError(f"a turn holds roles {[m['role'] for m in messages]}; expected the user alone")
+    return "\n".join(message["content"] for message in messages)

@@ -19,38 +19,22 @@ from typing import Any
 
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 CLASSES = (
-    "GorillaFileSystem",
-    "MathAPI",
-    "MessageAPI",
-    "TwitterAPI",
-    "TicketAPI",
-    "TradingBot",
-    "TravelAPI",
+    "GorillaFileSystem", "MathAPI", "MessageAPI", "TwitterAPI", "TicketAPI", "TradingBot", "TravelAPI",
     "VehicleControlAPI",
-)
+)  # fmt: skip
 _SCHEMA = {"dict": "object", "float": "number", "tuple": "array"}
 _WHEEL = "bfcl_eval.eval_checker.multi_turn_eval"
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
-    """One official task: the user's turns ("" where functions are announced) and the calls that answer each."""
-
-    id: str
-    turns: tuple[str, ...]
-    answers: tuple[tuple[str, ...], ...]
-    classes: tuple[str, ...]
-    config: Mapping[str, Any]
-    withheld: Mapping[str, tuple[str, ...]]
-    long: bool
-
-
-@dataclasses.dataclass(frozen=True)
 class Official:
-    """The wheel, read once. `documentation` is by class and in the official order, OpenAI function format."""
+    """The wheel, read once. `documentation` is by class and in the official order, OpenAI function format.
+
+    `entries` are by category, each an official task and what answers it, as the wheel's files have them.
+    """
 
     documentation: Mapping[str, tuple[Mapping[str, Any], ...]]
-    entries: Mapping[str, tuple[Entry, ...]]
+    entries: Mapping[str, tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...]]
     apis: Mapping[str, type]
     limit: int  # steps with calls in a turn before the dialogue is cut
     same_state: Callable[[dict, dict], Mapping[str, Any]]
@@ -97,7 +81,11 @@ def load() -> Official:
         documentation={
             name: tuple(map(_tool, _lines(folder / places.MULTI_TURN_FUNC_DOC_FILE_MAPPING[name]))) for name in CLASSES
         },
-        entries={category: _entries(data, category) for category in CATEGORIES},
+        entries={
+            category: tuple(zip(_lines(data / name), _lines(data / "possible_answer" / name), strict=True))
+            for category in CATEGORIES
+            for name in [f"BFCL_v4_multi_turn_{category}.json"]
+        },
         apis=apis,
         limit=prompts.MAXIMUM_STEP_LIMIT + 1,
         same_state=checker.state_checker,
@@ -121,30 +109,6 @@ def _elsewhere() -> Iterator[None]:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-
-
-def _entries(data: Path, category: str) -> tuple[Entry, ...]:
-    name = f"BFCL_v4_multi_turn_{category}.json"
-    questions, answers = _lines(data / name), _lines(data / "possible_answer" / name)
-    return tuple(
-        Entry(
-            id=question["id"],
-            turns=tuple(_user_text(messages) for messages in question["question"]),
-            answers=tuple(map(tuple, answer["ground_truth"])),
-            classes=tuple(question["involved_classes"]),
-            config={k: v for k, v in question["initial_config"].items() if k in question["involved_classes"]},
-            withheld={turn: tuple(tools) for turn, tools in question.get("missed_function", {}).items() if tools},
-            long=category == "long_context",
-        )
-        for question, answer in zip(questions, answers, strict=True)
-    )
-
-
-def _user_text(messages: Sequence[Mapping[str, str]]) -> str:
-    """The user's text of a turn. Raises ValueError for a message of another role, which the protocol does not have."""
-    if any(message["role"] != "user" for message in messages):
-        raise ValueError(f"a turn holds roles {[m['role'] for m in messages]}; expected the user alone")
-    return "\n".join(message["content"] for message in messages)
 
 
 def _tool(entry: Mapping[str, Any]) -> Mapping[str, Any]:

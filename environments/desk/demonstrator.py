@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from cojax.types import Action, Call, Task
+from ..tools.toolset import Refused
 from . import generator, office
-from .office import Refused
 from .skills import DESK, Skill, Suite, carry_out, follow, suite_of
 from .tools import FINISH, perform
 

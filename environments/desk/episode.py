@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, canonical
+from ..tools.toolset import Refused
 from . import office
-from .office import Refused
 from .skills import DESK, Suite
 from .tools import FINISH, documentation, effect, perform, words
 

@@ -13,8 +13,9 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 
 from cojax.types import Action, Call, Task, normalise
+from ..tools.toolset import Refused
 from . import office
-from .office import Refused, State
+from .office import State
 from .skills import DESK, Skill, Suite, carry_out
 from .tools import FINISH, effect, perform
 

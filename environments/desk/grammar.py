@@ -51,7 +51,7 @@ def _read_clause(clause: str, suite: Suite) -> tuple[Skill, dict[str, str]]:
     for skill, pattern in _patterns(suite):
         if (match := pattern.fullmatch(clause)) and _in_language(skill, match.groupdict(), suite):
             return skill, match.groupdict()
-    raise ValueError(f"clause {clause!r} matches no skill; the wordings stand in environments/desk/skills.py")
+    raise ValueError(f"clause {clause!r} matches no skill; the wordings stand in environments/desk/skills.txt")
 
 
 @functools.cache

@@ -15,26 +15,16 @@ equal values.
 """
 
 import random
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-_WORDS = {
-    "file": "report budget invoice contract resume recipe thesis photo logo song map roster survey manual script chart "
-    "form ticket letter poster sketch table video essay",
-    "folder": "archive drafts projects finance travel taxes legal music school health designs backup",
-    "note": "memo todo ideas shopping goals quotes diary agenda wishes gifts chores books films hints",
-    "person": "ana bob carl dina emil fay gus hana ivan jana kurt lena max nora otto paul quin rosa sam tina uma vera "
-    "walt zoe",
-    "address": " ".join(f"box{number}" for number in range(11, 35)),
-    "event": "standup lunch review party demo training interview launch retreat workshop picnic concert seminar audit "
-    "hike dinner",
-    "day": "monday tuesday wednesday thursday friday saturday sunday",
-    "text": "amber apple bread bronze cedar cloud coral daisy ember falcon ginger honey ivory jade lemon maple mint "
-    "olive onyx pearl pepper plum quartz raven ruby sage silver tulip velvet willow",
-}
-
 # The words by kind. The kinds share none, so a word alone determines its kind.
-WORDS: dict[str, tuple[str, ...]] = {kind: tuple(words.split()) for kind, words in _WORDS.items()}
+_WORDS = Path(__file__).with_name("words.txt").read_text(encoding="utf-8")
+WORDS: Mapping[str, tuple[str, ...]] = {
+    kind: tuple(words.split()) for kind, words in re.findall(r"^(\w+): (.+)$", _WORDS, re.MULTILINE)
+}
 
 SHELVES: Mapping[str, frozenset[str]] = {
     "files": frozenset({"folder", "text", "copies"}),
@@ -51,13 +41,8 @@ State = dict[str, dict[str, Entity]]
 Change = tuple[str, str, Entity | None]  # shelf, name, what stands there afterwards (None: nothing)
 
 SINGULAR = {
-    "files": "file",
-    "folders": "folder",
-    "notes": "note",
-    "contacts": "contact",
-    "calendar": "event",
-    "mail": "mail",
-}
+    "files": "file", "folders": "folder", "notes": "note", "contacts": "contact", "calendar": "event", "mail": "mail",
+}  # fmt: skip
 REASONS = (
     *(f"no such {word}" for word in (*SINGULAR.values(), "address", "day", "tool")),
     *(f"{word} exists" for word in SINGULAR.values()),
@@ -67,17 +52,8 @@ REASONS = (
 )
 # The shelf that holds a slot's words; texts, days and addresses are on none.
 SHELF = {
-    "file": "files",
-    "folder": "folders",
-    "note": "notes",
-    "person": "contacts",
-    "sender": "mail",
-    "event": "calendar",
-}
-
-
-class Refused(Exception):
-    """The call cannot be carried out; the text says why and nothing has changed."""
+    "file": "files", "folder": "folders", "note": "notes", "person": "contacts", "sender": "mail", "event": "calendar",
+}  # fmt: skip
 
 
 def copy(office: Mapping[str, Mapping[str, Entity]], shelves: Mapping[str, frozenset[str]] = SHELVES) -> State:

@@ -1,4 +1,4 @@
-"""ONE table of skills, from which tasks, the noisy demonstrator and the grammar are made; and suites, which have them.
+"""ONE table of skills, skills.txt, from which tasks, demonstrations and the grammar are made; and suites with skills.
 
 A row has the wording of the skill in a query and the calls that carry it out. `contacts_find(person) > found` binds the
 observation to `found`; every other name is a slot of the wording, whose kind is its name (`new_note` is a title not in
@@ -13,6 +13,7 @@ import functools
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cojax.types import Call
@@ -103,45 +104,6 @@ def follow(templates: Sequence[Template], words: Mapping[str, str], act: Callabl
     return known
 
 
-# Columns: wording, calls, confused tool; of a conditional skill also the two words that are compared, the call if they
-# are equal, and the call if they are not.
-_TABLE = """
-move {file} to {folder} | files_move(file, folder) | files_write
-add note {new_note} saying {text} | notes_add(new_note, text) | notes_write
-schedule {new_event} on {day} | calendar_add(new_event, day) | calendar_move
-mail {text} to {person} | contacts_find(person) > found; mail_send(found, text) | mail_forward
-tell the text of {file} | files_read(file) > found; finish(found) | files_find
-cancel {event} | calendar_cancel(event) | calendar_day
-invite {person} to {event} | contacts_find(person) > found; calendar_invite(event, found) | calendar_move
-tell the address of {person} | contacts_find(person) > found; finish(found) | mail_read
-note text of {file} as {new_note} | files_read(file) > found; notes_add(new_note, found) | notes_write
-tell the day of {event} | calendar_day(event) > found; finish(found) | notes_read
-schedule {new_event} on the day of {event} | calendar_day(event) > found; calendar_add(new_event, found) | notes_add
-forward mail from {sender} to {person} | contacts_find(person) > found; mail_forward(sender, found) | contacts_add
-share {folder} with {person} | contacts_find(person) > found; folders_share(folder, found) | calendar_invite
-put {file} beside {file2} | files_find(file2) > found; files_move(file, found) | files_write
-tell the mail from {sender} | mail_read(sender) > found; finish(found) | contacts_find
-delete file {file} | files_delete(file) | notes_delete
-flag mail from {sender} | mail_flag(sender) | mail_read
-write {text} in {file} | files_write(file, text) | files_rename
-make folder {new_folder} | folders_create(new_folder) | files_find
-delete note {note} | notes_delete(note) | files_delete
-postpone {event} to {day} | calendar_move(event, day) | calendar_add
-delete mail from {sender} | mail_delete(sender) | notes_delete
-if {event} is on {day} cancel it otherwise postpone it to {day2} | calendar_day(event) > found |  | found day \
-    | calendar_cancel(event) | calendar_move(event, day2)
-change note {note} to {text} | notes_write(note, text) | calendar_move
-rename {file} to {new_file} | files_rename(file, new_file) | notes_write
-add {new_person} with address {new_address} | contacts_add(new_person, new_address) | mail_forward
-copy {file} to {folder} | files_copy(file, folder) | files_rename
-remove {person} from contacts | contacts_delete(person) | mail_delete
-if {file} is in {folder} delete it otherwise move it to {folder2} | files_find(file) > found |  \
-    | found folder | files_delete(file) | files_move(file, folder2)
-mail note {note} to {person} \
-    | notes_read(note) > text; contacts_find(person) > address; mail_send(address, text) | calendar_add
-"""
-
-
 def _skill(row: str) -> Skill:
     wording, script, confused, *condition = (" ".join(cell.split()) for cell in row.split("|"))
     if not condition:
@@ -151,7 +113,8 @@ def _skill(row: str) -> Skill:
     return Skill(wording, script, confused, (left, right), then, otherwise)
 
 
-SKILLS = tuple(map(_skill, _TABLE.strip().splitlines()))
+_TABLE = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").replace("\n        ", " ")
+SKILLS = tuple(map(_skill, re.findall(r"^[^#\n].+", _TABLE, re.MULTILINE)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cojax.types import Call
-from .office import SINGULAR, WORDS, Change, Entity, Refused, State, apply
+from ..tools.toolset import Refused
+from .office import SINGULAR, WORDS, Change, Entity, State, apply
 
 Rule = Callable[..., str | tuple[Change, ...]]  # of a tool: (state, words) → what a look-up tells, or the changes
 Requirement = Callable[[State, str, str], object]  # (state, attribute, word); raises `Refused`

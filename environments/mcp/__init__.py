@@ -103,7 +103,7 @@ def make(
         environment = ToolEnvironment(
             NAME,
             # A policy that resets the server would undo what it has done.
-            tools=[tool for tool in offered.all_documents() if tool["function"]["name"] != resets],
+            tools=[tool for tool in offered.documents if tool["function"]["name"] != resets],
             open=opener,
             setups=begun,
             affordances=source,

@@ -5,7 +5,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Coroutine, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from mcp import Client, MCPError
 from mcp_types import CONNECTION_CLOSED
@@ -21,15 +21,8 @@ _FORGOTTEN = "Session terminated"
 logging.getLogger("mcp").setLevel(logging.CRITICAL + 1)
 
 
-class ServerEnded(Exception):
-    """The server has ended, or can no longer be understood."""
-
-
-class Reply(NamedTuple):
-    """What a call returned, as text, and whether the server says that it worked."""
-
-    text: str
-    ok: bool
+# What a call returned, as text, and whether the server says that it worked.
+Reply = tuple[str, bool]
 
 
 class Connection:
@@ -59,7 +52,10 @@ class Connection:
             raise RuntimeError(f"the server {self._transport.name!r:.300} does not start: {said}") from None
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Reply:
-        """The reply to a call, also of the two tools for resources. Raises ServerEnded."""
+        """The reply to a call, also of the two tools for resources.
+
+        Raises EOFError where the server has ended, or can no longer be understood.
+        """
         if all(tool["function"]["name"] != name for tool in self.tools):
             if name == resources.LIST:
                 return self._reply(self._resources())
@@ -78,15 +74,15 @@ class Connection:
     def _reply(self, work: Coroutine[Any, Any, Reply | str]) -> Reply:
         if self._transport.ended:
             work.close()
-            raise ServerEnded(self._transport.ended)
+            raise EOFError(self._transport.ended)
         try:
             found = self._loop.run_until_complete(work)
-            return found if isinstance(found, Reply) else Reply(found, True)
+            return (found, True) if isinstance(found, str) else found
         except (MCPError, RuntimeError, ValueError) as error:
             closed = isinstance(error, MCPError) and (error.code == CONNECTION_CLOSED or str(error) == _FORGOTTEN)
             if self._transport.ended or closed:
-                raise ServerEnded(self._transport.ended or f"the connection to the server is lost: {error}") from error
-            return Reply("; ".join(filter(None, (str(error), self._transport.refusal()))), False)
+                raise EOFError(self._transport.ended or f"the connection to the server is lost: {error}") from error
+            return "; ".join(filter(None, (str(error), self._transport.refusal()))), False
 
     async def _result(self, name: str, arguments: Mapping[str, Any]) -> Reply:
         result = await self._client.call_tool(name, dict(arguments))
@@ -94,7 +90,7 @@ class Connection:
         # A tool that returns nothing has {"result": null} where results are structured.
         if not parts and result.structured_content not in (None, {"result": None}):
             parts = [json.dumps(result.structured_content, ensure_ascii=False)]
-        return Reply("\n".join(parts) or "ok", not result.is_error)
+        return "\n".join(parts) or "ok", not result.is_error
 
     async def _resources(self) -> str:
         return json.dumps(await resources.listed(self._client), ensure_ascii=False)

@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from cojax.types import Action, Evaluation, Message, Observation, Task
-from ..worker.served import Episodes
-from .connection import Connection, ServerEnded
-from .snapshot import TooLarge, snapshot
+from ..worker.served import Episodes, PlainEpisode
+from .connection import Connection
+from .snapshot import snapshot
 from .transports import Address, Process, rehearse
 
 # The most characters of an answer.
@@ -34,86 +34,65 @@ def make(
         asyncio.run(rehearse())
     lies = re.compile(errors) if errors else None
 
-    def start(task: Task) -> ServerEpisode:
+    def start(task: Task) -> PlainEpisode:
         world = Path(tempfile.gettempdir()).absolute() / "world"
-        way: Process | Address
         if address:
-            way = Address(**address)
-        else:
-            words = [word.replace("{folder}", str(world)) for word in command]
-            way = Process(words, world, _variables(words[0], world.with_name("home"), variables))
-        begun = Path(folders) / name if (name := task.setup.get("folder")) else None
-        return ServerEpisode(way, world, begun, lies, ignore)
+            return _episode(Address(**address), world, None, lies, ignore)
+        words = [word.replace("{folder}", str(world)) for word in command]
+        way = Process(words, world, _variables(words[0], world.with_name("home"), variables))
+        name = task.setup.get("folder")
+        return _episode(way, world, Path(folders) / name if name else None, lies, ignore)
 
     return Episodes("mcp", start)
 
 
-class ServerEpisode:
+def _episode(
+    way: Process | Address, world: Path, begun: Path | None, lies: re.Pattern[str] | None, ignore: Sequence[str]
+) -> PlainEpisode:
     """A server: a process of its own in the folder `world` of this process's scratch files, or one at an address.
 
-    The folder is a copy of `begun`. An answer that matches `lies` is an error, whatever the server says.
+    The folder is a copy of `begun`. What the server tells at first is the message, as JSON; an answer that matches
+    `lies` is an error, whatever the server says. The server, or the session, ends with this process.
+
+    Raises RuntimeError where the server does not start, and OverflowError for a start folder that cannot be compared.
     """
+    world.with_name("home").mkdir()
+    if begun:
+        shutil.copytree(begun, world, symlinks=True)
+    else:
+        world.mkdir()
+    snapshot(world, ignore)
+    server = Connection(way)
+    server.open()
+    told = {"reads": server.reads, "resources": server.has_resources, "instructions": server.instructions}
 
-    def __init__(
-        self,
-        way: Process | Address,
-        world: Path,
-        begun: Path | None,
-        lies: re.Pattern[str] | None,
-        ignore: Sequence[str],
-    ) -> None:
-        self._folder, self._begun, self._lies, self._ignore = world, begun, lies, ignore
-        self._elsewhere, self._server = isinstance(way, Address), Connection(way)
-
-    def reset(self) -> tuple[Message, ...]:
-        """Copies the start folder and starts the server, or a session; what the server tells, as JSON.
-
-        Raises RuntimeError where the server does not start, and TooLarge for a start folder that cannot be compared.
-        """
-        self._folder.with_name("home").mkdir()
-        if self._begun:
-            shutil.copytree(self._begun, self._folder, symlinks=True)
-        else:
-            self._folder.mkdir()
-        snapshot(self._folder, self._ignore)
-        server = self._server
-        server.open()
-        told = {"reads": server.reads, "resources": server.has_resources, "instructions": server.instructions}
-        return (Message("system", json.dumps(told)),)
-
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return self._server.tools
-
-    def step(self, action: Action) -> Observation:
+    def step(action: Action) -> Observation:
         """Makes the action's one call. `done` means that the server has ended."""
         (call,) = action.calls
         try:
-            text, ok = self._server.call(call.name, call.arguments)
-        except ServerEnded as ended:
+            text, ok = server.call(call.name, call.arguments)
+        except EOFError as ended:
             return Observation((Message("tool", str(ended)),), ok=False, done=True)
-        lied = self._lies is not None and self._lies.match(text[:1_000])
+        lied = lies is not None and lies.match(text[:1_000])
         cut = len(text) - _ANSWER
         text = text if cut <= 0 else f"{text[:_ANSWER]}\n[{cut} characters cut]"
         return Observation((Message("tool", text),), ok=ok and not lied)
 
-    def state(self) -> Mapping[str, Any]:
+    def state() -> Mapping[str, Any]:
         """The folder as JSON; of one that has become too large, that it has."""
-        if self._elsewhere:
-            return {}
         try:
-            return snapshot(self._folder, self._ignore)
-        except TooLarge as error:
+            return snapshot(world, ignore)
+        except OverflowError as error:
             return {"too_large": str(error)}
 
-    def affordances(self) -> tuple[Action, ...]:
-        return ()
-
-    def evaluate(self) -> Evaluation:
-        """1.0 where the server can be used again, as it offers the tools that it offered at first."""
-        return Evaluation(float(self._server.offers_the_same()))
-
-    def close(self) -> None:
-        """Nothing: the server, or the session, ends with this process."""
+    return PlainEpisode(
+        step,
+        reset=lambda: (Message("system", json.dumps(told)),),
+        tools=lambda: server.tools,
+        state=dict if isinstance(way, Address) else state,
+        # 1.0 where the server can be used again, as it offers the tools that it offered at first.
+        evaluate=lambda: Evaluation(float(server.offers_the_same())),
+    )
 
 
 def _variables(program: str, home: Path, own: Mapping[str, str]) -> dict[str, str]:

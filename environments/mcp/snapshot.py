@@ -17,10 +17,6 @@ _SQLITE = b"SQLite format 3\0"
 _GIT = ".git"
 
 
-class TooLarge(ValueError):
-    """A folder that holds more than can be compared."""
-
-
 def snapshot(folder: Path, ignore: Sequence[str] = ()) -> dict[str, Any]:
     """{"files": path → what it holds}, and "repositories" where there are any; both by paths within the folder.
 
@@ -29,7 +25,7 @@ def snapshot(folder: Path, ignore: Sequence[str] = ()) -> dict[str, Any]:
     {"path", "link"} for a symbolic link; {"path"} for an empty folder. Files and folders whose name matches a pattern
     of `ignore` are left out.
 
-    Raises TooLarge for more than 2,000 files, and for more than 2 MiB of JSON.
+    Raises OverflowError for more than 2,000 files, and for more than 2 MiB of JSON.
     """
     found: dict[str, Any] = {"files": {}}
     for path in _walk(folder, ignore):
@@ -40,9 +36,9 @@ def snapshot(folder: Path, ignore: Sequence[str] = ()) -> dict[str, Any]:
             continue
         found["files"][name] = {"path": name, **_held(path)}
         if len(found["files"]) > _FILES:
-            raise TooLarge(f"the folder of the episode holds more than {_FILES} files; name those to `ignore`")
+            raise OverflowError(f"the folder of the episode holds more than {_FILES} files; name those to `ignore`")
     if (size := len(json.dumps(found))) > MOST:
-        raise TooLarge(
+        raise OverflowError(
             f"the folder of the episode is {size} characters as JSON, more than {MOST}; name files to `ignore`"
         )
     return found

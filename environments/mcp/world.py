@@ -103,37 +103,31 @@ class ServerWorld:
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """What a server tells of itself: the documentation of its tools, the names of those that it declares to change
-    nothing, whether it has resources, and what it says of its use."""
+    """What a server tells of itself: the documentation of its own tools, and of all tools, with those for resources;
+    the names of those that change nothing, where it declares such ones at all; and what it says of its use."""
 
+    own: Documents
     documents: Documents
-    reads: tuple[str, ...]
-    has_resources: bool
+    lookups: tuple[str, ...]
     instructions: str
 
     @property
-    def lookups(self) -> tuple[str, ...]:
-        """The tools that change nothing, where the server declares such ones at all."""
-        return (*self.reads, *(resources.NAMES if self.has_resources else ())) if self.reads else ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the tools, also of those for resources."""
-        return tuple(tool["function"]["name"] for tool in self.all_documents())
-
-    def all_documents(self) -> Documents:
-        """The tools, and those for resources where there are any, and no tool of the server has such a name."""
-        own = {tool["function"]["name"] for tool in self.documents}
-        more = resources.DOCUMENTS if self.has_resources else ()
-        return (*self.documents, *(tool for tool in more if tool["function"]["name"] not in own))
+    def names(self) -> list[str]:
+        return [tool["function"]["name"] for tool in self.documents]
 
 
 def offer(worker: IsolatedEnvironment, setup: Mapping[str, Any]) -> Offer:
-    """The offer of the server of an episode in that setup. Raises EnvironmentFailure where it does not start."""
+    """The offer of the server of an episode in that setup. Raises EnvironmentFailure where it does not start.
+
+    There are tools for resources where there are any, and no tool of the server has such a name.
+    """
     with contextlib.closing(worker.start(Task(NAME, "", setup))) as episode:
         (message,) = episode.reset()
-        told = json.loads(message.content)
-        return Offer(episode.tools(), tuple(told["reads"]), told["resources"], told["instructions"])
+        told, own = json.loads(message.content), episode.tools()
+    names, more = {tool["function"]["name"] for tool in own}, told["resources"]
+    documents = (*own, *(tool for tool in resources.DOCUMENTS if more and tool["function"]["name"] not in names))
+    lookups = (*told["reads"], *(resources.NAMES if more else ())) if told["reads"] else ()
+    return Offer(own, documents, lookups, told["instructions"])
 
 
 def difference(expected: Documents, offered: Documents) -> str:
@@ -198,8 +192,9 @@ class Opener:
 
     def __post_init__(self) -> None:
         self._idle: list[Server] = []
-        self._first, self._lock = "", threading.Lock()
-        self._kept, self._turns = self.kept if self.reset else 0, Turns() if self.alone else None
+        self._first, self._kept = "", self.kept if self.reset else 0
+        self._lock = threading.Condition()
+        self._holder: tuple[int, Turn] | None = None  # the thread whose turn it is
 
     def __call__(self, setup: Mapping[str, Any]) -> ServerWorld:
         try:
@@ -208,7 +203,7 @@ class Opener:
             raise EnvironmentFailure(str(loss)) from loss
 
     def _opened(self, setup: Mapping[str, Any]) -> ServerWorld:
-        turn = self._turns.take() if self._turns else Turn()
+        turn = self._turn()
         try:
             folder = setup.get("folder") or ""
             server = self._reused(folder) or self._started(folder)
@@ -231,8 +226,8 @@ class Opener:
         episode = self.worker.start(Task(NAME, "", {"folder": folder} if folder else {}))
         try:
             episode.reset()
-            if episode.tools() != self.offer.documents:
-                raise EnvironmentFailure(difference(self.offer.documents, episode.tools()))
+            if episode.tools() != self.offer.own:
+                raise EnvironmentFailure(difference(self.offer.own, episode.tools()))
             if self.reset is None:
                 return Server(episode, folder, "")
             start = self._after_reset(episode) if self.lasting else self._state(episode)
@@ -293,9 +288,28 @@ class Opener:
             one.episode.close()
         self._end(turn)
 
+    def _turn(self) -> Turn:
+        """The turn of a world, for which it waits with `alone`. A thread that has one passes that on: its first world
+        is over. Raises EnvironmentFailure where that takes longer than ten minutes."""
+        me, turn = threading.get_ident(), Turn()
+        if not self.alone:
+            return turn
+        with waiting(), self._lock:
+            if not self._lock.wait_for(lambda: self._holder is None or self._holder[0] == me, _PATIENCE):
+                raise EnvironmentFailure(
+                    f"another episode has had the server for {_PATIENCE:g} s; expected episodes that end"
+                )
+            if self._holder is not None:
+                self._holder[1].set()
+            self._holder = me, turn
+        return turn
+
     def _end(self, turn: Turn) -> None:
-        if self._turns:
-            self._turns.end(turn)
+        """Ends a turn that was not passed on."""
+        with self._lock:
+            if self._holder is not None and self._holder[1] is turn:
+                self._holder = None
+                self._lock.notify_all()
 
     def _after_reset(self, episode: ServedEpisode) -> str:
         """The state after the reset. Raises Refused where the server refuses it."""
@@ -308,31 +322,3 @@ class Opener:
 
     def _world(self, episode: ServedEpisode) -> ServerWorld:
         return ServerWorld(episode, self.read, Turn(), lambda works: None)
-
-
-class Turns:
-    """One turn at a time. A thread that takes one while it has one passes that one on: its first world is over."""
-
-    def __init__(self) -> None:
-        self._ended = threading.Condition()
-        self._holder: tuple[int, Turn] | None = None
-
-    def take(self) -> Turn:
-        """Waits for a turn. Raises EnvironmentFailure where that takes longer than ten minutes."""
-        me, turn = threading.get_ident(), Turn()
-        with waiting(), self._ended:
-            if not self._ended.wait_for(lambda: self._holder is None or self._holder[0] == me, _PATIENCE):
-                raise EnvironmentFailure(
-                    f"another episode has had the server for {_PATIENCE:g} s; expected episodes that end"
-                )
-            if self._holder is not None:
-                self._holder[1].set()
-            self._holder = me, turn
-        return turn
-
-    def end(self, turn: Turn) -> None:
-        """Ends a turn that was not passed on."""
-        with self._ended:
-            if self._holder is not None and self._holder[1] is turn:
-                self._holder = None
-                self._ended.notify_all()

@@ -5,6 +5,7 @@ record.py       what the simulator tells of its objects → the state
 limits.py       how many commands an episode may have
 solving.py      the simulator's own solutions of official tasks, shortened
 data.py         where these are kept; finds Java
+commands.txt    the system message, which lists the commands
 inside.py       the environment and its worlds, as they run inside the wheel's own virtual environment
 """
 

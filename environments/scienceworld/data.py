@@ -11,12 +11,11 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..worker.venv import ROOT, InstallError, cache
+from ..worker.venv import InstallError, cache, run_module
 from .limits import TASKS
 
 # The first is the default of an installation.
@@ -63,8 +62,8 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
         raise InstallError(f"cannot write {place}: {error}; set COJAX_CACHE to a writable folder") from error
 
     def solve(task: str) -> None:
-        solving = [python, "-m", f"{__package__}.solving"]
-        _run([*solving, library, task, str(_COUNTS[name]), str(_file(place, task))])
+        given = [library, task, str(_COUNTS[name]), str(_file(place, task))]
+        run_module(python, f"{__package__}.solving", given, "ScienceWorld cannot solve its tasks", _PATIENCE)
         say(f"scienceworld: {task}")
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -83,16 +82,6 @@ def folder(name: str) -> Path:
 
 def _file(place: Path, task: str) -> Path:
     return place / f"{task}.json"
-
-
-def _run(command: list[str]) -> None:
-    more = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, env={**os.environ, **more})
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InstallError(f"ScienceWorld cannot solve its tasks: {error}") from error
-    if done.returncode:
-        raise InstallError(f"ScienceWorld cannot solve its tasks: {done.stderr.strip()[-1_000:]}")
 
 
 # How Java is installed.

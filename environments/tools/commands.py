@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cojax.environment import Traits
@@ -59,11 +60,15 @@ def environment(
 _KINDS = ("full", "brief")
 
 
-def system_message(brief: str, commands: str, kind: str) -> str:
-    """The system message with the list of commands (`full`), or without it (`brief`). Raises ValueError for another."""
+def system_message(file: Path, kind: str) -> str:
+    """The text of a file, of which the list of commands after an empty line is left out where the kind is `brief`.
+
+    Raises ValueError for another kind.
+    """
     if kind not in _KINDS:
         raise ValueError(f"instructions {kind!r} not found; available: {', '.join(_KINDS)}")
-    return brief + commands if kind == "full" else brief
+    brief, _, commands = file.read_text(encoding="utf-8").removesuffix("\n").partition("\n\n")
+    return f"{brief}\n{commands}" if kind == "full" else brief
 
 
 def call(command: str) -> Call:

@@ -91,6 +91,19 @@ class Episodes:
         return None
 
 
+@dataclasses.dataclass(frozen=True)
+class PlainEpisode:
+    """An episode there, of functions. What is not given tells nothing, offers nothing and earns nothing."""
+
+    step: Callable[[Action], Observation]
+    reset: Callable[[], tuple[Message, ...]] = tuple
+    tools: Callable[[], tuple[Mapping[str, Any], ...]] = tuple
+    state: Callable[[], Mapping[str, Any]] = dict
+    affordances: Callable[[], tuple[Action, ...]] = tuple
+    evaluate: Callable[[], Evaluation] = lambda: Evaluation(0.0)
+    close: Callable[[], object] = lambda: None  # what it holds ends with its process
+
+
 def describe(environment: Environment) -> dict[str, Any]:
     """What `Served` must know of the environment."""
     return {

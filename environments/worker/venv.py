@@ -41,6 +41,12 @@ class Recipe:
     programs: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
 
 
+def requirements(module: str) -> tuple[str, ...]:
+    """The lines of the file requirements.txt beside that module's, without comments."""
+    lines = Path(module).with_name("requirements.txt").read_text(encoding="utf-8").splitlines()
+    return tuple(line for line in lines if not line.startswith("#"))
+
+
 def cache() -> Path:
     """The folder of files that can be made again: `$COJAX_CACHE`, by default ~/.cache/cojax."""
     return Path(os.environ.get("COJAX_CACHE") or "~/.cache/cojax").expanduser().absolute()
@@ -110,6 +116,12 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
     return folder
 
 
+def run_module(python: str, module: str, arguments: list[str], complaint: str, deadline: float, **more: str) -> None:
+    """Has that interpreter run a module of ours, with `more` in its environment. Raises InstallError."""
+    ours = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **more}
+    _run([python, "-m", module, *arguments], complaint, ours, deadline=deadline)
+
+
 def _runs(folder: Path, version: tuple[int, int] | None) -> bool:
     """Whether the folder's interpreter runs, and has the version if one is given."""
     with contextlib.suppress(InstallError):
@@ -130,6 +142,7 @@ def _run(
     complaint: str,
     more: dict[str, str] | None = None,
     waits: Callable[[int], None] = lambda seconds: None,
+    deadline: float = _DEADLINE,
 ) -> None:
     """Runs the command, whose failure raises InstallError: the complaint, and the end of what the command said.
 
@@ -140,7 +153,7 @@ def _run(
             with subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(more or {})}
             ) as process:
-                status = _ended(process, waits)
+                status = _ended(process, waits, deadline)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise InstallError(f"{complaint}: {error}") from error
         if status:
@@ -148,16 +161,16 @@ def _run(
             raise InstallError(f"{complaint}:\n{output.read().strip()[-1_500:]}")
 
 
-def _ended(process: subprocess.Popen[bytes], waits: Callable[[int], None]) -> int:
+def _ended(process: subprocess.Popen[bytes], waits: Callable[[int], None], deadline: float) -> int:
     """The exit status. Raises TimeoutExpired, after it killed the process, at the deadline."""
     waited = 0.0
     try:
-        while waited < _DEADLINE:
+        while waited < deadline:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return process.wait(_REPORT_EVERY)
             waited += _REPORT_EVERY
             waits(round(waited))
-        raise subprocess.TimeoutExpired(process.args, _DEADLINE)
+        raise subprocess.TimeoutExpired(process.args, deadline)
     finally:
         process.kill()
 

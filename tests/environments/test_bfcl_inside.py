@@ -63,9 +63,9 @@ def test_verdicts_are_those_of_the_official_checker(category: str) -> None:
 
     rng = random.Random(category)
     verdicts = collections.Counter()
-    entries = {entry.id: entry for entry in official.load().entries[category]}
+    entries = {entry["id"]: (entry, answer) for entry, answer in official.load().entries[category]}
     for t in BFCL.tasks(category, 200)[::4]:
-        entry = entries[BFCL.names()[t.id]]
+        question, answer = entries[BFCL.names()[t.id]]
         turns = [list(calls) for calls in turns_of(t.solution)]
         chosen = rng.choice([calls for calls in turns if calls])
         match rng.randrange(4):
@@ -78,10 +78,9 @@ def test_verdicts_are_those_of_the_official_checker(category: str) -> None:
             case 3:
                 chosen.insert(0, Call("no_such_tool", {"a": 1}))
         spoken = [[f"{c.name}({','.join(f'{k}={v!r}' for k, v in c.arguments.items())})" for c in cs] for cs in turns]
-        question = {"id": entry.id, "initial_config": entry.config, "involved_classes": list(entry.classes)}
         theirs = multi_turn_checker(
             [[[text] for text in texts] for texts in spoken],
-            [list(answer) for answer in entry.answers],
+            answer["ground_truth"],
             question,
             category,
             f"checked_{category}",

@@ -16,7 +16,7 @@ from cojax.explorer.llm.chat_model import ChatSettings
 from cojax.quality import EmbeddingError, EndpointEmbedding
 from cojax.rollout.endpoint import ChatEndpoint
 from cojax.types import Message
-from environments.tau2.dialogue import Customer
+from environments.tau2 import dialogue
 
 KEY = "sk-very-secret-0123456789"
 
@@ -42,7 +42,7 @@ def evaluation(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
 
 
 def customer(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
-    return Customer(url, "m", seconds, attempts=attempts)("You want a refund.", [("agent", "hello")], 0)
+    return dialogue.customer(url, "m", seconds, attempts=attempts)("You want a refund.", [("agent", "hello")], 0)
 
 
 USERS = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from environments.mcp import data
-from environments.mcp.snapshot import TooLarge, snapshot
+from environments.mcp.snapshot import snapshot
 
 
 def test_files_are_told_by_what_they_hold(tmp_path: Path) -> None:
@@ -84,12 +84,14 @@ def test_a_repository_is_told_by_its_branches_and_what_is_staged(tmp_path: Path)
 def test_a_folder_of_thousands_of_files_is_refused(tmp_path: Path) -> None:
     for number in range(2_001):
         (tmp_path / str(number)).touch()
-    with pytest.raises(TooLarge, match="more than 2000 files; name those to `ignore`"):
+    with pytest.raises(OverflowError, match="more than 2000 files; name those to `ignore`"):
         snapshot(tmp_path)
 
 
 def test_a_folder_of_more_text_than_can_be_compared_is_refused(tmp_path: Path) -> None:
     for number in range(33):
         (tmp_path / str(number)).write_text("x" * 65_000)
-    with pytest.raises(TooLarge, match=r"episode is \d+ characters as JSON, more than 2097152; name files to `ignore`"):
+    with pytest.raises(
+        OverflowError, match=r"\d+ characters as JSON, more than 2097152; name files to `ignore`"
+    ):
         snapshot(tmp_path)

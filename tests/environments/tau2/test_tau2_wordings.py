@@ -7,7 +7,7 @@ import pytest
 from cojax.types import Action, Call, Message, Observation, Triplet
 from environments.tau2 import inside
 from environments.tau2.official import Domain
-from environments.tau2.wordings import phrase
+from environments.tau2.world import phrase
 
 
 def step(name: str, shown: str = "", ok: bool = True, **arguments: object) -> Triplet:
