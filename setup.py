@@ -26,7 +26,7 @@ setup(
         *find_namespace_packages(include=["cojax*", *(f"{name}*" for name in FOLDERS if name not in WITHIN)]),
         *(f"cojax.{package}" for package in find_namespace_packages(include=[f"{name}*" for name in WITHIN])),
     ],
-    package_data={"": ["*.html", "*.css", "*.js", "*.jinja", "*.md", "*.txt", "*.pyi", "*.toml", "py.typed"]},
+    package_data={"": ["*.html", "*.css", "*.js", "*.jinja", "*.json", "*.md", "*.txt", "*.pyi", "*.toml", "py.typed"]},
     entry_points={"console_scripts": ["cojax = cojax.command:main"]},
     install_requires=[
         "absl-py>=2.3.1",

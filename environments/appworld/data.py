@@ -177,8 +177,8 @@ def _expected_stamp(name: str) -> dict[str, str]:
     stamp = {"package": RECIPE.requirements[0]}
     if name == "tiny":
         digest = hashlib.sha256()
-        sources = (path for path in (Path(__file__).parent / "tiny").iterdir() if path.suffix in (".py", ".md"))
-        for source in sorted(sources):
+        sources = sorted(Path(__file__).with_name("tiny").iterdir())
+        for source in (path for path in sources if path.suffix in (".py", ".md", ".json")):
             digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
         stamp["builder"] = digest.hexdigest()[:16]
     return stamp

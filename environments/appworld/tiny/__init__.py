@@ -1,6 +1,7 @@
 """A small AppWorld data root, built by the installed `appworld` package from rows and scenarios of our own.
 
-rows.py        who lives in it, in ONE table, and what their apps hold before any task
+rows.json      who lives in it, and what rows are made of
+rows.py        what their apps hold before any task
 scenarios.md   the scenarios: instruction, solution, evaluation
 scenarios.py   what the tasks of each scenario are
 build.py       a root of all this, laid out as APPWORLD_ROOT

@@ -67,7 +67,7 @@ def _task(data: Path, scenario: Scenario, place: int, number: int) -> str:
     person = SUPERVISORS[(place + number) % len(SUPERVISORS)]
     models = _load(f":memory:input-{task}", str(data / "base_dbs"))
     drawn = scenario.draw(models, person, number, random.Random(task))
-    instruction = scenario.instruction.format(**drawn.public)
+    instruction = scenario.instruction.format(**drawn[0])
     _supervise(models, person, instruction)
     models.save(str(folder / "dbs"), app_names=list(get_all_apps()), format="changes", save_model_hashes=True)
     models.close()
@@ -97,13 +97,13 @@ def _supervise(models: Any, person: Person, instruction: str) -> None:
 
 
 def _ground_truth(folder: Path, scenario: Scenario, drawn: Drawn, person: Person) -> None:
-    truth = folder / "ground_truth"
-    blocks = scenario.blocks(drawn)
+    truth, (public, private, answer) = folder / "ground_truth", drawn
+    blocks = scenario.blocks(public)
     code = "def solution(apis, requester):\n" + textwrap.indent("\n".join(blocks), "    ")
     for name, value in {
-        "public_data": drawn.public,
-        "private_data": drawn.private,
-        "answer": drawn.answer,
+        "public_data": public,
+        "private_data": private,
+        "answer": answer,
         "required_apps": scenario.apps,
         "blocks": blocks,
         "metadata": {
@@ -125,15 +125,15 @@ def _test_data(folder: Path, scenario: Scenario, drawn: Drawn, person: Person) -
     dbs = str(folder / "dbs")
     start, end = _load(f":memory:start-{folder.name}", dbs), _load(f":memory:end-{folder.name}", dbs)
     models = ModelCollectionPair(start.from_db_home_path, start, end.to_db_home_path, end)
-    tracker, module = TestTracker(), dict[str, Any]()
+    tracker, module, (public, private, answer) = TestTracker(), dict[str, Any](), drawn
     exec(scenario.evaluation, module)
     module["evaluate"](
         test=tracker,
-        public_data=munchify(drawn.public),
-        private_data=munchify(drawn.private),
+        public_data=munchify(public),
+        private_data=munchify(private),
         main_user=models.start.admin.MainUser.find_one(**person.contact),
         models=models,
-        ground_truth_answer=drawn.answer,
+        ground_truth_answer=answer,
     )
     start.close()
     end.close()

@@ -1,20 +1,21 @@
-"""Who lives in the tiny data, in ONE table, and what their apps hold before any task: rows drawn by a fixed seed."""
+"""Who lives in the tiny data, and what their apps hold before any task: rows drawn by a fixed seed of rows.json."""
 
 import dataclasses
 import datetime
+import itertools
+import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+# What rows are made of, by kind: `people` with the arguments of Person; `titles` by their first and second words.
+TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 # Apps in which everybody has an account, with the user name that logs in.
-ACCOUNTS = {
-    "spotify": "email",
-    "venmo": "email",
-    "phone": "phone_number",
-    "simple_note": "email",
-    "todoist": "email",
-    "gmail": "email",
-}
+ACCOUNTS: Mapping[str, str] = TABLES["accounts"]
+GENRES, REASONS = TABLES["genres"], TABLES["reasons"]
+# The day of every task; what the apps hold is older.
+NOW = datetime.datetime(2023, 5, 18, 12, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,81 +47,15 @@ class Person:
         return "".join(chance.choice("abcdefghjkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789+-#") for _ in range(10))
 
 
-PEOPLE = (
-    Person("Nora", "Lindqvist", "5550142071", "1991-03-14", "female"),
-    Person("Tomas", "Okafor", "5550142072", "1988-11-02", "male"),
-    Person("Ines", "Moreau", "5550142073", "1994-07-27", "female"),
-    Person("Ravi", "Castellano", "5550142074", "1990-01-19", "male"),
-    Person("Hana", "Whitfield", "5550142075", "1986-09-08", "female"),
-    Person("Emil", "Sorensen", "5550142076", "1993-05-30", "male"),
-    Person("Leila", "Abbott", "5550142077", "1989-12-11", "female"),
-    Person("Jonas", "Petrov", "5550142078", "1995-04-03", "male"),
-)
+PEOPLE = tuple(Person(*row) for row in TABLES["people"])
 # These give the tasks; the others are their contacts only.
 SUPERVISORS = PEOPLE[:5]
-# Going round the table, the people 1, 2, … places further are:
-_RELATIONSHIPS = ("roommate", "roommate", "coworker", "coworker", "coworker", "sibling", "friend")
 
 
 def contacts(person: Person) -> list[tuple[Person, str]]:
-    """Everybody else in the person's contact book, and the relationship."""
+    """Everybody else in the person's contact book, going round the table of people, and the relationship."""
     place = PEOPLE.index(person)
-    return [
-        (PEOPLE[(place + further) % len(PEOPLE)], relationship)
-        for further, relationship in enumerate(_RELATIONSHIPS, start=1)
-    ]
-
-
-# The day of every task; what the apps hold is older.
-NOW = datetime.datetime(2023, 5, 18, 12, 0)
-
-GENRES = ("folk", "jazz", "electronic", "soul")
-ARTISTS = ("Harbor Lights", "Mira Solberg", "The Quiet Mile", "Anton Reyes", "Glass Orchard", "Juno Park", "Old Tram")
-_FIRST = ("Paper", "Winter", "Golden", "Hollow", "Silver", "Distant", "Crooked", "Velvet", "Morning")
-_SECOND = ("Lanterns", "River", "Staircase", "Signals", "Orchard", "Avenue")
-REASONS = (
-    "Dinner",
-    "Groceries",
-    "Cab ride",
-    "Concert tickets",
-    "Utilities",
-    "Coffee",
-    "Birthday gift",
-    "Museum",
-    "Lunch",
-)
-_TEXTS = (
-    "Are you around this weekend?",
-    "Running ten minutes late.",
-    "Thanks again for yesterday!",
-    "Did you see the new cafe on the corner?",
-    "Call me when you can.",
-    "The package has arrived.",
-)
-_ALARMS = (("06:30", "Run"), ("07:15", "Wake up"), ("08:40", "Leave for work"), ("13:05", "Stretch"), ("21:50", "Read"))
-_DAYS = ["monday", "tuesday", "wednesday", "thursday", "friday"]
-NOTES = {
-    "Bike repair": "Chain from the shop on Mill Street, brake pads next month.",
-    "Book ideas": "A history of maps. Something by the sea. A cook book for one pot.",
-    "Gift ideas": "Scarf, concert tickets, board game.",
-    "House rules": "Quiet after ten. Bins on Tuesday. Plants on Friday.",
-    "Recipes": "Lentil soup, lemon pasta, plum cake.",
-    "Travel plans": "Night train in August, return by boat.",
-}
-_CHORES = (
-    "Water the plants",
-    "Renew the passport",
-    "Book the dentist",
-    "Clean the oven",
-    "Sort old photos",
-    "Fix the lamp",
-    "Return library books",
-    "Compare phone plans",
-    "Wash the curtains",
-    "Write to the landlord",
-)
-
-Filler = Callable[[Any, random.Random], None]
+    return list(zip((*PEOPLE[place + 1 :], *PEOPLE[:place]), TABLES["relationships"], strict=True))
 
 
 def fill(models: Any) -> None:
@@ -146,9 +81,9 @@ def _music(models: Any, chance: random.Random) -> None:
     spotify = models.spotify
     artists = [
         spotify.Artist.create_save(name=name, genre=GENRES[number % len(GENRES)], **_dates(900))
-        for number, name in enumerate(ARTISTS)
+        for number, name in enumerate(TABLES["artists"])
     ]
-    titles = [f"{first} {second}" for first in _FIRST for second in _SECOND]
+    titles = [f"{first} {second}" for first, second in itertools.product(*TABLES["titles"])]
     chance.shuffle(titles)
     plays = chance.sample(range(100, 1_000), len(titles))
     songs = []
@@ -181,7 +116,7 @@ def _music(models: Any, chance: random.Random) -> None:
             )
         for artist in chance.sample(artists, 5):
             spotify.UserArtistFollowing.create_save(user_id=user.id, artist_id=artist.id, **_dates(200))
-        for title in chance.sample(("Sunday Slow", "Long Drive", "Kitchen Radio", "Deep Focus", "Evening Run"), 3):
+        for title in chance.sample(TABLES["playlists"], 3):
             playlist = spotify.Playlist.create_save(title=title, user_id=user.id, **_dates(chance.randrange(20, 300)))
             for song in chance.sample(songs, chance.randrange(7, 12)):
                 spotify.PlaylistSong.create_save(playlist_id=playlist.id, song_id=song.id, **_dates(15, "added_at"))
@@ -231,13 +166,15 @@ def _phone(models: Any, chance: random.Random) -> None:
                 birthday=other.birthday,
                 **_dates(350),
             )
-            text(models, person.phone_number, other.phone_number, chance.choice(_TEXTS), chance.randrange(3, 60))
-        for time, label in _ALARMS:
+            text(
+                models, person.phone_number, other.phone_number, chance.choice(TABLES["texts"]), chance.randrange(3, 60)
+            )
+        for time, label in TABLES["alarms"]:
             phone.Alarm.create_save(
                 user_id=numbers[person],
                 time=time,
                 label=label,
-                repeat_days=_DAYS,
+                repeat_days=TABLES["days"],
                 enabled=chance.random() < 0.6,
                 snooze_minutes=chance.choice((5, 10, 15)),
                 vibration=True,
@@ -265,33 +202,28 @@ def note(models: Any, email: str, title: str, content: str, days: float) -> None
 
 def _notes(models: Any, chance: random.Random) -> None:
     for person in PEOPLE:
-        for title, content in NOTES.items():
+        for title, content in TABLES["notes"].items():
             note(models, person.email, title, content, chance.randrange(5, 200))
 
 
 def _chores(models: Any, chance: random.Random) -> None:
-    for user in models.todoist.User.all():
-        for name in ("Inbox", "Home", "Paperwork"):
-            project(models, user.email, name, chance.sample(_CHORES, 5), chance)
-
-
-def project(models: Any, email: str, name: str, titles: Sequence[str], chance: random.Random) -> Any:
-    """A project of that user alone, with tasks that are due from ten days ago to ten ahead; the project's row."""
+    """Projects of one user alone, each with tasks that are due from ten days ago to ten ahead."""
     todoist = models.todoist
-    user = todoist.User.find_one(email=email)
-    made = todoist.Project.create_save(user_id=user.id, name=name, is_inbox=name == "Inbox", **_dates(150))
-    todoist.ProjectCollaboratorLink.create_save(project_id=made.id, user_id=user.id, **_dates(150))
-    for place, title in enumerate(titles):
-        due = NOW.replace(hour=0) + datetime.timedelta(days=chance.choice((-9, -6, -4, -2, 1, 3, 5, 8)))
-        todoist.Task.create_save(
-            project_id=made.id,
-            user_id=user.id,
-            title=title,
-            description="",
-            due_date=due,
-            priority=chance.choice(("low", "medium", "high")),
-            is_completed=chance.random() < 0.3,
-            order_index=place,
-            **_dates(20),
-        )
-    return made
+    for user in todoist.User.all():
+        for name in ("Inbox", "Home", "Paperwork"):
+            titles = chance.sample(TABLES["chores"], 5)
+            made = todoist.Project.create_save(user_id=user.id, name=name, is_inbox=name == "Inbox", **_dates(150))
+            todoist.ProjectCollaboratorLink.create_save(project_id=made.id, user_id=user.id, **_dates(150))
+            for place, title in enumerate(titles):
+                due = NOW.replace(hour=0) + datetime.timedelta(days=chance.choice((-9, -6, -4, -2, 1, 3, 5, 8)))
+                todoist.Task.create_save(
+                    project_id=made.id,
+                    user_id=user.id,
+                    title=title,
+                    description="",
+                    due_date=due,
+                    priority=chance.choice(("low", "medium", "high")),
+                    is_completed=chance.random() < 0.3,
+                    order_index=place,
+                    **_dates(20),
+                )

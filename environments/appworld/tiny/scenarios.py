@@ -16,33 +16,8 @@ from typing import Any
 
 from .rows import ACCOUNTS, GENRES, NOW, REASONS, Person, contacts, note, text
 
-# The first block of every solution. {tokens} logs in to each app; `pages` reads a list, of which the API shows at most
-# 20 rows at a time.
-_LOGIN = """
-accounts = apis.supervisor.show_account_passwords()
-passwords = {{account['account_name']: account['password'] for account in accounts}}
-me = apis.supervisor.show_profile()
-{tokens}
-
-def pages(api, **arguments):
-    rows = []
-    while page := api(**arguments, page_index=len(rows) // 20, page_limit=20):
-        rows += page
-        if len(page) < 20:
-            break
-    return rows
-"""
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawn:
-    """One task: `public` fills the instruction, `private` is for the evaluation, `answer` what is asked for, if so."""
-
-    public: Mapping[str, Any]
-    private: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    answer: str | int | float | None = None
-
-
+# One task: what fills the instruction, what is for the evaluation, and the answer if one is asked for.
+Drawn = tuple[Mapping[str, Any], Mapping[str, Any], str | int | float | None]
 Draw = Callable[[Any, Person, int, random.Random], Drawn]
 
 
@@ -53,7 +28,7 @@ def like_genre(models: Any, person: Person, number: int, chance: random.Random) 
     liked = {like.song_id for like in user.song_likes}
     genre = GENRES[number]
     songs = [song.id for song in user.library_songs if song.genre == genre and song.id not in liked]
-    return Drawn({"genre": genre}, {"song_ids": sorted(songs)})
+    return {"genre": genre}, {"song_ids": sorted(songs)}, None
 
 
 def shift_alarms(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
@@ -70,7 +45,7 @@ def shift_alarms(models: Any, person: Person, number: int, chance: random.Random
         str(alarm.id): (datetime.datetime.strptime(alarm.time, "%H:%M") + shift).strftime("%H:%M")
         for alarm in models.phone.Alarm.find_all(user_id=user.id, enabled=True)
     }
-    return Drawn({"minutes": minutes, "direction": direction}, {"times": times})
+    return {"minutes": minutes, "direction": direction}, {"times": times}, None
 
 
 def answer_requests(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
@@ -88,13 +63,14 @@ def answer_requests(models: Any, person: Person, number: int, chance: random.Ran
         for amount in amounts
     ]
     approved = [request for request in requests if request.amount <= limit]
-    return Drawn(
+    return (
         {"limit": limit},
         {
             "approved": [request.id for request in approved],
             "denied": [request.id for request in requests if request.amount > limit],
             "payments": sorted([request.sender_id, request.amount] for request in approved),
         },
+        None,
     )
 
 
@@ -105,7 +81,7 @@ def most_played(models: Any, person: Person, number: int, chance: random.Random)
     genres = [genre for genre in GENRES if sum(song.genre == genre for song in songs.values()) > 1]
     genre = genres[number % len(genres)]
     titles = sorted((song.play_count, title) for title, song in songs.items() if song.genre == genre)
-    return Drawn({"genre": genre}, {"titles": [title for _, title in titles]}, titles[-1][1])
+    return {"genre": genre}, {"titles": [title for _, title in titles]}, titles[-1][1]
 
 
 def split_bill(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
@@ -115,9 +91,10 @@ def split_bill(models: Any, person: Person, number: int, chance: random.Random) 
     share = chance.randrange(8, 60)
     purpose = ("Heating bill", "Team lunch", "New curtains")[number]
     receivers = sorted(models.venmo.User.find_one(email=other.email).id for other in group)
-    return Drawn(
+    return (
         {"total": share * (len(group) + 1), "purpose": purpose, "relationship": relationship},
         {"share": share, "receivers": receivers},
+        None,
     )
 
 
@@ -135,13 +112,14 @@ def note_to_tasks(models: Any, person: Person, number: int, chance: random.Rando
     urgent = chance.sample(things, 2)
     note(models, person.email, title, "\n".join(thing + "!" * (thing in urgent) for thing in things), 2)
     user = models.todoist.User.find_one(email=person.email)
-    return Drawn(
+    return (
         {"title": title, "project": project},
         {
             "project_id": models.todoist.Project.find_one(user_id=user.id, name=project).id,
             "titles": things,
             "priorities": ["high" if thing in urgent else "low" for thing in things],
         },
+        None,
     )
 
 
@@ -157,7 +135,7 @@ def postpone(models: Any, person: Person, number: int, chance: random.Random) ->
         task.save()
     tasks = todoist.Task.find_all(project_id=project.id, is_completed=False)
     late = [task.id for task in tasks if task.due_date.date() < NOW.date()]
-    return Drawn({"project": name, "date": date}, {"task_ids": sorted(late)})
+    return {"project": name, "date": date}, {"task_ids": sorted(late)}, None
 
 
 def pay_or_text(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
@@ -166,7 +144,7 @@ def pay_or_text(models: Any, person: Person, number: int, chance: random.Random)
     pays = number != 1
     user = models.venmo.User.find_one(email=person.email)
     limit = int(user.venmo_balance) + (-1 if pays else 1) * chance.randrange(20, 200)
-    return Drawn(
+    return (
         {
             "limit": limit,
             "name": other.name,
@@ -179,6 +157,7 @@ def pay_or_text(models: Any, person: Person, number: int, chance: random.Random)
             "receiver_id": models.venmo.User.find_one(email=other.email).id,
             "phone_user_id": models.phone.User.find_one(phone_number=other.phone_number).id,
         },
+        None,
     )
 
 
@@ -196,7 +175,7 @@ def total_received(models: Any, person: Person, number: int, chance: random.Rand
     received = [payment for sender in senders for payment in venmo.Transaction.find_all(sender_id=sender)]
     received = [payment for payment in received if payment.receiver_id == user.id]
     total = sum(payment.amount for payment in received if payment.created_at.strftime("%Y-%m-%d") >= date)
-    return Drawn(
+    return (
         {"relationship": relationship, "date": date},
         {"ever": sum(payment.amount for payment in received)},
         round(total),
@@ -215,9 +194,10 @@ def songs_from_text(models: Any, person: Person, number: int, chance: random.Ran
     chance.shuffle(titles)
     text(models, other.phone_number, person.phone_number, "Songs for you: " + ", ".join(titles), 2)
     text(models, other.phone_number, person.phone_number, "Tell me which one you like best!", 1)
-    return Drawn(
+    return (
         {"name": other.name, "playlist": playlist.title},
         {"playlist_id": playlist.id, "song_ids": sorted(song.id for song in new)},
+        None,
     )
 
 
@@ -230,7 +210,7 @@ def unfollow_artists(models: Any, person: Person, number: int, chance: random.Ra
     # Some of both kinds: from the least liked of those followed on, but less than the most liked.
     counts = [liked.count(artist) for artist in followed]
     count = chance.randrange(max(1, min(counts)), max(counts))
-    return Drawn({"count": count}, {"artist_ids": sorted(row for row in followed if liked.count(row) <= count)})
+    return {"count": count}, {"artist_ids": sorted(row for row in followed if liked.count(row) <= count)}, None
 
 
 def trim_playlist(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
@@ -245,13 +225,14 @@ def trim_playlist(models: Any, person: Person, number: int, chance: random.Rando
     rating = ratings[len(ratings) // 2]
     there = [song.id for song in songs]
     other = chance.choice([song for song in spotify.Song.all() if song.id not in there])
-    return Drawn(
+    return (
         {"playlist": playlist.title, "minutes": minutes, "rating": rating, "song": other.title},
         {
             "playlist_id": playlist.id,
             "removed": sorted(song.id for song in songs if song.rating < rating) if long else [],
             "added": [] if long else [other.id],
         },
+        None,
     )
 
 
@@ -270,7 +251,7 @@ def settle_up(models: Any, person: Person, number: int, chance: random.Random) -
         receiver = models.venmo.User.find_one(email=other.email).id
         (requests if other in owed else payments).append([receiver, amount])
     note(models, person.email, title, "\n".join(lines), 1)
-    return Drawn({"title": title, "purpose": purpose}, {"requests": sorted(requests), "payments": sorted(payments)})
+    return {"title": title, "purpose": purpose}, {"requests": sorted(requests), "payments": sorted(payments)}, None
 
 
 def greet_older(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
@@ -283,7 +264,7 @@ def greet_older(models: Any, person: Person, number: int, chance: random.Random)
         for other, _ in contacts(person)
         if int(other.birthday[:4]) < year
     ]
-    return Drawn({"year": year, "greeting": greeting}, {"messages": sorted(sent)})
+    return {"year": year, "greeting": greeting}, {"messages": sorted(sent)}, None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,9 +292,9 @@ class Scenario:
         """The apps that the solution uses, but for the supervisor's."""
         return sorted(set(re.findall(r"apis\.(\w+)\.", "\n".join(self.solution))) - {"supervisor"})
 
-    def blocks(self, drawn: Drawn) -> list[str]:
-        """The solution of one task."""
-        return [re.sub(r"<(\w+)>", lambda name: repr(drawn.public[name[1]]), block) for block in self.solution]
+    def blocks(self, public: Mapping[str, Any]) -> list[str]:
+        """The solution of the task with these parameters."""
+        return [re.sub(r"<(\w+)>", lambda name: repr(public[name[1]]), block) for block in self.solution]
 
 
 _SECTION = re.compile(
@@ -324,14 +305,15 @@ _BLOCK = re.compile(r"^```python\n(.+?)^```$", re.M | re.S)
 
 def _scenario(section: re.Match[str]) -> Scenario:
     name, split, difficulty, apps, instruction, code = section.groups()
-    *solution, evaluation = _BLOCK.findall(code)
-    tokens = "\n".join(
+    logins = "\n".join(
         f"{app} = apis.{app}.login(username=me['{ACCOUNTS[app]}'], password=passwords['{app}'])['access_token']"
         for app in apps.split(", ")
     )
-    login = _LOGIN.format(tokens=tokens).lstrip()
-    instruction = " ".join(instruction.split())
-    return Scenario(name, split, int(difficulty), globals()[name], instruction, (login, *solution), evaluation)
+    *blocks, evaluation = _BLOCK.findall(code)
+    instruction, solution = " ".join(instruction.split()), (_LOGIN.replace("<logins>", logins), *blocks)
+    return Scenario(name, split, int(difficulty), globals()[name], instruction, solution, evaluation)
 
 
-SCENARIOS = tuple(map(_scenario, _SECTION.finditer(Path(__file__).with_suffix(".md").read_text(encoding="utf-8"))))
+_TEXT = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
+_LOGIN: str = _BLOCK.findall(_TEXT)[0]
+SCENARIOS = tuple(map(_scenario, _SECTION.finditer(_TEXT)))

@@ -9,7 +9,7 @@ import pytest
 
 from environments.appworld.data import SPLITS
 from environments.appworld.tiny.rows import PEOPLE, SUPERVISORS, contacts
-from environments.appworld.tiny.scenarios import SCENARIOS, Drawn, Scenario
+from environments.appworld.tiny.scenarios import SCENARIOS, Scenario
 
 each = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 
@@ -46,7 +46,7 @@ def test_a_solution_knows_of_its_task_what_the_instruction_says(scenario: Scenar
     used = {name for block in scenario.solution for name in re.findall(r"<(\w+)>", block)}
     assert used <= said
     # Values that a template language might trip over.
-    blocks = scenario.blocks(Drawn({name: 'it\'s \\1 <b> {x} "y"' for name in said}))
+    blocks = scenario.blocks({name: 'it\'s \\1 <b> {x} "y"' for name in said})
     for block in blocks:
         compile(block, scenario.name, "exec")
     assert "complete_task" in blocks[-1]
