@@ -15,13 +15,14 @@ import re
 import threading
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from cojax.drafts import MOST_CHARACTERS, flaw, oversize
 from cojax.pool import TaskPool
-from cojax.types import Task, canonical, content_hash, normalise, to_json
+from cojax.types import Task, TaskDraft, canonical, content_hash, normalise, setup_hash, to_json
 
 NGRAMS = (3, 5)
 # More than the rounding of a sum, so that no candidate is left out by it.
@@ -87,7 +88,9 @@ class NearDuplicates:
     def __init__(self, threshold: float, parent: NearDuplicates | None = None):
         """The tasks of `parent` are compared as well."""
         self.threshold, self.parent = threshold, parent
-        self._on_setup: dict[str, _OnSetup] = {}
+        # Setup → the queries of its tasks, and the index of these in the same order.
+        self._on_setup: dict[str, tuple[list[_Query], Wordings]] = {}
+        self._ids: set[str] = set()
         self._seen = 0
 
     def update(self, pool: TaskPool) -> None:
@@ -97,8 +100,11 @@ class NearDuplicates:
         self._seen = max(self._seen, len(pool))
 
     def add(self, task: Task) -> None:
-        if self.threshold:
-            self._on_setup.setdefault(setup_hash(task), _OnSetup()).add(task)
+        if self.threshold and task.id not in self._ids:
+            self._ids.add(task.id)
+            queries, wordings = self._on_setup.setdefault(setup_hash(task), ([], Wordings()))
+            queries.append(_Query.of(task))
+            wordings.add(queries[-1].query)
 
     def fork(self) -> NearDuplicates:
         """A copy that follows this one, whose own additions this one does not see."""
@@ -112,42 +118,37 @@ class NearDuplicates:
         this = _Query.of(task)
         # The tasks of the parent came first.
         alike = [
-            (cosine, number, place, tasks)
-            for number, tasks in enumerate(known)
-            for cosine, place in tasks.wordings.above(this.query, self.threshold)
+            (-cosine, number, place)
+            for number, (_, wordings) in enumerate(known)
+            for cosine, place in wordings.above(this.query, self.threshold)
         ]
-        for cosine, _, place, tasks in sorted(alike, key=lambda one: (-one[0], *one[1:3])):
-            id, other = tasks.queries[place]
+        for cosine, number, place in sorted(alike):
+            other = known[number][0][place]
             if this.calls == other.calls or (this.order(other) > self.threshold and not this.permutes(other)):
-                return f"near duplicate of task {id}: similarity {cosine:.2f}, above {self.threshold:g}"
+                return f"near duplicate of task {other.id}: similarity {-cosine:.2f}, above {self.threshold:g}"
         return ""
 
-    def _known(self, setup: str) -> list[_OnSetup]:
+    def why_draft(self, draft: TaskDraft, taken: Callable[[str], bool]) -> str:
+        """As `why` of the task that a draft would become; empty also for one that is `taken` or malformed.
+
+        Validation refuses malformed drafts later. They may be too long to compare.
+        """
+        if draft.objections or flaw(draft.query, MOST_CHARACTERS) or oversize(draft.solution):
+            return ""
+        task = Task(draft.environment, draft.query, draft.setup, draft.solution)
+        return "" if taken(task.id) else self.why(task)
+
+    def _known(self, setup: str) -> list[tuple[list[_Query], Wordings]]:
         """The tasks on this setup, those of the parent first."""
         older = self.parent._known(setup) if self.parent is not None else []
         return [*older, self._on_setup[setup]] if setup in self._on_setup else older
 
 
-class _OnSetup:
-    """The tasks on one setup: their ids and queries, and the index of these."""
-
-    def __init__(self) -> None:
-        self.queries: list[tuple[str, _Query]] = []
-        self.wordings = Wordings()
-        self._ids: set[str] = set()
-
-    def add(self, task: Task) -> None:
-        if task.id not in self._ids:
-            self._ids.add(task.id)
-            query = _Query.of(task)
-            self.queries.append((task.id, query))
-            self.wordings.add(query.query)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Query:
-    """A query, normalised; the calls and texts of its solution, sorted; and the values of these calls, sorted."""
+    """A task's id and its query, normalised; the calls and texts of its solution, sorted; their values, sorted."""
 
+    id: str
     query: str
     calls: tuple[str, ...]
     values: tuple[str, ...]
@@ -160,7 +161,7 @@ class _Query:
         made = [canonical([call.name, to_json(call.arguments)]) for call in calls]
         # Half a surrogate pair cannot be compared; validation refuses it later.
         query = normalise(task.query[:_COMPARED].encode("utf-8", "replace").decode())
-        return cls(query, tuple(sorted(made + texts)), tuple(sorted(values)))
+        return cls(task.id, query, tuple(sorted(made + texts)), tuple(sorted(values)))
 
     def order(self, other: _Query) -> float:
         """The cosine of their pairs of neighbouring words; 1 where neither has two words."""
@@ -183,11 +184,6 @@ def paragraphs(text: str) -> list[str]:
     """The normalised text, and each of its paragraphs that is long enough to be compared by itself."""
     pieces = [normalise(piece) for piece in text.split("\n\n")]
     return [normalise(text), *(piece for piece in pieces if len(pieces) > 1 and len(piece) >= _PARAGRAPH)]
-
-
-def setup_hash(task: Task) -> str:
-    """A hash of the environment and the setup of a task."""
-    return content_hash([task.environment, task.setup])
 
 
 class Wordings:

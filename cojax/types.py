@@ -6,11 +6,13 @@ They need the standard library alone, live on the host, and never change. `to_js
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from cojax.unicode_forms import normal_form
 
@@ -302,6 +304,11 @@ def content_hash(value: Any) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
 
 
+def setup_hash(task: Task) -> str:
+    """A hash of the environment and the setup of a task."""
+    return content_hash([task.environment, task.setup])
+
+
 def to_json(record: Any) -> Any:
     """A record as plain JSON values."""
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
@@ -333,3 +340,31 @@ def from_json(kind: Any, value: Any, check: Callable[[Any, Any], Any] = lambda k
 
 
 _hints = functools.cache(typing.get_type_hints)
+
+
+def parse_json(text: str, *, finite: bool = True) -> Any:
+    """The value of a JSON text.
+
+    Numbers beyond the range of a float, such as 1e999, are refused if `finite`; the check costs time at every float.
+    Raises ValueError, which says why, for a text that is not JSON.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite if finite else None)
+    except RecursionError as error:
+        raise ValueError("its JSON is too deep") from error
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is too large")
+    return value
+
+
+def nesting(text: str) -> int:
+    """How deep brackets nest. Those inside strings count too, so it is never too small."""
+    return max(itertools.accumulate(1 if c in "[{" else -1 if c in "]}" else 0 for c in text), default=0)

@@ -17,11 +17,9 @@ from types import ModuleType
 from typing import Any
 
 from cojax import imports, registry
-from cojax.environment import Environment
+from cojax.environment import CALLS_IN_TEXT, Environment
 
 FOLDER = imports.FOLDERS["environments"]
-# Name by which an environment was found → CALL_IN_TEXT of its module, "" without.
-_CALLS_IN_TEXT: dict[str, str] = {}
 # Modules of the folder that are not environments.
 _OTHERS = {"worker", "cluster", "tools", "install", "check", "setups", "solutions"}
 
@@ -46,22 +44,15 @@ def reserved(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(split for one in modules for split in vars(one).get("RESERVED", ())))
 
 
-def calls_in_text(environment: str) -> list[str]:
-    """How the text of an action calls a tool, where actions are code: CALL_IN_TEXT in the environment's module.
+@functools.cache
+def find_calls(environment: str) -> None:
+    """Finds how the text of an action calls a tool in an environment of the folder, for `cojax.signals.tools_of`.
 
-    It is a regular expression whose one group is the tool's name; there is none without such a line. For another name
-    than that of an environment of the folder, it is that of every environment that this process has found.
+    Whatever makes the environment has found it too: this is for who reads a run alone.
     """
-    if environment not in _CALLS_IN_TEXT and _in_folder(environment):
+    if environment in available():
         with contextlib.suppress(ImportError, registry.RegistryError):
             maker(environment)
-    own = _CALLS_IN_TEXT.get(environment)
-    return [*filter(None, dict.fromkeys([*_CALLS_IN_TEXT.values()] if own is None else [own]))]
-
-
-@functools.cache
-def _in_folder(environment: str) -> bool:
-    return environment in available()
 
 
 def module(name: str) -> ModuleType:
@@ -77,7 +68,7 @@ def full_name(name: str) -> str:
 def maker(name: str) -> Callable[..., Environment]:
     """The function that makes the environment of that name; its keywords are the settings. Raises RegistryError."""
     if name in available():
-        _CALLS_IN_TEXT[name] = vars(part(name)).get("CALL_IN_TEXT", "")
+        CALLS_IN_TEXT[name] = vars(part(name)).get("CALL_IN_TEXT", "")
         return part(name).make
     if "." not in name and ":" not in name and not _is_module(name):
         meant = registry.did_you_mean(name, available())
@@ -86,7 +77,7 @@ def maker(name: str) -> Callable[..., Environment]:
             f"outside; there is no module {name!r} in {os.getcwd()} or among the installed packages either"
         )
     make: Callable[..., Environment] = registry.find("environment", full_name(name), {})
-    _CALLS_IN_TEXT[name] = vars(sys.modules[full_name(name).partition(":")[0]]).get("CALL_IN_TEXT", "")
+    CALLS_IN_TEXT[name] = vars(sys.modules[full_name(name).partition(":")[0]]).get("CALL_IN_TEXT", "")
     return make
 
 

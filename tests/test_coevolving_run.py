@@ -102,7 +102,7 @@ def test_a_killed_run_goes_on_with_both_agents_to_the_identical_result(reference
 
 def test_a_checkpoint_holds_both_agents(reference):
     saved = Checkpointer(reference / "checkpoints")
-    target, second = saved.part("params").arrays, saved.part("second").arrays["params"]
+    target, second = saved.part("params")[1], saved.part("second")[1]["params"]
     assert jax.tree.structure(target) == jax.tree.structure(second)
     assert not np.array_equal(jax.tree.leaves(target)[0], jax.tree.leaves(second)[0])
 

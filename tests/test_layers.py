@@ -22,6 +22,7 @@ LEVELS = [
         "cojax.imports",
         "cojax.command",
         "cojax.host.background",
+        "cojax.host.stopwatch",
         "cojax.host.processes",
         "cojax.registry.annotations",
         "cojax.settings.tree",
@@ -179,7 +180,7 @@ def test_environments_import_little_of_ours(name: str) -> None:
     finds = {"cojax.worlds"} if name in finding else set()
     # They need the standard library alone, as a worker's interpreter has no more. These rooms end processes.
     isolates = inside(name, "environments.worker") or inside(name, "environments.cluster")
-    host = {"cojax.host.background", "cojax.host.processes"} if isolates else set()
+    host = {"cojax.host.background", "cojax.host.stopwatch", "cojax.host.processes"} if isolates else set()
     assert ours <= {"cojax", "cojax.types", "cojax.environment"} | talks | checks | finds | host
 
 

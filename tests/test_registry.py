@@ -14,20 +14,9 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from cojax.registry import (
-    REQUIRED,
-    DeclaredSetting,
-    Range,
-    RegistryError,
-    check_call,
-    check_settings,
-    commit,
-    find,
-    settings,
-    shortened,
-    source,
-)
+from cojax.registry import REQUIRED, DeclaredSetting, Range, RegistryError, check_call, check_settings, find, settings
 from cojax.registry.annotations import convert_setting, description, from_text
+from cojax.registry.source import commit, shortened, source
 
 Share = Annotated[float, "a share", Range(0.0, 1.0)]
 

@@ -26,7 +26,7 @@ from benchmarks.gpu.numbers import CASES, computed
 from benchmarks.gpu.parts import EXPECTED, PREDICTED
 from benchmarks.gpu.records import COMMIT
 from cojax.convert import smollm2
-from cojax.registry import commit
+from cojax.registry.source import commit
 from cojax.settings.command_line import CommandLineParser
 from cojax.storage.files import write_text
 from cojax.warm_start import cache

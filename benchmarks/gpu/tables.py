@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.gpu.children import ROOT
 from benchmarks.gpu.runs import RUNS
-from cojax.registry import shortened
+from cojax.registry.source import shortened
 from cojax.storage.files import read_json, write_text
 
 PAGE, RECORDS = ROOT / "docs" / "performance.md", ROOT / "results" / "gpu"

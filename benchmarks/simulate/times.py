@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cojax.storage.episodes import expanded, read_episodes
-from cojax.storage.files import Log, parse_json, read_json, replace_file
-from cojax.types import INFRASTRUCTURE, from_json, to_json
+from cojax.storage.files import Log, read_json, replace_file
+from cojax.types import INFRASTRUCTURE, from_json, parse_json, to_json
 
 _DIGITS = 6  # of seconds that are kept
 

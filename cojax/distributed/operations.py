@@ -25,7 +25,7 @@ from jax.experimental import multihost_utils
 from cojax.distributed.wire import Wire, WireError
 from cojax.learner.batch import TrainBatch
 from cojax.learner.update import divided, united
-from cojax.storage.checkpoint import ArrayFiles
+from cojax.storage.checkpoint import ArrayFiles, restore_arrays, save_arrays
 
 _T = TypeVar("_T")
 # The number of a command, and the place in its result where that is a tuple.
@@ -220,17 +220,16 @@ def _parts(size: int) -> list[tuple[int, int]]:
     return list(zip(itertools.accumulate(parts, initial=0), parts, strict=False))
 
 
-@dataclasses.dataclass(frozen=True)
-class LeadArrayFiles:
-    """`ArrayFiles` of process 0: of a state, or of one and the second agent's under its own name."""
+def lead_array_files(lead: Lead) -> ArrayFiles:
+    """Those of process 0: of a state, or of one and the second agent's under its own name."""
 
-    lead: Lead
-
-    def save(self, folder: Path, arrays: Any) -> None:
+    def save(folder: Path, arrays: Any) -> None:
         target, second = divided(arrays)
-        with self.lead.operation("save", str(folder), target, second):
-            ArrayFiles().save(folder, arrays)
+        with lead.operation("save", str(folder), target, second):
+            save_arrays(folder, arrays)
 
-    def restore(self, folder: Path, like: Any) -> Any:
-        with self.lead.operation("restore", str(folder), divided(like)[1] is not None) as finish:
-            return united(*finish(divided(ArrayFiles().restore(folder, like))))
+    def restore(folder: Path, like: Any) -> Any:
+        with lead.operation("restore", str(folder), divided(like)[1] is not None) as finish:
+            return united(*finish(divided(restore_arrays(folder, like))))
+
+    return ArrayFiles(save, restore)

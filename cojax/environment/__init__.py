@@ -19,6 +19,9 @@ from cojax.types import Action, Evaluation, Message, Observation, Outcome, Task,
 
 _T = TypeVar("_T")
 _NO_VERDICT = Evaluation(0.0)
+# Name by which this process has found an environment → the regular expression CALL_IN_TEXT of its module, whose one
+# group is the name of a tool that the text of an action calls; "" where actions have calls.
+CALLS_IN_TEXT: dict[str, str] = {}
 
 
 class Episode(Protocol):

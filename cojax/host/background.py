@@ -21,6 +21,10 @@ _LOOK = 0.2  # seconds between two looks at how many seconds are left
 _EVERY, _MOST = 0.1, 0.5
 
 
+class Interrupted(Exception):
+    """Work was asked to stop. Nothing that it found so far is used."""
+
+
 def on_thread(name: str, work: Callable[[], _T]) -> Future[_T]:
     """Starts `work` on a daemon thread called `name`, and returns the future of its result or exception."""
     return _start(name, work)[0]

@@ -20,7 +20,7 @@ from cojax.learner import batch as packing
 from cojax.learner import update as arithmetic
 from cojax.learner.batch import RowShape, TrainBatch
 from cojax.learner.losses import LOSSES
-from cojax.learner.objective import HardNegatives, Objective, bind, objective
+from cojax.learner.objective import ADVANTAGE, WEIGHTING, HardNegatives, Objective, bind, objective
 from cojax.learner.optimizer import compensate_rounding
 from cojax.learner.placement import ONE_PROCESS, Hosts, Placement, advanced, fetch, weights_of
 from cojax.learner.update import Metrics, NonFiniteUpdate, Params, TrainState, batch_logprobs
@@ -31,7 +31,6 @@ from cojax.policy.moe import RouteShape
 from cojax.policy.parameters import cast_for_compute, evaluate, fingerprint, parameters
 from cojax.policy.transformer import REMAT
 from cojax.rollout.engine import Weights
-from cojax.settings.tree import LearnerSettings
 from cojax.types import Group, Trajectory
 
 # Experts that an update of a sparse model uses. "own": the router's; "compared": the same, and the sampler's are
@@ -75,21 +74,21 @@ class Learner:
 
     config: ModelConfig
     optimizer: optax.GradientTransformation
-    loss: str = LearnerSettings.loss
+    loss: str = "grpo"
     loss_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    advantage: str = LearnerSettings.advantage
+    advantage: str = ADVANTAGE
     advantage_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    weighting: str = LearnerSettings.weighting
+    weighting: str = WEIGHTING
     weighting_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     temperature: float = 1.0
     row_length: int = 256
-    micro_rows: int = LearnerSettings.micro_rows
-    updates_per_batch: int = LearnerSettings.updates_per_batch
-    each_update: str = LearnerSettings.each_update
-    skip_steps: Sequence[int] = LearnerSettings.skip_steps
+    micro_rows: int = 8
+    updates_per_batch: int = 1
+    each_update: str = "whole"
+    skip_steps: Sequence[int] = ()
     seed: int = 0
-    remat: str = LearnerSettings.remat
-    routes: str = LearnerSettings.routes
+    remat: str = "layers"
+    routes: str = "own"
     reference: Params | None = None
     lora: Lora | None = None
     mesh: Mesh | None = None

@@ -6,22 +6,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from cojax.settings.tree import OptimizerSettings
-
 Params = Any  # a nested dict of jax.Array
 
 
 def adamw(
     learning_rate: float | optax.Schedule,
     *,
-    warmup_steps: int = OptimizerSettings.warmup_steps,
-    decay_steps: int = OptimizerSettings.decay_steps,
+    warmup_steps: int = 0,
+    decay_steps: int = 0,
     decay_to: float = 0.1,
     b1: float = 0.9,
     b2: float = 0.95,
-    weight_decay: float = OptimizerSettings.weight_decay,
-    clip_norm: float = OptimizerSettings.clip_norm,
-    moments_dtype: str = OptimizerSettings.moments_dtype,
+    weight_decay: float = 0.0,
+    clip_norm: float = 1.0,
+    moments_dtype: str = "",
 ) -> optax.GradientTransformation:
     """AdamW behind a clip of the global gradient norm.
 

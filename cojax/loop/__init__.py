@@ -2,23 +2,25 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cojax.environment import Environment
 from cojax.explorer import Explorer
+from cojax.host.stopwatch import Stopwatch
 from cojax.learner.learner import Learner
 from cojax.learner.update import TrainState, united
-from cojax.metrics import Stopwatch
 from cojax.pool import Curriculum, TaskPool
 from cojax.rollout.chat import Chat
 from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Engine, Sampling
-from cojax.settings.tree import Settings
 from cojax.signals import Detector, Memory, SignalKind
-from cojax.similarity import NearDuplicates
 from cojax.synthesis import Admission, Evolve, Validate
 from cojax.synthesis.evolutions import Select, even
+from cojax.synthesis.pipeline import Predict
 from cojax.types import Action, Group, Signal, Task
+
+if TYPE_CHECKING:
+    from cojax.similarity import NearDuplicates
 
 # (task, the memory of the detector `prefixes`, {} before the first step) → the actions that its episodes begin with.
 Prefix = Callable[[Task, Mapping[str, Any]], Sequence[Action]]
@@ -58,10 +60,11 @@ class Loop:
     Evolution: `evolve` is an entry of `synthesis.EVOLUTIONS`, which is also given the memories of the detectors
     `reads`. Every `evolve_every` steps it prepares at most `contexts` expeditions. They find at most
     `budget` tasks together and `per_context` each. `select` is an entry of `synthesis.SELECTIONS`. A draft is refused
-    if `near_duplicates` finds a task with similar wording in the pool. No setup whose hash is in `closed` is explored
-    without a signal. With an `admission`, an evolution prepares and finds as many times more, and the admission chooses
-    among these tasks after the policy has tried each. `quality` measures the pool after an evolution, for the step's
-    record.
+    if `near_duplicates` finds a task with similar wording in the pool; None compares nothing. `predictor` makes of the
+    memory of the detector `beliefs` a function that predicts a draft's success, for the draft's record. No setup whose
+    hash is in `closed` is explored without a signal. With an `admission`, an evolution prepares and finds as many times
+    more, and the admission chooses among these tasks after the policy has tried each. `quality` measures the pool after
+    an evolution, for the step's record.
 
     Tasks: the share `fresh_fraction` of a batch is drawn from the newest tasks (0 in the paper). `curriculum`, an entry
     of `pool.CURRICULA`, weights the other tasks by the scores that the detector `visits` remembers; None weights
@@ -104,18 +107,19 @@ class Loop:
     budget: int
     per_context: int
     checkpoint_every: int
-    staleness: int = Settings.staleness
-    quorum: float = Settings.quorum
+    staleness: int = 0
+    quorum: float = 1.0
     evolve_beside: bool = False
     curriculum: Curriculum | None = None
-    dynamic_sampling: int = Settings.dynamic_sampling
-    episodes: int = Settings.episodes
-    environment_steps: int = Settings.environment_steps
+    dynamic_sampling: int = 0
+    episodes: int = 0
+    environment_steps: int = 0
     kinds: Mapping[str, SignalKind] = dataclasses.field(default_factory=dict)
     select: Select = even
     reads: tuple[str, ...] = ()
     admission: Admission | None = None
-    near_duplicates: NearDuplicates = dataclasses.field(default_factory=lambda: NearDuplicates(0.0))
+    near_duplicates: "NearDuplicates | None" = None
+    predictor: Callable[[Mapping[str, Any]], Predict] = lambda beliefs: lambda draft: None
     closed: frozenset[str] = frozenset()
     prefix: Prefix = lambda task, memory: ()
     score: Callable[[int], Mapping[str, float] | None] = lambda step: None

@@ -10,9 +10,7 @@ from cojax import signals
 from cojax.host.background import in_background
 from cojax.loop import Loop, State
 from cojax.loop.groups import groups_left, probe_tasks
-from cojax.rollout.collect import RolloutStopped
-from cojax.synthesis import EvolutionInputs, Interrupted, Synthesis, admit, expeditions_of, synthesize, why_idle
-from cojax.synthesis.beliefs import predictor
+from cojax.synthesis import EvolutionInputs, Synthesis, admit, expeditions_of, synthesize, why_idle
 from cojax.synthesis.evolutions import visits_of
 
 if TYPE_CHECKING:
@@ -81,27 +79,27 @@ class Evolutions:
         """
         loop, seed = self.loop, (self.loop.seed, state.step - 1)
         more = loop.admission.candidates if loop.admission else 1
-        recall = self.directory.recall(range(state.evolved + 1, state.step + 1))
-        loop.near_duplicates.update(state.pool)
+        episodes, find = self.directory.recall(range(state.evolved + 1, state.step + 1))
+        if loop.near_duplicates:
+            loop.near_duplicates.update(state.pool)
         keeps_scores = isinstance(loop.kinds.get("forgetting"), signals.Forgetting)
         windows = state.memory["forgetting"] if keeps_scores else {}
         inputs = EvolutionInputs(
             environment=loop.environment,
             explorer=loop.explorer,
             signals=state.pending,
-            episodes=recall.ids,
-            find=recall.find,
+            episodes=tuple(episodes),
+            find=find,
             popularity=loop.popularity,
             contexts=loop.contexts * more,
             seed=seed,
             select=loop.select,
-            visits=visits_of(recall.records, windows, loop.group_size),
+            visits=visits_of(episodes, windows, loop.group_size),
             kinds=loop.kinds,
             closed=loop.closed,
         )
         # Copies: the next step changes the memories, and may run at the same time.
         read = {name: dict(state.memory[name]) for name in loop.reads}
-        predict = predictor(read["beliefs"], loop.environment, loop.explorer.ending) if "beliefs" in read else None
 
         def evolve(stop: Callable[[], bool]) -> Synthesis:
             synthesis = synthesize(
@@ -115,7 +113,7 @@ class Evolutions:
                 seed=seed,
                 step=state.step,
                 near_duplicates=loop.near_duplicates,
-                predict=predict or (lambda draft: None),
+                predict=loop.predictor(read["beliefs"]) if "beliefs" in read else lambda draft: None,
                 stop=stop,
             )
             if not synthesis.counts["expeditions"]:
@@ -137,10 +135,7 @@ class Evolutions:
         admission = self.loop.admission
         if admission is None:
             return synthesis
-        try:
-            groups = probe_tasks(self.loop, synthesis.tasks, step, admission.attempts, stop)
-        except RolloutStopped as stopped:
-            raise Interrupted from stopped
+        groups = probe_tasks(self.loop, synthesis.tasks, step, admission.attempts, stop)
         return admit(synthesis, groups, admission.choose(groups, self.loop.budget, seed))
 
 

@@ -135,7 +135,7 @@ def probe_tasks(loop: Loop, tasks: Sequence[Task], step: int, attempts: int, sto
     """Plays `attempts` episodes of each task with the weights that the engine holds; nothing is learned from them.
 
     Their random numbers are not those of any step. They begin with the prefixes of the first episodes of training.
-    Raises RolloutStopped soon after `stop` turns true.
+    Raises Interrupted soon after `stop` turns true.
     """
     if not tasks:
         return []

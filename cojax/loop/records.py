@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from cojax import signals
 from cojax.loop import Loop, State
 from cojax.loop.evolution import Evolutions, evolution_record
-from cojax.metrics import plain
 from cojax.rollout.collect import count_outcomes
 from cojax.synthesis import Interrupted, Synthesis
 from cojax.types import Group, Signal
@@ -28,7 +27,7 @@ def end_step(
     try:
         state, record = evolutions.at_end(state, record)
     except Interrupted:
-        state = dataclasses.replace(state, record=plain({**record, "seconds": loop.clock.lap()}))
+        state = dataclasses.replace(state, record={**record, "seconds": loop.clock.lap()})
         save(loop, state, directory)
         return state
     observe(with_scores(loop, state, record))

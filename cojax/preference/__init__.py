@@ -1,4 +1,4 @@
-"""Preference learning in rounds: its settings and its methods.
+"""Preference learning in rounds: its methods, and what follows from its settings (`RoundsSettings`).
 
 Defaults are those of the paper, Co-Evolving Agents (arXiv 2511.22254). Where it publishes none, they are from its
 reviews (OpenReview, usYfUfTG7I) or from ETO (arXiv 2403.02502 and its code), on which it builds.
@@ -18,48 +18,20 @@ AGENTS = ("failure", "positive", "none")
 EXPERTS = ("solutions", "successes", "both")
 
 
-@dataclasses.dataclass(frozen=True)
-class Preference:
-    """Settings of a round; docs/coevolving.md names the source of each default.
+def weights(settings: RoundsSettings) -> dict[str, float]:
+    """Kind of pair → its weight, without λ_DPO."""
+    return {"own": settings.own, "other": settings.other, "failures": settings.failures}
 
-    Loss: `dpo` is λ_DPO, `beta` is DPO's β, and `reference` is the policy at the beginning of the round ("round") or
-    the initial policy ("initial"). `sft` is λ_SFT, the weight of imitating the expert of a pair. `own`, `other` and
-    `failures` are the weights of the kinds of pairs; 0 leaves a kind out. A failure is preferred over another one whose
-    partial reward is lower by more than `margin`. A failure in a pair with an expert is
-    cut to the expert's number of turns and `extra_turns` more.
 
-    Agents: `agent` is one of AGENTS. The second agent plays the share `share` of each group's episodes.
+def coefficients(settings: RoundsSettings) -> tuple[float, float]:
+    """λ_DPO and λ_SFT."""
+    dpo, sft = settings.dpo, settings.sft
+    return 0.5 if dpo is None else dpo, 0.5 if sft is None else sft
 
-    Learning: `experts` is one of EXPERTS. A round learns from its examples in `epochs` passes, with `batch_size`
-    examples in an update, at `learning_rate`. A failure counts as a hard negative if its partial reward is at least
-    `hard`.
-    """
 
-    beta: float = RoundsSettings.beta
-    dpo: float = 0.5
-    sft: float = 0.5
-    own: float = RoundsSettings.own
-    other: float = RoundsSettings.other
-    failures: float = RoundsSettings.failures
-    margin: float = RoundsSettings.margin
-    extra_turns: int = RoundsSettings.extra_turns
-    reference: str = RoundsSettings.reference
-    agent: str = RoundsSettings.agent
-    share: float = RoundsSettings.share
-    experts: str = RoundsSettings.experts
-    epochs: int = RoundsSettings.epochs
-    batch_size: int = RoundsSettings.batch_size
-    learning_rate: float = RoundsSettings.learning_rate
-    hard: float = RoundsSettings.hard
-
-    @property
-    def kinds(self) -> dict[str, float]:
-        """Kind of pair → its weight."""
-        return {"own": self.own, "other": self.other, "failures": self.failures}
-
-    def others(self, group_size: int) -> int:
-        """How many of a group's episodes the second agent plays: at least one, and not all."""
-        return 0 if self.agent == "none" else min(group_size - 1, max(1, round(self.share * group_size)))
+def others(settings: RoundsSettings, group_size: int) -> int:
+    """How many of a group's episodes the second agent plays: at least one, and not all."""
+    return 0 if settings.agent == "none" else min(group_size - 1, max(1, round(settings.share * group_size)))
 
 
 @dataclasses.dataclass(frozen=True)

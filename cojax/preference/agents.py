@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cojax.environment import Actor, Environment, Episode, OutOfContext, ask
 from cojax.learner.batch import Pair, sampled_mask
-from cojax.preference import Preference
+from cojax.preference import coefficients, weights
 from cojax.preference.failures import Failure, failure_pairs, failures_of, unsampled
 from cojax.rollout.chat import Chat
 from cojax.rollout.collect import EpisodeCollector, Limits
+from cojax.settings.tree import RoundsSettings
 from cojax.signals.kinds import task_of
 from cojax.types import Action, Group, Message, Task, Trajectory, Turn
 
@@ -30,7 +31,7 @@ def pairs_of_failures(own: Sequence[Failure], other: Sequence[Failure], margin: 
 
 
 def agent_pairs(
-    settings: Preference,
+    settings: RoundsSettings,
     experts: Mapping[str, Sequence[Trajectory]],
     own: Sequence[Group],
     other: Sequence[Group],
@@ -43,25 +44,26 @@ def agent_pairs(
     """
     mine, theirs = failures_of(own), failures_of(other)
     names = {failure.trajectory.episode for failure in theirs}
-    weights = {kind: settings.dpo * weight for kind, weight in settings.kinds.items()}
-    pairs: dict[str, list[Pair]] = {kind: [] for kind in weights}
+    dpo, _ = coefficients(settings)
+    weighs = {kind: dpo * weight for kind, weight in weights(settings).items()}
+    pairs: dict[str, list[Pair]] = {kind: [] for kind in weighs}
     for kind, failures in (("own", mine), ("other", theirs)):
-        for failure in failures if weights[kind] else ():
+        for failure in failures if weighs[kind] else ():
             worse = failure.trajectory if kind == "own" else unsampled(failure.trajectory)
             if known := experts.get(worse.task.id):
                 better = random.Random(repr((*seed, worse.task.id, worse.episode))).choice(known)
                 # Without its turns beyond `extra_turns` more than the expert has.
                 cut = dataclasses.replace(worse, turns=worse.turns[: len(better.turns) + settings.extra_turns])
-                pairs[kind].append(Pair(better, cut, weights[kind]))
-    if weights["failures"]:
+                pairs[kind].append(Pair(better, cut, weighs[kind]))
+    if weighs["failures"]:
         pairs["failures"] = failure_pairs(
-            [*mine, *theirs], settings.margin, seed, weights["failures"], played_by_other=lambda t: t.episode in names
+            [*mine, *theirs], settings.margin, seed, weighs["failures"], played_by_other=lambda t: t.episode in names
         )
     return pairs
 
 
 def experts_by_task(
-    settings: Preference, solutions: Mapping[str, Trajectory], own: Sequence[Group], other: Sequence[Group]
+    settings: RoundsSettings, solutions: Mapping[str, Trajectory], own: Sequence[Group], other: Sequence[Group]
 ) -> dict[str, list[Trajectory]]:
     """Task id → what counts as its experts by `settings.experts`, as seen by the agent that played `own`."""
     found = {task: [trajectory] for task, trajectory in solutions.items()} if settings.experts != "successes" else {}

@@ -10,10 +10,11 @@ from cojax.learner.update import Metrics, TrainState
 from cojax.loop import Loop, State
 from cojax.loop.groups import play_tasks
 from cojax.loop.records import step_record
-from cojax.preference import Method, Preference, agents
+from cojax.preference import Method, agents, others
 from cojax.preference.failures import failures_of
 from cojax.quality import HashedNgrams, neighbour_similarity
 from cojax.rollout.collect import count_outcomes
+from cojax.settings.tree import RoundsSettings
 from cojax.signals import Memory, apply, detect
 from cojax.types import Group, Signal, Task, Trajectory, signature
 
@@ -43,7 +44,7 @@ class Rounds:
 
     loop: Loop
     method: Method
-    settings: Preference
+    settings: RoundsSettings
     longest: int
 
     def load(self, agent: TrainState, step: int, *, second: bool = False) -> None:
@@ -65,7 +66,7 @@ class Rounds:
         The engine must hold the target's weights when this is called. It rests afterwards until the next `load`.
         """
         loop, size = self.loop, self.loop.group_size
-        own = size - self.settings.others(size)
+        own = size - others(self.settings, size)
         second: Sequence[Group] = ()
         target = play_tasks(loop, tasks, step, range(own)) if self.method.plays else ()
         if state.second is not None:

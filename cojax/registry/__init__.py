@@ -7,17 +7,13 @@ values are allowed (annotations.py).
 import dataclasses
 import difflib
 import functools
-import hashlib
 import importlib
-import importlib.metadata
 import inspect
 import os
-import subprocess
 import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from cojax import imports
@@ -25,7 +21,7 @@ from cojax.registry.annotations import Range, RegistryError, convert_setting, de
 
 __all__ = [
     "REQUIRED", "DeclaredSetting", "Range", "RegistryError", "check_call", "check_settings", "did_you_mean", "find",
-    "from_text", "settings", "source",
+    "from_text", "settings",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -43,7 +39,7 @@ class DeclaredSetting:
 def find(kind: str, name: str, entries: Mapping[str, T | str]) -> T:
     """The entry of that name, or the callable that 'package.module:function' names.
 
-    An entry that is text names one of ours in `environments` or `experiments`, which is imported when it is asked for.
+    An entry that is text names one of ours, which is imported when it is asked for.
     Modules in the current folder can be imported. Raises RegistryError where there is no such entry or callable.
     """
     if name in entries:
@@ -51,7 +47,7 @@ def find(kind: str, name: str, entries: Mapping[str, T | str]) -> T:
         if not isinstance(entry, str):
             return entry
         own, _, attribute = entry.partition(":")
-        return vars(own_module(own))[attribute]
+        return vars(importlib.import_module(own) if own.startswith("cojax.") else own_module(own))[attribute]
     module_name, colon, attribute = name.partition(":")
     if not colon:
         raise RegistryError(
@@ -140,41 +136,6 @@ def check_call(
         ) from error
 
 
-def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
-    """Where an entry comes from: its module and name, the version of its package, the SHA-256 of its file; of one that
-    'package.module:function' names, also the folder in which the package is found, and the commit of its repository.
-
-    If `name` is 'package.module:function' and the function is defined in another file, the SHA-256 is of both files: a
-    partial, for example, holds arguments that its own file gives.
-    """
-    named, colon, attribute = name.partition(":")
-    defines = sys.modules.get(function.__module__) if hasattr(function, "__module__") else None
-    module = defines or sys.modules[named]
-    if colon and not (inspect.isroutine(function) or inspect.isclass(function) or hasattr(function, "__wrapped__")):
-        # An object such as a partial names the module of its class.
-        module = sys.modules[named]
-    elif hasattr(function, "__qualname__"):
-        attribute = function.__qualname__
-    modules = [module, *([sys.modules[named]] if colon else [])]
-    files = dict.fromkeys(vars(one)["__file__"] for one in modules if vars(one).get("__file__"))
-    content = b"".join(Path(file).read_bytes() for file in files)
-    where = {}
-    if colon and (file := vars(sys.modules[named]).get("__file__")):
-        where = {"folder": _folder(sys.modules[named]), "commit": commit(file)}
-    return {
-        "path": f"{module.__name__}:{attribute}",
-        "version": _version(module),
-        "hash": hashlib.sha256(content).hexdigest() if files else "",
-        **where,
-    }
-
-
-def _folder(module: types.ModuleType) -> str:
-    """The folder from which the module, or the package that holds it, is imported."""
-    file = Path(vars(module)["__file__"]).absolute()
-    return str(file.parents[module.__name__.count(".") + (file.name == "__init__.py")])
-
-
 def _import(kind: str, name: str, module: str) -> types.ModuleType:
     """The module of that name. Raises RegistryError where it is missing or cannot be imported."""
     here = os.getcwd()
@@ -234,54 +195,3 @@ def _or_type_of(annotation: Any, default: Any) -> Any:
     if annotation is not REQUIRED:
         return annotation
     return Any if default is REQUIRED or default is None else type(default)
-
-
-def _version(module: types.ModuleType) -> str:
-    """The version of the distribution, else the module's `__version__`, else ""."""
-    package = module.__name__.partition(".")[0]
-    # What an editable install says of its packages are those of a wheel.
-    names = _distributions().get("cojax" if package in imports.SHARED else package, ())
-    return importlib.metadata.version(names[0]) if names else str(vars(module).get("__version__", ""))
-
-
-# Top-level package → its distributions. Cached, as this reads files of every installed distribution.
-_distributions = functools.cache(importlib.metadata.packages_distributions)
-
-
-UNKNOWN = "unknown"
-_PYTHON = (":(top,glob)**/*.py",)
-# Where packages are installed, also in a virtual environment that lies within somebody's repository.
-_INSTALLED = {"site-packages", "dist-packages"}
-
-
-def commit(file: str | Path, code: Sequence[str] = _PYTHON) -> str:
-    """The commit of the repository that the file belongs to, with " with changes" where its code has changed since.
-
-    `code` are git's patterns of that code. A file that is not yet added counts as a change. "unknown" for a file that
-    belongs to no repository: one that is ignored or installed does not belong to the repository around it.
-    """
-    file = Path(file).resolve()
-    commands = (
-        ["ls-files", "-t", "--cached", "--others", "--exclude-standard", "--", f":(literal){file.name}"],
-        ["rev-parse", "HEAD"],
-        ["status", "--porcelain", "--untracked-files=no", "--", *code],
-    )
-    try:
-        listed, head, changed = (
-            subprocess.run(
-                ["git", *one], cwd=file.parent, capture_output=True, text=True, timeout=10, check=True
-            ).stdout
-            for one in commands
-        )
-    except (OSError, subprocess.SubprocessError):
-        return UNKNOWN
-    new = listed.startswith("?")
-    if not listed or (new and _INSTALLED & set(file.parts)):
-        return UNKNOWN
-    return head.strip() + (" with changes" if new or changed.strip() else "")
-
-
-def shortened(commit: str) -> str:
-    """Ten digits of the hash, and what follows it: " with changes" or nothing."""
-    head, space, changes = commit.partition(" ")
-    return head[:10] + space + changes

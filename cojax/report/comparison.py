@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.table import Table
 
-from cojax.registry import shortened
+from cojax.registry.source import shortened
 from cojax.report.console import TABLE, duration
 from cojax.report.figures import curves, headline, paired, totals
 from cojax.report.lineage import task_id_of

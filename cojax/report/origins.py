@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from cojax import worlds
 from cojax.report.lineage import TaskHistory, TaskVisit
 from cojax.report.run import Json, Run
 from cojax.signals.tools import tools_of
@@ -189,6 +190,7 @@ def worth(run: Run, histories: Sequence[TaskHistory]) -> Json:
 def tools_in(run: Run, task: Record) -> set[str]:
     """The tools that the solution of a task's record calls, without the one that ends an episode."""
     ending = run.config.get("config", {}).get("explorer", {}).get("ending", "")
+    worlds.find_calls(task.get("environment", ""))
     called = ((action.get("text", ""), action.get("calls", ())) for action in task.get("solution", ()))
     actions = [Action(text=text, calls=tuple(Call(call["name"], {}) for call in calls)) for text, calls in called]
     return {tool for action in actions for tool in tools_of(action, task.get("environment", ""))} - {ending}

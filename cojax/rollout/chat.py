@@ -21,9 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from cojax.environment import Actor, Episode, ask
 from cojax.rollout.control_tokens import ControlTokens, Mask
 from cojax.rollout.engine import Engine, Sampling
-from cojax.rollout.vocabulary import CHATML
-from cojax.storage.files import NestedTooDeeply, parse_json
-from cojax.types import NO_CALL, ROLES, Action, Call, Message, Turn
+from cojax.types import NO_CALL, ROLES, Action, Call, Message, Turn, nesting, parse_json
 
 # What decides where a call begins and ends, and whether it is only thought of.
 _BOUNDARY = re.compile(r'\\["\\]|"|</?think>|</?tool_call>')
@@ -83,13 +81,36 @@ def _bodies(text: str, thinks: bool = False) -> list[str]:
 def read_json(body: str) -> Any:
     """A value that a model wrote, by the letter of JSON. Raises ValueError that completes "it is …"."""
     try:
-        return parse_json(body, depth=_DEPTH)
-    except NestedTooDeeply:
-        raise ValueError("nested too deeply") from None
+        value = parse_json(body)
     except ValueError:
         raise ValueError("not valid JSON") from None
+    if nesting(body) > _DEPTH:
+        raise ValueError("nested too deeply")
+    return value
 
 
+# The ChatML template that Qwen uses, of tokenizers that are made here (vocabulary.py).
+CHATML = """
+{%- if tools %}
+{{- '<|im_start|>system\\n' }}
+{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+{{- '# Tools\\n' }}
+{%- for tool in tools %}{{- tool | tojson + '\\n' }}{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+{%- elif message.role != 'system' %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+""".strip().replace("\n", "")
 # A character that templates neither trim, turn into another one, nor hold themselves.
 MARK = "\ue000"
 # Stands before a template. It writes the tools into the system message, where it makes one if need be, and hides them.

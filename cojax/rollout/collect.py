@@ -19,9 +19,8 @@ from concurrent.futures import Future
 from cojax.environment import Environment, Progress, play, running, runs_policy_code
 from cojax.environment.replay import follow
 from cojax.environment.watch import ADVICE
-from cojax.host.background import on_thread
+from cojax.host.background import Interrupted, on_thread
 from cojax.rollout.chat import Actors
-from cojax.settings.tree import LimitSettings
 from cojax.types import INFRASTRUCTURE, Action, Group, Outcome, Task, Trajectory
 
 _LOG = logging.getLogger(__name__)
@@ -34,10 +33,6 @@ _NONE: Mapping[str, Trajectory] = types.MappingProxyType({})
 _CHECK_EVERY = 0.05
 
 
-class RolloutStopped(RuntimeError):
-    """The caller asked to stop before all episodes were played."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Limits:
     """Limits of one episode, how many are played at once, and how many may be lost.
@@ -48,12 +43,12 @@ class Limits:
     `collect` raises if the share of lost episodes is above `error_rate`.
     """
 
-    max_turns: int = LimitSettings.max_turns
+    max_turns: int = 30
     environment_deadline: float = 60.0
-    engine_deadline: float = LimitSettings.engine_deadline
-    retries: int = LimitSettings.retries
-    error_rate: float = LimitSettings.error_rate
-    concurrency: int = LimitSettings.concurrency
+    engine_deadline: float = 600.0
+    retries: int = 1
+    error_rate: float = 0.3
+    concurrency: int = 128
 
 
 @dataclasses.dataclass
@@ -110,13 +105,13 @@ class EpisodeThreads:
         """Plays the jobs that are not in `results`, until all are or `enough` says that the results suffice.
 
         Adds to `results`. Returns one trajectory for each job, in the order of the jobs. Episodes that were not waited
-        for have the outcome `cut`. Raises RolloutStopped soon after `stop` turns true.
+        for have the outcome `cut`. Raises Interrupted soon after `stop` turns true.
         """
         self.waiting.extend(job for job in jobs if job.index not in results)
         try:
             while len(results) < len(jobs) and not enough(results):
                 if stop():
-                    raise RolloutStopped(f"stopped with {len(results)} of {len(jobs)} episodes played")
+                    raise Interrupted(f"stopped with {len(results)} of {len(jobs)} episodes played")
                 while self.waiting and len(self.running) < self.limits.concurrency:
                     self._start(self.waiting.popleft())
                 self._receive(results)
@@ -272,7 +267,7 @@ class EpisodeCollector:
         The random numbers of an episode derive from (seed, task, sample, turn); its id is LABEL-TASK-SAMPLE. An episode
         whose id is in `known` is not played: the known trajectory is used. `on_episode` is called with each episode
         played, to show progress. Raises RolloutError, which names the commonest cause, if more than `limits.error_rate`
-        of the episodes are lost, and RolloutStopped soon after `stop` turns true.
+        of the episodes are lost, and Interrupted soon after `stop` turns true.
         """
         size = self.group_size
         jobs = [

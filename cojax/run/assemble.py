@@ -1,6 +1,7 @@
 """Configuration → objects. No ConfigDict goes into cojax or environments."""
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from cojax.explorer import Explorer, Metered
 from cojax.explorer.llm.chat_model import Journal
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.scripted.explorer import Ending
+from cojax.host.stopwatch import Stopwatch
 from cojax.learner.learner import Learner, required_route_shape
 from cojax.learner.optimizer import adamw
 from cojax.learner.placement import ONE_PROCESS, Hosts
@@ -26,7 +28,6 @@ from cojax.learner.rehearsal import AUTO, fastest_that_fits
 from cojax.learner.update import TrainState
 from cojax.loop import Loop
 from cojax.loop.groups import PlayedCount
-from cojax.metrics import Stopwatch
 from cojax.policy.adapters import Lora
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import leaf_of, parameters
@@ -46,10 +47,11 @@ from cojax.run.initial_policy import InitialPolicy
 from cojax.run.parts import Parts, check_evolution, kinds, limits, own_tasks
 from cojax.run.processes import as_text, mesh_of
 from cojax.settings.reading import choose, settings
-from cojax.similarity import NearDuplicates, setup_hash
+from cojax.similarity import NearDuplicates
 from cojax.storage.files import Log
 from cojax.synthesis import MEMORIES, PREFIXES, Synthesis, evolutions, initial_tasks, reads
-from cojax.types import Task
+from cojax.synthesis.beliefs import predictor
+from cojax.types import Task, setup_hash
 from cojax.validation import Validation
 
 _LOG = logging.getLogger(__name__)
@@ -252,6 +254,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         curriculum=curriculum,
         evolve_beside=config.staleness > 0 and not explorers.samples_policy(config),
         select=entry(config, "synthesis.select").bound(),
+        predictor=functools.partial(predictor, environment=made.environment, ending=chosen_explorer.ending),
         near_duplicates=NearDuplicates(config.validation.pool_similarity),
         closed=frozenset(map(setup_hash, made.evaluation)) if made.from_initial else frozenset(),
         **{name: config[name] for name in _OF_LOOP},

@@ -19,6 +19,7 @@ from cojax.learner.objective import ADVANTAGE, WEIGHTING, Objective, bind, objec
 from cojax.learner.weightings import WEIGHTINGS
 from cojax.pool import CURRICULA
 from cojax.registry.annotations import RegistryError, from_text, shown
+from cojax.registry.source import source
 from cojax.run import methods
 from cojax.run.engines import ENGINES
 from cojax.run.explorers import EXPLORERS
@@ -89,7 +90,7 @@ class ChosenEntry:
         declared = registry.settings(self.function) if self.given or self.kind in _DECLARING else {}
         whole = {name: setting.default for name, setting in declared.items()} | dict(self.given)
         plain = {name: _plain(value) for name, value in whole.items() if isinstance(value, _STORED)}
-        return {"name": self.name, **registry.source(self.name, self.function), "settings": plain}
+        return {"name": self.name, **source(self.name, self.function), "settings": plain}
 
 
 # Types of settings that config.json holds.

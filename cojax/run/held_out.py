@@ -11,13 +11,12 @@ from cojax.pool import task_from_record, task_record
 from cojax.report.console import CONSOLE
 from cojax.run import assemble
 from cojax.run.parts import Parts
-from cojax.similarity import setup_hash
 from cojax.storage.checksums import has_valid_checksum, with_checksum
 from cojax.storage.files import read_json, write_json
 from cojax.storage.run_directory import RunDirectory
 from cojax.storage.run_files import Verified
 from cojax.synthesis import Synthesis
-from cojax.types import Task, content_hash, normalise
+from cojax.types import Task, content_hash, normalise, setup_hash
 
 FILE = "held_out.json"
 # The share of D_0 that is held out, and the fewest and the most tasks that an evaluation is made of.

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 import jax
 from ml_collections import ConfigDict
 
-from cojax.distributed.operations import Follower, Lead, LeadArrayFiles
+from cojax.distributed.operations import Follower, Lead, lead_array_files
 from cojax.distributed.start import Connected, admit, ask_admission, find_devices, start
 from cojax.distributed.wire import Message, Wire
 from cojax.host.processes import end_all
@@ -39,7 +39,7 @@ from cojax.run.policies import with_absolute_path
 from cojax.run.processes import ALONE, Together
 from cojax.settings.ranges import check_ranges
 from cojax.settings.tree import DistributedSettings
-from cojax.storage.checkpoint import ArrayFiles
+from cojax.storage.checkpoint import restore_arrays, save_arrays
 from cojax.storage.files import lock_folder
 
 _AGAIN = "Run the same command in every process again: the run goes on from its last checkpoint"
@@ -57,7 +57,7 @@ class Leading:
         self.wire = Wire(connected.connections, config.distributed.silence, self._lost, self._beat, self._heard)
         self._lead = Lead(self.wire, connected.processes - 1)
         self.together = Together(
-            self._lead, LeadArrayFiles(self._lead), on_stop=lambda number: os.kill(os.getpid(), number)
+            self._lead, lead_array_files(self._lead), on_stop=lambda number: os.kill(os.getpid(), number)
         )
         self._ready.set()
 
@@ -241,7 +241,6 @@ def _facts(config: ConfigDict) -> dict[str, Any]:
 def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
     """The operations of the run of this configuration. `build` adds those of the learner."""
     config = methods.settled(with_absolute_path(config))
-    files = ArrayFiles()
     found: dict[str, Callable[..., Any]] = {}
     initial: list[TrainState] = []  # its outlines
 
@@ -261,10 +260,10 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
         found["init"] = init
 
     def save(folder: str, target: TrainState, second: TrainState | None) -> None:
-        files.save(Path(folder), united(target, second))
+        save_arrays(Path(folder), united(target, second))
 
     def restore(folder: str, with_second: bool) -> tuple[TrainState, TrainState | None]:
-        return divided(files.restore(Path(folder), united(initial[0], initial[0] if with_second else None)))
+        return divided(restore_arrays(Path(folder), united(initial[0], initial[0] if with_second else None)))
 
     found |= {"load": load, "build": build, "save": save, "restore": restore, "fingerprint": fingerprint}
     return found

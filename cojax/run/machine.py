@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cojax.host.processes import usable_cores
-from cojax.registry import commit
+from cojax.registry.source import commit
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")

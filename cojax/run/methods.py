@@ -7,12 +7,12 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from cojax.learner.objective import HardNegatives
-from cojax.preference import METHODS, Method, Preference
+from cojax.preference import METHODS, Method, coefficients, weights
 from cojax.settings.base import at
-from cojax.settings.tree import LEAVES
+from cojax.settings.tree import LEAVES, RoundsSettings
 
 # Settings of the section `preference` that rounds have.
-_OF_ROUNDS = tuple(field.name for field in dataclasses.fields(Preference))
+_OF_ROUNDS = tuple(field.name for field in dataclasses.fields(RoundsSettings))
 _BEST_OF = 10  # trials of best_of_n where evaluation.trials is not set (ETO)
 _PAIR = 2  # episodes that a preference compares
 # Settings that an experiment chooses for its policy, whatever the method.
@@ -46,13 +46,13 @@ def settled(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def rounds_of(config: ConfigDict) -> tuple[Method, Preference] | None:
+def rounds_of(config: ConfigDict) -> tuple[Method, RoundsSettings] | None:
     """The method and the settings of a run that learns in rounds; None for one that does not."""
     if config.method not in METHODS:
         return None
     method, values = METHODS[config.method], config.preference
     given = {name: values[name] for name in _OF_ROUNDS if not _is_default(name, values[name])}
-    return method, Preference(**{**method.fixed, **given})
+    return method, RoundsSettings(**{**method.fixed, **given})
 
 
 def has_second_agent(config: ConfigDict) -> bool:
@@ -71,11 +71,12 @@ def evolves(config: ConfigDict) -> bool:
     return rounds_of(config) is None or config.preference.tasks == "growing"
 
 
-def loss_of_rounds(method: Method, settings: Preference) -> tuple[str, Mapping[str, Any]]:
+def loss_of_rounds(method: Method, settings: RoundsSettings) -> tuple[str, Mapping[str, Any]]:
     """The loss of rounds and its settings. λ_DPO is not one of them: it is the weight of the target's pairs."""
     if method.loss == "sft":
         return "sft", {}
-    return "dpo", {"beta": settings.beta, "sft_coefficient": settings.sft / settings.dpo}
+    dpo, sft = coefficients(settings)
+    return "dpo", {"beta": settings.beta, "sft_coefficient": sft / dpo}
 
 
 def hard_negatives(config: ConfigDict) -> HardNegatives | None:
@@ -126,7 +127,7 @@ def check(config: ConfigDict) -> None:
             f"preference.{idle[0]} is {config.preference[idle[0]]!r}, but it concerns the second agent, and "
             "preference.agent is 'none'; take it back, or set --config.preference.agent=failure"
         )
-    kinds = {kind: weight for kind, weight in settings.kinds.items() if kind != "other" or settings.agent != "none"}
+    kinds = {kind: weight for kind, weight in weights(settings).items() if kind != "other" or settings.agent != "none"}
     if method.loss == "dpo" and not any(kinds.values()):
         raise ValueError(
             f"preference.{' and '.join(kinds)} are 0, so there is nothing to learn from; set one of them above 0"

@@ -15,7 +15,7 @@ from cojax.run.methods import evolves
 from cojax.run.processes import ALONE, Together
 from cojax.settings.reading import settings
 from cojax.signals import SignalKind
-from cojax.signals.tools import ByVerb
+from cojax.signals.tools import by_verb
 from cojax.similarity import usual_similarity
 from cojax.synthesis import Synthesis
 from cojax.types import Task
@@ -102,7 +102,7 @@ def own_tasks(config: ConfigDict, environment: Environment, reserved: Sequence[T
 def kinds(environment: Environment, made: Mapping[str, SignalKind]) -> Mapping[str, SignalKind]:
     """The kinds of signals; where tools take whole commands as text, they go by the commands' verbs."""
     commands = traits_of(environment).commands
-    return {name: ByVerb(kind, commands) for name, kind in made.items()} if commands else made
+    return {name: by_verb(kind, commands) for name, kind in made.items()} if commands else made
 
 
 def similarity(config: ConfigDict, environment: Environment, evaluation: Sequence[Task]) -> float:

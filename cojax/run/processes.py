@@ -19,7 +19,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from cojax import warm_start
-from cojax.distributed.operations import LeadArrayFiles
 from cojax.durable import own_file
 from cojax.learner.placement import ONE_PROCESS, Hosts, hf_arrays
 from cojax.policy.config import ModelConfig
@@ -29,7 +28,7 @@ from cojax.policy.transformer import Params, initialize
 from cojax.rollout.export import load_params, write_weights
 from cojax.settings import base
 from cojax.settings.reading import settings
-from cojax.storage.checkpoint import ArrayFiles
+from cojax.storage.checkpoint import OF_ORBAX, ArrayFiles
 from cojax.unicode_forms import plain
 
 _LAST_PORT = 65_535
@@ -44,7 +43,7 @@ class Together:
     """
 
     hosts: Hosts = ONE_PROCESS
-    array_files: ArrayFiles | LeadArrayFiles = dataclasses.field(default_factory=ArrayFiles)
+    array_files: ArrayFiles = OF_ORBAX
     on_stop: Callable[[int], None] = lambda number: None
 
 

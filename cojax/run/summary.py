@@ -9,9 +9,9 @@ from ml_collections import ConfigDict
 
 from cojax import signals
 from cojax.evaluation.scores import HeldOut, held_out_score
+from cojax.host.stopwatch import Stopwatch
 from cojax.learner.learner import Learner
 from cojax.learner.update import TrainState
-from cojax.metrics import Stopwatch
 from cojax.preference import KINDS
 from cojax.report.console import CONSOLE
 from cojax.report.run import verdicts_of

@@ -24,10 +24,11 @@ from cojax.environment import EngineError, EnvironmentFailure, InstallError
 from cojax.evaluation.scores import held_out_score
 from cojax.host.background import settle
 from cojax.host.processes import end_all, tell
+from cojax.host.stopwatch import Stopwatch
 from cojax.learner.rehearsal import DeviceMemoryError
 from cojax.learner.update import NonFiniteUpdate
 from cojax.loop import Loop, State
-from cojax.metrics import Board, Metrics, Stopwatch
+from cojax.metrics import Metrics
 from cojax.report import command as report
 from cojax.report import write_report
 from cojax.report.console import CONSOLE, seconds_left, show_step, show_summary
@@ -183,9 +184,11 @@ def _is_finished(config: ConfigDict, directory: RunDirectory, verified: Verified
     summary = directory.summary(verified)
     if summary is None or summary["steps"] < config.steps:
         return False
+    step = summary["steps"]
     if verified:
         directory.cut(verified)
-    Board(directory.folder / "tensorboard", list(directory.metrics.read())).close()
+        step = verified.step
+    Metrics(directory.folder, step=step, log=directory.metrics).close()
     tell(workdir=str(directory.folder.absolute()), step=summary["steps"])
     show_summary(summary, write_report(directory.folder))
     return True

@@ -143,14 +143,15 @@ def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> Tra
     else:
         wanted = {row.name: row.shape(model) for row in parameters(model)}
     # A forged shape is refused before it takes memory.
-    part = Checkpointer(workdir / "checkpoints").part("params", step, lambda found: _check(found, wanted, workdir))
+    checkpoints = Checkpointer(workdir / "checkpoints")
+    step, arrays, content = checkpoints.part("params", step, lambda found: _check(found, wanted, workdir))
     if not lora:
-        stored = str(next(iter(_leaves(part.arrays).values())).dtype)
+        stored = str(next(iter(_leaves(arrays).values())).dtype)
         model = dataclasses.replace(model, param_dtype=stored)
-        return TrainedPolicy(model, tokenizer, jax.device_put(part.arrays, _host()), part.step, part.content)
+        return TrainedPolicy(model, tokenizer, jax.device_put(arrays, _host()), step, content)
     frozen = cast_for_compute(model, _base(workdir, config, model, base))
-    merged = merge(model, lora, frozen, jax.tree.map(jnp.asarray, part.arrays))
-    return TrainedPolicy(model, tokenizer, merged, part.step, part.content)
+    merged = merge(model, lora, frozen, jax.tree.map(jnp.asarray, arrays))
+    return TrainedPolicy(model, tokenizer, merged, step, content)
 
 
 def of_folder(folder: Path, model: ModelConfig) -> TrainedPolicy:

@@ -16,8 +16,8 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from cojax import imports
-from cojax.registry import commit
 from cojax.registry.annotations import description, shown
+from cojax.registry.source import commit
 from cojax.settings.ranges import RANGES, check_kinds, is_open, is_section
 from cojax.storage.files import CheckpointError
 

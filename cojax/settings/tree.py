@@ -1,10 +1,10 @@
 """Every setting of a run, once: its default, its range and its meaning.
 
 A section is a class; sections nest as their dotted names do. The defaults are the paper's (CoEvolve, Table 9) where it
-has one. An experiment overrides them. The configuration, flags, checks and docs/settings.md are derived from here, and
-an object takes the default of its keyword from here. Wherever a setting names a loss, an advantage, a signal, a
-curriculum, a way to evolve, a selection of signals, an explorer, an engine or an environment, `package.module:name`
-names one of your own.
+has one. An experiment overrides them. The configuration, flags, checks and docs/settings.md are derived from here.
+`Loop`, `Learner`, `Limits` and `adamw` have the same defaults where somebody makes them by hand, which a test compares.
+Wherever a setting names a loss, an advantage, a signal, a curriculum, a way to evolve, a selection of signals, an
+explorer, an engine or an environment, `package.module:name` names one of your own.
 """
 
 import dataclasses

@@ -5,24 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from cojax.registry.annotations import Range
-from cojax.signals.kinds import Guidance, Visit, above
+from cojax.signals.kinds import GUIDANCE, Guidance, Visit, above
 from cojax.signals.tools import signals_on
 from cojax.types import Group, Signal
 
 # A task is at the boundary while its success rate is between these.
 _LOW, _HIGH = 0.1, 0.9
-GUIDANCE = Guidance(
-    rehearse=0.5,
-    change=0.35,
-    objectives=(
-        "make near variations of this task: one step dropped, replaced or added",
-        "vary {tools}, which tell its successes from its failures",
-    ),
-    reason="Of several attempts at this task some succeed and some fail; this is one of them. Find the decision that "
-    "tips it.",
-    purpose="Purpose: the edge between success and failure. Make near variations of this task: one step more or less, "
-    "one argument changed, one condition turned round. Look for what makes the difference.",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +19,7 @@ class Boundary:
 
     name: ClassVar[str] = "boundary"
     colour: ClassVar[str] = "#3b72d9"
-    guidance: ClassVar[Guidance] = GUIDANCE
+    guidance: ClassVar[Guidance] = GUIDANCE["boundary"]
 
     threshold: Annotated[float, "a share", Range(0.0, 1.0)] = 0.5
 

@@ -5,26 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from cojax.registry.annotations import Range
-from cojax.signals.kinds import Guidance, Visit, above, step_of
+from cojax.signals.kinds import GUIDANCE, Guidance, Visit, above, step_of
 from cojax.signals.tools import signals_on
 from cojax.types import Group, Signal
 
 # Task id → score of each of its last visits, oldest first. An evolution reads it too (cojax/loop/evolution.py).
 Scores = dict[str, list[float]]
-
-
-GUIDANCE = Guidance(
-    rehearse=0.75,
-    change=0.2,
-    objectives=(
-        "rehearse {tools} as this task needs them",
-        "vary the arguments of each call",
-        "go from a single call to the whole task",
-    ),
-    reason="The agent used to solve this task and fails it now. Find the operation that it no longer gets right.",
-    purpose="Purpose: rehearsal. The agent has lost something it could do. Go through the operations that this task "
-    "needs, with other arguments each time, from a single simple step up to the whole sequence.",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +23,7 @@ class Forgetting:
 
     name: ClassVar[str] = "forgetting"
     colour: ClassVar[str] = "#d6504b"
-    guidance: ClassVar[Guidance] = GUIDANCE
+    guidance: ClassVar[Guidance] = GUIDANCE["forgetting"]
 
     window: Annotated[int, Range(1)] = 10
     threshold: Annotated[float, "a share", Range(0.0, 1.0)] = 0.5

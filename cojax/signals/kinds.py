@@ -7,7 +7,10 @@ follows from the Beta posterior over the task's success rate p after s successes
 """
 
 import dataclasses
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from scipy.special import betainc
 
@@ -45,33 +48,17 @@ class Guidance:
             raise ValueError(f"guidance: the only field of an objective is {{tools}}, found {error}") from error
 
 
-# The guidance for a trajectory without a signal.
-TRAJECTORY = Guidance(
-    objectives=("make near variations of this trajectory", "vary {tools} and the tools beside them"),
-    reason="The record was picked at random. Find what in it is worth practising.",
-    purpose="Purpose: variation. Make near variations of this task, with the same and with neighbouring operations.",
-)
+def _read(texts: Mapping[str, Any]) -> Guidance:
+    return Guidance(**{**texts, "objectives": tuple(texts["objectives"])})
 
+
+_TEXTS = tomllib.loads(Path(__file__).with_name("guidance.toml").read_text())
+# Kind of context → its guidance.
+GUIDANCE: Mapping[str, Guidance] = {kind: _read(texts) for kind, texts in _TEXTS.items()}
+TRAJECTORY = GUIDANCE["trajectory"]
 # The kind of contexts with a plan, unless they have another of those in PLANNED.
 PLAN = "posterior"
-# The guidance for contexts with a plan. The explorer carries it out; a task found may use a part of it, if not `whole`.
-PLANNED = {
-    "frontier": Guidance(
-        objectives=("do in one task what two tasks ask for, one after the other: {tools}",),
-        reason="The record is of a task that is mastered, as another one is. Both are to become one longer task.",
-        purpose="Purpose: composition. Do what this task asks for and then what the other one does, in one task.",
-        rehearse=1.0,
-        change=0.0,
-        whole=True,
-    ),
-    PLAN: Guidance(
-        objectives=("find a task that needs {tools}",),
-        reason="The record shows the place. Whether the tools named can be used there is not known well.",
-        purpose="Purpose: evidence. Find a task at this place that needs the tools named, whatever the record did.",
-        rehearse=1.0,
-        change=0.0,
-    ),
-}
+PLANNED = {kind: GUIDANCE[kind] for kind in ("frontier", PLAN)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from cojax.registry.annotations import Range
-from cojax.signals.kinds import Guidance, Visit, above
+from cojax.signals.kinds import GUIDANCE, Guidance, Visit, above
 from cojax.signals.tools import tools_called
 from cojax.types import Group, Signal, Trajectory
 
@@ -17,15 +17,6 @@ _THEN = " > "
 
 # The least success rate at which a task counts as solvable.
 _LOW = 0.1
-GUIDANCE = Guidance(
-    rehearse=0.25,
-    change=0.5,
-    objectives=("use {tools} with varied arguments", "combine {tools} with the tools beside them and try edge cases"),
-    reason="This record contains a way of using the tools that the agent hardly ever takes. Find what is unusual in "
-    "it.",
-    purpose="Purpose: breadth. Use the unusual operations named below with varied arguments, together with the "
-    "operations beside them, edge cases among them.",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +31,7 @@ class Rare:
 
     name: ClassVar[str] = "rare"
     colour: ClassVar[str] = "#d9962a"
-    guidance: ClassVar[Guidance] = GUIDANCE
+    guidance: ClassVar[Guidance] = GUIDANCE["rare"]
 
     percent: Annotated[float, Range(0.0, 100.0)] = 5.0  # θ
     minimum: Annotated[int, Range(0)] = 256  # N_min, not published: two steps of 16 tasks × 8 samples

@@ -1,15 +1,16 @@
 """The tools that a trajectory called, and those that distinguish successes from failures.
 
-Where one tool takes a whole command as text, signals treat each verb as a tool of its own (`ByVerb`).
+Where one tool takes a whole command as text, signals treat each verb as a tool of its own (`by_verb`).
 """
 
 import dataclasses
 import re
+import types
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cojax import worlds
+from cojax.environment import CALLS_IN_TEXT
 from cojax.types import Action, Call, Group, Signal, Trajectory, normalise
 
 # A tool distinguishes success from failure if the shares of trajectories that use it differ by at least this.
@@ -24,11 +25,12 @@ def tools_called(trajectory: Trajectory, failed: bool = True) -> tuple[str, ...]
 
 def tools_of(action: Action, environment: str = "") -> tuple[str, ...]:
     """The tools that the action calls. Where it has no calls, those that its text calls in the way that the environment
-    of that name declares (`cojax.worlds.calls_in_text`)."""
+    of that name declares (`CALLS_IN_TEXT`), or for another name every environment that this process has found."""
     if action.calls or not action.text:
         return tuple(call.name for call in action.calls)
-    patterns = worlds.calls_in_text(environment)
-    return tuple(name for pattern in patterns for name in re.findall(pattern, action.text))
+    own = CALLS_IN_TEXT.get(environment)
+    patterns = dict.fromkeys(CALLS_IN_TEXT.values()) if own is None else (own,)
+    return tuple(name for pattern in patterns if pattern for name in re.findall(pattern, action.text))
 
 
 def distinguishing_tools(group: Group, threshold: float = 0.5) -> tuple[str, ...]:
@@ -70,29 +72,27 @@ def _users(trajectories: Iterable[Trajectory]) -> Counter[str]:
     return Counter(tool for trajectory in trajectories for tool in set(tools_called(trajectory)))
 
 
-class ByVerb:
-    """A kind of signal that reads `act(command="go north")` as a call of the tool `act go`.
+def by_verb(kind: Any, commands: Mapping[str, str]) -> Any:
+    """The kind of signal, which reads `act(command="go north")` as a call of the tool `act go`.
 
-    `commands` maps a tool to the parameter that holds the command. `kind` is the kind of signal itself.
+    `commands` maps a tool to the parameter that holds the command.
     """
 
-    def __init__(self, kind: Any, commands: Mapping[str, str]) -> None:
-        self.name, self.colour, self.guidance = kind.name, kind.colour, kind.guidance
-        self.init, self.confidence = kind.init, kind.confidence
-        self._update, self._commands = kind.update, commands
-
-    def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
-        return self._update(
-            memory, [Group(group.task, tuple(map(self._trajectory, group.trajectories))) for group in groups]
-        )
-
-    def _trajectory(self, trajectory: Trajectory) -> Trajectory:
-        actions = (turn.action for turn in trajectory.turns)
-        read = [dataclasses.replace(one, calls=tuple(map(self._call, one.calls))) for one in actions]
-        turns = (dataclasses.replace(turn, action=one) for turn, one in zip(trajectory.turns, read, strict=True))
-        return dataclasses.replace(trajectory, turns=tuple(turns))
-
-    def _call(self, call: Call) -> Call:
-        command = call.arguments.get(self._commands.get(call.name, "")) if isinstance(call.arguments, Mapping) else None
+    def verb_of(call: Call) -> Call:
+        command = call.arguments.get(commands.get(call.name, "")) if isinstance(call.arguments, Mapping) else None
         verb = normalise(command).partition(" ")[0] if isinstance(command, str) else ""
         return Call(f"{call.name} {verb}", call.arguments) if verb else call
+
+    def read(trajectory: Trajectory) -> Trajectory:
+        actions = (turn.action for turn in trajectory.turns)
+        actions = (dataclasses.replace(one, calls=tuple(map(verb_of, one.calls))) for one in actions)
+        turns = (dataclasses.replace(turn, action=one) for turn, one in zip(trajectory.turns, actions, strict=True))
+        return dataclasses.replace(trajectory, turns=tuple(turns))
+
+    def update(memory: Mapping[str, Any], groups: Sequence[Group]) -> Any:
+        return kind.update(memory, [Group(group.task, tuple(map(read, group.trajectories))) for group in groups])
+
+    return types.SimpleNamespace(
+        name=kind.name, colour=kind.colour, guidance=kind.guidance, init=kind.init, confidence=kind.confidence,
+        update=update,
+    )  # fmt: skip

@@ -14,7 +14,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,50 +31,38 @@ LOG = logging.getLogger(__name__)
 _PASSING = re.compile(r"\.\d+\.\d+(?:\.old)?\.tmp")
 
 
-class ArrayStore(Protocol):
-    """Writes and reads the arrays of one checkpoint."""
-
-    def save(self, folder: Path, arrays: Any) -> None:
-        """Writes a pytree of arrays as a new folder; all of it is there on return."""
-
-    def restore(self, folder: Path, like: Any) -> Any:
-        """Reads it into the structure, dtypes and shardings of `like`, which are outlines."""
+@functools.cache
+def _orbax() -> ocp.Checkpointer:
+    """Made when it is needed: it starts JAX's backend, before which processes find each other or are forked."""
+    return ocp.Checkpointer(ocp.StandardCheckpointHandler())
 
 
-class ArrayFiles:
-    """`ArrayStore` by Orbax. Where arrays are spread over several processes, all of them call it."""
+def save_arrays(folder: Path, arrays: Any) -> None:
+    """Writes a pytree of arrays as a new folder; all of it is there on return.
 
-    @functools.cached_property
-    def _orbax(self) -> ocp.Checkpointer:
-        """Made when it is needed: it starts JAX's backend, before which processes find each other or are forked."""
-        return ocp.Checkpointer(ocp.StandardCheckpointHandler())
-
-    def save(self, folder: Path, arrays: Any) -> None:
-        self._orbax.save(folder, args=ocp.args.StandardSave(arrays))
-
-    def restore(self, folder: Path, like: Any) -> Any:
-        return self._orbax.restore(folder, args=ocp.args.StandardRestore(like))
+    Where arrays are spread over several processes, all of them call it, as they do `restore_arrays`.
+    """
+    _orbax().save(folder, args=ocp.args.StandardSave(arrays))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class CheckpointPart:
-    """One branch of a checkpoint as NumPy arrays, with its step and a name for the content of the whole checkpoint."""
-
-    step: int
-    arrays: Any
-    content: str
+def restore_arrays(folder: Path, like: Any) -> Any:
+    """Reads it into the structure, dtypes and shardings of `like`, which are outlines."""
+    return _orbax().restore(folder, args=ocp.args.StandardRestore(like))
 
 
 @dataclasses.dataclass(frozen=True)
-class SoundCheckpoint:
-    """A step whose files are all as they were written.
+class ArrayFiles:
+    """How the arrays of a checkpoint are saved and restored."""
 
-    `faults` say why later steps are not used.
-    """
+    save: Callable[[Path, Any], None] = save_arrays
+    restore: Callable[[Path, Any], Any] = restore_arrays
 
-    step: int
-    host: dict[str, Any]
-    faults: tuple[str, ...] = ()
+
+OF_ORBAX = ArrayFiles()
+
+
+# A step whose files are all as they were written, its host state, and why later steps are not used.
+SoundCheckpoint = tuple[int, dict[str, Any], tuple[str, ...]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,7 +71,7 @@ class Checkpointer:
 
     folder: Path
     keep: int = 3
-    array_files: ArrayStore = dataclasses.field(default_factory=ArrayFiles)
+    array_files: ArrayFiles = OF_ORBAX
 
     def save(self, step: int, arrays: Any, host: Mapping[str, Any]) -> None:
         """Writes one step, then prunes. All is on disk on return: the arrays may be donated at once.
@@ -126,9 +114,10 @@ class Checkpointer:
         found = self.newest()
         if found is None:
             return None
-        for fault in found.faults:
+        step, host, faults = found
+        for fault in faults:
             LOG.warning("%s", fault)
-        return found.step, self.arrays(found.step, like), found.host
+        return step, self.arrays(step, like), host
 
     def newest(self) -> SoundCheckpoint | None:
         """The newest sound step, or None where nothing was ever saved. Writes nothing.
@@ -146,7 +135,7 @@ class Checkpointer:
             except _DAMAGE as error:
                 faults.append(f"checkpoint {folder} is damaged and skipped: {_reason(error)}")
                 continue
-            return SoundCheckpoint(step, host, tuple(faults))
+            return step, host, tuple(faults)
         if steps:
             raise CheckpointError(
                 f"no usable checkpoint in {self.folder}: all of {steps} are damaged, the newest: "
@@ -171,10 +160,11 @@ class Checkpointer:
 
     def part(
         self, name: str, step: int | None = None, check: Callable[[Any], None] = lambda found: None
-    ) -> CheckpointPart:
-        """One branch of a checkpoint, such as the parameters without the optimiser's state.
+    ) -> tuple[int, Any, str]:
+        """One branch of a checkpoint, such as the parameters without the optimiser's state: (step, arrays, content).
 
-        It is of `step`, or of the newest sound step. Writes nothing, so that it can run while the run itself does.
+        The arrays are NumPy's; `content` names the content of the whole checkpoint. It is of `step`, or of the newest
+        sound step. Writes nothing, so that it can run while the run itself does.
         `check` raises for outlines that do not fit, before any array is read. Raises CheckpointError where the step is
         missing or damaged or has no such branch, and where no step is sound, ValueError for arrays that are damaged.
         """
@@ -193,7 +183,7 @@ class Checkpointer:
                 faults.append(f"checkpoint {folder} is damaged: {_reason(error)}")
                 LOG.warning("%s", faults[-1])
                 continue
-            return CheckpointPart(chosen, self._branch(folder, name, check), f"{content:08x}")
+            return chosen, self._branch(folder, name, check), f"{content:08x}"
         others = [str(other) for other in steps if other != step]
         fix = f"Choose another step ({', '.join(others)})" if step is not None and others else "Restore it from a copy"
         raise CheckpointError(f"{'; '.join(faults)}. {fix}.")

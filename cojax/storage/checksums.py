@@ -5,7 +5,6 @@ holds a checksum of every line of the logs, and of every file that was written w
 the damage by these.
 """
 
-import dataclasses
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,13 +21,8 @@ _LINE_BYTES = 8  # bytes of a line's checksum
 CHECKSUM = "checksum"  # the key of the checksum that a record carries of itself
 
 
-@dataclasses.dataclass(frozen=True)
-class Extent:
-    """The part of a log that a checkpoint covers: its bytes and lines, and the checksum of these bytes."""
-
-    bytes: int
-    lines: int
-    checksum: str
+# The part of a log that a checkpoint covers: its bytes and lines, and the checksum of these bytes.
+Extent = tuple[Any, ...]
 
 
 class CheckedLog:
@@ -78,7 +72,7 @@ class CheckedLog:
             self.absorb()
         elif (length := self.log.length) != self._bytes:
             raise self._changed(length)
-        return Extent(self._bytes, self._lines, self._digest.hexdigest())
+        return self._bytes, self._lines, self._digest.hexdigest()
 
     def take_new_sums(self) -> list[str]:
         """The checksums of the lines that were added since the last call."""
@@ -103,11 +97,11 @@ class CheckedLog:
         self._reset()
         if self.path.exists():
             with open_file(self.path) as file:
-                while chunk := file.read(min(_CHUNK, extent.bytes - self._bytes)):
+                while chunk := file.read(min(_CHUNK, extent[0] - self._bytes)):
                     self._digest.update(chunk)
                     self._bytes += len(chunk)
                     self._lines += chunk.count(b"\n")
-        if Extent(self._bytes, self._lines, self._digest.hexdigest()) != extent:
+        if (self._bytes, self._lines, self._digest.hexdigest()) != extent:
             raise StorageError(_describe_damage(self.path, extent, sums()))
         self._known = True
 
@@ -236,19 +230,20 @@ def _line_checksum(line: bytes) -> str:
 
 def _describe_damage(path: Path, extent: Extent, sums: Sequence[str]) -> str:
     """What is wrong with a log that does not begin with the extent that a checkpoint stores."""
+    size, lines, _ = extent
     if not path.exists():
-        return f"{path} is missing; the checkpoint knows {extent.bytes} bytes. {_LOST}"
+        return f"{path} is missing; the checkpoint knows {size} bytes. {_LOST}"
     before, number = b"", 0
     with open_file(path) as file:
         for number, line in enumerate(lines_of(file), 1):
-            if number > extent.lines:
+            if number > lines:
                 break
             if fault := _line_fault(line, before, sums[number - 1 : number], sums[number:]):
                 return f"{path}, line {number}: {fault}. {_RESTORE}"
             before = line
-    if (present := path.stat().st_size) < extent.bytes:
-        return f"{path} holds {present} bytes; the checkpoint knows {extent.bytes}. {_LOST}"
-    return f"{path}, one of lines 1 to {extent.lines}: {_CHANGED}. {_RESTORE}"
+    if (present := path.stat().st_size) < size:
+        return f"{path} holds {present} bytes; the checkpoint knows {size}. {_LOST}"
+    return f"{path}, one of lines 1 to {lines}: {_CHANGED}. {_RESTORE}"
 
 
 def _line_fault(line: bytes, before: bytes, wanted: Sequence[str], later: Sequence[str]) -> str:

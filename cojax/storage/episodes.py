@@ -134,25 +134,14 @@ def record_of(trajectory: Trajectory, *, times: bool = True) -> dict[str, Any]:
     return record
 
 
-@dataclasses.dataclass(frozen=True)
-class PastTrajectories:
-    """Trajectories of earlier steps, read back from the episodes of a run; each is built only when it is asked for."""
-
-    records: Mapping[str, Mapping[str, Any]]
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """Episode ids, ordered by step, task and sample."""
-        return tuple(self.records)
-
-    def find(self, episode: str) -> Trajectory:
-        """The trajectory of an episode id. Raises KeyError when it is not kept."""
-        record = self.records[episode]
-        return from_json(Trajectory, {name: value for name, value in record.items() if name != "signals"})
+def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
+    """The trajectory of a stored episode."""
+    found: Trajectory = from_json(Trajectory, {name: value for name, value in record.items() if name != "signals"})
+    return found
 
 
-def read_trajectories(episodes: Episodes, steps: Iterable[int]) -> PastTrajectories:
-    """The policy's trajectories of these steps, without those of a second agent.
+def policy_episodes(episodes: Episodes, steps: Iterable[int]) -> dict[str, dict[str, Any]]:
+    """Id → episode of the policy in these steps, by step, task and sample, without those of a second agent.
 
     Raises StorageError where the episodes of a step are missing.
     """
@@ -164,4 +153,4 @@ def read_trajectories(episodes: Episodes, steps: Iterable[int]) -> PastTrajector
                 "episodes. Restore it from a copy, then run the same command again."
             )
     records = (record for step in steps for record in episodes.read(step))
-    return PastTrajectories({record["episode"]: record for record in records if "agent" not in record})
+    return {record["episode"]: record for record in records if "agent" not in record}

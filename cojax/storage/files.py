@@ -9,15 +9,14 @@ import dataclasses
 import errno
 import fcntl
 import io
-import itertools
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from cojax.durable import own_file, replacing
+from cojax.types import parse_json
 
 Record = Mapping[str, Any]
 LONGEST_LINE = 2**27  # bytes of a record
@@ -43,10 +42,6 @@ class CheckpointError(RuntimeError):
 
 class RunDirectoryError(RuntimeError):
     """The directory cannot be used for this run. The message says why and what to do."""
-
-
-class NestedTooDeeply(ValueError):
-    """Brackets nest deeper than the bound of the reader."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,37 +178,6 @@ def _parse_object(content: bytes, *, finite: bool = False) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"it holds {type(value).__name__} instead of an object")
     return value
-
-
-def parse_json(text: str, *, depth: int | None = None, finite: bool = True) -> Any:
-    """The value of a JSON text.
-
-    Numbers beyond the range of a float, such as 1e999, are refused if `finite`; the check costs time at every float.
-    Raises NestedTooDeeply where brackets nest deeper than `depth`, and ValueError for any other text that is not JSON.
-    """
-    try:
-        value = json.loads(text, parse_constant=_refuse, parse_float=_finite if finite else None)
-    except RecursionError as error:
-        raise ValueError("its JSON is too deep") from error
-    if depth is not None and _nesting(text) > depth:
-        raise NestedTooDeeply(f"nested deeper than {depth}")
-    return value
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _finite(number: str) -> float:
-    value = float(number)
-    if not math.isfinite(value):
-        raise ValueError(f"{number} is too large")
-    return value
-
-
-def _nesting(text: str) -> int:
-    """How deep brackets nest. Those inside strings count too, so it is never too small."""
-    return max(itertools.accumulate(1 if c in "[{" else -1 if c in "]}" else 0 for c in text), default=0)
 
 
 def flat(record: Mapping[str, Any], separator: str = ".", prefix: str = "") -> dict[str, Any]:

@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from cojax.durable import sweep
+from cojax.metrics import plain
 from cojax.pool import task_record
 from cojax.settings.tree import FREE_SETTINGS, Settings
 from cojax.signals import Memory, apply
-from cojax.storage.checkpoint import ArrayStore
+from cojax.storage.checkpoint import OF_ORBAX, ArrayFiles
 from cojax.storage.checksums import fingerprint, has_valid_checksum, with_checksum
 from cojax.storage.differences import changed_code, check_facts, differences, history, stored_config
-from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, PastTrajectories, read_trajectories, record_of
+from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, policy_episodes, record_of, trajectory_of
 from cojax.storage.files import RunDirectoryError, explain_reading, lock_folder, read_json, write_json
 from cojax.storage.run_files import FOLDERS, LOGS, REMADE, RunFiles, Verified, verify
 from cojax.synthesis import Synthesis
-from cojax.types import Group, Signal, Task, to_json
+from cojax.types import Group, Signal, Task, Trajectory, to_json
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class RunDirectory:
         *,
         checkpoints_kept: int = Settings.checkpoints_kept,
         episodes_kept: int = Settings.episodes_kept,
-        array_files: ArrayStore | None = None,
+        array_files: ArrayFiles = OF_ORBAX,
     ):
         self.folder = folder
         # A stored configuration, perhaps of an older release → the same one with today's keys.
@@ -201,9 +202,13 @@ class RunDirectory:
         self.files.checksums.add_file(self.episodes.path(step), self.episodes.write(step, records))
         self.signals.append({"step": step, **to_json(signal)} for signal in signals)
 
-    def recall(self, steps: Iterable[int]) -> PastTrajectories:
-        """The trajectories of these steps. Raises StorageError if the episodes of a step are missing."""
-        return read_trajectories(self.episodes, steps)
+    def recall(self, steps: Iterable[int]) -> tuple[dict[str, dict[str, Any]], Callable[[str], Trajectory]]:
+        """The episodes of these steps by id, and a function from an id to its trajectory, which is built then.
+
+        Raises StorageError if the episodes of a step are missing.
+        """
+        records = policy_episodes(self.episodes, steps)
+        return records, lambda episode: trajectory_of(records[episode])
 
     def save(self, step: int, arrays: Any, host: Mapping[str, Any], waiting: Sequence[Group] = ()) -> None:
         """Checkpoints the arrays, the host state, the extents of all logs, and the groups sampled ahead.
@@ -218,7 +223,7 @@ class RunDirectory:
         first = self.episodes.first_kept(1 + min([*evolved, host["evolved"]]))
         self._first_episodes = max(self._first_episodes, first)
         files = {"first_episodes": self._first_episodes, "waiting": len(trajectories), "logs": self._extents()}
-        self.checkpointer.save(step, arrays, {**host, **files})
+        self.checkpointer.save(step, arrays, {**plain(host), **files})
         self.episodes.drop_before(self._first_episodes)
         self.files.waiting.retain(self.checkpointer.steps())
 
@@ -228,7 +233,7 @@ class RunDirectory:
         extents = {name: log.extent() for name, log in logs.items()}
         self.files.checksums.add_lines({name: log.take_new_sums() for name, log in logs.items()})
         extents["checksums"] = self.files.checksums.log.extent()
-        return {name: list(dataclasses.astuple(extent)) for name, extent in extents.items()}
+        return {name: list(extent) for name, extent in extents.items()}
 
     def summary(self, found: Verified | None) -> dict[str, Any] | None:
         """The content of summary.json if the run with the checkpoint `found` has finished; else None.

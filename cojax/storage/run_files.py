@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from cojax.pool import TaskPool, task_from_record
 from cojax.signals import Memory
-from cojax.storage.checkpoint import ArrayFiles, ArrayStore, Checkpointer, CheckpointError, SoundCheckpoint
-from cojax.storage.checksums import CheckedLog, Checksums, Extent, fingerprint, with_checksum
+from cojax.storage.checkpoint import OF_ORBAX, ArrayFiles, Checkpointer, CheckpointError, SoundCheckpoint
+from cojax.storage.checksums import CheckedLog, Checksums, fingerprint, with_checksum
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, Episodes, record_of, write_episodes
 from cojax.storage.files import StorageError, expect_no_links, explain_reading, is_number, write_json
 from cojax.types import Group, Signal, Task, Trajectory, from_json
@@ -36,8 +36,8 @@ class RunFiles:
     """The logs, episodes and checkpoints of one run."""
 
     def __init__(
-        self, folder: Path, checkpoints_kept: int = 3, episodes_kept: int = 0, array_files: ArrayStore | None = None
-    ):  # fmt: skip
+        self, folder: Path, checkpoints_kept: int = 3, episodes_kept: int = 0, array_files: ArrayFiles = OF_ORBAX
+    ):
         self.folder = folder
         self.logs = {name: CheckedLog(folder / f"{name}.jsonl") for name in LOGS}
         self.paid = {name: CheckedLog(folder / f"{name}.jsonl", shared=True) for name in PAID}
@@ -45,7 +45,7 @@ class RunFiles:
         self.episodes = Episodes(folder / "episodes", keep=episodes_kept)
         # The groups sampled ahead, with which the step after a checkpoint begins.
         self.waiting = Episodes(folder / "waiting")
-        self.checkpointer = Checkpointer(folder / "checkpoints", checkpoints_kept, array_files or ArrayFiles())
+        self.checkpointer = Checkpointer(folder / "checkpoints", checkpoints_kept, array_files)
 
     @property
     def checksummed(self) -> dict[str, CheckedLog]:
@@ -130,7 +130,7 @@ def verify(files: RunFiles | Path) -> Verified | None:
 
 def _verified(files: RunFiles, found: SoundCheckpoint) -> Verified:
     """Verifies the logs first, then the files whose checksums they hold, then the records."""
-    step, host = found.step, found.host
+    step, host, faults = found
     path = files.checkpointer.folder / str(step) / "host.json"
     _check_host(host, path)
     _check_logs(files, host["logs"], path)
@@ -145,7 +145,7 @@ def _verified(files: RunFiles, found: SoundCheckpoint) -> Verified:
         tuple(_changes(files.logs["memory"])),
         tuple(_pending(files.logs["signals"], host["evolved"])),
         _waiting(files.waiting, step, host.get("waiting", 0)),
-        tuple(found.faults),
+        faults,
     )
 
 
@@ -179,36 +179,35 @@ def _check_host(host: Mapping[str, Any], path: Path) -> None:
 
 
 def _check_logs(files: RunFiles, extents: Mapping[str, list[Any]], path: Path) -> None:
-    """Raises StorageError for the first line of a log that differs from what the checkpoint at `path` stores."""
-    _check_names(files, extents, path)
-    files.checksums.verify(Extent(*extents["checksums"]))
-    for name, log in files.checksummed.items():
-        if name in extents and name != "checksums":
-            log.verify(Extent(*extents[name]), lambda name=name: files.checksums.lines(name))  # type: ignore[misc]
+    """Raises StorageError for the first line of a log that differs from what the checkpoint at `path` stores.
 
-
-def _check_names(files: RunFiles, names: Mapping[str, Any], path: Path) -> None:
-    """Raises CheckpointError for the name of a log that this version does not have."""
-    if unknown := sorted(names.keys() - files.checksummed.keys()):
+    Raises CheckpointError for the name of a log that this version does not have.
+    """
+    if unknown := sorted(extents.keys() - files.checksummed.keys()):
         raise CheckpointError(
             f"{path} knows a log {unknown[0]!r}, which this version does not have. Use the version that wrote it."
         )
+    files.checksums.verify(tuple(extents["checksums"]))
+    for name, log in files.checksummed.items():
+        if name in extents and name != "checksums":
+            log.verify(tuple(extents[name]), lambda name=name: files.checksums.lines(name))  # type: ignore[misc]
 
 
 def _check_files(files: RunFiles, found: SoundCheckpoint) -> None:
     """Raises StorageError for a file that is missing, or differs from the fingerprint taken when it was written."""
-    hosts = [found.host] if found.faults else files.checkpointer.hosts(files.checkpointer.steps())
+    at, last, faults = found
+    hosts = [last] if faults else files.checkpointer.hosts(files.checkpointer.steps())
     # Where a later checkpoint cannot be read, it is not known which episodes it had dropped.
-    dropped = found.host["evolved"] + 1 if found.faults else max(host.get("first_episodes", 0) for host in hosts)
+    dropped = last["evolved"] + 1 if faults else max(host.get("first_episodes", 0) for host in hosts)
     for name, expected in files.checksums.files().items():
         path, (top, _, rest) = files.folder / name, name.partition("/")
         step = int(rest.partition(".")[0]) if top in ("episodes", "waiting") else None
-        if top == "waiting" and (step != found.step or not found.host["waiting"]):
+        if top == "waiting" and (step != at or not last["waiting"]):
             continue
         if not path.exists():
             if top in REMADE or (top == "episodes" and step is not None and step < dropped):
                 continue
-            raise StorageError(f"{path} is missing; {_need(top, step, found.host['evolved'])}. {RESTORE}")
+            raise StorageError(f"{path} is missing; {_need(top, step, last['evolved'])}. {RESTORE}")
         if fingerprint(path) != expected:
             fix = "Restore it from a copy, or delete it: it is made again." if top in REMADE else RESTORE
             raise StorageError(f"{path} is not what the run wrote: its size or checksum differs. {fix}")

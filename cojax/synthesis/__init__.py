@@ -15,7 +15,7 @@ from typing import Any
 from cojax.registry import RegistryError
 from cojax.registry.annotations import shown
 from cojax.signals import Detector
-from cojax.synthesis import beliefs, evolutions
+from cojax.synthesis import evolutions
 from cojax.synthesis.evolutions import SELECTIONS, EvolutionInputs, Evolve, begins_at, reflect_on, sample_setups
 from cojax.synthesis.expeditions import Expedition, Interrupted
 from cojax.synthesis.pipeline import ADMISSIONS, Admission, Synthesis, Validate, admit, initial_tasks, synthesize
@@ -26,7 +26,7 @@ __all__ = [
     "reads", "reflect_on", "sample_setups", "synthesize", "why_idle",
 ]  # fmt: skip
 
-# Those in text are of the study, and are imported when they are asked for (`registry.find`).
+# Those in text are imported when they are asked for (`registry.find`).
 EVOLUTIONS: dict[str, Evolve | str] = {
     "none": evolutions.static,
     "random": evolutions.unguided,
@@ -35,12 +35,12 @@ EVOLUTIONS: dict[str, Evolve | str] = {
     "displaced": evolutions.around_displaced_signals,
     "feedback": evolutions.around_signals,
     "credited": "experiments.study.credits:credited",
-    "posteriors": beliefs.posteriors,
+    "posteriors": "cojax.synthesis.beliefs:posteriors",
     "frontier": "experiments.study.frontier:frontier",
 }
 # Statistics that an evolution may read, by the name of the parameter that receives their memory.
 MEMORIES: dict[str, Callable[[], Detector] | str] = {
-    "beliefs": beliefs.Beliefs,
+    "beliefs": "cojax.synthesis.beliefs:Beliefs",
     "credits": "experiments.study.credits:Credits",
 }
 # The statistic of a run that replays prefixes; its `prefix` is the loop's.

@@ -16,9 +16,8 @@ from cojax.explorer import Explorer
 from cojax.signals import SignalKind, Visit
 from cojax.signals.kinds import PLAN, PLANNED, step_of, task_of
 from cojax.signals.tools import tools_called
-from cojax.similarity import setup_hash
 from cojax.synthesis.expeditions import Expedition
-from cojax.types import INFRASTRUCTURE, ExplorationContext, Signal, Task, Trajectory, content_hash
+from cojax.types import INFRASTRUCTURE, ExplorationContext, Signal, Task, Trajectory, content_hash, setup_hash
 
 _HALF = 0.5
 

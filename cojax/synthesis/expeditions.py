@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from cojax.environment import EngineError, Environment, EnvironmentFailure, Episode
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
 from cojax.explorer import Explorer, Metered
-from cojax.host.background import in_background
+from cojax.host.background import Interrupted, in_background
 from cojax.types import (
     Action,
     ExplorationContext,
@@ -36,10 +36,6 @@ _GRACE = 1.0
 
 # A draft with its verdict, and with the task if the draft was accepted.
 Examined = tuple[TaskDraft, Verdict, Task | None]
-
-
-class Interrupted(Exception):
-    """An evolution was asked to stop. Nothing that it found so far is used."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,16 +11,17 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
-from cojax.drafts import MOST_CHARACTERS, flaw, oversize
 from cojax.environment import EngineError, Environment, EnvironmentFailure
 from cojax.explorer import Explorer, Metered
 from cojax.registry.annotations import Range
-from cojax.similarity import NearDuplicates
 from cojax.synthesis.evolutions import sample_setups
 from cojax.synthesis.expeditions import Examined, Expedition, Interrupted, interruptible, run_in_parallel, until_failure
 from cojax.types import Group, Task, TaskDraft, Verdict
+
+if TYPE_CHECKING:
+    from cojax.similarity import NearDuplicates
 
 # (draft, whether an id is taken, the explorer whose budget pays for model calls) → verdict, and the task if accepted.
 Validate = Callable[[TaskDraft, Callable[[str], bool], Explorer], tuple[Verdict, Task | None]]
@@ -96,7 +97,7 @@ def synthesize(
     per_context: int,
     seed: tuple,
     step: int,
-    near_duplicates: NearDuplicates | None = None,
+    near_duplicates: "NearDuplicates | None" = None,
     predict: Predict = lambda draft: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Synthesis:
@@ -113,7 +114,7 @@ def synthesize(
     Raises Interrupted soon after `stop` turns true.
     """
     # A fork: an interrupted evolution must not change the pool's own index of wordings.
-    wordings = NearDuplicates(0.0) if near_duplicates is None else near_duplicates.fork()
+    wordings = near_duplicates and near_duplicates.fork()
     search = _Search(explorer.name, environment, validate, known, wordings, predict, stop, budget, step)
     if isinstance(explorer, Metered):
         explorer.begin(seed)
@@ -140,7 +141,7 @@ def initial_tasks(
     weights: Mapping[str, float] | None,
     attempts: int = 10,
     per_context: int = 1,
-    near_duplicates: NearDuplicates | None = None,
+    near_duplicates: "NearDuplicates | None" = None,
     examined: Callable[[], object] = lambda: None,
 ) -> Synthesis:
     """D_0: `count` tasks by unguided exploration, at most `per_context` by each of `attempts * count` expeditions.
@@ -183,7 +184,7 @@ class _Search:
     environment: Environment
     validate: Validate
     known: Callable[[str], bool]
-    wordings: NearDuplicates
+    wordings: "NearDuplicates | None"
     predict: Predict
     stop: Callable[[], bool]
     budget: int
@@ -218,7 +219,7 @@ class _Search:
     ) -> Iterator[Examined]:
         """Yields the drafts with their verdicts. A draft worded like another task is refused before it is run."""
         own: dict[str, Task] = {}
-        wordings = self.wordings.fork()
+        wordings = self.wordings and self.wordings.fork()
 
         def taken(id: str) -> bool:
             return id in own or id in self.tasks or self.known(id)
@@ -226,12 +227,14 @@ class _Search:
         for draft in drafts:
             if over():
                 raise Interrupted
-            verdict, task = _near_duplicate(draft, taken, wordings), None
-            if verdict is None:
-                verdict, task = self.validate(draft, taken, explorer)
+            if reason := wordings.why_draft(draft, taken) if wordings else "":
+                yield draft, Verdict("discarded", (reason,)), None
+                continue
+            verdict, task = self.validate(draft, taken, explorer)
             if task is not None:
                 own[task.id] = task
-                wordings.add(task)
+                if wordings:
+                    wordings.add(task)
             yield draft, verdict, task
             if len(own) == wanted:
                 return
@@ -254,7 +257,8 @@ class _Search:
                 descent = expedition.lineage(draft, verdict, self.explorer, self.step)
                 task = dataclasses.replace(task, origin=expedition.origin, lineage=descent)
                 self.tasks[task.id] = task
-                self.wordings.add(task)
+                if self.wordings:
+                    self.wordings.add(task)
             believed = self.predict(draft)
             self.drafts.append(expedition.draft_record(draft, verdict, task, self.step, number, believed))
         counts["failures"] += sum(isinstance(error, EnvironmentFailure) for error in expedition.errors)
@@ -267,17 +271,7 @@ class _Search:
             return f"duplicate of task {task.id}"
         if self.left <= 0:
             return f"one too many: the {self.budget} tasks wanted were found before it"
-        return self.wordings.why(task)
-
-
-def _near_duplicate(draft: TaskDraft, taken: Callable[[str], bool], wordings: NearDuplicates) -> Verdict | None:
-    """The verdict on a draft that is worded like a task found before; None for any other draft."""
-    # Validation refuses malformed drafts later. They may be too long to compare.
-    if draft.objections or flaw(draft.query, MOST_CHARACTERS) or oversize(draft.solution):
-        return None
-    task = Task(draft.environment, draft.query, draft.setup, draft.solution)
-    reason = "" if taken(task.id) else wordings.why(task)
-    return Verdict("discarded", (reason,)) if reason else None
+        return self.wordings.why(task) if self.wordings else ""
 
 
 def _setups(environment: Environment, count: int, seed: tuple, most: int) -> Iterator[Task]:
@@ -390,13 +384,19 @@ def _line(group: Group) -> str:
 
 def _draft_record(record: Mapping[str, Any], group: Group, kept: bool) -> dict[str, Any]:
     verdict = record["verdict"]
-    evidence = [*verdict["evidence"], _line(group), *([] if kept else ["not admitted: others are worth more"])]
+    evidence = [*verdict["evidence"], _line(group), *([] if kept else [f"not admitted: {_why_not_admitted(group)}"])]
     verdict = {**verdict, "evidence": evidence, "status": verdict["status"] if kept else "discarded"}
     success = group.solved / len(group.valid) if group.valid else None
     if success is not None:
         verdict["difficulty"] = 1.0 - success
     predicted = {**record["predicted"], "probe": success}
     return {**record, "verdict": verdict, "task": record["task"] if kept else "", "predicted": predicted}
+
+
+def _why_not_admitted(group: Group) -> str:
+    if not group.valid:
+        return "no episode was valid"
+    return "others are worth more" if group.solved else "no episode solved it"
 
 
 def _with_evidence(task: Task, group: Group) -> Task:

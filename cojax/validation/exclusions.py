@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from cojax.environment.replay import Replay
 from cojax.settings.tree import ValidationSettings
-from cojax.similarity import Nearest, setup_hash
-from cojax.types import Action, Task, content_hash, normalise, to_json
+from cojax.similarity import Nearest
+from cojax.types import Action, Task, content_hash, normalise, setup_hash, to_json
 from cojax.unicode_forms import normal_form
 from cojax.validation.decodings import ALPHABET, BLANK, CIPHERS, WORD, finder, one_letter, plain, plain_letters
 from cojax.validation.decodings import readings as readings_of

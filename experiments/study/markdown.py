@@ -7,7 +7,7 @@ from typing import Any
 
 import jinja2
 
-from cojax.registry import shortened
+from cojax.registry.source import shortened
 from .record import FAILURE_SHARES
 from .summary import EXAMPLES, LONG
 

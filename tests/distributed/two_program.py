@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cojax.distributed.operations import Follower, Lead, LeadArrayFiles
+from cojax.distributed.operations import Follower, Lead, lead_array_files
 from cojax.distributed.start import admit, ask_admission, find_devices, start
 from cojax.distributed.wire import Wire
 from cojax.learner.placement import finite, on_host, piece, replicated, weights_of
@@ -28,7 +28,7 @@ from cojax.policy.sharding import make_mesh, place, shard
 from cojax.policy.transformer import initialize
 from cojax.rollout.export import write_item, write_weights
 from cojax.settings.tree import DistributedSettings
-from cojax.storage.checkpoint import ArrayFiles
+from cojax.storage.checkpoint import OF_ORBAX
 
 PROCESS, PORT, FOLDER, MODE = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
 FACTS = {"commit": "abc"}
@@ -105,7 +105,7 @@ def lead(wire: Wire) -> None:
     state = run(leads, "step", step, state)
     if MODE == "leader dies":
         os.kill(os.getpid(), signal.SIGKILL)
-    files = LeadArrayFiles(leads)
+    files = lead_array_files(leads)
     files.save(FOLDER / "arrays", state)
     found = on_host(run(leads, "replicate", replicated, state))
     del state
@@ -131,7 +131,7 @@ def follow(wire: Wire) -> None:
         assert np.array_equal(large, np.random.default_rng(0).integers(0, 256, 3_000_001, np.uint8))
         assert (small, small.dtype, float(half), str(half.dtype)) == (-3, np.int8, 1.5, "bfloat16")
 
-    files = ArrayFiles()
+    files = OF_ORBAX
     operations = {
         "begin": begun, "step": step, "replicate": replicated, "check": check,
         "save": lambda folder, target, second: files.save(Path(folder), target),

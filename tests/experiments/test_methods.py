@@ -12,12 +12,13 @@ import pytest
 from ml_collections import ConfigDict
 
 from cojax.learner.objective import HardNegatives
-from cojax.preference import Preference
+from cojax.preference import coefficients, weights
 from cojax.run import methods, states
 from cojax.run.checks import check
 from cojax.run.entries import learned_by, reads_initial
 from cojax.run.summary import _hard_negatives
 from cojax.settings import presets
+from cojax.settings.tree import RoundsSettings
 from experiments import alfworld, appworld, bfcl, desk, scienceworld, tau2
 
 
@@ -30,15 +31,16 @@ def config(**settings: object) -> ConfigDict:
 
 
 def test_a_methods_own_settings_come_before_the_defaults():
-    def chosen(**settings: object) -> Preference:
+    def chosen(**settings: object) -> RoundsSettings:
         found = methods.rounds_of(config(**settings))
         assert found is not None
         return found[1]
 
     ours = chosen(method="coevolving")
-    assert (ours.dpo, ours.sft, ours.agent, ours.experts) == (0.5, 0.5, "failure", "solutions")
+    assert (*coefficients(ours), ours.agent, ours.experts) == (0.5, 0.5, "failure", "solutions")
     eto = chosen(method="eto")
-    assert (eto.dpo, eto.sft, eto.agent, eto.kinds) == (1.0, 0.0, "none", {"own": 1.0, "other": 0.0, "failures": 0.0})
+    assert (*coefficients(eto), eto.agent) == (1.0, 0.0, "none")
+    assert weights(eto) == {"own": 1.0, "other": 0.0, "failures": 0.0}
     assert chosen(method="eto", preference__sft=0.25).sft == 0.25
     assert chosen(method="rft").experts == "both"
     assert chosen(method="coevolving", preference__agent="none").agent == "none"

@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from cojax import preference, registry
+from cojax.learner.learner import Learner
+from cojax.learner.optimizer import adamw
+from cojax.loop import Loop
 from cojax.policy.adapters import Lora
 from cojax.policy.sharding import make_mesh
 from cojax.quality import EMBEDDINGS
 from cojax.registry.annotations import Range
 from cojax.rollout.chat import TOOL_DOCUMENTS
+from cojax.rollout.collect import Limits
 from cojax.run import entries, explorers, reference
 from cojax.run.checks import check
 from cojax.settings import base
@@ -41,6 +45,23 @@ def test_an_address_holds_no_key_whether_it_is_used_or_not(setting, address):
     with pytest.raises(ValueError, match=f"{setting} holds credentials or a query") as caught:
         check(config)
     assert "s3cret" not in str(caught.value)
+
+
+# These have defaults of their own where made by hand.
+OWN = {"learner": {"row_length"}, "limits": {"environment_deadline"}}
+
+
+@pytest.mark.parametrize(
+    ("section", "made"), [("", Loop), ("learner", Learner), ("optimizer", adamw), ("limits", Limits)]
+)
+def test_what_is_made_by_hand_has_the_defaults_of_the_settings(section, made):
+    keywords = {
+        name: one.default for name, one in inspect.signature(made).parameters.items() if one.default != one.empty
+    }
+    defaults = {name: leaf.default for name, leaf in leaves_of(SECTIONS[section]).items()}
+    shared = (keywords.keys() & defaults.keys()) - OWN.get(section, set())
+    assert len(shared) > 3
+    assert {name: keywords[name] for name in shared} == {name: defaults[name] for name in shared}
 
 
 def test_plain_addresses_are_fine():

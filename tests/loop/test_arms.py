@@ -25,7 +25,7 @@ from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import EVOLUTIONS, initial_tasks, reads
-from cojax.synthesis.beliefs import Beliefs, predictor
+from cojax.synthesis.beliefs import Beliefs, posteriors, predictor
 from cojax.synthesis.pipeline import Probe
 from cojax.types import Action, Call, TaskDraft, from_json
 from cojax.validation import Validation
@@ -99,6 +99,7 @@ class Run:
             admission=admission, popularity=None, sampling=Sampling(max_tokens=32), limits=Limits(concurrency=4),
             clock=Stopwatch(), seed=0, steps=steps, batch_size=6, group_size=4, evolve_every=2, fresh_fraction=0.5,
             contexts=4, budget=4, per_context=1, checkpoint_every=2, prefix=self.detectors["prefixes"].prefix,
+            predictor=functools.partial(predictor, environment=world, ending=EXPLORER.ending),
         )  # fmt: skip
 
     def go(self, stop=lambda: False) -> State:
@@ -127,7 +128,7 @@ LOGS = ("metrics", "tasks", "drafts", "expeditions", "memory")
 
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory) -> Run:
-    run = Run(tmp_path_factory.mktemp("probed"), EVOLUTIONS["posteriors"], Probe(candidates=3, attempts=4))
+    run = Run(tmp_path_factory.mktemp("probed"), posteriors, Probe(candidates=3, attempts=4))
     assert run.go().step == 4
     return run
 
@@ -199,12 +200,12 @@ def test_a_run_that_is_stopped_while_it_probes_goes_on_to_the_same_end(probed, t
         if session.startswith("probe4-"):
             stopped.set()
 
-    first = Run(tmp_path, EVOLUTIONS["posteriors"], Probe(candidates=3, attempts=4), sampling)
+    first = Run(tmp_path, posteriors, Probe(candidates=3, attempts=4), sampling)
     state = first.go(stopped.is_set)
     assert (state.step, state.evolved) == (4, 2)
     assert [record["step"] for record in first.left("metrics")] == [1, 2, 3]
     first.directory._lock.close()
-    again = Run(tmp_path, EVOLUTIONS["posteriors"], Probe(candidates=3, attempts=4))
+    again = Run(tmp_path, posteriors, Probe(candidates=3, attempts=4))
     assert again.go().step == 4
     for name in LOGS:
         assert again.left(name) == probed.left(name), name

@@ -7,13 +7,14 @@ import dataclasses
 from played_episodes import episode, group
 
 from cojax.learner.batch import Pair
-from cojax.preference import Preference
+from cojax.preference import others
 from cojax.preference.agents import agent_pairs, distinct_successes, experts_by_task
+from cojax.settings.tree import RoundsSettings
 
 EXPERT = episode("a0", 1.0, reward=1.0, version=-1, turns=2)
 OWN = [group(episode("a1"), episode("a2", 0.5), episode("a3", 1.0, reward=1.0)), group(episode("b1"))]
 OTHER = [group(episode("a4", 0.75))]
-SETTINGS = Preference(dpo=0.5, own=1.0, other=2.0, failures=0.25)
+SETTINGS = RoundsSettings(dpo=0.5, own=1.0, other=2.0, failures=0.25)
 
 
 def named(pairs: list[Pair]) -> list[tuple[str, str, float]]:
@@ -75,6 +76,6 @@ def test_equal_successes_are_imitated_once():
 
 
 def test_the_second_agent_plays_its_share_and_never_all_or_nothing():
-    assert [Preference(share=share).others(8) for share in (0.01, 0.25, 0.5, 1.0)] == [1, 2, 4, 7]
-    assert Preference(share=0.5).others(2) == 1
-    assert Preference(agent="none").others(8) == 0
+    assert [others(RoundsSettings(share=share), 8) for share in (0.01, 0.25, 0.5, 1.0)] == [1, 2, 4, 7]
+    assert others(RoundsSettings(share=0.5), 2) == 1
+    assert others(RoundsSettings(agent="none"), 8) == 0

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 from cojax.loop import State
 from cojax.metrics import Stopwatch
-from cojax.preference import METHODS, Preference
+from cojax.preference import METHODS
 from cojax.preference.rounds import Rounds
+from cojax.settings.tree import RoundsSettings
 
 
 def test_the_distance_of_agents_that_played_nothing_is_not_known():
@@ -14,5 +15,5 @@ def test_the_distance_of_agents_that_played_nothing_is_not_known():
     learner = SimpleNamespace(weights=lambda agent, version: version)
     loop = SimpleNamespace(engine=engine, learner=learner, clock=Stopwatch(), group_size=4)
     state = State(7, "target", (), {}, second="second")
-    played = Rounds(loop, METHODS["coevolving"], Preference(), 64).play(state, (), 8)
+    played = Rounds(loop, METHODS["coevolving"], RoundsSettings(), 64).play(state, (), 8)
     assert (list(played.target), list(played.second), played.distance) == ([], [], None)

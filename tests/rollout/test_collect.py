@@ -10,10 +10,11 @@ from counter_environment import CounterEnvironment, CounterEpisode, hang
 from patience import patience
 
 from cojax.environment import EngineError, EnvironmentFailure, LimitExceeded
+from cojax.host.background import Interrupted
 from cojax.learner.advantages import group_relative
 from cojax.learner.batch import RowShape, pack
 from cojax.rollout.chat import Chat, PolicyActors, no_document
-from cojax.rollout.collect import EpisodeCollector, Limits, RolloutError, RolloutStopped
+from cojax.rollout.collect import EpisodeCollector, Limits, RolloutError
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.types import Action, Call, Group
@@ -230,7 +231,7 @@ def test_unwanted_rollouts_stop_and_start_nothing_more():
     asked = threading.Event()
     threading.Timer(0.3, asked.set).start()
     began = time.monotonic()
-    with pytest.raises(RolloutStopped, match=r"of 32 episodes"):
+    with pytest.raises(Interrupted, match=r"of 32 episodes"):
         gather(engine=engine, stop=asked.is_set, concurrency=4)
     assert time.monotonic() - began < patience(5)
     seen = set(engine.released)

@@ -9,8 +9,8 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from cojax.rollout import control_tokens
-from cojax.rollout.chat import Chat, names_only, whole_document
-from cojax.rollout.vocabulary import CHATML, CONTROLS, byte_tokenizer, word_tokenizer
+from cojax.rollout.chat import CHATML, Chat, names_only, whole_document
+from cojax.rollout.vocabulary import CONTROLS, byte_tokenizer, word_tokenizer
 from cojax.types import ROLES, Action, Call, Message
 
 MESSAGES = "{%- for m in messages %}BODY{%- if m.role == 'assistant' %}{{ '<|im_end|>' }}{%- endif %}{%- endfor %}"

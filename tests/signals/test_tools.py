@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from cojax import worlds
+from cojax.environment import CALLS_IN_TEXT
 from cojax.signals import Rare
-from cojax.signals.tools import ByVerb, tools_called, tools_of
+from cojax.signals.tools import by_verb, tools_called, tools_of
 from cojax.types import Action, Call, Group, Observation, Task, Trajectory, Turn
 
 CODE = """I look first.
@@ -16,6 +17,9 @@ CODE = """I look first.
 rows = pages(apis.spotify.show_song_library, access_token=token)
 print(apis.spotify.like_song(song_id=rows[0]["song_id"], access_token=token), other.apis)
 ```"""
+
+
+worlds.find_calls("appworld")
 
 
 def test_code_calls_what_it_names():
@@ -33,7 +37,7 @@ CALL_IN_TEXT = r"(?m)^use! (\\w+\\.\\w+)"
 def test_a_world_from_outside_says_how_its_text_calls_a_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "shop_of_tools.py").write_text(SHOP)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(worlds, "_CALLS_IN_TEXT", {})
+    monkeypatch.setitem(CALLS_IN_TEXT, "desk", "")
     bought = Action("I buy.\nuse! basket.add tea\nuse! basket.pay")
     assert tools_of(bought, "counter") == ()
     assert worlds.load("shop_of_tools").name == "counter"
@@ -46,7 +50,8 @@ def test_a_world_from_outside_says_how_its_text_calls_a_tool(tmp_path: Path, mon
 
 
 def test_the_text_of_a_world_that_declares_nothing_calls_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worlds, "_CALLS_IN_TEXT", {})
+    worlds.find_calls("desk")
+    monkeypatch.delitem(CALLS_IN_TEXT, "appworld")
     assert tools_of(Action(CODE), "desk") == tools_of(Action(CODE), "nowhere") == ()
 
 
@@ -70,7 +75,7 @@ def trajectory(*commands, tool="act"):
 
 
 def test_patterns_are_made_of_the_verbs_of_commands():
-    kind = ByVerb(Rare(percent=30.0, minimum=4, pattern=1), {"act": "command"})
+    kind = by_verb(Rare(percent=30.0, minimum=4, pattern=1), {"act": "command"})
     group = Group(TASK, (trajectory("go north", "Go  south", "go west", "take lamp"),))
     memory, signals = kind.update(kind.init(), [group])
     assert memory == {"act go": 3, "act take": 1, "(all)": 4}
@@ -80,13 +85,13 @@ def test_patterns_are_made_of_the_verbs_of_commands():
 
 
 def test_other_calls_and_commands_without_words_keep_their_names():
-    kind = ByVerb(Rare(minimum=0, pattern=1), {"act": "command"})
+    kind = by_verb(Rare(minimum=0, pattern=1), {"act": "command"})
     memory, _ = kind.update({}, [Group(TASK, (trajectory("go", tool="walk"), trajectory("", " ", None, 7)))])
     assert memory == {"walk": 1, "act": 4, "(all)": 5}
 
 
 def test_it_is_the_kind_that_it_wraps():
     rare = Rare()
-    kind = ByVerb(rare, {"act": "command"})
+    kind = by_verb(rare, {"act": "command"})
     assert (kind.name, kind.colour, kind.guidance) == (rare.name, rare.colour, rare.guidance)
     assert kind.confidence(None, []) == rare.confidence(None, [])

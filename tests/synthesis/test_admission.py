@@ -100,7 +100,7 @@ def test_records_say_what_was_tried_and_what_it_cost() -> None:
             "evidence": [
                 "runs",
                 "probed: 0 of 8 episodes of the present policy solved it",
-                "not admitted: others are worth more",
+                "not admitted: no episode solved it",
             ],
             "difficulty": 1.0,
         },

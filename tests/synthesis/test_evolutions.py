@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from cojax.similarity import setup_hash
 from cojax.synthesis.evolutions import EvolutionInputs, unguided, uniform
-from cojax.types import Task
+from cojax.types import Task, setup_hash
 from environments.tools import ToolEnvironment
 
 

@@ -25,8 +25,8 @@ from cojax.environment import EngineError
 from cojax.openai_api import Address, CallKind
 from cojax.settings.tree import LLMSettings
 from cojax.storage.checksums import CHECKSUM, has_valid_checksum, with_checksum
-from cojax.storage.files import Log, NestedTooDeeply, lines_of, open_file, parse_json, parse_record
-from cojax.types import Message, canonical, content_hash
+from cojax.storage.files import Log, lines_of, open_file, parse_record
+from cojax.types import Message, canonical, content_hash, nesting, parse_json
 
 FailureKind = CallKind | Literal["budget", "deadline", "stopped", "empty", "truncated", "invalid"]
 
@@ -248,15 +248,15 @@ def _json(text: str) -> Any:
     reason = ValueError("nothing there")
     for candidate in candidates:
         try:
-            value = parse_json(candidate, depth=_DEPTH)
-        except NestedTooDeeply:
-            raise
+            value = parse_json(candidate)
         except ValueError as error:
             reason = error
-        else:
-            # Half a surrogate pair is a Python string but no text.
-            json.dumps(value, ensure_ascii=False).encode()
-            return value
+            continue
+        if nesting(candidate) > _DEPTH:
+            raise ValueError(f"nested deeper than {_DEPTH}")
+        # Half a surrogate pair is a Python string but no text.
+        json.dumps(value, ensure_ascii=False).encode()
+        return value
     raise reason
 
 

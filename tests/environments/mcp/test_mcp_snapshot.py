@@ -91,7 +91,5 @@ def test_a_folder_of_thousands_of_files_is_refused(tmp_path: Path) -> None:
 def test_a_folder_of_more_text_than_can_be_compared_is_refused(tmp_path: Path) -> None:
     for number in range(33):
         (tmp_path / str(number)).write_text("x" * 65_000)
-    with pytest.raises(
-        OverflowError, match=r"\d+ characters as JSON, more than 2097152; name files to `ignore`"
-    ):
+    with pytest.raises(OverflowError, match=r"\d+ characters as JSON, more than 2097152; name files to `ignore`"):
         snapshot(tmp_path)
