@@ -72,8 +72,9 @@ class Offers:
         return self.tokens[app]
 
 
-def _listed(scene: Offers, app: str, api: str, columns: Sequence[str]) -> Values:
+def _listed(scene: Offers, endpoint: str, columns: Sequence[str]) -> Values:
     """The columns of a list's rows; a first page, or one of several drawn at random where there are more."""
+    app, api = endpoint.split(".")
     rows = scene.rows(app, api, page_limit=20)
     if len(rows) == 20:
         # Drawn by the world, not by time: an episode offers the same songs throughout.
@@ -105,8 +106,8 @@ def _values(scene: Offers, kind: str) -> Iterable[tuple[Any, ...]]:
             return _FUNCTIONS[name](scene)
         case [one, "but", other]:
             return [value for value in scene.values(one) if value not in scene.values(other)]
-        case [api, *columns] if "." in api and api[0].isalpha():
-            return _listed(scene, *api.split("."), columns)
+        case [endpoint, *columns] if "." in endpoint and endpoint[0].isalpha():
+            return _listed(scene, endpoint, columns)
     return [(value,) for value in json.loads(f"[{KINDS[kind]}]")]
 
 

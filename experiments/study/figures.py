@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -213,13 +213,13 @@ def signal_shares(arms: Arms) -> Figure | None:
 
 def similarity(arms: Arms) -> Figure:
     """How similar the wording of added tasks is to the nearest evaluation task; D_0 for comparison."""
-    return _histogram(arms, "similarity", np.linspace(0, 1, 26), "greatest cosine to an evaluation task")
+    return _histogram(arms, "similarity", list(np.linspace(0, 1, 26)), "greatest cosine to an evaluation task")
 
 
 def interaction_lengths(arms: Arms) -> Figure:
     """Actions of the reference solution: the tasks at the start, and those added."""
     longest = max(max(record["tasks"]["turns"], default=1) for records in arms.values() for record in records)
-    return _histogram(arms, "turns", np.arange(0.5, longest + 1), "actions of the reference solution")
+    return _histogram(arms, "turns", list(np.arange(0.5, longest + 1)), "actions of the reference solution")
 
 
 def crosses(arms: Arms) -> Figure:
@@ -300,14 +300,15 @@ def _rates(record: Record, part: str, whole: str) -> list[tuple[float, float]]:
     return [(step, 100 * some / all) for step, (some, all) in sorted(counts.items()) if all]
 
 
-def _histogram(arms: Arms, column: str, bins: np.ndarray, label: str) -> Figure:
+def _histogram(arms: Arms, column: str, bins: Sequence[float], label: str) -> Figure:
     made, (axes,) = figure()
 
     def draw_tasks(records: Iterable[Record], added: bool, shade: str, name: str) -> None:
         tasks = [record["tasks"] for record in records]
         values = [v for one in tasks for v, s in zip(one[column], one["step"], strict=True) if bool(s) is added]
         if values or not added:
-            weights, filled = np.full(len(values), 100 / max(1, len(values))), "step" if added else "stepfilled"
+            weights = np.full(len(values), 100 / max(1, len(values)))
+            filled: Literal["step", "stepfilled"] = "step" if added else "stepfilled"
             axes.hist(values, bins, weights=weights, histtype=filled, color=shade, label=name, linewidth=1.5)
 
     draw_tasks(itertools.chain(*arms.values()), False, START, "D_0")
