@@ -9,6 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from cojax import pool, worlds
+from cojax.explorer.llm.chat_model import ChatSettings
 from cojax.learner import weightings
 from cojax.quality import EMBEDDINGS
 from cojax.run import engines, entries, explorers, methods, policies, processes
@@ -39,7 +40,7 @@ def check_run(config: ConfigDict) -> None:
     policies.check_folder(config)
     _check_pretrained(config)
     if "llm" in (config.explorer.name, explorers.initial(config)):
-        explorers.chat_settings(config)
+        ChatSettings(**config.llm)
     check_mesh(config)
 
 

@@ -67,7 +67,7 @@ def llm(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
     """The explorer that asks the model llm.model at llm.base_url."""
     from cojax.explorer.llm.chat_client import ChatClient
 
-    return _llm_explorer(config, made, "llm", ChatClient(chat_settings(config), journal))
+    return _llm_explorer(config, made, "llm", ChatClient(ChatSettings(**config.llm), journal))
 
 
 def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
@@ -88,11 +88,6 @@ def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
         engine_deadline=made.limits.engine_deadline,
     )
     return _llm_explorer(config, made, "policy", chat_model)
-
-
-def chat_settings(config: ConfigDict) -> ChatSettings:
-    """The section `llm` as `ChatSettings`. Raises ValueError for settings that cannot work."""
-    return ChatSettings(**settings(config.llm))
 
 
 def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatModel) -> LLMExplorer:

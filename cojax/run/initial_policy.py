@@ -37,7 +37,6 @@ from cojax.types import Action, Task, content_hash
 # The value of warm_start.split that stands for the run's own initial tasks.
 INITIAL = "initial"
 Demonstrations = Iterable[tuple[Task, Sequence[Action]]]
-_THIS_FILE = sys.modules[__name__]
 # Share of the batches over which the rate rises, on pretrained weights; from scratch it rises over 50 batches.
 _RISING = 0.1
 
@@ -89,7 +88,9 @@ def initial_policy(
             for task, actions in itertools.islice(learned((0.0, 1.0)), 100)
         ],
         # The code of this file chooses the optimiser.
-        "code": content_hash([warm_start.fingerprint(), warm_start.without_prose(inspect.getsource(_THIS_FILE))]),
+        "code": content_hash(
+            [warm_start.fingerprint(), warm_start.without_prose(inspect.getsource(sys.modules[__name__]))]
+        ),
         "machine": decides_bits(),
         **(_deciding_beside(config, chat, weights) if path else {}),
         **({"initial_tasks": config.initial_tasks} if section.split == INITIAL else {}),
@@ -186,7 +187,7 @@ def _train(
     made: Parts,
     learned: Callable[[tuple[float, float]], Demonstrations],
     score: Callable[[int], float],
-) -> warm_start.Trained:
+) -> tuple[Params, dict[str, Any]]:
     section, model = config.warm_start, made.model
     schedule = warm_start.Schedule(**{f.name: section[f.name] for f in dataclasses.fields(warm_start.Schedule)})
     played, fitting = _played(config, made, learned, schedule.batch_size)
@@ -212,12 +213,13 @@ def _train(
             seed=config.seed,
             advance=advance,
             on_check=lambda done: CONSOLE.print(
-                f"warm start: batch {done.step}, loss {done.loss:.3f}, dev success {percent(done.success)}"
+                f"warm start: batch {done['step']}, loss {done['loss']:.3f}, dev success {percent(done['success'])}"
             ),
         )
     # Adapters are summed into the matrices as they were read, not into the copy that was computed with.
     params = state.params if learner.lora is None else merge(model, learner.lora, base, state.params)
-    return warm_start.Trained(params, checks, played, played - len(fitting), shown)
+    dropped = played - len(fitting)
+    return params, {"checks": checks, "demonstrations": played, "dropped": dropped, "shown": shown}
 
 
 def _played(
