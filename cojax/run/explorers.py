@@ -10,13 +10,13 @@ from ml_collections import ConfigDict
 
 from cojax.environment import Actor, Charted, EngineError, Environment, Episode, traits_of
 from cojax.environment.watch import WatchedPlay
+from cojax.evaluation.scores import sampling
 from cojax.explorer import Explorer
 from cojax.explorer.llm.chat_model import Budget, ChatModel, ChatSettings, Journal
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.judge import judge
 from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
 from cojax.rollout.chat import PolicyActor
-from cojax.rollout.engine import Sampling
 from cojax.run import parts
 from cojax.run.parts import Parts
 from cojax.settings.reading import JUDGES, attempts, choose, settings
@@ -110,8 +110,8 @@ def samples_policy(config: ConfigDict) -> bool:
     name = config.explorer.name
     attempted = config.validate and name == "llm" and attempts(config) > 0
     # An explorer from outside may sample it, and probes do.
-    sampling = name == "policy" or ":" in name or config.synthesis.admit != "all"
-    return sampling or (attempted and config.validation.attempter == "policy")
+    own = name == "policy" or ":" in name or config.synthesis.admit != "all"
+    return own or (attempted and config.validation.attempter == "policy")
 
 
 def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Sequence[Task]) -> Validation:
@@ -148,9 +148,7 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
 
 
 def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
-    sampling = Sampling(
-        temperature=config.sampling.temperature, max_tokens=config.sampling.max_tokens, stop_tokens=made.chat.stops
-    )
+    sampled = sampling(config, made.chat, config.sampling.temperature)
 
     @contextlib.contextmanager
     def attempters(explorer: LLMExplorer, task: Task, count: int) -> Iterator[list[Actor]]:
@@ -159,7 +157,7 @@ def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
         attempts: list[Actor] = [
             PolicyAttempt(
                 PolicyActor(
-                    made.engine, made.chat, sampling, session=name, seed=(config.seed, int(task.id, 16), attempt)
+                    made.engine, made.chat, sampled, session=name, seed=(config.seed, int(task.id, 16), attempt)
                 ),
                 explorer.remaining_budget(),
                 functools.partial(made.engine.release, name),

@@ -158,13 +158,12 @@ def _end(line: str) -> None:
 def _leave_with(status: int) -> None:
     """Ends this process, once all is said, without the others: JAX would wait for them. Runs before JAX's own exit."""
 
+    @atexit.register
     def leave() -> None:
         end_all()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-
-    atexit.register(leave)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,6 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params, initialize
 from cojax.report.console import CONSOLE, bar, percent
 from cojax.report.run import origin_line
-from cojax.rollout.chat import Chat
 from cojax.rollout.export import load_params
 from cojax.run import trained
 from cojax.run.machine import decides_bits
@@ -92,9 +91,22 @@ def initial_policy(
             [warm_start.fingerprint(), warm_start.without_prose(inspect.getsource(sys.modules[__name__]))]
         ),
         "machine": decides_bits(),
-        **(_deciding_beside(config, chat, weights) if path else {}),
         **({"initial_tasks": config.initial_tasks} if section.split == INITIAL else {}),
     }
+    if path:
+        key |= {
+            "weights": weights,
+            "tokenizer_file": chat.tokenizer.backend_tokenizer.to_str(),
+            "computed": [config.learner.micro_rows, config.learner.remat, settings(config.mesh)],
+            # Settings of the development score decide when the target is reached.
+            "scored": [
+                config.evaluation.dev_split,
+                config.evaluation.dev_tasks,
+                config.evaluation.temperature,
+                config.limits.max_turns,
+                config.sampling.max_tokens,
+            ],
+        }
     folder, _ = warm_start.cached(key, lambda: _train(config, made, learned, score), made.model, chat.tokenizer)
     CONSOLE.print(f"warm start: {warm_start.describe(folder)}", soft_wrap=True)
     origin = trained.taught(path, weights, warm_start.read_record(folder))
@@ -111,26 +123,6 @@ def weights_hash(folder: Path) -> str:
         with open(path, "rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
-
-
-def _deciding_beside(config: ConfigDict, chat: Chat, weights: str) -> dict[str, Any]:
-    """What decides a warm start on pretrained weights, in addition to what decides one from scratch.
-
-    Settings of the development score decide when the target is reached.
-    """
-    own = config.learner
-    return {
-        "weights": weights,
-        "tokenizer_file": chat.tokenizer.backend_tokenizer.to_str(),
-        "computed": [own.micro_rows, own.remat, settings(config.mesh)],
-        "scored": [
-            config.evaluation.dev_split,
-            config.evaluation.dev_tasks,
-            config.evaluation.temperature,
-            config.limits.max_turns,
-            config.sampling.max_tokens,
-        ],
-    }
 
 
 def demonstrations(

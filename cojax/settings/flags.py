@@ -48,7 +48,10 @@ def parse(argv: list[str]) -> list[str]:
         if len(rest) > 1:
             raise FlagError(f"unexpected argument {rest[1]!r}; settings are given as --config.KEY=VALUE")
         if CONFIG.value is not None:
-            _check_values()
+            # Before what takes seconds to load can use a setting out of its range.
+            check_ranges(CONFIG.value)
+            for name in (name for name in OF_ENTRIES if name in LEAVES):
+                convert_setting(name, LEAVES[name].range, from_text(LEAVES[name].range, OF_ENTRIES[name]))
             if "workdir" in flags.FLAGS:
                 check_begun(Path(CONFIG.value.workdir))
         return rest
@@ -58,14 +61,6 @@ def parse(argv: list[str]) -> list[str]:
         reason = _plainly(str(error))
     print(plain(f"error: {reason}"))
     sys.exit(1)
-
-
-def _check_values() -> None:
-    """Raises RegistryError for a setting out of its range, before what takes seconds to load can use it."""
-    check_ranges(CONFIG.value)
-    for name, text in OF_ENTRIES.items():
-        if name in LEAVES:
-            convert_setting(name, LEAVES[name].range, from_text(LEAVES[name].range, text))
 
 
 def _with_config(arguments: Sequence[str]) -> list[str]:
