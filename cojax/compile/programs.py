@@ -35,8 +35,7 @@ from cojax.run import assemble, checks, methods, policies, trained
 from cojax.run.entries import entry
 from cojax.run.machine import facts
 from cojax.run.processes import check_rows
-from cojax.settings.base import put
-from cojax.settings.reading import settings
+from cojax.settings.base import put, settings
 
 _COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt")
 _SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"

@@ -46,7 +46,7 @@ from cojax.run.entries import entry, learned_by, made_environment, made_signals,
 from cojax.run.initial_policy import InitialPolicy
 from cojax.run.parts import Parts, check_evolution, kinds, limits, own_tasks
 from cojax.run.processes import as_text, mesh_of
-from cojax.settings.reading import choose, settings
+from cojax.settings.base import choose, settings
 from cojax.similarity import NearDuplicates
 from cojax.storage.files import Log
 from cojax.synthesis import MEMORIES, PREFIXES, Synthesis, evolutions, initial_tasks, reads

@@ -14,8 +14,8 @@ from cojax.learner import weightings
 from cojax.quality import EMBEDDINGS
 from cojax.run import engines, entries, explorers, methods, policies, processes
 from cojax.run.processes import LAST_PORT, check_mesh
+from cojax.settings.base import attempts
 from cojax.settings.ranges import check_ranges
-from cojax.settings.reading import attempts
 from cojax.settings.tree import LEAVES
 
 # Explorers that are models.

@@ -24,9 +24,8 @@ from cojax.run import methods
 from cojax.run.engines import ENGINES
 from cojax.run.explorers import EXPLORERS
 from cojax.settings import base
-from cojax.settings.base import PAPER, at, put
+from cojax.settings.base import PAPER, at, put, settings
 from cojax.settings.ranges import is_free_form, leaves
-from cojax.settings.reading import settings
 from cojax.settings.tree import LEAVES
 from cojax.signals import SIGNALS, SignalKind, check
 from cojax.synthesis import ADMISSIONS, EVOLUTIONS, MEMORIES, SELECTIONS, reads

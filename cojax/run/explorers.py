@@ -19,7 +19,7 @@ from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
 from cojax.rollout.chat import PolicyActor
 from cojax.run import parts
 from cojax.run.parts import Parts
-from cojax.settings.reading import JUDGES, attempts, choose, settings
+from cojax.settings.base import JUDGES, attempts, choose, settings
 from cojax.signals import guidance
 from cojax.types import Message, Task, Turn
 from cojax.validation import Attempters, Attempts, Exclusions, Validation

@@ -30,7 +30,7 @@ from cojax.run.machine import decides_bits
 from cojax.run.parts import Parts
 from cojax.run.policies import held_out
 from cojax.run.processes import read_params
-from cojax.settings.reading import settings
+from cojax.settings.base import settings
 from cojax.types import Action, Task, content_hash
 
 # The value of warm_start.split that stands for the run's own initial tasks.
@@ -46,11 +46,6 @@ class InitialPolicy:
 
     params: Params
     origin: Mapping[str, Any]
-
-
-def teaches_folder(config: ConfigDict) -> bool:
-    """Whether the policy begins as a model folder that is then shown demonstrations."""
-    return bool(config.model.path and config.warm_start.steps)
 
 
 def initial_policy(
@@ -100,9 +95,7 @@ def initial_policy(
             "computed": [config.learner.micro_rows, config.learner.remat, settings(config.mesh)],
             # Settings of the development score decide when the target is reached.
             "scored": [
-                config.evaluation.dev_split,
-                config.evaluation.dev_tasks,
-                config.evaluation.temperature,
+                *(config.evaluation[name] for name in ("dev_split", "dev_tasks", "temperature")),
                 config.limits.max_turns,
                 config.sampling.max_tokens,
             ],

@@ -20,7 +20,7 @@ from cojax.rollout.export import load_tokenizer, write_tokenizer
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.run.parts import limits
 from cojax.run.trained import from_scratch, stored_shape
-from cojax.settings.reading import choose, settings
+from cojax.settings.base import choose, settings
 from cojax.storage.files import read_whole
 from cojax.types import Task
 from cojax.validation import Exclusions

@@ -45,7 +45,9 @@ def check(config: ConfigDict, together: Together = ALONE) -> int:
     """Runs every examination, prints a line for each, and returns 0 if all hold, else 1."""
     state: dict[str, Any] = {"together": together}
     config = methods.settled(config).copy_and_resolve_references()
-    folder, scratch = Path(config.sglang.folder or config.workdir).absolute(), _scratch(config)
+    folder = Path(config.sglang.folder or config.workdir).absolute()
+    # The workdir may hold a run. Servers that follow only read the folder that they were started with.
+    scratch = None if config.sglang.follow else folder / f".check-{secrets.token_hex(8)}"
     missing = missing_folders(folder)
     if scratch is not None:
         config.sglang.folder = str(scratch)
@@ -67,16 +69,6 @@ def check(config: ConfigDict, together: Together = ALONE) -> int:
         shutil.rmtree(scratch, ignore_errors=True)
     remove_empty(missing)
     return int(failed)
-
-
-def _scratch(config: ConfigDict) -> Path | None:
-    """A temporary folder for a server's weights and logs, since the workdir may hold a run.
-
-    None where servers follow: they only read the folder that they were started with.
-    """
-    if config.sglang.follow:
-        return None
-    return Path(config.sglang.folder or config.workdir).absolute() / f".check-{secrets.token_hex(8)}"
 
 
 def _carry(source: Path, target: Path) -> None:

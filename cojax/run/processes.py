@@ -27,7 +27,7 @@ from cojax.policy.sharding import make_mesh, replicas
 from cojax.policy.transformer import Params, initialize
 from cojax.rollout.export import load_params, write_weights
 from cojax.settings import base
-from cojax.settings.reading import settings
+from cojax.settings.base import settings
 from cojax.storage.checkpoint import OF_ORBAX, ArrayFiles
 from cojax.unicode_forms import plain
 

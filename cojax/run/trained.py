@@ -83,7 +83,7 @@ def keep(
     if begun and (workdir / _MODEL).exists():
         return
     adapters = bool(config["learner"]["lora"]["rank"])
-    own = (_taught(config) and (adapters or reference)) or (adapters and not config["model"]["path"])
+    own = (teaches_folder(config) and (adapters or reference)) or (adapters and not config["model"]["path"])
     if own:
         write_params(workdir / _BASE, model, params, together)
     record: dict[str, Any] = {}
@@ -121,8 +121,8 @@ def _noted(workdir: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {error}. {_RESTORE}") from error
 
 
-def _taught(config: Mapping[str, Any]) -> bool:
-    """Whether the policy began as a model folder that was then shown demonstrations."""
+def teaches_folder(config: Mapping[str, Any]) -> bool:
+    """Whether the policy begins as a model folder that is then shown demonstrations."""
     return bool(config["model"]["path"] and config["warm_start"]["steps"])
 
 
@@ -221,7 +221,7 @@ def content_of(folder: Path) -> str:
 def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: str | Path) -> Params:
     """The base of the adapters of a run, verified if the run kept a fingerprint."""
     started = config["model"]["path"]
-    own, taught = workdir / _BASE, _taught(config)
+    own, taught = workdir / _BASE, teaches_folder(config)
     if taught and own.is_dir():
         base = own  # wherever the model folder of a warm start is now, its weights are not the base
     folder = own if not base and (taught or not started) else _moved(workdir, started, base)

@@ -12,7 +12,8 @@ from typing import Any
 
 from cojax.registry.annotations import convert_setting, shown
 from cojax.settings.base import get_config
-from cojax.settings.tree import GONE, LEAVES
+from cojax.settings.ranges import GONE
+from cojax.settings.tree import LEAVES
 from cojax.storage.differences import value_at
 from cojax.storage.files import CheckpointError, read_json
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from cojax.settings.base import at, choose
 from cojax.settings.ranges import leaves
-from cojax.settings.reading import choose
 
 _FOUND = tomllib.loads(Path(__file__).with_name("presets.toml").read_text("utf-8"))
 
@@ -44,11 +44,9 @@ def resolve(config: ConfigDict, flags: Iterable[str] = ()) -> ConfigDict:
     for name, value in {**preset, **IN_ENVIRONMENT.get((config.policy, config.environment.name), {})}.items():
         if any(name == flag or name.startswith(f"{flag}.") for flag in own):
             continue
-        *sections, leaf = name.split(".")
-        place = resolved
+        section, _, leaf = name.rpartition(".")
         try:
-            for section in sections:
-                place = place[section]
+            place = at(resolved, section) if section else resolved
             if leaf not in place:
                 raise KeyError(f"no {leaf!r} there")
             place[leaf] = value

@@ -659,18 +659,6 @@ OPEN: Mapping[str, str] = {
     "package.module:name is `name`",
 }
 
-# A setting of older releases → what it always is now, as JSON holds it, and what to do where that does not suffice.
-GONE: Mapping[str, tuple[Any, str]] = {
-    "warm_start.lora.alpha": (16.0, "scale warm_start.lora.learning_rate"),
-    "warm_start.lora.targets": ([], "adapt all matrices"),
-    "optimizer.decay_to": (0.1, "give cojax.learner.optimizer.adamw another share"),
-    "llm.attempts": (4, "let a proxy repeat requests"),
-    "explorer.window": (60_000, "give an explorer of your own another one"),
-    "sglang.attempts": (6, "let a router repeat requests"),
-    "wandb.name": ("", "set the variable WANDB_NAME"),
-    "wandb.mode": ("online", "set the variable WANDB_MODE"),
-}
-
 
 class Leaf(NamedTuple):
     """One setting. `range` is an annotation as cojax.registry.annotations reads it."""
