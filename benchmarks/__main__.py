@@ -27,8 +27,8 @@ from benchmarks.step import step
 from benchmarks.update import update
 from benchmarks.worlds import worlds
 from cojax.run.machine import facts
+from cojax.settings.base import choose
 from cojax.settings.command_line import CommandLineParser
-from cojax.settings.reading import choose
 
 # A suite's settings are its keywords.
 SUITES: Mapping[str, Callable[..., list[Row]]] = {

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from cojax.compile.programs import forward_flops, layer_weights, parameter_count
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters
-from cojax.settings.reading import choose
+from cojax.settings.base import choose
 
 _QWEN3: Mapping[str, Any] = {"vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "rope_theta": 1e6}
 

@@ -49,6 +49,7 @@ _DECIDING = (
 )  # fmt: skip
 _LOG = logging.getLogger(__name__)
 Demonstration = tuple[Sequence[int], Sequence[bool]]  # tokens, and which of them are learned
+Score = dict[str, Any]  # on the development split: batches seen (`step`), loss per token in nats, success in [0, 1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,28 +84,6 @@ class Schedule:
         epochs = {place // count for place in places}
         orders = {epoch: _random(seed, "epoch", epoch).sample(range(count), count) for epoch in epochs}
         return [orders[place // count][place % count] for place in places]
-
-
-@dataclasses.dataclass(frozen=True)
-class ReachCheck:
-    """One score on the development split: `step` batches seen, loss per token in nats, success in [0, 1]."""
-
-    step: int
-    loss: float
-    success: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """The result of a warm start: the parameters, the checks made on the way, how many demonstrations were played, how
-    many of them were `dropped` because they are longer than a row, and how many different ones were `shown`, that is,
-    learned at least once."""
-
-    params: Params
-    checks: Sequence[ReachCheck]
-    demonstrations: int
-    dropped: int = 0
-    shown: int = 0
 
 
 def demonstrate(
@@ -161,15 +140,15 @@ def train(
     *,
     seed: int,
     advance: Callable[[], None] = lambda: None,
-    on_check: Callable[[ReachCheck], None] = lambda check: None,
-) -> tuple[TrainState, list[ReachCheck], int]:
-    """Trains from `state`, which is donated; returns the last state, the checks made on the way, and how many different
+    on_check: Callable[[Score], None] = lambda check: None,
+) -> tuple[TrainState, list[Score], int]:
+    """Trains from `state`, which is donated; returns the last state, the scores on the way, and how many different
     demonstrations were learned.
 
     `check(step)` returns the success of the policy that `engine` holds. `advance` is called after every batch, and
     `on_check` after every check.
     """
-    checks: list[ReachCheck] = []
+    checks: list[Score] = []
     shown: set[int] = set()
     shortest_first = sorted(demonstrations, key=lambda demonstration: len(demonstration[0]))
     for done in range(1, schedule.steps + 1):
@@ -180,11 +159,11 @@ def train(
         advance()
         if done % schedule.check_every == 0 or done == schedule.steps:
             engine.load(learner.weights(state, done))
-            checks.append(ReachCheck(done, metrics["loss"], check(done)))
+            checks.append({"step": done, "loss": metrics["loss"], "success": check(done)})
             engine.rest()
             on_check(checks[-1])
             _LOG.info("warm start: %s", checks[-1])
-            if checks[-1].success >= schedule.target:
+            if checks[-1]["success"] >= schedule.target:
                 break
     return state, checks, len(shown)
 
@@ -194,12 +173,15 @@ def _random(seed: int, *place: int | str) -> random.Random:
 
 
 def cached(
-    key: Mapping[str, Any], make: Callable[[], Trained], config: ModelConfig, tokenizer: PreTrainedTokenizerBase
+    key: Mapping[str, Any],
+    make: Callable[[], tuple[Params, Mapping[str, Any]]],
+    config: ModelConfig,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[Path, bool]:
     """The model folder of this key, and whether it was made now. A folder that is made appears whole or not at all.
 
-    `key` holds every setting that decides the result; the versions of packages are added. Raises OSError, naming
-    COJAX_CACHE, where the cache cannot be written.
+    `key` holds every setting that decides the result; the versions of packages are added. `make` returns the
+    parameters, and the rest of `read_record`. Raises OSError, naming COJAX_CACHE, where the cache cannot be written.
     """
     key = {**key, "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}}
     folder = cache() / "warm-start" / content_hash(key)
@@ -213,16 +195,9 @@ def cached(
             f"cannot write the cache {part.parent}: {error}. Set COJAX_CACHE to a writable folder."
         ) from error
     try:
-        trained = make()
-        save_model(part, config, trained.params, tokenizer)
-        record = {
-            "key": key,
-            "checks": [dataclasses.asdict(check) for check in trained.checks],
-            "demonstrations": trained.demonstrations,
-            "dropped": trained.dropped,
-            "shown": trained.shown,
-        }
-        write_json(part / "warm_start.json", record)
+        params, facts = make()
+        save_model(part, config, params, tokenizer)
+        write_json(part / "warm_start.json", {"key": key, **facts})
         sync_folder(part)
         try:
             part.rename(folder)
@@ -236,7 +211,11 @@ def cached(
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What a cached model was made from and how: `key`, `checks`, `demonstrations`, `dropped`, `shown`."""
+    """What a cached model was made from and how.
+
+    `key`, the scores on the way (`checks`), how many demonstrations were played, how many of these were `dropped`
+    because they are longer than a row, and how many different ones were `shown`, that is, learned at least once.
+    """
     return read_json(folder / "warm_start.json")
 
 

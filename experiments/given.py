@@ -15,7 +15,7 @@ from cojax.storage.files import read_json
 
 
 def get_config(file: str) -> ConfigDict:
-    """The configuration in `file`, an object of sections. Raises FlagError for what is no configuration."""
+    """The configuration in `file`, an object of settings. Raises FlagError for what is no configuration."""
     config = base.get_config()
     try:
         with config.unlocked(), config.ignore_type():

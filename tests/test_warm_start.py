@@ -14,7 +14,7 @@ from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.export import load_params
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.types import Action, Call, Task
-from cojax.warm_start import ReachCheck, Schedule, Trained, cached, demonstrate, describe, perform, without_prose
+from cojax.warm_start import Schedule, cached, demonstrate, describe, perform, without_prose
 from tests.counter_environment import CounterEnvironment
 
 DESK = environments.load("desk")
@@ -82,7 +82,8 @@ def cache(tmp_path, monkeypatch):
 
 
 def make():
-    return Trained(initialize(SMALL, 0), [ReachCheck(1, 0.5, 0.25)], 100, 3)
+    checks = [{"step": 1, "loss": 0.5, "success": 0.25}]
+    return initialize(SMALL, 0), {"checks": checks, "demonstrations": 100, "dropped": 3, "shown": 0}
 
 
 def test_a_model_is_made_once_for_a_key(cache):

@@ -8,7 +8,6 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cojax import imports
@@ -213,9 +212,7 @@ class Training:
     def __enter__(self) -> "Training":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def _listen(self) -> None:
@@ -299,9 +296,7 @@ def _start(
 
 def flags_of(settings: Mapping[str, Any]) -> list[str]:
     """--config.NAME=VALUE of each setting. A mapping is a section: {"learner": {"loss": "ppo"}} sets learner.loss."""
-    return [
-        f"--config.{name}={_text(value)}" for name, value in flat(settings).items() if not isinstance(value, Mapping)
-    ]
+    return [f"--config.{name}={_text(value)}" for name, value in _named(settings).items()]
 
 
 @contextlib.contextmanager
@@ -319,23 +314,19 @@ def config_flag(config: Config | None) -> Iterator[list[str]]:
         raise TypeError(
             f"config is of type {type(config).__name__}; expected a file, a ConfigDict or a dict of settings"
         )
-    nested: dict[str, Any] = {}
-    for name, value in flat(plain).items():
-        if isinstance(value, Mapping):
-            continue
-        *sections, leaf = name.split(".")
-        place = nested
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[leaf] = value
     try:
-        text = json.dumps(nested, allow_nan=False)
+        text = json.dumps(_named(plain), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise TypeError(f"config holds what is no setting: {error}; expected numbers, text, tuples and None") from error
     with tempfile.TemporaryDirectory(prefix="cojax-") as folder:
         file = Path(folder, "config.json")
         file.write_text(text, encoding="utf-8")
         yield [f"--config={_GIVEN}:{file}"]
+
+
+def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings by their dotted names."""
+    return {name: value for name, value in flat(settings).items() if not isinstance(value, Mapping)}
 
 
 def _text(value: Any) -> str:

@@ -31,12 +31,11 @@ from cojax.policy.logprobs import chunk_size
 from cojax.policy.parameters import parameters
 from cojax.policy.sharding import check_divides, make_mesh
 from cojax.policy.transformer import initialize
-from cojax.run import assemble, checks, methods, policies
+from cojax.run import assemble, checks, methods, policies, trained
 from cojax.run.entries import entry
 from cojax.run.machine import facts
 from cojax.run.processes import check_rows
-from cojax.settings.base import put
-from cojax.settings.reading import settings
+from cojax.settings.base import put, settings
 
 _COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt")
 _SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -77,7 +76,7 @@ def shape(config: ConfigDict) -> ModelConfig:
     """The model's shape. A model folder needs its config.json alone; a policy from scratch needs its environment."""
     policies.check_folder(config)
     if config.model.path:
-        return policies.stored_shape(config, Path(config.model.path))
+        return trained.stored_shape(config, Path(config.model.path))
     environment = entry(config, "environment.name").bound()()
     return policies.tokenizer_and_shape(config, environment)[1]
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cojax.settings.reading import choose
+from cojax.settings.base import choose
 
 if TYPE_CHECKING:
     import jax

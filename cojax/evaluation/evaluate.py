@@ -33,7 +33,7 @@ from cojax.report.console import CONSOLE, bar, show_evaluation
 from cojax.rollout.chat import TOOL_DOCUMENTS, Actors, Chat, PolicyActors
 from cojax.rollout.collect import EpisodeCollector, RolloutError
 from cojax.rollout.export import write_tokenizer
-from cojax.run import engines, entries, parts, policies, processes, trained
+from cojax.run import engines, entries, parts, processes, trained
 from cojax.run.configuration import configuration
 from cojax.run.engines import CacheTooLarge
 from cojax.run.entries import entry
@@ -118,7 +118,7 @@ def of_folder(config: ConfigDict, folder: Path) -> Subject:
         )
     own = config.copy_and_resolve_references()
     own.learner.lora.rank = 0
-    policy = trained.of_folder(folder, policies.stored_shape(own, folder))
+    policy = trained.of_folder(folder, trained.stored_shape(own, folder))
     identity = {"model": policy.content, "dtype": policy.model.dtype}
     return Subject(folder.resolve().name, identity, policy, {"folder": str(folder.resolve())})
 

@@ -39,19 +39,16 @@ def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
     content = b"".join(Path(file).read_bytes() for file in files)
     where = {}
     if colon and (file := vars(sys.modules[named]).get("__file__")):
-        where = {"folder": _folder(sys.modules[named]), "commit": commit(file)}
+        # From which the module, or the package that holds it, is imported.
+        path = Path(file).absolute()
+        folder = path.parents[sys.modules[named].__name__.count(".") + (path.name == "__init__.py")]
+        where = {"folder": str(folder), "commit": commit(file)}
     return {
         "path": f"{module.__name__}:{attribute}",
         "version": _version(module),
         "hash": hashlib.sha256(content).hexdigest() if files else "",
         **where,
     }
-
-
-def _folder(module: types.ModuleType) -> str:
-    """The folder from which the module, or the package that holds it, is imported."""
-    file = Path(vars(module)["__file__"]).absolute()
-    return str(file.parents[module.__name__.count(".") + (file.name == "__init__.py")])
 
 
 def _version(module: types.ModuleType) -> str:

@@ -39,7 +39,7 @@ from cojax.policy.sharding import check_divides, partition, replicas
 from cojax.policy.transformer import Params, unstack
 from cojax.rollout.batching import Batcher, Request, Session, uniforms
 from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_length, checked_prompt
-from cojax.settings.tree import EngineSettings
+from cojax.settings.tree import Settings
 
 
 @dataclasses.dataclass(eq=False)
@@ -225,9 +225,9 @@ class LocalEngine:
         config: ModelConfig,
         *,
         slots: int = 128,
-        lanes: int = EngineSettings.lanes,
+        lanes: int = Settings.engine.lanes,
         max_length: int = 320,
-        prefill_rows: int = EngineSettings.prefill_rows,
+        prefill_rows: int = Settings.engine.prefill_rows,
         prefill_chunks: Sequence[int] = (16,),
         routes: bool = False,
         mesh: Mesh | None = None,

@@ -46,7 +46,7 @@ from cojax.run.entries import entry, learned_by, made_environment, made_signals,
 from cojax.run.initial_policy import InitialPolicy
 from cojax.run.parts import Parts, check_evolution, kinds, limits, own_tasks
 from cojax.run.processes import as_text, mesh_of
-from cojax.settings.reading import choose, settings
+from cojax.settings.base import choose, settings
 from cojax.similarity import NearDuplicates
 from cojax.storage.files import Log
 from cojax.synthesis import MEMORIES, PREFIXES, Synthesis, evolutions, initial_tasks, reads
@@ -315,12 +315,12 @@ def perturbed(params: Params, number: int) -> Params:
     if not number:
         return params
     draws = np.random.default_rng(number)
-    return jax.tree.map(lambda leaf: _flipped(leaf, draws), params)
 
+    def flipped(leaf: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        word = np.dtype(f"uint{8 * leaf.dtype.itemsize}")
+        bits = np.asarray(leaf).view(word) ^ draws.integers(0, 2, leaf.shape, word)
+        return jax.device_put(bits.view(leaf.dtype), leaf.sharding)
 
-def _flipped(leaf: jax.Array, draws: np.random.Generator) -> jax.Array:
-    if not jnp.issubdtype(leaf.dtype, jnp.floating):
-        return leaf
-    word = np.dtype(f"uint{8 * leaf.dtype.itemsize}")
-    bits = np.asarray(leaf).view(word) ^ draws.integers(0, 2, leaf.shape, word)
-    return jax.device_put(bits.view(leaf.dtype), leaf.sharding)
+    return jax.tree.map(flipped, params)

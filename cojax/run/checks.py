@@ -9,15 +9,15 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from cojax import pool, worlds
+from cojax.explorer.llm.chat_model import ChatSettings
 from cojax.learner import weightings
 from cojax.quality import EMBEDDINGS
 from cojax.run import engines, entries, explorers, methods, policies, processes
-from cojax.run.processes import check_mesh
+from cojax.run.processes import LAST_PORT, check_mesh
+from cojax.settings.base import attempts
 from cojax.settings.ranges import check_ranges
-from cojax.settings.reading import attempts
 from cojax.settings.tree import LEAVES
 
-_LAST_PORT = 65_535
 # Explorers that are models.
 _MODELS = {"llm", "policy"}
 # Entries that take numbers alone are tried on these: scores of visits, and learned tokens of trajectories.
@@ -39,7 +39,7 @@ def check_run(config: ConfigDict) -> None:
     policies.check_folder(config)
     _check_pretrained(config)
     if "llm" in (config.explorer.name, explorers.initial(config)):
-        explorers.chat_settings(config)
+        ChatSettings(**config.llm)
     check_mesh(config)
 
 
@@ -201,7 +201,7 @@ def _check_servers(config: ConfigDict) -> None:
             "sglang.release_memory frees the servers' memory while the learner works, but with staleness=1 the servers "
             "sample at that time; set --config.sglang.release_memory=False or --config.staleness=0"
         )
-    if section.port > (last := _LAST_PORT - section.servers + 1):
+    if section.port > (last := LAST_PORT - section.servers + 1):
         raise ValueError(
             f"sglang.port is {section.port}; {section.servers} servers take as many ports from there on, so it may be "
             f"at most {last}"

@@ -36,7 +36,7 @@ from cojax.rollout.sglang.server import LaunchSettings, ServerLimits
 from cojax.run import methods
 from cojax.run.processes import mesh_of
 from cojax.settings import base
-from cojax.settings.reading import settings
+from cojax.settings.base import settings
 from cojax.storage.checksums import has_valid_checksum, with_checksum
 from cojax.storage.files import read_json, write_json
 

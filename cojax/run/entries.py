@@ -24,7 +24,7 @@ from cojax.run import methods
 from cojax.run.engines import ENGINES
 from cojax.run.explorers import EXPLORERS
 from cojax.settings import base
-from cojax.settings.base import PAPER, at, put
+from cojax.settings.base import PAPER, at, put, settings
 from cojax.settings.ranges import is_free_form, leaves
 from cojax.settings.tree import LEAVES
 from cojax.signals import SIGNALS, SignalKind, check
@@ -114,7 +114,9 @@ def entry(config: ConfigDict, leaf: str) -> ChosenEntry:
     function = choice.find(name)
     given: dict[str, Any] = {}
     if choice.section:
-        overrides = {**PAPER.get(leaf, {}).get(name, {}), **_section(config, leaf)}
+        # Without the section's own leaves, such as environment.name.
+        own = settings(at(config, choice.section), *_leaves(choice.section))
+        overrides = {**PAPER.get(leaf, {}).get(name, {}), **own}
         given = registry.check_settings(choice.kind, name, function, overrides, f"{choice.section}.")
     if choice.takes is not None:
         takes = (*choice.takes, *reads(function)) if leaf == "evolve" else choice.takes
@@ -212,8 +214,8 @@ def overridden(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:
     with config.unlocked(), config.ignore_type():
         for leaf, choice in CHOICES.items():
             if choice.section and leaf in flags and flags[leaf] != at(config, leaf):
-                own = {key: value for key, value in at(config, choice.section).items() if _is_leaf(choice.section, key)}
-                put(config, choice.section, ConfigDict(own))
+                section = at(config, choice.section)
+                put(config, choice.section, ConfigDict({key: section[key] for key in _leaves(choice.section)}))
                 put(config, leaf, flags[leaf])
         for name, text in flags.items():
             if name in LEAVES and name not in CHOICES:
@@ -257,16 +259,9 @@ def _owner(config: ConfigDict, name: str) -> tuple[Callable[..., Any], Mapping[s
     )
 
 
-def _section(config: ConfigDict, leaf: str) -> dict[str, Any]:
-    """The overrides of an entry's settings, without the section's own leaves such as environment.name."""
-    section = CHOICES[leaf].section
-    given = at(config, section).to_dict()
-    return {name: value for name, value in given.items() if not _is_leaf(section, name)}
-
-
-def _is_leaf(section: str, key: str) -> bool:
-    """Whether a setting is of the section itself, and not of the entry whose settings stand there too."""
-    return f"{section}.{key}" in LEAVES
+def _leaves(section: str) -> list[str]:
+    """The settings of a section itself, and not of the entry whose settings stand there too."""
+    return [name.removeprefix(f"{section}.") for name in LEAVES if name.rpartition(".")[0] == section]
 
 
 def _signal(config: ConfigDict, whole: str) -> ChosenEntry:

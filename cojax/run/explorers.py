@@ -10,16 +10,16 @@ from ml_collections import ConfigDict
 
 from cojax.environment import Actor, Charted, EngineError, Environment, Episode, traits_of
 from cojax.environment.watch import WatchedPlay
+from cojax.evaluation.scores import sampling
 from cojax.explorer import Explorer
 from cojax.explorer.llm.chat_model import Budget, ChatModel, ChatSettings, Journal
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.judge import judge
 from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
 from cojax.rollout.chat import PolicyActor
-from cojax.rollout.engine import Sampling
 from cojax.run import parts
 from cojax.run.parts import Parts
-from cojax.settings.reading import JUDGES, attempts, choose, settings
+from cojax.settings.base import JUDGES, attempts, choose, settings
 from cojax.signals import guidance
 from cojax.types import Message, Task, Turn
 from cojax.validation import Attempters, Attempts, Exclusions, Validation
@@ -67,7 +67,7 @@ def llm(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
     """The explorer that asks the model llm.model at llm.base_url."""
     from cojax.explorer.llm.chat_client import ChatClient
 
-    return _llm_explorer(config, made, "llm", ChatClient(chat_settings(config), journal))
+    return _llm_explorer(config, made, "llm", ChatClient(ChatSettings(**config.llm), journal))
 
 
 def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
@@ -90,11 +90,6 @@ def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
     return _llm_explorer(config, made, "policy", chat_model)
 
 
-def chat_settings(config: ConfigDict) -> ChatSettings:
-    """The section `llm` as `ChatSettings`. Raises ValueError for settings that cannot work."""
-    return ChatSettings(**settings(config.llm))
-
-
 def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatModel) -> LLMExplorer:
     section = config.explorer
     return LLMExplorer(
@@ -115,8 +110,8 @@ def samples_policy(config: ConfigDict) -> bool:
     name = config.explorer.name
     attempted = config.validate and name == "llm" and attempts(config) > 0
     # An explorer from outside may sample it, and probes do.
-    sampling = name == "policy" or ":" in name or config.synthesis.admit != "all"
-    return sampling or (attempted and config.validation.attempter == "policy")
+    own = name == "policy" or ":" in name or config.synthesis.admit != "all"
+    return own or (attempted and config.validation.attempter == "policy")
 
 
 def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Sequence[Task]) -> Validation:
@@ -153,9 +148,7 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
 
 
 def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
-    sampling = Sampling(
-        temperature=config.sampling.temperature, max_tokens=config.sampling.max_tokens, stop_tokens=made.chat.stops
-    )
+    sampled = sampling(config, made.chat, config.sampling.temperature)
 
     @contextlib.contextmanager
     def attempters(explorer: LLMExplorer, task: Task, count: int) -> Iterator[list[Actor]]:
@@ -164,7 +157,7 @@ def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
         attempts: list[Actor] = [
             PolicyAttempt(
                 PolicyActor(
-                    made.engine, made.chat, sampling, session=name, seed=(config.seed, int(task.id, 16), attempt)
+                    made.engine, made.chat, sampled, session=name, seed=(config.seed, int(task.id, 16), attempt)
                 ),
                 explorer.remaining_budget(),
                 functools.partial(made.engine.release, name),

@@ -24,7 +24,6 @@ from cojax.distributed.operations import Follower, Lead, lead_array_files
 from cojax.distributed.start import Connected, admit, ask_admission, find_devices, start
 from cojax.distributed.wire import Message, Wire
 from cojax.host.processes import end_all
-from cojax.learner.learner import Learner
 from cojax.learner.placement import advanced, copied, finite, piece, replicated
 from cojax.learner.update import TrainState, divided, united
 from cojax.policy.config import ModelConfig
@@ -159,13 +158,12 @@ def _end(line: str) -> None:
 def _leave_with(status: int) -> None:
     """Ends this process, once all is said, without the others: JAX would wait for them. Runs before JAX's own exit."""
 
+    @atexit.register
     def leave() -> None:
         end_all()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-
-    atexit.register(leave)
 
 
 @contextlib.contextmanager
@@ -250,7 +248,18 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
 
     def build(model: str, params: Params) -> None:
         made = assemble.learner_on(config, shape(model), processes.mesh_of(config), params)
-        found.update(of_learner(made))
+        found.update(
+            advance=advanced,
+            copy=copied,
+            prepare=made.prepare,
+            update=made.update_once,
+            policy=made.policy,
+            policy_fingerprint=made.fingerprint,
+            replicate=replicated,
+            piece=functools.partial(piece, made.config),
+            finite=functools.partial(finite, made.config),
+            save_params=save_params,
+        )
 
         def init(params: Params, seed: int) -> TrainState:
             state = made.init(params, seed)
@@ -267,22 +276,6 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
 
     found |= {"load": load, "build": build, "save": save, "restore": restore, "fingerprint": fingerprint}
     return found
-
-
-def of_learner(learner: Learner) -> dict[str, Callable[..., Any]]:
-    """What a learner computes, by the names that it announces."""
-    return {
-        "advance": advanced,
-        "copy": copied,
-        "prepare": learner.prepare,
-        "update": learner.update_once,
-        "policy": learner.policy,
-        "policy_fingerprint": learner.fingerprint,
-        "replicate": replicated,
-        "piece": functools.partial(piece, learner.config),
-        "finite": functools.partial(finite, learner.config),
-        "save_params": save_params,
-    }
 
 
 def shape(text: str) -> ModelConfig:

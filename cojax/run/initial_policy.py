@@ -24,20 +24,18 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params, initialize
 from cojax.report.console import CONSOLE, bar, percent
 from cojax.report.run import origin_line
-from cojax.rollout.chat import Chat
 from cojax.rollout.export import load_params
 from cojax.run import trained
 from cojax.run.machine import decides_bits
 from cojax.run.parts import Parts
 from cojax.run.policies import held_out
 from cojax.run.processes import read_params
-from cojax.settings.reading import settings
+from cojax.settings.base import settings
 from cojax.types import Action, Task, content_hash
 
 # The value of warm_start.split that stands for the run's own initial tasks.
 INITIAL = "initial"
 Demonstrations = Iterable[tuple[Task, Sequence[Action]]]
-_THIS_FILE = sys.modules[__name__]
 # Share of the batches over which the rate rises, on pretrained weights; from scratch it rises over 50 batches.
 _RISING = 0.1
 
@@ -48,11 +46,6 @@ class InitialPolicy:
 
     params: Params
     origin: Mapping[str, Any]
-
-
-def teaches_folder(config: ConfigDict) -> bool:
-    """Whether the policy begins as a model folder that is then shown demonstrations."""
-    return bool(config.model.path and config.warm_start.steps)
 
 
 def initial_policy(
@@ -89,11 +82,24 @@ def initial_policy(
             for task, actions in itertools.islice(learned((0.0, 1.0)), 100)
         ],
         # The code of this file chooses the optimiser.
-        "code": content_hash([warm_start.fingerprint(), warm_start.without_prose(inspect.getsource(_THIS_FILE))]),
+        "code": content_hash(
+            [warm_start.fingerprint(), warm_start.without_prose(inspect.getsource(sys.modules[__name__]))]
+        ),
         "machine": decides_bits(),
-        **(_deciding_beside(config, chat, weights) if path else {}),
         **({"initial_tasks": config.initial_tasks} if section.split == INITIAL else {}),
     }
+    if path:
+        key |= {
+            "weights": weights,
+            "tokenizer_file": chat.tokenizer.backend_tokenizer.to_str(),
+            "computed": [config.learner.micro_rows, config.learner.remat, settings(config.mesh)],
+            # Settings of the development score decide when the target is reached.
+            "scored": [
+                *(config.evaluation[name] for name in ("dev_split", "dev_tasks", "temperature")),
+                config.limits.max_turns,
+                config.sampling.max_tokens,
+            ],
+        }
     folder, _ = warm_start.cached(key, lambda: _train(config, made, learned, score), made.model, chat.tokenizer)
     CONSOLE.print(f"warm start: {warm_start.describe(folder)}", soft_wrap=True)
     origin = trained.taught(path, weights, warm_start.read_record(folder))
@@ -110,26 +116,6 @@ def weights_hash(folder: Path) -> str:
         with open(path, "rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
-
-
-def _deciding_beside(config: ConfigDict, chat: Chat, weights: str) -> dict[str, Any]:
-    """What decides a warm start on pretrained weights, in addition to what decides one from scratch.
-
-    Settings of the development score decide when the target is reached.
-    """
-    own = config.learner
-    return {
-        "weights": weights,
-        "tokenizer_file": chat.tokenizer.backend_tokenizer.to_str(),
-        "computed": [own.micro_rows, own.remat, settings(config.mesh)],
-        "scored": [
-            config.evaluation.dev_split,
-            config.evaluation.dev_tasks,
-            config.evaluation.temperature,
-            config.limits.max_turns,
-            config.sampling.max_tokens,
-        ],
-    }
 
 
 def demonstrations(
@@ -186,7 +172,7 @@ def _train(
     made: Parts,
     learned: Callable[[tuple[float, float]], Demonstrations],
     score: Callable[[int], float],
-) -> warm_start.Trained:
+) -> tuple[Params, dict[str, Any]]:
     section, model = config.warm_start, made.model
     schedule = warm_start.Schedule(**{f.name: section[f.name] for f in dataclasses.fields(warm_start.Schedule)})
     played, fitting = _played(config, made, learned, schedule.batch_size)
@@ -212,12 +198,13 @@ def _train(
             seed=config.seed,
             advance=advance,
             on_check=lambda done: CONSOLE.print(
-                f"warm start: batch {done.step}, loss {done.loss:.3f}, dev success {percent(done.success)}"
+                f"warm start: batch {done['step']}, loss {done['loss']:.3f}, dev success {percent(done['success'])}"
             ),
         )
     # Adapters are summed into the matrices as they were read, not into the copy that was computed with.
     params = state.params if learner.lora is None else merge(model, learner.lora, base, state.params)
-    return warm_start.Trained(params, checks, played, played - len(fitting), shown)
+    dropped = played - len(fitting)
+    return params, {"checks": checks, "demonstrations": played, "dropped": dropped, "shown": shown}
 
 
 def _played(

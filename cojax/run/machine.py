@@ -123,14 +123,9 @@ def _caches() -> Iterator[tuple[str, int]]:
     for index in sorted(_CACHES.glob("index*")):
         try:
             level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
-            yield f"L{level}{_KINDS.get(kind, '')}", _bytes(size)
+            yield f"L{level}{_KINDS.get(kind, '')}", int(size.removesuffix("K")) * (_KIB if size.endswith("K") else 1)
         except (OSError, ValueError):
             continue
-
-
-def _bytes(size: str) -> int:
-    """ "48K" → 49152. Raises ValueError."""
-    return int(size.removesuffix("K")) * (_KIB if size.endswith("K") else 1)
 
 
 def _hash(*parts: bytes) -> str:

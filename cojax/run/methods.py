@@ -101,9 +101,10 @@ def check(config: ConfigDict) -> None:
         named -= {"hard_negatives", "beta", "hard"}
     if found is None:
         if unread := sorted(named - _OF_THE_POLICY):
+            readers = "coevolve" if unread[0] == "hard_negatives" else f"one of {', '.join(METHODS)}"
             raise ValueError(
                 f"preference.{unread[0]} is {config.preference[unread[0]]!r}, but method is {config.method!r}, which "
-                f"does not learn in rounds; set --config.method to {_readers(unread[0])}, or take it back"
+                f"does not learn in rounds; set --config.method to {readers}, or take it back"
             )
         return
     method, settings = found
@@ -137,11 +138,6 @@ def check(config: ConfigDict) -> None:
             f"preference.tasks is 'growing', but method {config.method!r} plays no episodes around which tasks could "
             "be found; set --config.preference.tasks=static"
         )
-
-
-def _readers(name: str) -> str:
-    """The methods that read a setting of section `preference`, in words."""
-    return "coevolve" if name == "hard_negatives" else f"one of {', '.join(METHODS)}"
 
 
 def _is_default(name: str, value: Any) -> bool:

@@ -13,7 +13,7 @@ from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Engine
 from cojax.run.methods import evolves
 from cojax.run.processes import ALONE, Together
-from cojax.settings.reading import settings
+from cojax.settings.base import settings
 from cojax.signals import SignalKind
 from cojax.signals.tools import by_verb
 from cojax.similarity import usual_similarity

@@ -1,6 +1,5 @@
 """Tokenizer and shape of the policy: from a model folder, or made for the environment."""
 
-import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -20,8 +19,8 @@ from cojax.rollout.chat import Chat, names_only, whole_document
 from cojax.rollout.export import load_tokenizer, write_tokenizer
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.run.parts import limits
-from cojax.run.trained import from_scratch
-from cojax.settings.reading import choose, settings
+from cojax.run.trained import from_scratch, stored_shape
+from cojax.settings.base import choose, settings
 from cojax.storage.files import read_whole
 from cojax.types import Task
 from cojax.validation import Exclusions
@@ -72,15 +71,6 @@ def tokenizer_and_shape(config: ConfigDict, environment: Environment) -> tuple[P
     make = choose(TOKENIZERS, config.model.tokenizer, "model.tokenizer")
     tokenizer = make(config, environment)
     return tokenizer, from_scratch(settings(config.model), tokenizer)
-
-
-def stored_shape(config: ConfigDict, folder: Path) -> ModelConfig:
-    """The shape of a model folder, with the dtypes of the configuration."""
-    own = ModelConfig.from_hf(folder)
-    dtype = config.model.dtype or own.dtype
-    # Adapters leave the model frozen: it is only computed with.
-    stored = dtype if config.learner.lora.rank else config.model.param_dtype or own.param_dtype
-    return dataclasses.replace(own, dtype=dtype, param_dtype=stored)
 
 
 def closed_world(config: ConfigDict, environment: Environment) -> PreTrainedTokenizerBase:

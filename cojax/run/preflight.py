@@ -45,7 +45,9 @@ def check(config: ConfigDict, together: Together = ALONE) -> int:
     """Runs every examination, prints a line for each, and returns 0 if all hold, else 1."""
     state: dict[str, Any] = {"together": together}
     config = methods.settled(config).copy_and_resolve_references()
-    folder, scratch = Path(config.sglang.folder or config.workdir).absolute(), _scratch(config)
+    folder = Path(config.sglang.folder or config.workdir).absolute()
+    # The workdir may hold a run. Servers that follow only read the folder that they were started with.
+    scratch = None if config.sglang.follow else folder / f".check-{secrets.token_hex(8)}"
     missing = missing_folders(folder)
     if scratch is not None:
         config.sglang.folder = str(scratch)
@@ -61,22 +63,12 @@ def check(config: ConfigDict, together: Together = ALONE) -> int:
             if name == "configuration":
                 break
     if "parts" in state:
-        _parts(state).engine.close()
+        state["parts"].engine.close()
     if scratch is not None:
         _carry(scratch, folder)
         shutil.rmtree(scratch, ignore_errors=True)
     remove_empty(missing)
     return int(failed)
-
-
-def _scratch(config: ConfigDict) -> Path | None:
-    """A temporary folder for a server's weights and logs, since the workdir may hold a run.
-
-    None where servers follow: they only read the folder that they were started with.
-    """
-    if config.sglang.follow:
-        return None
-    return Path(config.sglang.folder or config.workdir).absolute() / f".check-{secrets.token_hex(8)}"
 
 
 def _carry(source: Path, target: Path) -> None:
@@ -86,8 +78,11 @@ def _carry(source: Path, target: Path) -> None:
         write_json(target / RELEASED_MEMORY, read_json(source / RELEASED_MEMORY))
 
 
-def _parts(state: dict[str, Any]) -> Parts:
-    return state["parts"]
+def _left(state: dict[str, Any], name: str, what: str) -> Any:
+    """What an examination before left in `state`. Raises ValueError where it failed."""
+    if name not in state:
+        raise ValueError(f"not tried, as there is no {what}")
+    return state[name]
 
 
 def _some_task(made: Parts) -> Task:
@@ -107,7 +102,7 @@ def _configuration(config: ConfigDict, state: dict[str, Any]) -> str:
 
 
 def _environment(config: ConfigDict, state: dict[str, Any]) -> str:
-    made = _parts(state)
+    made: Parts = state["parts"]
     task = _some_task(made)
     if not task.solution:
         return f"{len(made.evaluation)} evaluation tasks; no solutions to replay"
@@ -121,7 +116,7 @@ def _environment(config: ConfigDict, state: dict[str, Any]) -> str:
 
 
 def _template(config: ConfigDict, state: dict[str, Any]) -> str:
-    made = _parts(state)
+    made: Parts = state["parts"]
     episode = made.environment.start(_some_task(made))
     tokens = made.chat.open(episode.reset(), episode.tools())
     episode.close()
@@ -135,7 +130,7 @@ def _template(config: ConfigDict, state: dict[str, Any]) -> str:
 
 
 def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
-    made = _parts(state)
+    made: Parts = state["parts"]
     origin = f"from {config.model.path}" if config.model.path else "random parameters"
     params = read_params(made.together, config.model.path, made.model, config.seed, made.mesh)
     if config.warm_start.steps:
@@ -153,10 +148,8 @@ def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
 
 
 def _engine(config: ConfigDict, state: dict[str, Any]) -> str:
-    made = _parts(state)
-    if "params" not in state:
-        raise ValueError("not tried, as there is no policy")
-    learner = assemble.learner(config, made, state["params"])
+    made: Parts = state["parts"]
+    learner = assemble.learner(config, made, _left(state, "params", "policy"))
     learned = state["learned"] = learner.init(state.pop("params"), config.seed)
     learner = state["learner"] = assemble.fitted(config, learner, learned)
     weights: Weights = learner.weights(learned, 0)
@@ -182,9 +175,7 @@ def _objective(config: ConfigDict, state: dict[str, Any]) -> str:
 
     Its micro-batch is no larger than the group needs. Whether a full one fits is for `_memory` to find.
     """
-    if "episode" not in state:
-        raise ValueError("not tried, as there is no episode")
-    episode, learner = state["episode"], state["learner"]
+    episode, learner = _left(state, "episode", "episode"), state["learner"]
     episodes = tuple(dataclasses.replace(episode, reward=float(k % 2)) for k in range(config.group_size))
     try:
         token_advantages(learner.objective.advantage(episodes), episodes)
@@ -202,8 +193,8 @@ def _objective(config: ConfigDict, state: dict[str, Any]) -> str:
 
 def _explorer(config: ConfigDict, state: dict[str, Any]) -> str:
     # Not the journal in the workdir: that is the run's.
-    explorer = assemble.explorer(config, _parts(state), journal=Journal())
-    assemble.validation(config, _parts(state), explorer)
+    explorer = assemble.explorer(config, state["parts"], journal=Journal())
+    assemble.validation(config, state["parts"], explorer)
     if not isinstance(explorer, LLMExplorer):
         return f"{explorer.name}, without a model"
     # With a schema, as most calls of an evolution: an endpoint may refuse it.
@@ -216,21 +207,18 @@ def _explorer(config: ConfigDict, state: dict[str, Any]) -> str:
 
 def _programs(config: ConfigDict, state: dict[str, Any]) -> str:
     """What experiments.compile says of a step's programs, for the accelerators at hand. `_memory` runs them next."""
-    if "learned" not in state:
-        raise ValueError("not tried, as there is no policy")
-    learner = state["learner"]
+    learned, learner = _left(state, "learned", "policy"), state["learner"]
     if jax.process_count() > 1:
         return "not examined: compiled by all processes together, in the rehearsal"
     if (chip := attached(learner.placement.devices)) is None:
         return "not examined: experiments.compile knows no such device"
     sizes, agents = methods.update_sizes(config), methods.agents(config)
-    return in_one_line(report(learner, state["learned"], sizes, chip, agents=agents))
+    return in_one_line(report(learner, learned, sizes, chip, agents=agents))
 
 
 def _memory(config: ConfigDict, state: dict[str, Any]) -> str:
-    if "learned" not in state:
-        raise ValueError("not tried, as there is no policy")
-    learner, learned = state["learner"], state.pop("learned")
+    learned, learner = _left(state, "learned", "policy"), state["learner"]
+    del state["learned"]
     state["saved"] = sum(leaf.nbytes for leaf in jax.tree.leaves(learned)) * methods.agents(config)
     with second_agent_in_memory(config, learner, learned):
         rehearse(learner, learned, methods.update_sizes(config))
@@ -248,7 +236,7 @@ def _disk(config: ConfigDict, state: dict[str, Any]) -> str:
         folder = Path(config.sglang.folder or config.workdir).absolute()
         _writable(folder)
         place = workdir if _existing(folder).stat().st_dev == _existing(workdir).stat().st_dev else folder
-        size = np.dtype(config.sglang.dtype or _parts(state).model.dtype).itemsize
+        size = np.dtype(config.sglang.dtype or state["parts"].model.dtype).itemsize
         needs[place] = needs.get(place, 0) + state.get("count", 0) * size * _VERSIONS_ON_DISK
     return "; ".join(_room(folder, need) for folder, need in needs.items())
 

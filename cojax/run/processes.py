@@ -27,11 +27,11 @@ from cojax.policy.sharding import make_mesh, replicas
 from cojax.policy.transformer import Params, initialize
 from cojax.rollout.export import load_params, write_weights
 from cojax.settings import base
-from cojax.settings.reading import settings
+from cojax.settings.base import settings
 from cojax.storage.checkpoint import OF_ORBAX, ArrayFiles
 from cojax.unicode_forms import plain
 
-_LAST_PORT = 65_535
+LAST_PORT = 65_535
 
 
 @dataclasses.dataclass(eq=False)
@@ -58,10 +58,11 @@ def is_enabled(config: ConfigDict) -> bool:
 def check(config: ConfigDict) -> None:
     """Raises ValueError for settings of several processes that exclude each other."""
     section = config.distributed
-    if section.coordinator and not _is_address(section.coordinator):
+    port = re.fullmatch(r"[^\s/]+:(\d{1,5})", section.coordinator)
+    if section.coordinator and not (port and 1 <= int(port[1]) <= LAST_PORT):
         raise ValueError(
             f"distributed.coordinator is {section.coordinator!r}; expected HOST:PORT of process 0, a port from 1 to "
-            f"{_LAST_PORT}"
+            f"{LAST_PORT}"
         )
     given = [name for name in ("processes", "process") if section[name] is not None]
     if given and not section.coordinator:
@@ -76,11 +77,6 @@ def check(config: ConfigDict) -> None:
         )
     if (section.processes or 1) > 1:
         check_several(config)
-
-
-def _is_address(text: str) -> bool:
-    found = re.fullmatch(r"[^\s/]+:(\d{1,5})", text)
-    return found is not None and 1 <= int(found[1]) <= _LAST_PORT
 
 
 def shared_folders(config: ConfigDict) -> dict[str, Path]:

@@ -5,7 +5,6 @@ python -m experiments.reference learner.loss evolve   # those with one of these 
 """
 
 import argparse
-import inspect
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -13,7 +12,7 @@ from cojax.registry.annotations import description
 from cojax.run.entries import CHOICES
 from cojax.settings.command_line import CommandLineParser
 from cojax.settings.presets import PRESETS
-from cojax.settings.tree import ENTRIES, LEAVES, OPEN, SECTIONS, Leaf, leaves_of
+from cojax.settings.tree import ENTRIES, LEAVES, OPEN, SECTIONS, Leaf, leaves_of, purpose_of
 from cojax.signals import SIGNALS
 
 _HEAD = """# Settings
@@ -34,7 +33,7 @@ def lines() -> Iterator[str]:
     for prefix, section in SECTIONS.items():
         title = f"`{prefix}`" if prefix else "Without a section"
         yield f"## {title}\n"
-        yield f"{inspect.getdoc(section)}\n"
+        yield f"{purpose_of(section)}\n"
         if prefix in OPEN:
             yield f"Also the settings of {OPEN[prefix]}.\n"
         yield "| setting | default | range | meaning |\n|---|---|---|---|"
@@ -48,7 +47,7 @@ def lines() -> Iterator[str]:
         sections = list(of)
         yield f"### `{prefix}`\n"
         if len(sections) == 1:
-            yield f"{inspect.getdoc(sections[0][2])}\n"
+            yield f"{purpose_of(sections[0][2])}\n"
         yield "| read by | setting | default | range | meaning |\n|---|---|---|---|---|"
         for _, entries, section in sections:
             for name in leaves_of(section):

@@ -30,7 +30,7 @@ from cojax.rollout.local import LocalEngine
 from cojax.run import assemble, engines, held_out, methods, policies, trained
 from cojax.run.engines import CacheTooLarge
 from cojax.run.entries import reads_initial
-from cojax.run.initial_policy import InitialPolicy, teaches_folder
+from cojax.run.initial_policy import InitialPolicy
 from cojax.run.parts import Parts
 from cojax.run.processes import read_params
 from cojax.storage.files import write_json
@@ -164,7 +164,7 @@ def initial_policy(
     needs only its shapes, as its checkpoints hold what was learned. `initial` finds D_0.
     """
     folder = directory.folder
-    if found is not None and teaches_folder(config) and (folder / "model.json").exists():
+    if found is not None and trained.teaches_folder(config) and (folder / "model.json").exists():
         origin = trained.origin_of(folder)
         params = trained.kept_base(folder, made.model, made.mesh, made.together)
         if params is None and not reads_initial(config) and directory.files.has_zero_shot:

@@ -83,7 +83,7 @@ def keep(
     if begun and (workdir / _MODEL).exists():
         return
     adapters = bool(config["learner"]["lora"]["rank"])
-    own = (_taught(config) and (adapters or reference)) or (adapters and not config["model"]["path"])
+    own = (teaches_folder(config) and (adapters or reference)) or (adapters and not config["model"]["path"])
     if own:
         write_params(workdir / _BASE, model, params, together)
     record: dict[str, Any] = {}
@@ -121,8 +121,8 @@ def _noted(workdir: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {error}. {_RESTORE}") from error
 
 
-def _taught(config: Mapping[str, Any]) -> bool:
-    """Whether the policy began as a model folder that was then shown demonstrations."""
+def teaches_folder(config: Mapping[str, Any]) -> bool:
+    """Whether the policy begins as a model folder that is then shown demonstrations."""
     return bool(config["model"]["path"] and config["warm_start"]["steps"])
 
 
@@ -178,11 +178,7 @@ def shape_of(
         if path.exists():
             return kept_shape(workdir)
         if section["path"]:
-            folder = _moved(workdir, section["path"], base)
-            own = ModelConfig.from_hf(read_config_json(folder))
-            dtype = section["dtype"] or own.dtype
-            stored = dtype if config["learner"]["lora"]["rank"] else section["param_dtype"] or own.param_dtype
-            return dataclasses.replace(own, dtype=dtype, param_dtype=stored)
+            return stored_shape(config, _moved(workdir, section["path"], base))
         return from_scratch(section, tokenizer)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"the shape of the policy of {workdir} cannot be read: {error}") from error
@@ -192,6 +188,15 @@ def kept_shape(workdir: Path) -> ModelConfig:
     """The shape in a run's model.json. Raises OSError where there is none, ValueError or KeyError for a damaged one."""
     kept = read_json(workdir / _MODEL)
     return ModelConfig.from_hf(kept["config"], dtype=kept["dtype"])
+
+
+def stored_shape(config: Mapping[str, Any], folder: Path) -> ModelConfig:
+    """The shape of a model folder, with the dtypes of the configuration."""
+    own, section = ModelConfig.from_hf(read_config_json(folder)), config["model"]
+    dtype = section["dtype"] or own.dtype
+    # Adapters leave the model frozen: it is only computed with.
+    stored = dtype if config["learner"]["lora"]["rank"] else section["param_dtype"] or own.param_dtype
+    return dataclasses.replace(own, dtype=dtype, param_dtype=stored)
 
 
 def from_scratch(section: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> ModelConfig:
@@ -216,7 +221,7 @@ def content_of(folder: Path) -> str:
 def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: str | Path) -> Params:
     """The base of the adapters of a run, verified if the run kept a fingerprint."""
     started = config["model"]["path"]
-    own, taught = workdir / _BASE, _taught(config)
+    own, taught = workdir / _BASE, teaches_folder(config)
     if taught and own.is_dir():
         base = own  # wherever the model folder of a warm start is now, its weights are not the base
     folder = own if not base and (taught or not started) else _moved(workdir, started, base)
@@ -282,9 +287,6 @@ def _leaves(tree: Any) -> dict[str, Any]:
     return {"/".join(str(key.key) for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-_COUNTS = ("demonstrations", "dropped", "shown")
-
-
 def taught(folder: str, weights: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """The origin of a policy with a warm start, from `warm_start.read_record`; `folder` is "" from scratch."""
     section, checks = record["key"]["settings"], record["checks"]
@@ -292,7 +294,7 @@ def taught(folder: str, weights: str, record: Mapping[str, Any]) -> dict[str, An
     return {
         "folder": folder,
         **({"weights": weights} if folder else {}),
-        **{name: record[name] for name in _COUNTS},
+        **{name: record[name] for name in ("demonstrations", "dropped", "shown")},
         "batches": batches,
         "epochs": round(batches * section["batch_size"] / record["shown"], 2),
         "lora_rank": section["lora"]["rank"] if folder else 0,

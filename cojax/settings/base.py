@@ -1,10 +1,11 @@
 """The configuration from which every experiment starts: the paper's settings (CoEvolve, Table 9), as a ConfigDict.
 
 An experiment names an environment and a policy, and overrides other settings. cojax/settings/tree.py has each with its
-range and meaning.
+range and meaning. What reads a configuration stands here too: sections as keywords, names of tables, short flags.
 """
 
 import functools
+import re
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -15,6 +16,13 @@ from cojax.settings.tree import LEAVES, OPEN
 
 # Setting → entry → the paper's settings of that entry; other entries start from their own defaults.
 PAPER: Mapping[str, Mapping[str, Mapping[str, Any]]] = {"learner.loss": {"grpo": {"kl_coefficient": 1e-3}}}
+# What a judge's opinion of a draft does: it is not asked for, noted, or can refuse the draft.
+JUDGES = {"off": None, "note": False, "veto": True}
+# Flags with a short form → the setting that each one sets.
+SHORT = {
+    "engine": "engine.name", "explorer": "explorer.name", "environment": "environment.name", "data": "environment.data",
+    "distributed": "distributed.enabled",
+}  # fmt: skip
 
 
 def get_config() -> ConfigDict:
@@ -41,3 +49,25 @@ def put(config: ConfigDict, name: str, value: Any) -> None:
             config[part] = ConfigDict()
         config = config[part]
     config[last] = value
+
+
+def spelled_out(argument: str) -> str:
+    """A flag as absl takes it: --config.engine=NAME, say, is short for --config.engine.name=NAME."""
+    return re.sub(rf"^(--?config)\.({'|'.join(SHORT)})(?==|$)", lambda flag: f"{flag[1]}.{SHORT[flag[2]]}", argument)
+
+
+def choose(table: Mapping[Any, Any], name: str, kind: str) -> Any:
+    """The entry of a registry. Raises ValueError, which lists the others."""
+    if name not in table:
+        raise ValueError(f"{kind} {name!r} not found; available: {', '.join(table)}")
+    return table[name]
+
+
+def settings(config: ConfigDict, *without: str) -> dict[str, Any]:
+    """A section of the configuration as keywords."""
+    return {name: value for name, value in config.to_dict().items() if name not in without}
+
+
+def attempts(config: ConfigDict) -> int:
+    """How often each draft of a model is attempted on its query alone."""
+    return 2 if config.validation.attempts is None else config.validation.attempts

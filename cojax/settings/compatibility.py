@@ -12,7 +12,8 @@ from typing import Any
 
 from cojax.registry.annotations import convert_setting, shown
 from cojax.settings.base import get_config
-from cojax.settings.tree import GONE, LEAVES
+from cojax.settings.ranges import GONE
+from cojax.settings.tree import LEAVES
 from cojax.storage.differences import value_at
 from cojax.storage.files import CheckpointError, read_json
 
@@ -88,10 +89,9 @@ def as_tuples(value: Any) -> Any:
 
 def _filled(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The settings, and the defaults of those that are missing."""
-    both = {name: (settings[name], default) for name, default in defaults.items() if name in settings}
     inner = {
         name: _filled(one, default)
-        for name, (one, default) in both.items()
-        if isinstance(one, Mapping) and isinstance(default, Mapping)
+        for name, one in settings.items()
+        if isinstance(one, Mapping) and isinstance(default := defaults.get(name), Mapping)
     }
     return {**defaults, **settings, **inner}

@@ -1,9 +1,10 @@
 """Flags of the commands that take a configuration: --config=FILE, --config.KEY=VALUE and, of a run, --workdir=W."""
 
 import difflib
+import itertools
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -11,10 +12,10 @@ from ml_collections import config_flags
 
 from cojax.command import worded
 from cojax.registry.annotations import RegistryError, convert_setting, description, from_text
+from cojax.settings.base import spelled_out
 from cojax.settings.compatibility import check_begun
 from cojax.settings.config_file import EXPERIMENTS, ConfigFileParser, FlagError, check_file
 from cojax.settings.ranges import RANGES, check_ranges, is_free_form, is_open, is_section, unknown
-from cojax.settings.reading import spelled_out
 from cojax.settings.tree import LEAVES
 from cojax.storage.files import CheckpointError
 from cojax.unicode_forms import plain
@@ -48,7 +49,10 @@ def parse(argv: list[str]) -> list[str]:
         if len(rest) > 1:
             raise FlagError(f"unexpected argument {rest[1]!r}; settings are given as --config.KEY=VALUE")
         if CONFIG.value is not None:
-            _check_values()
+            # Before what takes seconds to load can use a setting out of its range.
+            check_ranges(CONFIG.value)
+            for name in (name for name in OF_ENTRIES if name in LEAVES):
+                convert_setting(name, LEAVES[name].range, from_text(LEAVES[name].range, OF_ENTRIES[name]))
             if "workdir" in flags.FLAGS:
                 check_begun(Path(CONFIG.value.workdir))
         return rest
@@ -58,14 +62,6 @@ def parse(argv: list[str]) -> list[str]:
         reason = _plainly(str(error))
     print(plain(f"error: {reason}"))
     sys.exit(1)
-
-
-def _check_values() -> None:
-    """Raises RegistryError for a setting out of its range, before what takes seconds to load can use it."""
-    check_ranges(CONFIG.value)
-    for name, text in OF_ENTRIES.items():
-        if name in LEAVES:
-            convert_setting(name, LEAVES[name].range, from_text(LEAVES[name].range, text))
 
 
 def _with_config(arguments: Sequence[str]) -> list[str]:
@@ -124,9 +120,7 @@ def _value(name: str, arguments: Sequence[str]) -> str | None:
     Raises FlagError for a flag without a value.
     """
     found = None
-    for at, argument in enumerate(arguments):
-        if argument == "--":
-            break
+    for at, argument in enumerate(_flags_of(arguments)):
         if matched := re.match(rf"--?{name}(?:=(.*))?$", argument, re.DOTALL):
             if matched[1] is None and re.match(r"--|$", "".join(arguments[at + 1 : at + 2])):
                 raise FlagError(f"{argument} has no value; give it as {argument}=VALUE")
@@ -134,11 +128,14 @@ def _value(name: str, arguments: Sequence[str]) -> str | None:
     return found
 
 
+def _flags_of(arguments: Iterable[str]) -> Iterator[str]:
+    """The arguments before `--`, after which none is a flag."""
+    return itertools.takewhile(lambda argument: argument != "--", arguments)
+
+
 def _check_names(arguments: Sequence[str]) -> None:
     """Raises FlagError for a --config.NAME that is neither a setting nor a section."""
-    for argument in arguments:
-        if argument == "--":
-            break
+    for argument in _flags_of(arguments):
         matched = re.match(r"--?(?:no)?config\.([^=]*)", argument)
         if matched and matched[1] not in RANGES and not is_section(matched[1]) and not is_open(matched[1]):
             raise FlagError(unknown(matched[1]))
@@ -147,9 +144,7 @@ def _check_names(arguments: Sequence[str]) -> None:
 def _check_flags(arguments: Sequence[str]) -> None:
     """Raises FlagError for an unknown flag, and for an unknown setting."""
     _check_names(arguments)
-    for argument in arguments:
-        if argument == "--":
-            break
+    for argument in _flags_of(arguments):
         matched = re.match(r"--?([A-Za-z_][^=]*)", argument)
         name = matched[1] if matched else ""
         known = name in flags.FLAGS or name.removeprefix("no") in flags.FLAGS or re.match(r"(no)?config\.", name)

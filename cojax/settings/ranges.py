@@ -1,34 +1,23 @@
 """Whether every setting of a configuration is one, and in its range. Knows no entry; cojax/run/checks.py does."""
 
 import difflib
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from cojax.command import worded
 from cojax.registry.annotations import RegistryError, convert_setting, description, shown
-from cojax.settings.tree import GONE, LEAVES, OPEN
+from cojax.settings.tree import LEAVES, OPEN
 
 # Characters of an unknown name that an error shows.
 _SHOWN = 100
-# The settings that our own entries declare, those of environments left out: suggestions for a mistyped name. Asking the
-# entries would load JAX.
-_DECLARED = {
-    "learner.loss_settings": (
-        "clip_low clip_high ratio importance_cap token_low token_high sequence_low sequence_high kl_coefficient kl "
-        "kl_towards entropy_coefficient form clip_bad beta dpo_coefficient sft_coefficient"
-    ),
-    "learner.advantage_settings": "epsilon longest margin coefficient",
-    "learner.weighting_settings": "length",
-    "curriculum_settings": "prior visits weight",
-    "evolve_settings": "mastered episodes floor strength contenders longest",
-    "admission_settings": "candidates attempts unselected prefer",
-    "signal_settings.forgetting": "window threshold",
-    "signal_settings.boundary": "threshold",
-    "signal_settings.rare": "percent minimum pattern failed",
-}
-ENTRY_SETTINGS = tuple(f"{section}.{name}" for section, names in _DECLARED.items() for name in names.split())
+_NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text("utf-8"))
+# The settings that our own entries declare, and those of older releases.
+ENTRY_SETTINGS = tuple(f"{section}.{name}" for section, names in _NAMES["declared"].items() for name in names)
+GONE: Mapping[str, Sequence[Any]] = _NAMES["gone"]
 # Settings that choose an entry which has settings.
 _CHOOSING = {words.partition(",")[0] for words in OPEN.values()} & LEAVES.keys()
 RANGES: dict[str, Any] = {name: leaf.range for name, leaf in LEAVES.items()}

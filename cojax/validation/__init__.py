@@ -18,7 +18,7 @@ from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, a
 from cojax.environment.replay import Play, Replay, replay
 from cojax.environment.watch import PATIENCE, ask_within
 from cojax.explorer import Explorer, Metered, tool_documentation
-from cojax.settings.tree import ValidationSettings
+from cojax.settings.tree import Settings
 from cojax.types import Action, Call, Message, Task, TaskDraft, Trajectory, Turn, Verdict, signature
 from cojax.validation.answers import asking_flaw, check_answer, takes_answer
 from cojax.validation.consistency import Documents, QueryMatch, compare_query, false_condition
@@ -108,7 +108,7 @@ class Validation:
     attempts: Attempts | None = None
     judge: Opinion | None = None
     safe: bool = False
-    longest_query: int = ValidationSettings.longest_query
+    longest_query: int = Settings.validation.longest_query
     control_tokens: tuple[str, ...] = ()
 
     def __call__(

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from cojax.environment.replay import Replay
-from cojax.settings.tree import ValidationSettings
+from cojax.settings.tree import Settings
 from cojax.similarity import Nearest
 from cojax.types import Action, Task, content_hash, normalise, setup_hash, to_json
 from cojax.unicode_forms import normal_form
@@ -80,7 +80,7 @@ class Exclusions:
         cls,
         tasks: Iterable[Task],
         similarity: float = 0.0,
-        words: int = ValidationSettings.evaluation_words,
+        words: int = Settings.validation.evaluation_words,
         closed: Iterable[Task] = (),
     ) -> "Exclusions":
         """The rules for these evaluation tasks. No other task may begin on the setup of a task in `closed`.

@@ -16,10 +16,9 @@ from ml_collections import ConfigDict
 from cojax.registry.annotations import RegistryError, convert_setting, shown
 from cojax.run.checks import check
 from cojax.settings import presets
-from cojax.settings.base import put
+from cojax.settings.base import put, spelled_out
 from cojax.settings.command_line import CommandLineParser
 from cojax.settings.ranges import RANGES, is_open, is_section, leaves, unknown
-from cojax.settings.reading import spelled_out
 from cojax.storage.files import RunDirectoryError, StorageError
 from .. import desk
 from .launch import VARIABLES

@@ -25,8 +25,8 @@ from doc_pages import PAGES, ROOT, Block, blocks, spans
 from doc_pages import commands as commands_of
 
 from cojax.command import COMMANDS
+from cojax.settings.base import spelled_out
 from cojax.settings.ranges import RANGES, is_open, is_section
-from cojax.settings.reading import spelled_out
 
 OURS = ("cojax", "environments", "experiments")
 BLOCKS = [block for page in PAGES for block in blocks(page.read_text(), page.stem)]

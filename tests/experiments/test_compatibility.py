@@ -13,7 +13,7 @@ from cojax.run import entries
 from cojax.run.checks import check
 from cojax.settings import base
 from cojax.settings.compatibility import check_begun, in_todays_keys
-from cojax.settings.tree import GONE
+from cojax.settings.ranges import GONE
 from cojax.storage.checkpoint import CheckpointError
 from experiments import continued, desk
 

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from cojax.policy.config import ModelConfig
 from cojax.run import engines
 from cojax.settings import base, presets
-from cojax.settings.reading import spelled_out
+from cojax.settings.base import spelled_out
 from experiments import appworld, bfcl, tau2
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.run import assemble, explorers
 from cojax.run.checks import check, check_run
-from cojax.settings.reading import spelled_out
+from cojax.settings.base import spelled_out
 from cojax.types import TaskDraft
 from environments.bfcl.episode import SEPARATOR
 from experiments import appworld, bfcl, desk

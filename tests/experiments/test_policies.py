@@ -20,7 +20,7 @@ from cojax.run.processes import ALONE
 from cojax.settings.presets import resolve
 from cojax.storage.checkpoint import CheckpointError
 from cojax.types import Action, Call, Message, Observation, Task
-from cojax.warm_start import ReachCheck, demonstrate
+from cojax.warm_start import demonstrate
 from experiments import bfcl
 from tests.counter_environment import CounterEnvironment, CounterEpisode
 
@@ -152,7 +152,7 @@ def test_demonstrations_longer_than_a_row_are_counted_and_left_out(monkeypatch, 
 
     def train(state, learner, engine, demonstrations, *rest, **settings):
         learned.append([len(tokens) for tokens, _ in demonstrations])
-        return state, [ReachCheck(1, 0.5, 0.25)], 2
+        return state, [{"step": 1, "loss": 0.5, "success": 0.25}], 2
 
     monkeypatch.setattr(initial_policy.warm_start, "train", train)
     made = [begin(settings, _made(environment, chat, shape), lambda step: 0.25, tuple) for _ in range(2)]

@@ -95,7 +95,7 @@ def test_a_preset_that_does_not_fit_is_named(wrong, monkeypatch):
     monkeypatch.setitem(presets.PRESETS, "tiny", wrong)
     config = desk.get_config()
     config.policy = "tiny"
-    with pytest.raises(ValueError, match=f"preset 'tiny' sets {next(iter(wrong))} to .*presets.py"):
+    with pytest.raises(ValueError, match=f"preset 'tiny' sets {next(iter(wrong))} to .*presets.toml"):
         resolve(config)
 
 

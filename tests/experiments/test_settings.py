@@ -22,9 +22,9 @@ from cojax.rollout.collect import Limits
 from cojax.run import entries, explorers, reference
 from cojax.run.checks import check
 from cojax.settings import base
-from cojax.settings.ranges import ENTRY_SETTINGS, RANGES, leaves
-from cojax.settings.reading import JUDGES
-from cojax.settings.tree import ENTRIES, GONE, LEAVES, OPEN, SECTIONS, leaves_of
+from cojax.settings.base import JUDGES
+from cojax.settings.ranges import ENTRY_SETTINGS, GONE, RANGES, leaves
+from cojax.settings.tree import ENTRIES, LEAVES, OPEN, SECTIONS, leaves_of
 from cojax.signals import SIGNALS
 from experiments import alfworld, appworld, bfcl, desk, scienceworld, tau2
 

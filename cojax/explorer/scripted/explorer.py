@@ -14,7 +14,7 @@ from cojax import environment as world
 from cojax.environment import Environment, EnvironmentFailure, Episode, affordances, ask
 from cojax.environment.replay import Play, follow
 from cojax.explorer import GUIDANCE, Exploration, context_of, tool_documentation
-from cojax.settings.tree import ExplorerSettings, ScriptedSettings
+from cojax.settings.tree import ScriptedSettings, Settings
 from cojax.signals import Guidance
 from cojax.types import (
     Action,
@@ -206,10 +206,10 @@ class ScriptedExplorer:
     Raises ValueError for a `cut` outside [0, 1], and for one above 0 if a tool ends the episode.
     """
 
-    runs: int = ExplorerSettings.runs
-    steps: int = ExplorerSettings.steps
+    runs: int = Settings.explorer.runs
+    steps: int = Settings.explorer.steps
     neighbours: Callable[[str], tuple[str, ...]] = no_neighbours
-    ending: str = ExplorerSettings.ending
+    ending: str = Settings.explorer.ending
     stretch: tuple[int, ...] = ScriptedSettings.stretch
     longest: int = ScriptedSettings.longest
     tries: int = 12
