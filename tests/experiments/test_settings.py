@@ -47,8 +47,8 @@ def test_an_address_holds_no_key_whether_it_is_used_or_not(setting, address):
     assert "s3cret" not in str(caught.value)
 
 
-# These have defaults of their own where made by hand.
-OWN = {"learner": {"row_length"}, "limits": {"environment_deadline"}}
+# These have defaults of their own where made by hand. A curriculum is an object there, and a name in the settings.
+OWN = {"": {"curriculum"}, "learner": {"row_length"}, "limits": {"environment_deadline"}}
 
 
 @pytest.mark.parametrize(
