@@ -104,7 +104,9 @@ class _Children:
                 if self.control in ready and not self._obey():
                     break
                 if self.watch:
-                    self._kill_oversized(self.watch)
+                    numbers = {slot: number for number, slot in self.born.values()}
+                    for slot in self.watch.over(numbers):
+                        self._kill(numbers[slot])
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, _ in list(self.born.values()):
             self._kill(number)
@@ -172,12 +174,6 @@ class _Children:
         if orphaned():
             return
         serve(_only(connection), make(self.environment))
-
-    def _kill_oversized(self, watch: view.Watch) -> None:
-        """Kills children whose scratch folders exceed their bounds."""
-        numbers = {slot: number for number, slot in self.born.values()}
-        for slot in watch.over(numbers):
-            self._kill(numbers[slot])
 
     def _kill(self, number: int) -> None:
         for pid, (other, _) in self.born.items():
