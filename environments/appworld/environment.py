@@ -41,7 +41,6 @@ class AppWorld:
     """
 
     name = NAME
-    splits = tuple(SPLITS)
     runs_policy_code = True
     # The tools are the skills of the scripted explorer, each named after the API that it is about. A policy sees none.
     tools = staticmethod(skills.documentation)

@@ -8,7 +8,8 @@ snapshot.py     in a worker: a folder → JSON
 resources.py    a server's resources as two tools
 world.py        setup → a world: an episode's server, as environments/tools acts on it; servers of several episodes
 sql.py          statements worth trying on the tables of a database
-data.py         ONE table of public servers that this is proved with; installs them, makes the folders of their episodes
+servers.toml    ONE table of public servers that this is proved with
+data.py         reads it; installs the servers, makes the folders of their episodes
 """
 
 import contextlib

@@ -18,7 +18,7 @@ from pydantic_core import to_jsonable_python
 
 from cojax.environment import EnvironmentFailure
 from cojax.types import Action, Call, Evaluation, Message, Observation
-from ..tools.in_worker import Opening, finite, share_of
+from ..tools.in_worker import finite, opening, share_of
 
 # The tool of an environment whose actions are no calls of tools.
 ACT = "act"
@@ -116,9 +116,7 @@ class SessionEpisode:
         self._documents = self._tools()
         text = _written(self._seen(shown))
         lacks = "" if self.state() else _NO_STATE.format(" and ".join(sorted(self._ignore)))
-        return (
-            Message("system", Opening(f"At the start the environment shows {text}" if text else "", lacks).written()),
-        )
+        return opening(f"At the start the environment shows {text}" if text else "", lacks)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return self._documents

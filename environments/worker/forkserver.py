@@ -84,7 +84,7 @@ class _Children:
         self.control, self.environment, self.bounds, self.layers = control, environment, bounds, layers
         self.born: dict[int, tuple[int, int]] = {}  # process id → (number, slot)
         self.removers: set[int] = set()
-        self.watch = None if layers.files else view.Watch(layers.scratch, bounds)
+        self.watch = None if layers.files else view.watch(layers.scratch, bounds)
 
     def serve(self) -> None:
         woken, waker = socket.socketpair()
@@ -105,7 +105,7 @@ class _Children:
                     break
                 if self.watch:
                     numbers = {slot: number for number, slot in self.born.values()}
-                    for slot in self.watch.over(numbers):
+                    for slot in self.watch(numbers):
                         self._kill(numbers[slot])
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, _ in list(self.born.values()):

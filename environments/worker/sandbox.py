@@ -99,7 +99,10 @@ def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
         view.own_mounts(layers.scratch, bounds, layers.processes)
         own = layers.scratch
     else:
-        own = view.make_own_scratch(layers.scratch, slot, layers.first_uid and layers.first_uid + slot)
+        own = os.path.join(layers.scratch, str(slot))
+        os.mkdir(own, 0o700)
+        if layers.first_uid:
+            os.chown(own, layers.first_uid + slot, layers.first_uid + slot)
     view.work_in(own)
     os.chdir(own)
     for limit, value in (
