@@ -53,7 +53,7 @@ class SplitReport:
         for task in tasks:
             self.check(environment, task, every=every)
         for task, name, action in _trials(environment, own, tasks):
-            self.throw(environment, task, name, action, endless=name not in GARBAGE)
+            self.throw(environment, task, name, action)
 
     def check(self, environment: Environment, task: Task, *, every: bool = False) -> None:
         """Plays the task's solution twice, and without one call, or without each in turn where `every` is set."""
@@ -85,25 +85,16 @@ class SplitReport:
             else:
                 self.let_through.append(f"{task.id}: {name} of action {index + 1}")
 
-    def throw(
-        self,
-        environment: Environment,
-        task: Task,
-        name: str,
-        action: Action,
-        *,
-        endless: bool = False,
-        asks: bool = True,
-    ) -> None:
+    def throw(self, environment: Environment, task: Task, name: str, action: Action, *, asks: bool = True) -> None:
         """Plays one action in an episode of the task; a fault unless it is answered and the next episode is sound.
 
-        The next episode plays the solution, if the task has one. An `endless` action must be cut off instead. Where the
-        task `asks` for something, no garbage solves it.
+        The next episode plays the solution, if the task has one. An action that is no garbage never ends, and must be
+        cut off instead. Where the task `asks` for something, no garbage solves it.
         """
         self.thrown += 1
         thrown = _play(environment, task, (action,))
         after = _play(environment, task, task.solution) if task.solution else None
-        if thrown.outcome == "environment_error" or (thrown.outcome == "timeout") != endless:
+        if thrown.outcome == "environment_error" or (thrown.outcome == "timeout") != (name not in GARBAGE):
             self.faults.append(f"{task.id}: {name} ends {thrown.outcome} {thrown.error}")
         elif asks and thrown.reward >= 1.0:
             self.faults.append(f"{task.id}: {name} earns reward 1")

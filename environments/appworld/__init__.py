@@ -2,11 +2,11 @@
 
 data.py         which data roots there are, and how they are made
 tiny/           a small data root of our own, built by the installed package
-prompt.py       the prompt of a policy (prompt.txt); the code blocks in its messages
+prompt.txt      the prompt of a policy
 skills.txt      ONE table of the scripted explorer's skills: words, code
 skills.py       reads it; actions of skills → code, and → a query
 offers.py       arguments that would work now
-environment.py  the environment and its episodes, as the trainer sees them
+environment.py  the environment and its episodes, as the trainer sees them; the code blocks in a policy's messages
 report.py       reads the reports of the worker that ran code; compares what was done with what a solution does
 inside.py       a worker where a model's code runs, without ground truth
 judge.py        a worker where its calls are made again and judged

@@ -106,7 +106,8 @@ def _values(scene: Offers, kind: str) -> Iterable[tuple[Any, ...]]:
         case [one, "but", other]:
             return [value for value in scene.values(one) if value not in scene.values(other)]
         case [api, *columns] if "." in api and api[0].isalpha():
-            return _listed(scene, *api.split("."), columns)
+            app, _, named = api.partition(".")
+            return _listed(scene, app, named, columns)
     return [(value,) for value in json.loads(f"[{KINDS[kind]}]")]
 
 

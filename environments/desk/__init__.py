@@ -15,6 +15,7 @@ episode.py       one episode
 import functools
 import inspect
 import itertools
+import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -52,7 +53,7 @@ def make(
     an episode offers that suite's tools alone. Tasks of a grown desk have at most `longest` actions, and one of n
     skills is `more` times as frequent as one of n − 1. `skew` is that of the seed split: a skill of popularity rank r
     within its suite has the weight r ** -skew. `steep` is the demonstrator's: the greater, the fewer skills it makes
-    mistakes in, the least popular ones (`demonstrator.demonstrations`).
+    mistakes in, the least popular ones (`demonstrator.demonstrate`).
     """
     grown: dict[str, Any] = {
         "suites": suites, "applications": applications, "tables": tables, "longest": longest, "more": more,
@@ -87,7 +88,7 @@ def examine(**settings: Any) -> None:
 class Desk:
     """The environment: tasks, episodes, and the language of its queries.
 
-    `suites` are the kinds of office, and `steep` is that of `demonstrator.demonstrations`.
+    `suites` are the kinds of office, and `steep` is that of `demonstrator.demonstrate`.
     """
 
     name = generator.NAME
@@ -115,8 +116,12 @@ class Desk:
     def demonstrations(
         self, count: int, seed: int, noise: tuple[float, float] = (0.10, 0.85)
     ) -> Iterator[tuple[Task, tuple[Action, ...]]]:
-        """Noisy demonstrations of tasks of the seed split; see `demonstrator.demonstrations`."""
-        return demonstrator.demonstrations(count, seed, noise, self._suites, self._splits, self._steep)
+        """Noisy demonstrations of tasks of the seed split; see `demonstrator.demonstrate`."""
+        drawn = generator.stream("seed", seed, self._suites, self._splits)
+        for index, (task, plan) in zip(range(count), drawn, strict=False):
+            rng = random.Random(f"{generator.NAME}/noise/{seed}/{index}")
+            suite = suite_of(task.setup, self._suites)
+            yield task, demonstrator.demonstrate(task, plan, noise, rng, suite, self._steep)
 
     def popularity(self) -> Mapping[str, float]:
         """Tool → how often a novice user tries it, in (0, 1]; suite by suite, in the order of the skills.

@@ -254,7 +254,7 @@ def _read(connection: weakref.ref[Connection], source: socket.socket) -> None:
 # A process forked from ours must neither hold these sockets open nor write to them.
 _SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
-os.register_at_fork(after_in_child=lambda: [inherited.close() for inherited in list(_SOCKETS)])
+os.register_at_fork(after_in_child=lambda: list(map(socket.socket.close, list(_SOCKETS))))
 
 
 def _shut(ours: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:

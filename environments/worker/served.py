@@ -101,7 +101,7 @@ class PlainEpisode:
     state: Callable[[], Mapping[str, Any]] = dict
     affordances: Callable[[], tuple[Action, ...]] = tuple
     evaluate: Callable[[], Evaluation] = lambda: Evaluation(0.0)
-    close: Callable[[], object] = lambda: None  # what it holds ends with its process
+    close: Callable[[], None] = lambda: None  # what it holds ends with its process
 
 
 def describe(environment: Environment) -> dict[str, Any]:
