@@ -186,7 +186,12 @@ class AppWorldEpisode:
         if complaint:
             return Observation((Message("user", complaint),), ok=False)
         observation = self.playing.step(Action(code))
-        printed = self._keep_calls(observation)
+        # Raises LimitExceeded for a dishonest reply.
+        printed, calls, size = report.read(observation)
+        self.bytes += size
+        self.over = self.over or len(self.calls) + len(calls) > MOST_CALLS or self.bytes > report.MOST_BYTES
+        if not self.over:
+            self.calls += calls
         self.done = observation.done
         return Observation((Message("user", printed),), ok=observation.ok, done=self.done)
 
@@ -233,15 +238,6 @@ class AppWorldEpisode:
         self.playing.close()
         if self.judging is not None:
             self.judging.close()
-
-    def _keep_calls(self, observation: Observation) -> str:
-        """Keeps the calls of a step; returns what it printed. Raises LimitExceeded for a dishonest reply."""
-        printed, calls, size = report.read(observation)
-        self.bytes += size
-        self.over = self.over or len(self.calls) + len(calls) > MOST_CALLS or self.bytes > report.MOST_BYTES
-        if not self.over:
-            self.calls += calls
-        return printed
 
     def _replay_calls(self, until: float = math.inf) -> Episode:
         """Replays the calls that were not replayed yet; returns the judge's world.

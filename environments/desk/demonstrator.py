@@ -7,18 +7,14 @@ from collections.abc import Callable, Mapping
 
 from cojax.types import Action, Call, Task
 from ..tools.toolset import Refused
-from . import generator, office
+from . import office
+from .generator import Plan
 from .skills import DESK, Skill, Suite, carry_out, follow
 from .tools import FINISH, perform
 
 
 def demonstrate(
-    task: Task,
-    plan: generator.Plan,
-    noise: tuple[float, float],
-    rng: random.Random,
-    suite: Suite = DESK,
-    steep: float = 1.0,
+    task: Task, plan: Plan, noise: tuple[float, float], rng: random.Random, suite: Suite = DESK, steep: float = 1.0
 ) -> tuple[Action, ...]:
     """The demonstrator's actions, observing as it goes; they end with finish.
 

@@ -192,13 +192,11 @@ FINISH = "finish"
 
 def documentation(tools: Iterable[Tool] = TOOLS.values()) -> tuple[Mapping[str, Any], ...]:
     """The tools in OpenAI function format, `finish` last."""
-    documented = [
-        _function(tool.name, tool.description, tuple(tool.slots), required=tuple(tool.slots)) for tool in tools
-    ]
+    documented = [_function(tool.name, tool.description, tool.slots, required=tool.slots) for tool in tools]
     return (*documented, _function(FINISH, "End the work, with the answer if one was asked for.", ("answer",), ()))
 
 
-def _function(name: str, description: str, parameters: tuple[str, ...], required: tuple[str, ...]) -> dict[str, Any]:
+def _function(name: str, description: str, parameters: Iterable[str], required: Iterable[str]) -> dict[str, Any]:
     schema = {
         "type": "object",
         "properties": {parameter: {"type": "string"} for parameter in parameters},

@@ -46,13 +46,8 @@ class Made:
         """Raises ValueError for an environment that has no counterpart here."""
         made = self()
         self.action(made)
-        rubric = made.rubric
-        judges = (
-            [one for one in (rubric, *(found for _, found in rubric.named_rubrics())) if isinstance(one, LLMJudge)]
-            if rubric
-            else []
-        )
-        if judges:
+        rubrics = [made.rubric, *(found for _, found in made.rubric.named_rubrics())] if made.rubric else []
+        if any(isinstance(rubric, LLMJudge) for rubric in rubrics):
             raise ValueError(
                 "its rubric asks a model over a network, and so gives no verifiable reward; see docs/openenv.md"
             )

@@ -145,15 +145,8 @@ class RolloutEpisode:
             content=said, reasoning_content=thought.replace("<think>", "").strip() or None, tool_calls=made or None
         )
         turn = graph.prepare_turn(self._trace, list(self._messages), self._documents)
-        turn.commit(
-            vf.Response(
-                id=self._trace.id,
-                created=0,
-                model="policy",
-                message=message,
-                finish_reason="tool_calls" if made else "stop",
-            )
-        )
+        reason = "tool_calls" if made else "stop"
+        turn.commit(vf.Response(id=self._trace.id, created=0, model="policy", message=message, finish_reason=reason))
         self._messages.append(message)
 
     async def _answer(self, call: Call) -> tuple[str, bool]:
