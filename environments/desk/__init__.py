@@ -150,7 +150,10 @@ class Desk:
         values = tuple(dict.fromkeys(itertools.chain.from_iterable(WORDS.values())))
         skills = [skill for suite in self._suites for skill in suite.skills]
         wordings = tuple(" ".join(re.sub(r"{\w+}", " ", skill.wording).split()) for skill in skills)
-        return values, (*wordings, generator.JOINER, "ok", *self._errors(), *self._examples())
+        signatures = [tuple(tool.slots) for suite in self._suites for tool in suite.tools.values()] + [("answer",)]
+        reasons = [reason for suite in self._suites for reason in suite.reasons]
+        errors = (f"error: {reason}" for reason in dict.fromkeys((*reasons, *map(tools.expects, signatures))))
+        return values, (*wordings, generator.JOINER, "ok", *errors, *self._examples())
 
     @functools.cached_property
     def _suite_of(self) -> Mapping[str, Suite]:
@@ -163,9 +166,3 @@ class Desk:
             for skill in suite.skills:
                 clause = skill.word({slot: suite.vocabulary(slot)[0] for slot in skill.slots})
                 yield generator.JOINER.join((clause, clause))
-
-    def _errors(self) -> tuple[str, ...]:
-        signatures = [tuple(tool.slots) for suite in self._suites for tool in suite.tools.values()] + [("answer",)]
-        reasons = [reason for suite in self._suites for reason in suite.reasons]
-        expected = map(tools.expects, dict.fromkeys(signatures))
-        return tuple(f"error: {reason}" for reason in (*dict.fromkeys(reasons), *expected))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cojax.types import Call
-from ..tools.toolset import Refused
+from ..tools.toolset import Refused, document
 from .office import SINGULAR, WORDS, Change, Entity, State, apply
 
 Rule = Callable[..., str | tuple[Change, ...]]  # of a tool: (state, words) → what a look-up tells, or the changes
@@ -203,4 +203,4 @@ def _function(name: str, description: str, parameters: Iterable[str], required: 
         "required": list(required),
         "additionalProperties": False,
     }
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+    return document(name, description, schema)

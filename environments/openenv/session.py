@@ -19,6 +19,7 @@ from pydantic_core import to_jsonable_python
 from cojax.environment import EnvironmentFailure
 from cojax.types import Action, Call, Evaluation, Message, Observation
 from ..tools.in_worker import finite, opening, share_of
+from ..tools.toolset import document
 
 # The tool of an environment whose actions are no calls of tools.
 ACT = "act"
@@ -168,9 +169,9 @@ class SessionEpisode:
             schema = self._kind.model_json_schema()
             parameters = {key: value for key, value in schema.items() if key not in ("title", "description")}
             parameters["properties"] = {k: v for k, v in schema.get("properties", {}).items() if k != "metadata"}
-            return (_document(ACT, schema.get("description", "") if self._kind.__doc__ else "", parameters),)
+            return (document(ACT, schema.get("description", "") if self._kind.__doc__ else "", parameters),)
         listed = self._made("step", ListToolsAction())
-        return tuple(_document(tool.name, tool.description, tool.input_schema) for tool in listed.tools)
+        return tuple(document(tool.name, tool.description, tool.input_schema) for tool in listed.tools)
 
     def _step(self, call: Call) -> tuple[str, bool, bool]:
         """What a call shows, whether it worked, and whether the episode is over."""
@@ -192,7 +193,9 @@ class SessionEpisode:
             return _written(self._seen(shown)), True, bool(shown.done)
         if shown.error is not None:
             return shown.error.message, False, bool(shown.done)
-        return _text_of(shown.result), not shown.result.is_error, bool(shown.done)
+        blocks = to_jsonable_python(shown.result.content)
+        text = "\n".join(block.get("text", "") or json.dumps(block) for block in blocks)
+        return text, not shown.result.is_error, bool(shown.done)
 
     def _seen(self, shown: Any) -> dict[str, Any]:
         """An observation without its reward, which is for training, and without what is empty."""
@@ -200,18 +203,8 @@ class SessionEpisode:
         return {name: value for name, value in seen.items() if value not in (None, {}, [])}
 
 
-def _document(name: str, description: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-
-
 def _written(seen: Any) -> str:
     """An observation as text: itself where it is one text, else JSON."""
     if isinstance(seen, Mapping) and len(seen) == 1 and isinstance(only := next(iter(seen.values())), str):
         return only
     return json.dumps(to_jsonable_python(seen, inf_nan_mode="strings"), ensure_ascii=False) if seen else ""
-
-
-def _text_of(result: Any) -> str:
-    """The answer of a tool: the text of its result's content."""
-    blocks = to_jsonable_python(result.content)
-    return "\n".join(block.get("text", "") or json.dumps(block) for block in blocks)

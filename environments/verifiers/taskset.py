@@ -16,6 +16,7 @@ from verifiers.v1.utils.loaders import default_harness_id
 
 from cojax.types import Action, Task, content_hash
 from ..tools.in_worker import actions_of, missing
+from ..tools.toolset import document
 
 NAME = "verifiers"
 # The harness of a taskset that brings none. Here its part is played by the policy, with the taskset's tools alone.
@@ -105,27 +106,26 @@ def documents(sources: Iterable[Source]) -> tuple[Mapping[str, Any], ...]:
             own: set[str] = set()
             for toolset, _ in source.toolsets(task):
                 for tool in asyncio.run(served(toolset).list_tools()):
-                    document = documented(toolset, tool)
-                    name = document["function"]["name"]
-                    before, known = found.setdefault(name, (index, document))
+                    offered = documented(toolset, tool)
+                    name = offered["function"]["name"]
+                    before, known = found.setdefault(name, (index, offered))
                     if name in own:
                         raise ValueError(
                             f"task {index}: two tools are called {name!r}; give one toolset a TOOL_PREFIX of its own"
                         )
-                    if known != document:
+                    if known != offered:
                         raise ValueError(
                             f"task {index}: the tool {name!r} is another than that of task {before}; give one toolset "
                             "a TOOL_PREFIX of its own"
                         )
                     own.add(name)
-    return tuple(document for _, document in found.values())
+    return tuple(offered for _, offered in found.values())
 
 
 def documented(toolset: Any, tool: Any) -> Mapping[str, Any]:
     """A tool of the toolset, in OpenAI function format."""
     name = f"{toolset.server_name}_{tool.name}" if toolset.server_name else tool.name
-    document = {"name": name, "description": tool.description or "", "parameters": tool.input_schema}
-    return {"type": "function", "function": document}
+    return document(name, tool.description or "", tool.input_schema)
 
 
 def served(toolset: Any) -> MCPServer:
