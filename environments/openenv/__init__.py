@@ -6,6 +6,7 @@ inside.py       in a worker: the source of episodes
 
 from typing import Any, Literal
 
+from cojax.worlds import function
 from ..tools import ToolEnvironment
 from ..tools.in_worker import examine_success, packaged, read_json
 from ..worker.venv import Recipe
@@ -48,9 +49,10 @@ def make(
     was not run, and EnvironmentFailure where the class fails.
     """
     examine(module=module, arguments=arguments, resets=resets, evaluation=evaluation, full=full)
+    tried = function("affordances", affordances) if affordances else None
     return packaged(
         __name__, NAME, RECIPE, by_text=False, path=path, arguments=arguments, python=python, visible=visible,
-        memory=memory, affordances=affordances, lookups=lookups, instructions=instructions, concurrency=concurrency,
+        memory=memory, affordances=tried, lookups=lookups, instructions=instructions, concurrency=concurrency,
         deadline=deadline, made_by=module, action=action, evaluation=_resets(evaluation), query=query, reward=reward,
         resets=_resets(resets) or [{"seed": seed} for seed in range(_SEEDS)], full=full, state=state,
         ignore=ignore.split(","), solution=solution,

@@ -12,7 +12,6 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure, PolicyLoss, Traits
 from cojax.types import Action, Call, Evaluation, Message, Task
-from cojax.worlds import function
 from ..worker import Bounds, IsolatedEnvironment, isolate
 from ..worker.served import ServedEpisode
 from ..worker.venv import Recipe, interpreter
@@ -123,7 +122,7 @@ def packaged(
     python: str,
     visible: str,
     memory: float,
-    affordances: str,
+    affordances: Callable[..., Any] | None,
     lookups: str,
     instructions: str,
     concurrency: int,
@@ -136,7 +135,6 @@ def packaged(
     an episode `by_text`, else a tool of ours does. `lookups` are names of tools, parted by commas. A call may take
     `deadline` seconds, and each process `memory` GiB. `given` is told to the worker, as are `path` and `arguments`.
     """
-    tried = function("affordances", affordances) if affordances else None
     worker = isolate(
         f"{home}.inside",
         python=python or interpreter(name, recipe),
@@ -162,7 +160,7 @@ def packaged(
                 split: [ended(task, ending) if ending else task for task in tasks] for split, tasks in splits.items()
             },
             judge=lambda task, world, answer, finished: world.verdict() if task.id in official else None,
-            affordances=tried,
+            affordances=affordances,
             lookups=lookups.split(",") if lookups else None,
             instructions=instructions,
             ending=ending,

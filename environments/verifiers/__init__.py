@@ -8,6 +8,7 @@ inside.py       in a worker: the source of episodes
 import json
 from typing import Any
 
+from cojax.worlds import function
 from ..tools import ToolEnvironment
 from ..tools.in_worker import MOST, examine_success, packaged, read_json
 from ..worker.venv import Recipe
@@ -43,9 +44,10 @@ def make(
     where `python -m environments.install verifiers` was not run, and EnvironmentFailure where the taskset fails.
     """
     examine(module=module, arguments=arguments, evaluation=evaluation, full=full)
+    tried = function("affordances", affordances) if affordances else None
     return packaged(
         __name__, NAME, RECIPE, by_text=True, path=path, arguments=arguments, python=python, visible=visible,
-        memory=memory, affordances=affordances, lookups=lookups, instructions=instructions, concurrency=concurrency,
+        memory=memory, affordances=tried, lookups=lookups, instructions=instructions, concurrency=concurrency,
         deadline=deadline, taskset=module, evaluation=json.loads(evaluation) if evaluation else None,
         most=min(tasks, MOST), full=full, state=state, solution=solution,
     )  # fmt: skip
