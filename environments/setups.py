@@ -71,7 +71,10 @@ class SetupReport:
         if task is None:
             yield "no action is offered that works"
             return
-        self._play(environment, task)
+        # The walk is played twice, and without each of its calls. What goes unnoticed is listed, and is no fault.
+        before = len(self.plays.let_through)
+        self.plays.check(environment, task, every=True)
+        self.plays.let_through[before:] = [f"{drop}: {UNNOTICED}" for drop in self.plays.let_through[before:]]
         # A task of the environment's own has a verdict of its own.
         if setup.query and (lost := loss(environment, dataclasses.replace(setup, solution=task.solution))):
             yield lost
@@ -98,12 +101,6 @@ class SetupReport:
         found["unclean"] = self.unclean
         untried = sorted(self.walked - self.worked - self.endings)
         return found | ({"untried": untried} if untried else {})
-
-    def _play(self, environment: Environment, task: Task) -> None:
-        """Plays the walk twice, and without each of its calls. What goes unnoticed is listed, and is no fault."""
-        before = len(self.plays.let_through)
-        self.plays.check(environment, task, every=True)
-        self.plays.let_through[before:] = [f"{drop}: {UNNOTICED}" for drop in self.plays.let_through[before:]]
 
     def _walk(self, environment: Environment, setup: Task) -> Task | None:
         """The task of a walk over actions that worked, and then the last action offered, which ends the episode."""

@@ -4,6 +4,7 @@ The process that ran the code is not trusted. The calls that it reports are made
 and judged there by their effects; so it can claim no more than calls that honest code could have made.
 """
 
+import contextlib
 import math
 import random
 import re
@@ -136,13 +137,10 @@ class AppWorld:
 
     def _effects(self, task: Task) -> tuple[Mapping[str, Any], bool]:
         """The solution's effects, and whether each step was ok: a step that failed may succeed another time."""
-        episode = AppWorldEpisode(self, task)
-        try:
+        with contextlib.closing(AppWorldEpisode(self, task)) as episode:
             episode.reset()
             steps = [episode.step(action).ok for action in task.solution]
             return episode.state(), all(steps)
-        finally:
-            episode.close()
 
 
 class AppWorldEpisode:
