@@ -39,7 +39,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cojax import worlds
@@ -99,22 +99,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name = worlds.full_name(options.name)
             environment = place(options.cluster, name, case) if options.cluster else worlds.load(name, **case)
             drawn = _drawn(environment, module.get("SPLITS"), options.category, count)
-            faults += _report(environment, options.name, drawn, module, options.mutations == "all", server)
+            for line in _lines(environment, options.name, drawn, module, options.mutations == "all"):
+                faults += line["fault_count"]
+                print(json.dumps(to_json({"server": server, **line} if server else line)), flush=True)
     except (ValueError, InstallError, EnvironmentFailure) as error:
         parser.error(str(error))
     return 1 if faults else 0
 
 
-def _report(
-    environment: Environment,
-    name: str,
-    drawn: Mapping[str, tuple[Task, ...]],
-    module: Mapping[str, Any],
-    every: bool,
-    server: str,
-) -> int:
-    """Prints the line of each split; returns the number of faults. A split ends with the first call that hangs."""
-    wrong = 0
+def _lines(
+    environment: Environment, name: str, drawn: Mapping[str, tuple[Task, ...]], module: Mapping[str, Any], every: bool
+) -> Iterator[dict[str, Any]]:
+    """The line of each split. A split ends with the first call that hangs."""
     for split, tasks in drawn.items():
         began = time.monotonic()
         solved = [task for task in tasks if task.solution]
@@ -124,19 +120,16 @@ def _report(
             report.faults += _hanging(environment, examine)
             listed = every or module.get("OFFICIAL_VERDICT", False)
             line = report.line(name, split, time.monotonic() - began, every=listed)
-            line["unsolved"] = len(tasks) - len(solved)
+            yield line | {"unsolved": len(tasks) - len(solved)}
         elif reason := traits_of(environment).incomparable:
             opened = SplitReport()
             opened.faults += _hanging(environment, functools.partial(examine_openings, tasks=tasks, report=opened))
             record = opened.line(name, split, time.monotonic() - began, every=True)
-            line = {**{key: record[key] for key in _OPENED}, "synthesizes": f"nothing: {reason}"}
+            yield {**{key: record[key] for key in _OPENED}, "synthesizes": f"nothing: {reason}"}
         else:
             bare = SetupReport()
             bare.plays.faults += _hanging(environment, functools.partial(bare.examine, setups=tasks))
-            line = bare.line(environment, name, split, time.monotonic() - began)
-        wrong += line["fault_count"]
-        print(json.dumps(to_json({"server": server, **line} if server else line)), flush=True)
-    return wrong
+            yield bare.line(environment, name, split, time.monotonic() - began)
 
 
 def _hanging(environment: Environment, examine: Callable[[Environment], None]) -> list[str]:

@@ -5,6 +5,7 @@ bad arguments.
 """
 
 import argparse
+import functools
 import importlib
 import importlib.util
 import sys
@@ -15,9 +16,7 @@ from cojax import worlds
 from cojax.command import worded
 from .worker.venv import InstallError, install, interpreter
 
-
-def say(line: str) -> None:
-    print(line, flush=True)
+say = functools.partial(print, flush=True)
 
 
 def _data(module: ModuleType) -> ModuleType | None:

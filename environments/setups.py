@@ -58,27 +58,36 @@ class SetupReport:
         """
         self.setups += 1
         try:
-            if reason := _differing_start(environment, setup):
-                self.plays.faults.append(f"{_name(setup)}: {reason}")
-                return
-            task = self._walk(environment, setup)
-            if task is None:
-                self.plays.faults.append(f"{_name(setup)}: no action is offered that works")
-                return
-            self._play(environment, task)
-            # A task of the environment's own has a verdict of its own.
-            if setup.query and (lost := loss(environment, dataclasses.replace(setup, solution=task.solution))):
-                self.plays.faults.append(f"{_name(setup)}: {lost}")
-            if garbage and (reason := _remembered(environment, task)):
-                self.plays.faults.append(f"{_name(setup)}: {reason}")
-            # Where text ends an episode, any text solves the task of a walk that leads back to its start.
-            asks = asks_for_something(environment, task) if garbage else True
-            for name, action in GARBAGE.items() if garbage else ():
-                self.plays.throw(environment, task, name, action, asks=asks)
-                if _changes(environment, setup, action):
-                    self.plays.faults.append(f"{_name(setup)}: {name} changes the state")
+            for reason in self._faults(environment, setup, garbage):
+                self.plays.faults.append(f"setup {setup.id}: {reason}")
         except EnvironmentFailure as failure:
-            self.plays.faults.append(f"{_name(setup)}: {failure}")
+            self.plays.faults.append(f"setup {setup.id}: {failure}")
+
+    def _faults(self, environment: Environment, setup: Task, garbage: bool) -> Iterator[str]:
+        if reason := _differing_start(environment, setup):
+            yield reason
+            return
+        task = self._walk(environment, setup)
+        if task is None:
+            yield "no action is offered that works"
+            return
+        # The walk is played twice, and without each of its calls. What goes unnoticed is listed, and is no fault.
+        before = len(self.plays.let_through)
+        self.plays.check(environment, task, every=True)
+        self.plays.let_through[before:] = [f"{drop}: {UNNOTICED}" for drop in self.plays.let_through[before:]]
+        # A task of the environment's own has a verdict of its own.
+        if setup.query and (lost := loss(environment, dataclasses.replace(setup, solution=task.solution))):
+            yield lost
+        if not garbage:
+            return
+        if reason := _remembered(environment, task):
+            yield reason
+        # Where text ends an episode, any text solves the task of a walk that leads back to its start.
+        asks = asks_for_something(environment, task)
+        for name, action in GARBAGE.items():
+            self.plays.throw(environment, task, name, action, asks=asks)
+            if _changes(environment, setup, action):
+                yield f"{name} changes the state"
 
     def line(self, environment: Environment, name: str, split: str, seconds: float) -> dict[str, Any]:
         """The record that is printed as one line."""
@@ -92,12 +101,6 @@ class SetupReport:
         found["unclean"] = self.unclean
         untried = sorted(self.walked - self.worked - self.endings)
         return found | ({"untried": untried} if untried else {})
-
-    def _play(self, environment: Environment, task: Task) -> None:
-        """Plays the walk twice, and without each of its calls. What goes unnoticed is listed, and is no fault."""
-        before = len(self.plays.let_through)
-        self.plays.check(environment, task, every=True)
-        self.plays.let_through[before:] = [f"{drop}: {UNNOTICED}" for drop in self.plays.let_through[before:]]
 
     def _walk(self, environment: Environment, setup: Task) -> Task | None:
         """The task of a walk over actions that worked, and then the last action offered, which ends the episode."""
@@ -141,10 +144,6 @@ class SetupReport:
         elif changed and not observation.done:
             self.unclean.append(f"{signature(action):.200} is refused and changes the state")
         return observation, observation.ok or not changed
-
-
-def _name(setup: Task) -> str:
-    return f"setup {setup.id}"
 
 
 def _tools(action: Action) -> set[str]:

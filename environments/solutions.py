@@ -49,11 +49,15 @@ class SplitReport:
     def examine(
         self, environment: Environment, tasks: Sequence[Task], own: Mapping[str, Call], every: bool = False
     ) -> None:
-        """Checks these tasks, and then throws garbage, and each of the environment's `own` calls."""
+        """Checks these tasks. Then throws garbage at the first of them, and each of the environment's `own` calls at
+        the first that offers its tool."""
         for task in tasks:
             self.check(environment, task, every=every)
-        for task, name, action in _trials(environment, own, tasks):
-            self.throw(environment, task, name, action, endless=name not in GARBAGE)
+        for name, action in GARBAGE.items():
+            self.throw(environment, tasks[0], name, action)
+        for name, call in own.items():
+            if offering := next((task for task in tasks if call.name in _tools(environment, task)), None):
+                self.throw(environment, offering, name, Action(calls=(call,)))
 
     def check(self, environment: Environment, task: Task, *, every: bool = False) -> None:
         """Plays the task's solution twice, and without one call, or without each in turn where `every` is set."""
@@ -85,25 +89,16 @@ class SplitReport:
             else:
                 self.let_through.append(f"{task.id}: {name} of action {index + 1}")
 
-    def throw(
-        self,
-        environment: Environment,
-        task: Task,
-        name: str,
-        action: Action,
-        *,
-        endless: bool = False,
-        asks: bool = True,
-    ) -> None:
+    def throw(self, environment: Environment, task: Task, name: str, action: Action, *, asks: bool = True) -> None:
         """Plays one action in an episode of the task; a fault unless it is answered and the next episode is sound.
 
-        The next episode plays the solution, if the task has one. An `endless` action must be cut off instead. Where the
-        task `asks` for something, no garbage solves it.
+        The next episode plays the solution, if the task has one. An action that is no garbage never ends, and must be
+        cut off instead. Where the task `asks` for something, no garbage solves it.
         """
         self.thrown += 1
         thrown = _play(environment, task, (action,))
         after = _play(environment, task, task.solution) if task.solution else None
-        if thrown.outcome == "environment_error" or (thrown.outcome == "timeout") != endless:
+        if thrown.outcome == "environment_error" or (thrown.outcome == "timeout") != (name not in GARBAGE):
             self.faults.append(f"{task.id}: {name} ends {thrown.outcome} {thrown.error}")
         elif asks and thrown.reward >= 1.0:
             self.faults.append(f"{task.id}: {name} earns reward 1")
@@ -166,19 +161,6 @@ def _play(
 
 def _seen(trajectory: Trajectory) -> tuple[Any, list[Observation], float, Any]:
     return trajectory.opening, [turn.observation for turn in trajectory.turns], trajectory.reward, trajectory.checks
-
-
-def _trials(
-    environment: Environment, own: Mapping[str, Call], tasks: Sequence[Task]
-) -> Iterator[tuple[Task, str, Action]]:
-    """Garbage with the first task; each of the environment's `own` calls with the first task that offers its tool."""
-    for name, action in GARBAGE.items():
-        yield tasks[0], name, action
-    for name, call in own.items():
-        for task in tasks:
-            if call.name in _tools(environment, task):
-                yield task, name, Action(calls=(call,))
-                break
 
 
 def _tools(environment: Environment, task: Task) -> set[str]:

@@ -24,14 +24,6 @@ _CHANGING = frozenset(
     )
 )  # fmt: skip
 _NOTHING = "Nothing happens."
-
-
-def prepare() -> None:
-    """Imports the engine, so that every process forked from this one has it."""
-    for name in ("textworld.envs", "alfworld.agents.environment.alfred_tw_env"):
-        importlib.import_module(name)
-
-
 # The official limit of commands, max_nb_steps_per_episode of its base_config.yaml.
 LIMIT = 50
 # Verbs of commands that only show something, of which a task cannot consist.
@@ -114,7 +106,8 @@ system_message = functools.partial(commands.system_message, Path(__file__).with_
 
 def make(root: str, instructions: str = "full") -> ToolEnvironment:
     """The environment of the games in `root`. Imports the engine, which every child then has."""
-    prepare()
+    for name in ("textworld.envs", "alfworld.agents.environment.alfred_tw_env"):
+        importlib.import_module(name)
     folder, known = games(Path(root)), listed(Path(root))
     splits = {split: [_task(one) for one in known if one["split"] == split] for split in SPLITS}
     return commands.environment(

@@ -2,11 +2,11 @@
 
 data.py         which data roots there are, and how they are made
 tiny/           a small data root of our own, built by the installed package
-prompt.py       the prompt of a policy (prompt.txt); the code blocks in its messages
+prompt.txt      the prompt of a policy
 skills.txt      ONE table of the scripted explorer's skills: words, code
 skills.py       reads it; actions of skills → code, and → a query
 offers.py       arguments that would work now
-environment.py  the environment and its episodes, as the trainer sees them
+environment.py  the environment and its episodes, as the trainer sees them; the code blocks in a policy's messages
 report.py       reads the reports of the worker that ran code; compares what was done with what a solution does
 inside.py       a worker where a model's code runs, without ground truth
 judge.py        a worker where its calls are made again and judged
@@ -21,7 +21,7 @@ import dataclasses
 import os
 
 from cojax.environment import EnvironmentFailure
-from ..worker import Bounds, IsolatedEnvironment, isolate
+from ..worker import Bounds, isolate
 from ..worker.venv import InstallError, interpreter
 from . import data as roots
 from .data import RECIPE
@@ -32,7 +32,6 @@ __all__ = ["RECIPE", "SPLITS", "check", "make"]
 # The benchmark's splits, as it names them.
 SPLITS = roots.SPLITS
 
-_Worker = concurrent.futures.Future[IsolatedEnvironment]
 # Seconds that the judge gets to replay a part of the calls, or to run the tests.
 _JUDGED = 25.0
 # The splits that an evaluation of all splits takes.
@@ -69,27 +68,7 @@ def make(
         raise InstallError(
             f"{shown} lies in /tmp, which every episode has for itself; set COJAX_CACHE to another folder"
         )
-    playing, judging = _workers(python, shown, full, deadline)
-    try:
-        made = AppWorld(
-            playing.result(),
-            judging.result(),
-            data,
-            solutions=solutions,
-            skills=data == "tiny" if skills is None else skills,
-            verdict=verdict,
-        )
-        made.play.tools()
-    except EnvironmentFailure:
-        for worker in (playing, judging):
-            if worker.exception() is None:
-                worker.result().close()
-        raise
-    return made
-
-
-def _workers(python: str, shown: str, full: str, deadline: float) -> tuple[_Worker, _Worker]:
-    """Starts both workers: one runs code on the data `shown`, the other judges its calls on the `full` data."""
+    # One runs code on the data `shown`, the other judges its calls on the `full` data.
     bounds = Bounds(deadline=deadline, output=4 * 2**20)
     with concurrent.futures.ThreadPoolExecutor() as both:
         playing = both.submit(
@@ -114,7 +93,22 @@ def _workers(python: str, shown: str, full: str, deadline: float) -> tuple[_Work
             visible=(full,),
             data=full,
         )
-    return playing, judging
+    try:
+        made = AppWorld(
+            playing.result(),
+            judging.result(),
+            data,
+            solutions=solutions,
+            skills=data == "tiny" if skills is None else skills,
+            verdict=verdict,
+        )
+        made.play.tools()
+    except EnvironmentFailure:
+        for worker in (playing, judging):
+            if worker.exception() is None:
+                worker.result().close()
+        raise
+    return made
 
 
 def check(count: int, *, every: bool = False) -> int:

@@ -6,11 +6,11 @@ is the documented route of the current call and got the call's own arguments. Us
 """
 
 import contextlib
-import dataclasses
 import re
 import threading
 import unicodedata
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -23,15 +23,6 @@ _LONGEST = 1_000
 _SLOT = re.compile(r"{(\w+)}")
 
 
-@dataclasses.dataclass
-class _Call:
-    """The current call: its documented route, None where it has none, and its arguments in the path."""
-
-    route: Any
-    slots: Mapping[str, str]
-    reached: bool = False
-
-
 class Access:
     """The routes and users of one world. The last instance that a process makes is in force."""
 
@@ -40,7 +31,9 @@ class Access:
         self._documented = _documented_routes(server, apps)
         # Those who logged in, as an access token names app and user.
         self.users: set[str] = set()
-        self._call: _Call | None = None
+        # The current call: its documented route, None where it has none, its arguments in the path, and whether it got
+        # there.
+        self._call: SimpleNamespace | None = None
         # A model's code may call from several threads.
         self._turn = threading.RLock()
         _enforce(self)
@@ -50,7 +43,7 @@ class Access:
         return (app, api) in self._documented
 
     @contextlib.contextmanager
-    def to(self, app: Any, api: Any, arguments: Mapping[str, Any]) -> Iterator[_Call]:
+    def to(self, app: Any, api: Any, arguments: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
         """Opens the route of the API for one call; its `reached` says afterwards whether the call got there.
 
         No route is opened to an unknown API, or where an argument in the path could lead elsewhere.
@@ -60,7 +53,7 @@ class Access:
         if not slots.keys() <= set(_SLOT.findall(path)) or any(map(leads_elsewhere, slots.values())):
             route = None
         with self._turn:
-            before, self._call = self._call, (call := _Call(route, slots))
+            before, self._call = self._call, (call := SimpleNamespace(route=route, slots=slots, reached=False))
             try:
                 yield call
             finally:

@@ -19,7 +19,6 @@ from cojax.environment import EnvironmentFailure, Episode, play
 from cojax.environment.replay import follow
 from cojax.types import Action, Call, Group, Task, Trajectory
 from ..solutions import GARBAGE, SplitReport
-from ..worker.venv import InstallError
 from . import data as roots
 from .environment import NAME, AppWorld, AppWorldEpisode
 
@@ -35,7 +34,7 @@ def audit(make: Callable[..., AppWorld], count: int, *, every: bool) -> int:
     At most `count` tasks of each split are examined. `every` leaves out each effective call in turn, instead of one
     drawn at random. Raises InstallError where no data root is installed.
     """
-    found = [name for name in roots.ROOTS if _present(name)]
+    found = [name for name in roots.ROOTS if roots.is_current(name)]
     if not found:
         roots.root(roots.ROOTS[0])
     print(f"{_HEAD} {'TGC ours/its':>15} {'SGC ours/its':>15}")
@@ -50,14 +49,6 @@ def audit(make: Callable[..., AppWorld], count: int, *, every: bool) -> int:
             environment.close()
     print("\n".join(faults) or "nothing is wrong", flush=True)
     return 1 if faults else 0
-
-
-def _present(name: str) -> bool:
-    try:
-        roots.root(name)
-    except InstallError:
-        return False
-    return True
 
 
 def _split(environment: AppWorld, split: str, count: int, *, every: bool) -> list[str]:

@@ -51,7 +51,7 @@ def root(name: str) -> Path:
     Raises InstallError, which says what to do, where it does not exist or was made by another version.
     """
     folder = _place(name)
-    if not _current(name):
+    if not is_current(name):
         found = "is stale" if (folder / _STAMP).exists() else "is not there"
         raise InstallError(f"AppWorld's {name} data {found} ({folder}). {_ways(name)}")
     return folder
@@ -108,7 +108,7 @@ def _provide(name: str, python: str, say: Callable[[str], None]) -> None:
     place = _place(name)
     for left in place.parent.glob(f".{name}-*"):
         shutil.rmtree(left, ignore_errors=True)
-    if _current(name):
+    if is_current(name):
         say(f"appworld: {name} data already in {place}")
         return
     making = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=place.parent))
@@ -184,7 +184,7 @@ def _expected_stamp(name: str) -> dict[str, str]:
     return stamp
 
 
-def _current(name: str) -> bool:
+def is_current(name: str) -> bool:
     """Whether root and twin both exist and were made by this version."""
     for folder in (_place(name), _twin(name)):
         try:

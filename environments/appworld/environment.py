@@ -4,18 +4,21 @@ The process that ran the code is not trusted. The calls that it reports are made
 and judged there by their effects; so it can claim no more than calls that honest code could have made.
 """
 
+import contextlib
 import math
 import random
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from cojax.environment import Episode, EpisodeFailure, LimitExceeded, counted_seconds
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, content_hash
 from ..worker import IsolatedEnvironment
 from . import data as roots
-from . import prompt, report, skills
+from . import report, skills
 from .world import MOST_CALLS
 
 NAME = "appworld"
@@ -32,6 +35,22 @@ _AT_ONCE = 100
 # The most references of synthesized tasks that are remembered.
 _REMEMBERED = 4_096
 
+_OPENING = Path(__file__).with_name("prompt.txt").read_text(encoding="utf-8").removesuffix("\n")
+MISSING = (
+    "There is no code block in your message, so nothing was run. Write one, and in it the next step:\n"
+    "```python\n# your code\n```\n"
+    "If the task is done, call apis.supervisor.complete_task() in it."
+)
+OVER = "The task was completed; nothing was run."
+
+_BLOCK = re.compile(
+    r"^[ \t]*```[ \t]*(?:python3?|py)[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE
+)
+# The most characters of code in one block.
+_LONGEST = 50_000
+# The most characters of a message that are searched for code.
+_SEARCHED = 200_000
+
 
 class AppWorld:
     """The environment. The worker `play` runs code and the worker `judge` replays calls, on the data root `data`.
@@ -41,7 +60,6 @@ class AppWorld:
     """
 
     name = NAME
-    splits = tuple(SPLITS)
     runs_policy_code = True
     # The tools are the skills of the scripted explorer, each named after the API that it is about. A policy sees none.
     tools = staticmethod(skills.documentation)
@@ -119,13 +137,10 @@ class AppWorld:
 
     def _effects(self, task: Task) -> tuple[Mapping[str, Any], bool]:
         """The solution's effects, and whether each step was ok: a step that failed may succeed another time."""
-        episode = AppWorldEpisode(self, task)
-        try:
+        with contextlib.closing(AppWorldEpisode(self, task)) as episode:
             episode.reset()
             steps = [episode.step(action).ok for action in task.solution]
             return episode.state(), all(steps)
-        finally:
-            episode.close()
 
 
 class AppWorldEpisode:
@@ -152,7 +167,7 @@ class AppWorldEpisode:
     def reset(self) -> tuple[Message, ...]:
         self.playing.reset()
         specification = roots.specs(self.environment.data, self.world.setup["task"])
-        return (Message("user", prompt.opening(self.task.query, specification)),)
+        return (Message("user", opening(self.task.query, specification)),)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         """The skills if they are on, else none: the benchmark intends that APIs are found through `apis.api_docs`."""
@@ -164,12 +179,17 @@ class AppWorldEpisode:
         The episode is done once `complete_task` was called.
         """
         if self.done:
-            return Observation((Message("user", prompt.OVER),), ok=False, done=True)
-        code, complaint = prompt.code_of(action, self.environment.skills)
+            return Observation((Message("user", OVER),), ok=False, done=True)
+        code, complaint = code_of(action, self.environment.skills)
         if complaint:
             return Observation((Message("user", complaint),), ok=False)
         observation = self.playing.step(Action(code))
-        printed = self._keep_calls(observation)
+        # Raises LimitExceeded for a dishonest reply.
+        printed, calls, size = report.read(observation)
+        self.bytes += size
+        self.over = self.over or len(self.calls) + len(calls) > MOST_CALLS or self.bytes > report.MOST_BYTES
+        if not self.over:
+            self.calls += calls
         self.done = observation.done
         return Observation((Message("user", printed),), ok=observation.ok, done=self.done)
 
@@ -217,15 +237,6 @@ class AppWorldEpisode:
         if self.judging is not None:
             self.judging.close()
 
-    def _keep_calls(self, observation: Observation) -> str:
-        """Keeps the calls of a step; returns what it printed. Raises LimitExceeded for a dishonest reply."""
-        printed, calls, size = report.read(observation)
-        self.bytes += size
-        self.over = self.over or len(self.calls) + len(calls) > MOST_CALLS or self.bytes > report.MOST_BYTES
-        if not self.over:
-            self.calls += calls
-        return printed
-
     def _replay_calls(self, until: float = math.inf) -> Episode:
         """Replays the calls that were not replayed yet; returns the judge's world.
 
@@ -257,3 +268,27 @@ class AppWorldEpisode:
         if self.judging is not None:
             self.judging.close()
         self.judging, self.judged, self.differing = None, 0, []
+
+
+def opening(query: str, place: Mapping[str, Any]) -> str:
+    """The message that opens an episode; `place` holds the supervisor and the date and time."""
+    return _OPENING.format(**place["supervisor"], datetime=place["datetime"].replace("T", " "), query=query)
+
+
+def code_of(action: Action, tools: bool = False) -> tuple[str, str]:
+    """(code, "") of the first ```python block outside of thoughts, cut off or not; else ("", the error message).
+
+    An action without text stands for what its calls do; see skills.py. So does, with `tools`, one without a block.
+    """
+    text = action.text[-_SEARCHED:].rpartition("</think>")[2].partition("<think>")[0]
+    block = _BLOCK.search(text)
+    if block is None and action.calls and (tools or not action.text):
+        try:
+            return skills.code(action.calls), ""
+        except ValueError as error:
+            return "", f"Execution failed: {error}"
+    if block is None or not block[1].strip():
+        return "", MISSING
+    if len(block[1]) > _LONGEST:
+        return "", f"The code block has {len(block[1]):,} characters; at most {_LONGEST:,} are run. Write less at once."
+    return block[1], ""

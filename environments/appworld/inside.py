@@ -3,6 +3,7 @@
 The trainer uses only the printed output and the calls that it reports, which the judge replays; see environment.py.
 """
 
+import functools
 import json
 import os
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cojax.types import Action, Message, Observation, Task, content_hash
+from ..worker.kernel import succeeds
 from ..worker.served import Episodes, PlainEpisode
 from . import world
 from .offers import Offers
@@ -70,25 +72,19 @@ _ALLOW = "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, Dock
 
 
 def check_sealed(data: str, truth: Sequence[str]) -> None:
-    """Raises PermissionError where this confined process could still read ground truth, or is not confined."""
-    if found := [folder for folder in truth if _opens(folder)]:
+    """Raises PermissionError where this confined process could still read ground truth, or is not confined.
+
+    It tries to, as rules of the kernel can forbid what permissions allow.
+    """
+    if found := [folder for folder in truth if succeeds(functools.partial(os.listdir, folder))]:
         raise PermissionError(
             f"a model's code could read the ground truth in {found[0]}: this system has for a process neither a view "
             "of its own on the files nor rules about them (Landlock) nor, under root, a user of its own. Run as an "
             f"ordinary user and {_ALLOW}"
         )
     for needed in (data, sys.prefix, sys.base_prefix):
-        if not _opens(needed):
+        if not succeeds(functools.partial(os.listdir, needed)):
             raise PermissionError(
                 f"a model's code runs as user {os.getuid()} here, who cannot enter {needed}: let others enter every "
                 f"folder above it (chmod o+x), or run as an ordinary user and {_ALLOW}"
             )
-
-
-def _opens(folder: str) -> bool:
-    """Tries it, as rules of the kernel can forbid what permissions allow."""
-    try:
-        os.listdir(folder)
-    except OSError:
-        return False
-    return True

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task
+from cojax.types import Call, Check, Evaluation, Message, Observation, Task
 from ..worker.served import Episodes, PlainEpisode
 from . import world
 from .changes import changes
@@ -31,21 +31,12 @@ def make(data: str) -> Episodes:
             return PlainEpisode(lambda action: Observation(), state=lambda: _figures(data, **task.setup))
         opened = World(data, task.setup["task"])
         return PlainEpisode(
-            functools.partial(_replay, opened),
+            lambda action: replay(opened, action.calls),
             state=lambda: changes(opened.stock),
             evaluate=functools.partial(_verdict, opened),
         )
 
     return Episodes("appworld", start)
-
-
-def _replay(opened: World, action: Action) -> Observation:
-    """Replays the calls; a message names each call that is answered differently than before.
-
-    A call that no code could have made is left out; the observation is then not ok.
-    """
-    differing, refused = replay(opened, action.calls)
-    return Observation(tuple(Message("differing", name) for name in differing), not refused, opened.completed)
 
 
 def _verdict(opened: World) -> Evaluation:
@@ -83,16 +74,19 @@ def _figures(data: str, dataset: str, made: Mapping[str, Sequence[Any]]) -> Mapp
     return evaluate_dataset(opened.stock.experiment_name, dataset, save_reports=False)["aggregate"]
 
 
-def replay(opened: World, calls: Sequence[Call]) -> tuple[list[str], bool]:
-    """Replays the calls; returns the names of those answered differently, and whether one could not be made."""
-    differing, refused = [], False
+def replay(opened: World, calls: Sequence[Call]) -> Observation:
+    """Replays the calls; a message names each call that is answered differently than before.
+
+    A call that no code could have made is left out; the observation is then not ok.
+    """
+    differing, ok = [], True
     for call in calls:
         app, _, api = call.name.partition(".")
         try:
             # Without a digest the code saw no reply, for example as its time was over.
             alike = call.arguments["digest"] in (opened.call(app, api, call.arguments["arguments"]), "")
         except (ValueError, TypeError, KeyError):
-            alike, refused = False, True
+            alike = ok = False
         if not alike:
-            differing.append(call.name)
-    return differing, refused
+            differing.append(Message("differing", call.name))
+    return Observation(tuple(differing), ok, opened.completed)

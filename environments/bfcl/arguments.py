@@ -68,14 +68,6 @@ def _names_in(directory: Any, kind: str) -> list[str]:
     return [name for name, item in directory.contents.items() if type(item).__name__ == kind]
 
 
-def files(scene: Scene) -> list[str]:
-    return scene.here("File")
-
-
-def folders(scene: Scene) -> list[str]:
-    return scene.here("Directory")
-
-
 def names_below(scene: Scene) -> list[str]:
     """The names of all files, in whatever folder."""
     system = scene.instances.get("GorillaFileSystem")
@@ -94,21 +86,13 @@ def names_below(scene: Scene) -> list[str]:
 def words_here(scene: Scene) -> list[str]:
     """The words in the files of the current directory."""
     system = scene.instances.get("GorillaFileSystem")
-    contents = [] if system is None else [system._current_dir.contents[name].content for name in files(scene)]
+    contents = [] if system is None else [system._current_dir.contents[name].content for name in scene.here("File")]
     return [word.strip(".,:;()") for text in contents for word in text[:500].split()[:40] if len(word) > 4]
 
 
 def receivers(scene: Scene) -> list[str]:
     users = scene.of("MessageAPI", "user_map")
     return list(users.values()) if isinstance(users, Mapping) else []
-
-
-def message_words(scene: Scene) -> list[str]:
-    return _long_words(text for record in scene.of("MessageAPI", "inbox") for text in record.values())
-
-
-def tweet_words(scene: Scene) -> list[str]:
-    return _long_words(scene.field("TwitterAPI", "tweets", "content"))
 
 
 def _long_words(texts: Iterable[Any]) -> list[str]:
@@ -130,12 +114,14 @@ def told_lists(scene: Scene) -> list[list[float]]:
 
 
 _FUNCTIONS: Mapping[str, Source] = {
-    source.__name__: source
-    for source in (
-        files, folders, names_below, words_here, message_words, tweet_words, receivers, stocks, told_numbers,
-        told_lists,
-    )
-}  # fmt: skip
+    "files": lambda scene: scene.here("File"),
+    "folders": lambda scene: scene.here("Directory"),
+    "message_words": lambda scene: _long_words(
+        text for mail in scene.of("MessageAPI", "inbox") for text in mail.values()
+    ),
+    "tweet_words": lambda scene: _long_words(scene.field("TwitterAPI", "tweets", "content")),
+    **{one.__name__: one for one in (names_below, words_here, receivers, stocks, told_numbers, told_lists)},
+}
 
 
 def _listed(text: str) -> Source:

@@ -38,7 +38,6 @@ class Bfcl:
     """The environment: official tasks, scenarios to synthesize from, dialogues, and wordings for calls."""
 
     name = NAME
-    splits = SPLITS
 
     def __init__(self, benchmark: Official, category: str, dev_fraction: float):
         self._official = benchmark

@@ -4,7 +4,6 @@
 it is not cleared between visits, so that it judged right replays wrong on a second visit.
 """
 
-import contextlib
 import copy
 import dataclasses
 import datetime
@@ -13,7 +12,7 @@ import inspect
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,9 @@ class Official:
 
 def load() -> Official:
     """Reads the installed wheel. Raises ModuleNotFoundError with what to do where there is none."""
-    with _elsewhere():
+    # The wheel makes folders on import: in a temporary folder, and not among the installed packages.
+    with tempfile.TemporaryDirectory(prefix="bfcl-") as root:
+        os.environ["BFCL_PROJECT_ROOT"] = root
         try:
             checker = importlib.import_module(f"{_WHEEL}.multi_turn_checker")
         except ModuleNotFoundError as error:
@@ -73,6 +74,7 @@ def load() -> Official:
         places = importlib.import_module("bfcl_eval.constants.executable_backend_config")
         prompts = importlib.import_module("bfcl_eval.constants.default_prompts")
         apis = {name: vars(importlib.import_module(places.CLASS_FILE_PATH_MAPPING[name]))[name] for name in CLASSES}
+        del os.environ["BFCL_PROJECT_ROOT"]
     # Called once now, as it imports modules at first use, which would be in a child.
     datetime.datetime.strptime("2024", "%Y")
     data = Path(inspect.getfile(checker)).parents[2] / "data"
@@ -91,20 +93,6 @@ def load() -> Official:
         same_state=checker.state_checker,
         same_responses=checker.response_checker,
     )
-
-
-@contextlib.contextmanager
-def _elsewhere() -> Iterator[None]:
-    """Puts the folders that the wheel makes on import into a temporary folder, not among the installed packages."""
-    before = os.environ.get("BFCL_PROJECT_ROOT")
-    with tempfile.TemporaryDirectory(prefix="bfcl-") as root:
-        os.environ["BFCL_PROJECT_ROOT"] = root
-        try:
-            yield
-        finally:
-            del os.environ["BFCL_PROJECT_ROOT"]
-            if before is not None:
-                os.environ["BFCL_PROJECT_ROOT"] = before
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from ..worker.served import Served, ServedEpisode
 from ..worker.wire import Malformed, read
 from . import connection
 from .connection import check
-from .nodes import Node, Nodes
+from .nodes import Nodes
 
 __all__ = ["PlacedEnvironment", "check", "place"]
 
@@ -59,19 +59,19 @@ class PlacedEnvironment(Served):
 
     def start(self, task: Task) -> ServedEpisode:
         """One episode on one node, to its end."""
-        node, number = self.nodes.place_episode()
-        call = functools.partial(_call_of_episode, node, number, self.runs_policy_code)
+        (node, number), runs_policy_code = self.nodes.place_episode(), self.runs_policy_code
+
+        def call(kind: Any, op: str, *arguments: Any) -> Any:
+            """The node's reply as a record of type `kind`.
+
+            In a step or a verdict, a value of the wrong shape is the policy's doing where the environment runs its
+            code.
+            """
+            try:
+                return read(kind, node.call(number, op, list(arguments)))
+            except Malformed as failure:
+                if runs_policy_code and op in ("step", "evaluate"):
+                    raise PolicyLoss(str(failure)) from failure
+                raise
+
         return ServedEpisode(node, task, call, functools.partial(node.end, number))
-
-
-def _call_of_episode(node: Node, number: int, runs_policy_code: bool, kind: Any, op: str, *arguments: Any) -> Any:
-    """The node's reply as a record of type `kind`.
-
-    In a step or a verdict, a value of the wrong shape is the policy's doing where the environment runs its code.
-    """
-    try:
-        return read(kind, node.call(number, op, list(arguments)))
-    except Malformed as failure:
-        if runs_policy_code and op in ("step", "evaluate"):
-            raise PolicyLoss(str(failure)) from failure
-        raise

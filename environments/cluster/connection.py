@@ -5,7 +5,6 @@ Ray's ports have no authentication by default: who reaches them runs code on eve
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import importlib.util
 import logging
 import re
@@ -30,17 +29,6 @@ _CALLS = 10_000
 # A process has one connection, and keeps it to its end.
 _connected = ""
 _connecting = threading.Lock()
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """A node of the cluster: Ray's id of it and its address."""
-
-    id: str
-    address: str
-
-    def __str__(self) -> str:
-        return f"node {self.address} ({self.id[:8]})"
 
 
 def check(address: str) -> None:
@@ -107,17 +95,18 @@ class RayCluster:
         # An actor takes no processor from Ray's books: its node has only it, and its children come and go.
         self._hosts = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=_CALLS)(Host)
 
-    def places(self) -> list[Place]:
-        """The living nodes that offer processors, in a fixed order."""
+    def places(self) -> dict[str, str]:
+        """The living nodes that offer processors, in a fixed order: Ray's id → the node in words."""
         found: list[Mapping[str, Any]] = self._ray.nodes()
         usable = [node for node in found if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
-        return sorted((Place(node["NodeID"], node["NodeManagerAddress"]) for node in usable), key=lambda one: one.id)
+        addresses = sorted((node["NodeID"], node["NodeManagerAddress"]) for node in usable)
+        return {id: f"node {address} ({id[:8]})" for id, address in addresses}
 
-    def actor(self, place: Place) -> Any:
+    def actor(self, id: str) -> Any:
         """A new actor on that node, and on no other."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        return self._hosts.options(scheduling_strategy=NodeAffinitySchedulingStrategy(place.id, soft=False)).remote()
+        return self._hosts.options(scheduling_strategy=NodeAffinitySchedulingStrategy(id, soft=False)).remote()
 
     def send(self, method: Any, *arguments: Any) -> concurrent.futures.Future[Any]:
         """Calls a method of an actor."""

@@ -32,16 +32,18 @@ from . import messages
 
 # Calls in which a policy's code may have caused what an environment raises; as `cojax.environment.play` attributes it.
 _OF_THE_POLICY = ("step", "evaluate")
+# The calls of one episode that wait for its thread; None ends it.
+_Calls = queue.SimpleQueue[tuple[dict[str, Any], concurrent.futures.Future[bytes]] | None]
 
 
 class Host:
     """One environment and its episodes, by the numbers that the trainer gives them. What crosses are bytes."""
 
     def __init__(self) -> None:
-        self._threads: dict[int, _CallThread] = {}
+        self._episodes: dict[int, _Calls] = {}
         self._current: dict[int, Progress] = {}
         self._service: Operations = {}
-        self._episodes: Callable[[], Operations] = dict
+        self._operations: Callable[[], Operations] = dict
         self._failure: type[EnvironmentFailure] = EnvironmentFailure
 
     async def make(self, order: bytes) -> bytes:
@@ -52,14 +54,17 @@ class Host:
         """Carries out one call of an episode, or of the environment."""
         request = wire.decode(line)
         episode = request["episode"]
-        if episode not in self._threads:
+        if episode not in self._episodes:
             if episode and request["op"] != "reset":
                 return messages.failed(request["id"], EnvironmentFailure("the episode is closed"), 0.0)
-            self._threads[episode] = _CallThread(self._episodes() if episode else self._service)
-        thread = self._threads[episode]
+            calls = self._episodes[episode] = queue.SimpleQueue()
+            operations = self._operations() if episode else self._service
+            threading.Thread(target=self._serve, args=(calls, operations), name="episode", daemon=True).start()
         # A call counts from now on, also while it waits behind another: so its deadline holds if that one hangs.
         self._current[request["id"]] = Progress(since=running())
-        return await asyncio.wrap_future(thread.submit(functools.partial(self._answer, request, thread.operations)))
+        answered: concurrent.futures.Future[bytes] = concurrent.futures.Future()
+        self._episodes[episode].put((request, answered))
+        return await asyncio.wrap_future(answered)
 
     async def beat(self) -> bytes:
         """Says that the node lives, and how much time each call under way has counted."""
@@ -69,8 +74,8 @@ class Host:
 
     async def end(self, episode: int) -> None:
         """Closes an episode once its current call is over."""
-        if thread := self._threads.pop(episode, None):
-            thread.end()
+        if calls := self._episodes.pop(episode, None):
+            calls.put(None)
 
     def _make(self, order: bytes) -> bytes:
         try:
@@ -82,7 +87,7 @@ class Host:
                 )
             environment = worlds.load_plain(asked["name"], asked["settings"])
             self._service = environment_operations(environment)
-            self._episodes = functools.partial(episode_operations, environment)
+            self._operations = functools.partial(episode_operations, environment)
             self._failure = PolicyLoss if runs_policy_code(environment) else EpisodeFailure
             more = {
                 "runs_policy_code": runs_policy_code(environment),
@@ -91,6 +96,17 @@ class Host:
             return wire.encode({"described": describe(environment) | more})
         except (Exception, SystemExit) as error:
             return wire.encode(wire.failed(wire.START, f"{type(error).__name__}: {error}"))
+
+    def _serve(self, calls: _Calls, operations: Operations) -> None:
+        """Makes the calls of one episode one after another, and then closes it."""
+        while (given := calls.get()) is not None:
+            request, answered = given
+            try:
+                answered.set_result(self._answer(request, operations))
+            except BaseException as error:
+                answered.set_exception(error)
+        with contextlib.suppress(Exception):
+            operations["close"]()
 
     def _answer(self, request: dict[str, Any], operations: Operations) -> bytes:
         number, episode, op = request["id"], request["episode"], request["op"]
@@ -113,34 +129,6 @@ class Host:
             self._current.pop(number, None)
 
 
-class _CallThread:
-    """A daemon thread that makes the calls of one episode one after another, and then closes it."""
-
-    def __init__(self, operations: Operations) -> None:
-        self.operations = operations
-        self._calls: queue.SimpleQueue[tuple[Callable[[], bytes], concurrent.futures.Future[bytes]] | None]
-        self._calls = queue.SimpleQueue()
-        threading.Thread(target=self._work, name="episode", daemon=True).start()
-
-    def submit(self, call: Callable[[], bytes]) -> concurrent.futures.Future[bytes]:
-        future: concurrent.futures.Future[bytes] = concurrent.futures.Future()
-        self._calls.put((call, future))
-        return future
-
-    def end(self) -> None:
-        self._calls.put(None)
-
-    def _work(self) -> None:
-        while (given := self._calls.get()) is not None:
-            call, future = given
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
-        with contextlib.suppress(Exception):
-            self.operations["close"]()
-
-
 def code_of(name: str) -> str:
     """A hash of the code that an environment of that name runs: our packages, and its own module where it is another's.
 
@@ -150,7 +138,7 @@ def code_of(name: str) -> str:
         f"{package}/{path.relative_to(ROOT / package)}": path
         for package in {"cojax", __name__.partition(".")[0]}
         for path in (ROOT / package).rglob("*")
-        if path.suffix in (".py", ".md", ".txt")
+        if path.suffix in (".py", ".md", ".txt", ".toml")
     }
     if name not in worlds.available():
         named = worlds.full_name(name).partition(":")[0]

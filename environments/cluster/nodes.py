@@ -13,7 +13,7 @@ from ..worker import wire
 from ..worker.served import await_reply
 from ..worker.wire import Malformed, read
 from . import messages
-from .connection import Place, RayCluster
+from .connection import RayCluster
 from .host import code_of
 
 _T = TypeVar("_T")
@@ -35,7 +35,9 @@ _MADE = 180.0
 
 
 class Node:
-    """An actor that makes the environment by `order`. `lost` says why it is gone, "" while it is there.
+    """An actor on the node `id` that makes the environment by `order`. `place` is the node in words.
+
+    `lost` says why it is gone, "" while it is there.
 
     `made` is the future of what it says of the environment; it is late after `until`.
 
@@ -43,8 +45,8 @@ class Node:
     happens to a node is an action's doing.
     """
 
-    def __init__(self, cluster: RayCluster, place: Place, order: bytes, freed: Callable[[], None]) -> None:
-        self.cluster, self.actor, self.place, self._freed = cluster, cluster.actor(place), place, freed
+    def __init__(self, cluster: RayCluster, id: str, place: str, order: bytes, freed: Callable[[], None]) -> None:
+        self.cluster, self.actor, self.id, self.place, self._freed = cluster, cluster.actor(id), id, place, freed
         self.made, self.until = cluster.send(self.actor.make, order), running() + _MADE
         self.lost = ""
         self.process = 0  # its process id there
@@ -165,13 +167,13 @@ class Nodes:
         """Has every node make the environment. Raises EnvironmentFailure where one cannot, or there is none."""
         if not (places := self.cluster.places()):
             raise EnvironmentFailure("the Ray cluster has no node that offers processors; start one: ray start")
-        for place in places:
-            self._start(place)
+        for id, place in places.items():
+            self._start(id, place)
         while self._starting:
             concurrent.futures.wait([node.made for node in self._starting], _BEAT)
-            for place, failure in self._finish_starts():
+            for id, failure in self._finish_starts():
                 # A node that has left meanwhile is none of this cluster's any more.
-                if place in self.cluster.places():
+                if id in self.cluster.places():
                     raise failure
                 _LOG.warning("%s", failure)
         if not self.live:
@@ -254,28 +256,28 @@ class Nodes:
         except Exception as error:  # the cluster's head is gone
             _LOG.warning("the Ray cluster does not list its nodes: %s", error)
             return
-        have = {node.place.id for node in (*self.live, *self._starting)}
-        for place in places:
-            if place.id not in have:
+        have = {node.id for node in (*self.live, *self._starting)}
+        for id, place in places.items():
+            if id not in have:
                 try:
-                    self._start(place)
+                    self._start(id, place)
                 except Exception as error:  # it is lost again, or the head is; others are watched all the same
                     _LOG.warning("%s takes no actor: %s", place, error)
 
-    def _start(self, place: Place) -> None:
+    def _start(self, id: str, place: str) -> None:
         now = running()
-        recent = [moment for moment in self._started.get(place.id, []) if now - moment < _WITHIN]
+        recent = [moment for moment in self._started.get(id, []) if now - moment < _WITHIN]
         if len(recent) >= _STARTS:
             return
-        self._started[place.id] = [*recent, now]
-        self._starting.append(Node(self.cluster, place, self.order, self._notify))
+        self._started[id] = [*recent, now]
+        self._starting.append(Node(self.cluster, id, place, self.order, self._notify))
 
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
-    def _finish_starts(self) -> list[tuple[Place, EnvironmentFailure]]:
-        """Adds the nodes that have made the environment; those that could not, with the reason."""
+    def _finish_starts(self) -> list[tuple[str, EnvironmentFailure]]:
+        """Adds the nodes that have made the environment; the ids of those that could not, with the reason."""
         failures = []
         for node in list(self._starting):
             late = running() > node.until
@@ -288,11 +290,11 @@ class Nodes:
                 self._check_description(node.made)
             except EnvironmentFailure as error:
                 self.cluster.end(node.actor)
-                failures.append((node.place, EnvironmentFailure(f"{node.place} cannot make {self.name}: {error}")))
+                failures.append((node.id, EnvironmentFailure(f"{node.place} cannot make {self.name}: {error}")))
                 continue
             node.heard = running()
             with self._changed:
-                self.live = sorted([*self.live, node], key=lambda node: node.place.id)
+                self.live = sorted([*self.live, node], key=lambda node: node.id)
                 self._changed.notify_all()
         if self._closed.is_set():
             self.close()  # an actor that was started meanwhile

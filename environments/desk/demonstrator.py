@@ -3,43 +3,25 @@
 import contextlib
 import dataclasses
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from cojax.types import Action, Call, Task
 from ..tools.toolset import Refused
-from . import generator, office
-from .skills import DESK, Skill, Suite, carry_out, follow, suite_of
+from . import office
+from .generator import Plan
+from .skills import DESK, Skill, Suite, carry_out, follow
 from .tools import FINISH, perform
 
 
-def demonstrations(
-    count: int,
-    seed: int,
-    noise: tuple[float, float] = (0.10, 0.85),
-    suites: Sequence[Suite] = (DESK,),
-    splits: Mapping[str, generator.Split] = generator.SPLITS,
-    steep: float = 1.0,
-) -> Iterator[tuple[Task, tuple[Action, ...]]]:
-    """Tasks of the seed split with the demonstrator's actions.
+def demonstrate(
+    task: Task, plan: Plan, noise: tuple[float, float], rng: random.Random, suite: Suite = DESK, steep: float = 1.0
+) -> tuple[Action, ...]:
+    """The demonstrator's actions, observing as it goes; they end with finish.
 
     The skill of popularity rank i of n, within its suite, is bungled with probability
     noise[0] + (noise[1] − noise[0])·(i/(n − 1)) ** steep, each occurrence independently; the demonstrator then goes on
     with the rest.
     """
-    for index, (task, plan) in zip(range(count), generator.stream("seed", seed, suites, splits), strict=False):
-        rng = random.Random(f"{generator.NAME}/noise/{seed}/{index}")
-        yield task, demonstrate(task, plan, noise, rng, suite_of(task.setup, suites), steep)
-
-
-def demonstrate(
-    task: Task,
-    plan: generator.Plan,
-    noise: tuple[float, float],
-    rng: random.Random,
-    suite: Suite = DESK,
-    steep: float = 1.0,
-) -> tuple[Action, ...]:
-    """The demonstrator's actions, observing as it goes; they end with finish."""
     state, calls = office.copy(task.setup, suite.shelves), list[Call]()
 
     def act(call: Call) -> str:

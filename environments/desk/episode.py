@@ -57,12 +57,11 @@ class DeskEpisode:
         if self._finished:
             return ()
         rng = random.Random(canonical(self._office))
-        known = {
-            slot: tuple(self._words(slot, rng)) for tool in self._suite.tools.values() for slot in tool.slots.values()
-        }
+        tools = self._suite.tools.values()
+        known = {slot: tuple(self._words(slot, rng)) for tool in tools for slot in tool.slots.values()}
         calls = [
             Call(tool.name, dict(zip(tool.slots, chosen, strict=True)))
-            for tool in self._suite.tools.values()
+            for tool in tools
             for chosen in itertools.product(*(known[slot] for slot in tool.slots.values()))
         ]
         working = [call for call in calls if self._works(call)]

@@ -24,13 +24,10 @@ JOINER = ", then "
 
 # The share of tasks by number of skills.
 LENGTHS: Mapping[int, float] = {1: 0.55, 2: 0.28, 3: 0.10, 4: 0.05, 5: 0.02}
-CHALLENGE_LENGTHS: Mapping[int, float] = {4: 0.25, 5: 0.25, 6: 0.25, 7: 0.25}
 # A skill of popularity rank r has the weight r ** -SKEW; a negative SKEW prefers rare skills.
 SEED_SKEW = 0.2
-CHALLENGE_SKEW = -0.7
 # The most calls of a solution, finish not counted.
 CALLS = 9
-CHALLENGE_CALLS = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +44,7 @@ SPLITS: Mapping[str, Split] = {
     "seed": Split(frozenset({0, 1, 2, 3, 4}), LENGTHS, SEED_SKEW, CALLS),
     "dev": Split(frozenset({5, 6}), LENGTHS, 0.0, CALLS),
     "eval": Split(frozenset({7, 8}), LENGTHS, 0.0, CALLS),
-    "challenge": Split(frozenset({9}), CHALLENGE_LENGTHS, CHALLENGE_SKEW, CHALLENGE_CALLS),
+    "challenge": Split(frozenset({9}), {4: 0.25, 5: 0.25, 6: 0.25, 7: 0.25}, skew=-0.7, calls=12),
 }
 
 

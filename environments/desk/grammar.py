@@ -64,7 +64,7 @@ def _looks(call: Call, suite: Suite) -> bool:
 
 
 def _matches(
-    done: Sequence[Done], index: int, explained: frozenset[int], suite: Suite
+    done: list[Done], index: int, explained: frozenset[int], suite: Suite
 ) -> Iterator[tuple[frozenset[int], str]]:
     """For each skill that can end with the call at `index`: the look-ups that it needs, and its words."""
     for skill in suite.skills:
@@ -94,12 +94,7 @@ def _unify(template: Template, call: Call, words: Mapping[str, str]) -> dict[str
 
 
 def _look(
-    template: Template,
-    done: Sequence[Done],
-    before: int,
-    words: Mapping[str, str],
-    explained: frozenset[int],
-    suite: Suite,
+    template: Template, done: list[Done], before: int, words: Mapping[str, str], explained: frozenset[int], suite: Suite
 ) -> tuple[int, dict[str, str]] | None:
     """The latest look-up that could have been this one, those not yet explained first, and the words with it."""
     found: list[tuple[bool, int, dict[str, str]]] = []

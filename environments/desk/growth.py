@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from . import tools
-from .office import WORDS, State
+from .office import WORDS, State, read_words
 from .skills import Skill, Suite
 from .tools import Rule, Tool
 
@@ -22,18 +22,7 @@ ATTRIBUTES = ("text", "day", "address")
 # Records of an application in a new office.
 _HELD = 3
 _REASONS = ("no such record", "record exists", "no such tool", "unchanged", "already finished", "no call")
-_VERBS = {
-    "add": "add new put enter",
-    "set": "set write change edit",
-    "fill": "fill load stock",
-    "drop": "drop erase purge delete",
-    "get": "get show see view",
-    "rename": "rename retitle relabel",
-    "mark": "mark flag star tick",
-    "link": "link join tie pair",
-    "lock": "lock freeze seal",
-    "seek": "seek scan peek",
-}
+_VERBS = read_words("verbs.txt")
 _SYLLABLES = tuple(f"{first}{second}" for first in "bdfgklmnprstvz" for second in "aeiou")
 
 
@@ -70,9 +59,9 @@ def _names(rng: random.Random) -> Iterator[str]:
 def _application(name: str, record: str, rng: random.Random) -> Application:
     attributes = tuple(rng.sample(ATTRIBUTES, rng.choice((1, 2))))
     forms = ["add", "drop", "rename", "mark", "link", "lock", "seek"] + ["fill"] * (len(attributes) > 1)
-    tools = {form: f"{name}_{rng.choice(_VERBS[form].split())}" for form in forms}
+    tools = {form: f"{name}_{rng.choice(_VERBS[form])}" for form in forms}
     for verb in ("set", "get"):
-        word = rng.choice(_VERBS[verb].split())
+        word = rng.choice(_VERBS[verb])
         tools |= {f"{verb}_{attribute}": f"{name}_{word}_{attribute}" for attribute in attributes}
     return Application(name, record, attributes, tools)
 

@@ -20,11 +20,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# The words by kind. The kinds share none, so a word alone determines its kind.
-_WORDS = Path(__file__).with_name("words.txt").read_text(encoding="utf-8")
-WORDS: Mapping[str, tuple[str, ...]] = {
-    kind: tuple(words.split()) for kind, words in re.findall(r"^(\w+): (.+)$", _WORDS, re.MULTILINE)
-}
+
+def read_words(file: str) -> Mapping[str, tuple[str, ...]]:
+    """The words of a file of this folder, by their kind."""
+    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
+    return {kind: tuple(words.split()) for kind, words in re.findall(r"^(\w+): (.+)$", text, re.MULTILINE)}
+
+
+# The kinds share no word, so a word alone determines its kind.
+WORDS = read_words("words.txt")
 
 SHELVES: Mapping[str, frozenset[str]] = {
     "files": frozenset({"folder", "text", "copies"}),

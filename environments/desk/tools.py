@@ -1,12 +1,13 @@
-"""ONE table of tools with names, parameters and rules. Rules are pure functions: they return changes, and make none."""
+"""The tools of tools.txt, and their rules, which are pure functions: they return changes, and make none."""
 
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cojax.types import Call
-from ..tools.toolset import Refused
+from ..tools.toolset import Refused, document
 from .office import SINGULAR, WORDS, Change, Entity, State, apply
 
 Rule = Callable[..., str | tuple[Change, ...]]  # of a tool: (state, words) → what a look-up tells, or the changes
@@ -72,8 +73,10 @@ def is_fit(state: State, attribute: str, word: str) -> None:
         found(state, "folders", word)
     elif attribute == "day":
         is_word(state, attribute, word)
-    elif attribute in ("shared", "guests", "forwarded") and not _is_known(state, word):
-        raise Refused("no such address")
+    elif attribute in ("shared", "guests", "forwarded"):
+        known = [contact["address"] for contact in state["contacts"].values()]
+        if word not in known:
+            raise Refused("no such address")
 
 
 def is_word(state: State, attribute: str, word: str) -> None:
@@ -138,15 +141,13 @@ def remove(shelf: str) -> Rule:
     return rule
 
 
-def mail_send(state: State, address: str, text: str) -> tuple[Change, ...]:
-    if not _is_known(state, address):
-        raise Refused("no such address")
-    texts = state["sent"].get(address, {"texts": []})["texts"]
-    return (("sent", address, {"texts": sorted([*texts, text])}),)
+def mail_send() -> Rule:
+    def rule(state: State, address: str, text: str) -> tuple[Change, ...]:
+        is_fit(state, "forwarded", address)
+        texts = state["sent"].get(address, {"texts": []})["texts"]
+        return (("sent", address, {"texts": sorted([*texts, text])}),)
 
-
-def _is_known(state: State, address: str) -> bool:
-    return any(contact["address"] == address for contact in state["contacts"].values())
+    return rule
 
 
 def found(state: State, shelf: str, name: str) -> Entity:
@@ -168,62 +169,38 @@ def _valued(state: State, attributes: Sequence[str], words: Sequence[str], requi
     return valued
 
 
-def _slots(written: str) -> dict[str, str]:
-    """Parameter → slot. A parameter is written `name` or `name:slot`."""
-    parts = (part.partition(":") for part in written.split())
-    return {name: slot or name for name, _, slot in parts}
-
-
-# Name, parameters, rule, description; a look-up's last column is the kind of word that it returns.
-_TABLE: tuple[tuple[Any, ...], ...] = (
-    ("files_find", "file", read("files", "folder"), "Tell the folder a file is in.", "folder"),
-    ("files_read", "file", read("files", "text"), "Tell the text of a file.", "text"),
-    ("files_write", "file text", put("files", "text"), "Replace the text of a file."),
-    ("files_move", "file folder", put("files", "folder"), "Move a file to a folder."),
-    ("files_copy", "file folder", extend("files", "copies"), "Put a copy of a file in a folder."),
-    ("files_rename", "file name:new_file", rename("files"), "Give a file another name."),
-    ("files_delete", "file", remove("files"), "Delete a file."),
-    ("folders_create", "folder:new_folder", add("folders", shared=[]), "Make an empty folder."),
-    ("folders_share", "folder address", extend("folders", "shared"), "Share a folder with a contact's address."),
-    ("notes_read", "note", read("notes", "text"), "Tell the text of a note.", "text"),
-    ("notes_add", "note:new_note text", add("notes", "text"), "Add a new note."),
-    ("notes_write", "note text", put("notes", "text"), "Replace the text of a note."),
-    ("notes_delete", "note", remove("notes"), "Delete a note."),
-    ("contacts_find", "person", read("contacts", "address"), "Tell a contact's address.", "address"),
-    ("contacts_add", "person:new_person address:new_address", add("contacts", "address"), "Add a contact."),
-    ("contacts_delete", "person", remove("contacts"), "Delete a contact."),
-    ("calendar_day", "event", read("calendar", "day"), "Tell the day of an event.", "day"),
-    ("calendar_add", "event:new_event day", add("calendar", "day", guests=[]), "Schedule a new event on a day."),
-    ("calendar_move", "event day", put("calendar", "day"), "Move an event to another day."),
-    ("calendar_cancel", "event", remove("calendar"), "Cancel an event."),
-    ("calendar_invite", "event address", extend("calendar", "guests"), "Invite a contact's address to an event."),
-    ("mail_send", "address text", mail_send, "Send a text to a contact's address."),
-    ("mail_read", "person:sender", read("mail", "text"), "Tell the text of a person's mail.", "text"),
-    ("mail_flag", "person:sender", turn_on("mail", "flagged"), "Flag the mail from a person."),
-    ("mail_forward", "person:sender address", extend("mail", "forwarded"), "Forward a person's mail to an address."),
-    ("mail_delete", "person:sender", remove("mail"), "Delete the mail from a person."),
-)
-TOOLS: Mapping[str, Tool] = {
-    name: Tool(name, description, _slots(parameters), rule, *gives)
-    for name, parameters, rule, description, *gives in _TABLE
+_MAKERS: Mapping[str, Callable[..., Rule]] = {
+    maker.__name__: maker for maker in (read, add, put, extend, turn_on, rename, remove, mail_send)
 }
+
+
+def _tool(row: str) -> Tool:
+    """The tool of a row of tools.txt."""
+    name, parameters, written, description, *gives = (cell.strip() for cell in row.split("|"))
+    slots = {parameter: slot or parameter for parameter, _, slot in (one.partition(":") for one in parameters.split())}
+    maker, *given = written.split()
+    bare: dict[str, Any] = {word.removesuffix("=[]"): [] for word in given if word.endswith("=[]")}
+    rule = _MAKERS[maker](*(word for word in given if not word.endswith("=[]")), **bare)
+    return Tool(name, description, slots, rule, *gives)
+
+
+_TABLE = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
+TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in map(_tool, re.findall(r"^[^#\n].+", _TABLE, re.MULTILINE))}
 
 FINISH = "finish"
 
 
 def documentation(tools: Iterable[Tool] = TOOLS.values()) -> tuple[Mapping[str, Any], ...]:
     """The tools in OpenAI function format, `finish` last."""
-    documented = [
-        _function(tool.name, tool.description, tuple(tool.slots), required=tuple(tool.slots)) for tool in tools
-    ]
+    documented = [_function(tool.name, tool.description, tool.slots, required=tool.slots) for tool in tools]
     return (*documented, _function(FINISH, "End the work, with the answer if one was asked for.", ("answer",), ()))
 
 
-def _function(name: str, description: str, parameters: tuple[str, ...], required: tuple[str, ...]) -> dict[str, Any]:
+def _function(name: str, description: str, parameters: Iterable[str], required: Iterable[str]) -> dict[str, Any]:
     schema = {
         "type": "object",
         "properties": {parameter: {"type": "string"} for parameter in parameters},
         "required": list(required),
         "additionalProperties": False,
     }
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+    return document(name, description, schema)

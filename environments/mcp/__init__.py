@@ -8,7 +8,8 @@ snapshot.py     in a worker: a folder → JSON
 resources.py    a server's resources as two tools
 world.py        setup → a world: an episode's server, as environments/tools acts on it; servers of several episodes
 sql.py          statements worth trying on the tables of a database
-data.py         ONE table of public servers that this is proved with; installs them, makes the folders of their episodes
+servers.toml    ONE table of public servers that this is proved with
+data.py         reads it; installs the servers, makes the folders of their episodes
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from cojax.environment import EnvironmentFailure, Traits, ask
 from cojax.worlds import function
 from ..tools import ToolEnvironment
 from ..tools.toolset import Refused
-from ..worker import IsolatedEnvironment
+from ..worker import Bounds, IsolatedEnvironment
 from . import launch
 from .data import RECIPE, SERVERS
 from .world import NAME, Offer, Opener, Reader, calls_of, offer, read_answers
@@ -37,6 +38,9 @@ COUNT = 6
 _ERRORS = r"(?i)\s*(\w+ )?error\b"
 # Deadlines of one call that a verdict may take: it opens a second server and makes the solution's calls.
 _VERDICT = 6
+# Processes and threads of an episode: servers with thread pools have dozens. Values of a state, which has no more than
+# snapshot.MOST characters.
+_PROCESSES, _VALUES = 128, 1_100_000
 # Episodes at a time: of servers of a command, and of a server at an address.
 _MANY, _ONE = 8, 1
 # A function of the user's, as against a tool or JSON.
@@ -89,7 +93,8 @@ def make(
     given = {"folders": folders, "variables": variables, "visible": visible, "errors": errors, "reset": reset}
     examine(command=command, url=url, unconfined=unconfined, headers=headers, reuse=reuse, **given)
     starts = Path(folders).expanduser().absolute() if folders else None
-    begun, limits = _setups(setups, starts), launch.bounds(deadline, memory)
+    begun = _setups(setups, starts)
+    limits = Bounds(deadline=deadline, memory=int(memory * 2**30), processes=_PROCESSES, values=_VALUES)
     source = function("affordances", affordances) if affordances else None
     most = concurrency or (_ONE if url else _MANY)
     if url:

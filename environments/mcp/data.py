@@ -1,4 +1,4 @@
-"""ONE table of public MCP servers that pip installs as they are, with which the environment is proved.
+"""The public MCP servers of servers.toml, with which the environment is proved.
 
 Each is installed in a virtual environment of its own. The folders in which their episodes start are small, different,
 and the same wherever they are made.
@@ -13,8 +13,10 @@ import shlex
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ..worker.venv import InstallError, Recipe, cache, install, interpreter
 
@@ -25,21 +27,14 @@ RECIPE = Recipe(requirements=("mcp==2.3.0",), proof="from mcp import Client", py
 STARTS = 24
 _FRUITS = ("apple", "cherry", "date", "fig", "grape", "lemon", "mango", "olive", "peach", "plum", "quince", "rhubarb")
 _CITIES = ("Bergen", "Cork", "Delft", "Essen", "Ghent", "Leeds", "Lyon", "Malmo", "Porto", "Turin")
-_DAY = "2026-01-01T00:00:00+0000"
-# The person and the time of every commit, as settings of a server's environment.
-_GIT = (
-    "GIT_AUTHOR_NAME=Ada GIT_AUTHOR_EMAIL=ada@example.org GIT_COMMITTER_NAME=Ada GIT_COMMITTER_EMAIL=ada@example.org "
-    f"GIT_AUTHOR_DATE={_DAY} GIT_COMMITTER_DATE={_DAY} GIT_CONFIG_NOSYSTEM=1"
-)
 
 
 @dataclasses.dataclass(frozen=True)
 class Server:
     """A public server.
 
-    `recipe` is its virtual environment, `command` what starts it, a program that comes with it; `fill` makes the folder
-    of number n in which an episode starts. `state`, `affordances` and `variables` are settings of
-    `environments.mcp.make`; `known` are values of arguments that the folder does not show.
+    `recipe` is its virtual environment, and `fill` makes the folder of number n in which an episode starts. What the
+    rest is stands in servers.toml.
     """
 
     name: str
@@ -49,7 +44,7 @@ class Server:
     state: str = ""
     affordances: str = ""
     variables: str = ""
-    known: tuple[tuple[str, str], ...] = ()
+    known: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def home(self) -> str:
@@ -64,7 +59,7 @@ class Server:
     @property
     def setups(self) -> str:
         """The setups, as JSON."""
-        return json.dumps([{"folder": start_name(number), **dict(self.known)} for number in range(STARTS)])
+        return json.dumps([{"folder": start_name(number), **self.known} for number in range(STARTS)])
 
     def started(self) -> str:
         """The command that starts it. Raises InstallError where it is not installed."""
@@ -115,45 +110,19 @@ def notes(folder: Path, number: int) -> None:
 
 
 def _git(folder: Path, *arguments: str) -> None:
-    own = dict(word.split("=", 1) for word in shlex.split(_GIT))
+    own = dict(word.split("=", 1) for word in shlex.split(SERVERS["git"].variables))
     subprocess.run(["git", *arguments], cwd=folder, env={**os.environ, **own}, check=True, capture_output=True)
 
 
-def _recipe(module: str, *requirements: str) -> Recipe:
-    return Recipe(requirements=requirements, proof=f"import {module}", pythons=RECIPE.pythons)
+def _server(name: str, module: str, requirements: list[str], **row: Any) -> Server:
+    recipe = Recipe(tuple(requirements), proof=f"import {module}", pythons=RECIPE.pythons)
+    if "affordances" in row:
+        row["affordances"] = f"{__package__}.{row['affordances']}"
+    return Server(name, recipe, fill={"sqlite": database, "git": repository, "filesystem": notes}[name], **row)
 
 
-SERVERS = {
-    server.name: server
-    for server in (
-        Server(
-            "sqlite",
-            # It was written for the SDK before version 2.
-            _recipe("mcp_server_sqlite", "mcp-server-sqlite==2025.4.25", "mcp<2"),
-            "mcp-server-sqlite --db-path shop.db",
-            database,
-            # Its notes are no file, but a resource.
-            state='{"name": "read_resource", "arguments": {"uri": "memo://insights"}}',
-            affordances=f"{__package__}.sql:offers",
-        ),
-        Server(
-            "git",
-            _recipe("mcp_server_git", "mcp-server-git==2026.10.10", "mcp<2"),
-            "mcp-server-git --repository {folder}",
-            repository,
-            # Commits made at the same time by the same person have equal names.
-            variables=_GIT,
-            known=(("repo_path", "."), ("branch_type", "local"), ("revision", "HEAD"), ("target", "HEAD")),
-        ),
-        Server(
-            "filesystem",
-            _recipe("filesystem_mcp", "filesystem-mcp==1.0.2", "mcp==2.3.0"),
-            "filesystem-mcp .",
-            notes,
-            known=(("path", "."), ("encoding", "utf-8")),
-        ),
-    )
-}
+_TABLE = Path(__file__).with_name("servers.toml").read_text(encoding="utf-8")
+SERVERS = {name: _server(name, **row) for name, row in tomllib.loads(_TABLE).items()}
 
 ALL, NONE = "all", "none"
 # What --data can be: all servers, one of them, or none, for a server of one's own.

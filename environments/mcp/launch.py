@@ -15,14 +15,6 @@ from .world import NAME
 
 _NAMED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODULE = f"{__package__}.inside"
-# Processes and threads of an episode: servers with thread pools have dozens. Values of a state, which has no more than
-# snapshot.MOST characters.
-_PROCESSES, _VALUES = 128, 1_100_000
-
-
-def bounds(deadline: float, memory: float) -> Bounds:
-    """The limits of an episode: seconds of a call, and GiB of address space of each process."""
-    return Bounds(deadline=deadline, memory=int(memory * 2**30), processes=_PROCESSES, values=_VALUES)
 
 
 def confined(
@@ -109,7 +101,9 @@ def files_of(words: Sequence[str]) -> tuple[str, ...]:
 
     Of a file that is an argument the folder is meant, as a program reads what lies beside it.
     """
-    return tuple(dict.fromkeys((*_of_program(words[0]), *filter(None, map(_of_argument, words[1:])))))
+    named = [word for word in words[1:] if os.path.isabs(word) and os.path.exists(word) and word != "/"]
+    folders = (os.path.dirname(word) if os.path.isfile(word) else word for word in named)
+    return tuple(dict.fromkeys((*_of_program(words[0]), *folders)))
 
 
 def variables_of(given: str) -> Mapping[str, str]:
@@ -140,9 +134,3 @@ def _of_program(program: str) -> Iterator[str]:
             lines = (line.partition("=") for line in marks.read_text().splitlines())
             homes = [value.strip() for name, _, value in lines if name.strip() == "home"]
             yield from (str(Path(home).parent) for home in homes if str(Path(home).parent) != "/")
-
-
-def _of_argument(word: str) -> str:
-    if not os.path.isabs(word) or not os.path.exists(word) or word == "/":
-        return ""
-    return os.path.dirname(word) if os.path.isfile(word) else word

@@ -1,6 +1,7 @@
 """A folder as JSON: texts, JSON, databases of SQLite and git repositories by what they hold, other files by a hash."""
 
 import base64
+import contextlib
 import fnmatch
 import hashlib
 import json
@@ -10,6 +11,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from cojax.types import parse_json
 
 # The most files of a folder, the most bytes of one that is kept as it is, and the most characters of it all as JSON.
 _FILES, _KEPT, MOST = 2_000, 65_536, 2 * 2**20
@@ -74,15 +77,9 @@ def _held(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         return {"sha256": hashlib.sha256(content).hexdigest()}
     if path.suffix == ".json":
-        try:
-            return {"content": json.loads(text, parse_constant=_refused)}
-        except (ValueError, RecursionError):
-            pass
+        with contextlib.suppress(ValueError):
+            return {"content": parse_json(text, finite=False)}
     return {"content": text}
-
-
-def _refused(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _database(path: Path) -> dict[str, Any]:

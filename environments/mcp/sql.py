@@ -13,7 +13,10 @@ _ROWS = 3
 _WORDS = ("amber", "basil", "cedar", "daisy", "ember", "fable", "grove", "hazel")
 
 
-def offers(world: ServerWorld) -> Iterator[tuple[str, Mapping[str, Any]]]:
+_Calls = Iterator[tuple[str, Mapping[str, Any]]]
+
+
+def offers(world: ServerWorld) -> _Calls:
     """Calls of mcp-server-sqlite's tools: a row that is added, changed, removed or read, a table, a note."""
     state = world.state()
     rng = random.Random(canonical(state))
@@ -31,9 +34,7 @@ def offers(world: ServerWorld) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield "create_table", {"query": f"CREATE TABLE {word} (id INTEGER PRIMARY KEY, name TEXT)"}
 
 
-def _of_row(
-    name: str, columns: Sequence[str], row: Sequence[Any], word: str
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _of_row(name: str, columns: Sequence[str], row: Sequence[Any], word: str) -> _Calls:
     """Statements about one row, which its first column stands for."""
     key, *others = zip(columns, row, strict=True)
     where = f"WHERE {key[0]} = {_literal(key[1])}"

@@ -161,13 +161,8 @@ def calls_of(setting: str, given: str | Sequence[Any], known: Sequence[str]) -> 
     return tuple(made)
 
 
-@dataclasses.dataclass(frozen=True)
-class Server:
-    """A running server, the folder that it started in, and the state to which its reset must lead back."""
-
-    episode: ServedEpisode
-    folder: str
-    start: str
+# A running server, the folder that it started in, and the state to which its reset must lead back.
+Server = tuple[ServedEpisode, str, str]
 
 
 @dataclasses.dataclass(eq=False)
@@ -211,7 +206,7 @@ class Opener:
             self._end(turn)
             raise
         leave = functools.partial(self._leave, server, turn)
-        world = ServerWorld(server.episode, self.read, turn, leave, lasting=self.lasting)
+        world = ServerWorld(server[0], self.read, turn, leave, lasting=self.lasting)
         try:
             for call in setup.get("calls", ()):
                 world.call(call["name"], call.get("arguments", {}))
@@ -229,7 +224,7 @@ class Opener:
             if episode.tools() != self.offer.own:
                 raise EnvironmentFailure(difference(self.offer.own, episode.tools()))
             if self.reset is None:
-                return Server(episode, folder, "")
+                return episode, folder, ""
             start = self._after_reset(episode) if self.lasting else self._state(episode)
             with self._lock:
                 self._first = self._first or start
@@ -238,7 +233,7 @@ class Opener:
                     f"after {signature_of(self.reset)} the state is {start:.{_SHOWN}}, and after the first one it was "
                     f"{self._first:.{_SHOWN}}; expected the same state after each reset"
                 )
-            return Server(episode, folder, start)
+            return episode, folder, start
         except BaseException as error:
             episode.close()
             if isinstance(error, Refused):
@@ -248,16 +243,17 @@ class Opener:
     def _reused(self, folder: str) -> Server | None:
         """A server that served another episode, after its reset; None where there is none that is as at its start."""
         while (server := self._taken(folder)) is not None:
+            episode, _, start = server
             try:
-                if server.episode.evaluate().reward == 1.0:
-                    if (found := self._after_reset(server.episode)) == server.start:
+                if episode.evaluate().reward == 1.0:
+                    if (found := self._after_reset(episode)) == start:
                         return server
-                    self._keep_none(f"its state is {found:.{_SHOWN}}, and was {server.start:.{_SHOWN}}")
+                    self._keep_none(f"its state is {found:.{_SHOWN}}, and was {start:.{_SHOWN}}")
             except Refused as refusal:
                 self._keep_none(str(refusal))
             except EnvironmentFailure:
                 pass  # it was lost since its last episode
-            server.episode.close()
+            episode.close()
         return None
 
     def _keep_none(self, why: str) -> None:
@@ -266,14 +262,14 @@ class Opener:
             return
         with self._lock:
             kept, self._kept, ended, self._idle = self._kept, 0, self._idle, []
-        for server in ended:
-            server.episode.close()
+        for episode, *_ in ended:
+            episode.close()
         if kept:
             _LOG.warning("the reset does not lead a server back to its start, so each episode starts one: %s", why)
 
     def _taken(self, folder: str) -> Server | None:
         with self._lock:
-            found = next((server for server in reversed(self._idle) if server.folder == folder), None)
+            found = next((server for server in reversed(self._idle) if server[1] == folder), None)
             if found is not None:
                 self._idle.remove(found)
             return found
@@ -284,8 +280,8 @@ class Opener:
             keeps = works and self._kept > 0
             ended = ([self._idle.pop(0)] if len(self._idle) >= self._kept else []) if keeps else [server]
             self._idle += [server] if keeps else []
-        for one in ended:
-            one.episode.close()
+        for episode, *_ in ended:
+            episode.close()
         self._end(turn)
 
     def _turn(self) -> Turn:

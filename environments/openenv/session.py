@@ -18,7 +18,8 @@ from pydantic_core import to_jsonable_python
 
 from cojax.environment import EnvironmentFailure
 from cojax.types import Action, Call, Evaluation, Message, Observation
-from ..tools.in_worker import Opening, finite, share_of
+from ..tools.in_worker import finite, opening, share_of
+from ..tools.toolset import document
 
 # The tool of an environment whose actions are no calls of tools.
 ACT = "act"
@@ -46,13 +47,8 @@ class Made:
         """Raises ValueError for an environment that has no counterpart here."""
         made = self()
         self.action(made)
-        rubric = made.rubric
-        judges = (
-            [one for one in (rubric, *(found for _, found in rubric.named_rubrics())) if isinstance(one, LLMJudge)]
-            if rubric
-            else []
-        )
-        if judges:
+        rubrics = [made.rubric, *(found for _, found in made.rubric.named_rubrics())] if made.rubric else []
+        if any(isinstance(rubric, LLMJudge) for rubric in rubrics):
             raise ValueError(
                 "its rubric asks a model over a network, and so gives no verifiable reward; see docs/openenv.md"
             )
@@ -116,9 +112,7 @@ class SessionEpisode:
         self._documents = self._tools()
         text = _written(self._seen(shown))
         lacks = "" if self.state() else _NO_STATE.format(" and ".join(sorted(self._ignore)))
-        return (
-            Message("system", Opening(f"At the start the environment shows {text}" if text else "", lacks).written()),
-        )
+        return opening(f"At the start the environment shows {text}" if text else "", lacks)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return self._documents
@@ -175,9 +169,9 @@ class SessionEpisode:
             schema = self._kind.model_json_schema()
             parameters = {key: value for key, value in schema.items() if key not in ("title", "description")}
             parameters["properties"] = {k: v for k, v in schema.get("properties", {}).items() if k != "metadata"}
-            return (_document(ACT, schema.get("description", "") if self._kind.__doc__ else "", parameters),)
+            return (document(ACT, schema.get("description", "") if self._kind.__doc__ else "", parameters),)
         listed = self._made("step", ListToolsAction())
-        return tuple(_document(tool.name, tool.description, tool.input_schema) for tool in listed.tools)
+        return tuple(document(tool.name, tool.description, tool.input_schema) for tool in listed.tools)
 
     def _step(self, call: Call) -> tuple[str, bool, bool]:
         """What a call shows, whether it worked, and whether the episode is over."""
@@ -199,7 +193,9 @@ class SessionEpisode:
             return _written(self._seen(shown)), True, bool(shown.done)
         if shown.error is not None:
             return shown.error.message, False, bool(shown.done)
-        return _text_of(shown.result), not shown.result.is_error, bool(shown.done)
+        blocks = to_jsonable_python(shown.result.content)
+        text = "\n".join(block.get("text", "") or json.dumps(block) for block in blocks)
+        return text, not shown.result.is_error, bool(shown.done)
 
     def _seen(self, shown: Any) -> dict[str, Any]:
         """An observation without its reward, which is for training, and without what is empty."""
@@ -207,18 +203,8 @@ class SessionEpisode:
         return {name: value for name, value in seen.items() if value not in (None, {}, [])}
 
 
-def _document(name: str, description: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-
-
 def _written(seen: Any) -> str:
     """An observation as text: itself where it is one text, else JSON."""
     if isinstance(seen, Mapping) and len(seen) == 1 and isinstance(only := next(iter(seen.values())), str):
         return only
     return json.dumps(to_jsonable_python(seen, inf_nan_mode="strings"), ensure_ascii=False) if seen else ""
-
-
-def _text_of(result: Any) -> str:
-    """The answer of a tool: the text of its result's content."""
-    blocks = to_jsonable_python(result.content)
-    return "\n".join(block.get("text", "") or json.dumps(block) for block in blocks)

@@ -49,7 +49,8 @@ def _object(told: Mapping[str, Any], named: Mapping[str, str]) -> dict[str, Any]
     holds = _sorted(_object(inner, named) for inner in _inside(told) if not (pot and inner["name"] == _WATER))
     if holds:
         found["holds"] = holds
-    return None if _is_terminal(told["name"]) and found == {"object": told["name"]} else found
+    terminal = told["name"] in ("anode", "cathode") or told["name"].startswith("terminal ")
+    return None if terminal and found == {"object": told["name"]} else found
 
 
 def _qualities(told: Mapping[str, Any], named: Mapping[str, str]) -> Iterator[str]:
@@ -75,10 +76,6 @@ def _names(told: Mapping[str, Any], holder: str = "") -> Iterator[tuple[str, str
     for inner in _inside(told):
         yield inner["uuid"], f"{holder} {inner['name']}".strip()
         yield from _names(inner, inner["name"])
-
-
-def _is_terminal(name: str) -> bool:
-    return name in ("anode", "cathode") or name.startswith("terminal ")
 
 
 def _inside(told: Mapping[str, Any]) -> list[Mapping[str, Any]]:

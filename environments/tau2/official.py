@@ -115,18 +115,16 @@ class Domain:
         kinds = import_module("tau2.data_model.tasks").RewardType
         basis, reward, checks = set(criteria.reward_basis), 1.0, []
         if basis & {kinds.DB, kinds.ENV_ASSERTION}:
-            found = import_module("tau2.evaluator.evaluator_env").EnvironmentEvaluator.calculate_reward(
-                self.construct, official, trajectory, self.solo
-            )
+            evaluator = import_module("tau2.evaluator.evaluator_env").EnvironmentEvaluator
+            found = evaluator.calculate_reward(self.construct, official, trajectory, self.solo)
             reward *= found.reward
             if kinds.ENV_ASSERTION in basis:
                 checks += [(_line(one.env_assertion), one.met) for one in found.env_assertions or ()]
             if kinds.DB in basis:
                 checks.append(("database", found.db_check.db_match))
         if kinds.ACTION in basis:
-            found = import_module("tau2.evaluator.evaluator_action").ActionEvaluator.calculate_reward(
-                official, trajectory
-            )
+            evaluator = import_module("tau2.evaluator.evaluator_action").ActionEvaluator
+            found = evaluator.calculate_reward(official, trajectory)
             reward *= found.reward
             checks += [(one.action.get_func_format(), one.action_match) for one in found.action_checks or ()]
         if kinds.COMMUNICATE in basis:
@@ -159,7 +157,7 @@ def load(name: str) -> Domain:
     policies = {"official": made.policy}
     if solo:
         policies["workflow"] = home.get_environment(solo_mode=True, policy_type="workflow").policy
-    instruction, prompt = solo_texts()
+    instruction, prompt = _read(_AGENT, "AGENT_SOLO_INSTRUCTION", "SYSTEM_PROMPT_SOLO")
     return Domain(
         name,
         solo,
@@ -173,7 +171,7 @@ def load(name: str) -> Domain:
         tasks={task.id: task for task in home.get_tasks(None)},
         splits=home.get_tasks_split(),
         policies=policies,
-        instruction=instruction,
+        instruction=instruction.format(stop_function_name="done", stop_token="###STOP###"),
         prompt=prompt,
         databases=tuple(kit.db for kit in kits),
         construct=construct,
@@ -265,12 +263,6 @@ def _line(assertion: Any) -> str:
 # The official prompts are read as text: the modules that hold them import model clients.
 _AGENT = "tau2.agent.llm_agent"
 _GUIDELINES = "data/tau2/user_simulator/simulation_guidelines.md"
-
-
-def solo_texts() -> tuple[str, str]:
-    """The official instruction and system prompt of the solo mode."""
-    instruction, prompt = _read(_AGENT, "AGENT_SOLO_INSTRUCTION", "SYSTEM_PROMPT_SOLO")
-    return instruction.format(stop_function_name="done", stop_token="###STOP###"), prompt
 
 
 def conversation_texts() -> dict[str, str]:

@@ -181,17 +181,13 @@ def _fits(value: Any, kind: str, schema: Mapping[str, Any]) -> bool:
     if kind == "string":
         if not isinstance(value, str) or not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", 200):
             return False
-        return "pattern" not in schema or _matches_pattern(schema["pattern"], value)
+        # In linear time: a server chooses the pattern. One that cannot be read matches.
+        matches = _compiled(pattern) if isinstance(pattern := schema.get("pattern"), str) else None
+        return matches is None or matches(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind == "integer" and value != int(value)):
         return False
     above = value >= schema.get("minimum", value) and value > schema.get("exclusiveMinimum", value - 1)
     return above and value <= schema.get("maximum", value) and value < schema.get("exclusiveMaximum", value + 1)
-
-
-def _matches_pattern(pattern: Any, value: str) -> bool:
-    """Whether the value matches, in linear time: a server chooses the pattern. True for one that cannot be read."""
-    matches = _compiled(pattern) if isinstance(pattern, str) else None
-    return matches is None or matches(value)
 
 
 @functools.lru_cache(maxsize=256)

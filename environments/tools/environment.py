@@ -143,7 +143,7 @@ class ToolEnvironment:
                 start, _ = episode.end()
                 for action in task.solution:
                     episode.step(action)
-                end = End(start, *episode.end())
+                end = (start, *episode.end())
         except PolicyLoss as loss:  # in a world of its own, which is not the policy's
             raise EnvironmentFailure(str(loss)) from loss
         with self._lock:

@@ -83,13 +83,7 @@ def state_of(world: Any) -> Any:
     return plain_json(world if is_json(world) else world.state(), "the world's state")
 
 
-@dataclasses.dataclass(frozen=True)
-class End:
-    """How a task's solution begins and ends: the states, and the answer."""
-
-    start: Any
-    goal: Any
-    answer: str | None
+End = tuple[Any, Any, str | None]  # of a task's solution: the states in which it begins and ends, and the answer
 
 
 class ToolEpisode:
@@ -192,16 +186,16 @@ class ToolEpisode:
         if not self._task.solution:
             return Evaluation(0.0)
         reached = state_of(self._world)  # before the solution is played: some worlds allow no second one beside them
-        end = self._reference(self._task)
-        start, goal, now = (dict(_leaves(state)) for state in (end.start, end.goal, reached))
+        begun, wanted, answer = self._reference(self._task)
+        start, goal, now = (dict(_leaves(state)) for state in (begun, wanted, reached))
         changed = [path for path in sorted(start.keys() | goal.keys()) if start.get(path) != goal.get(path)]
         others = (start.keys() | goal.keys() | now.keys()) - set(changed)
         holds = [now.get(path) == goal.get(path) for path in changed]
         wrong = sum(now.get(path) != goal.get(path) for path in others)
         checks = [Check("/".join(path) or "state", held) for path, held in zip(changed[:_CHECKS], holds, strict=False)]
         checks.append(Check("all else as expected", not wrong and all(holds[_CHECKS:])))
-        if end.answer is not None:
-            holds.append(same_answer(self.answer, end.answer))
+        if answer is not None:
+            holds.append(same_answer(self.answer, answer))
             checks.append(Check("answer", holds[-1]))
         checks.append(Check("finished", self._finished))
         partial = sum(holds) / max(1, len(holds) + wrong)

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import dataclasses
 import importlib
 import json
 import math
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cojax.environment import EnvironmentFailure, PolicyLoss, Traits
-from cojax.types import Action, Call, Evaluation, Task
+from cojax.types import Action, Call, Evaluation, Message, Task
 from ..worker import Bounds, IsolatedEnvironment, isolate
 from ..worker.served import ServedEpisode
 from ..worker.venv import Recipe, interpreter
@@ -28,16 +27,10 @@ MOST = 10_000
 _VERDICT = 6
 
 
-@dataclasses.dataclass(frozen=True)
-class Opening:
+def opening(introduction: str, incomparable: str = "") -> tuple[Message, ...]:
     """What an episode tells as JSON when it opens: its part of the system message, and why its state cannot be
     compared, if it cannot."""
-
-    introduction: str = ""
-    incomparable: str = ""
-
-    def written(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
+    return (Message("system", json.dumps({"introduction": introduction, "incomparable": incomparable})),)
 
 
 class WorkerWorld:
@@ -45,7 +38,8 @@ class WorkerWorld:
 
     def __init__(self, episode: ServedEpisode) -> None:
         (message,) = episode.reset()
-        self._episode, self.opening = episode, Opening(**json.loads(message.content))
+        told = json.loads(message.content)
+        self._episode, self._introduction, self.incomparable = episode, told["introduction"], told["incomparable"]
         self._over = False
         self._replies: collections.deque[tuple[Call, str, bool]] = collections.deque()
 
@@ -54,7 +48,7 @@ class WorkerWorld:
         return self._episode.tools()
 
     def introduction(self) -> str:
-        return self.opening.introduction
+        return self._introduction
 
     def listen(self, action: Action) -> None:
         """Sends the action, and keeps the answers to its calls."""
@@ -155,7 +149,7 @@ def packaged(
         official = {task.id for tasks in splits.values() for task in tasks}
         opened = opener(worker, name)
         with contextlib.closing(opened(splits["train"][0].setup)) as world:
-            tools, incomparable = worker.tools() or world.on_offer(), world.opening.incomparable
+            tools, incomparable = worker.tools() or world.on_offer(), world.incomparable
         ending = "" if by_text else free_name([tool["function"]["name"] for tool in tools])
         return ToolEnvironment(
             name,

@@ -25,6 +25,11 @@ class Refused(Exception):
     """A call that the world does not carry out; the message is the observation."""
 
 
+def document(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool in OpenAI function format."""
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
 @dataclasses.dataclass(frozen=True)
 class Tool:
     """A tool: its name, its documentation, and how it is carried out; None where the world itself does that."""
@@ -36,8 +41,7 @@ class Tool:
 
     def document(self) -> dict[str, Any]:
         """The tool in OpenAI function format."""
-        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
-        return {"type": "function", "function": function}
+        return document(self.name, self.description, self.parameters)
 
     @property
     def first(self) -> str | None:

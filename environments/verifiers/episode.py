@@ -21,7 +21,7 @@ from verifiers.v1.state import state_cls
 from verifiers.v1.utils.decorators import invoke
 
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation
-from ..tools.in_worker import Opening, finite, share_of
+from ..tools.in_worker import finite, opening, share_of
 from .taskset import Source, documented, query_of, served, system_of
 
 # The most characters of a tool's answer.
@@ -54,7 +54,7 @@ class RolloutEpisode:
         system = system_of(self._task)
         self._messages = [vf.SystemMessage(content=system)] if system else []
         self._messages.append(vf.UserMessage(content=query_of(self._task)))
-        return (Message("system", Opening(system).written()),)
+        return opening(system)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return tuple(self._offered)
@@ -145,15 +145,8 @@ class RolloutEpisode:
             content=said, reasoning_content=thought.replace("<think>", "").strip() or None, tool_calls=made or None
         )
         turn = graph.prepare_turn(self._trace, list(self._messages), self._documents)
-        turn.commit(
-            vf.Response(
-                id=self._trace.id,
-                created=0,
-                model="policy",
-                message=message,
-                finish_reason="tool_calls" if made else "stop",
-            )
-        )
+        reason = "tool_calls" if made else "stop"
+        turn.commit(vf.Response(id=self._trace.id, created=0, model="policy", message=message, finish_reason=reason))
         self._messages.append(message)
 
     async def _answer(self, call: Call) -> tuple[str, bool]:

@@ -2,7 +2,8 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import verifiers.v1 as vf
@@ -15,6 +16,7 @@ from verifiers.v1.utils.loaders import default_harness_id
 
 from cojax.types import Action, Task, content_hash
 from ..tools.in_worker import actions_of, missing
+from ..tools.toolset import document
 
 NAME = "verifiers"
 # The harness of a taskset that brings none. Here its part is played by the policy, with the taskset's tools alone.
@@ -55,10 +57,10 @@ class Source:
         if not tasks:
             raise ValueError(f"the taskset {module!r} has no tasks with {dict(arguments)!r}")
         source = cls(taskset, tasks)
-        for index, task in source.kinds():
-            _examine(module, index, task)
-        for index, task in enumerate(tasks):
-            _examine_data(module, index, task)
+        of_kinds = (reason for index, task in source.kinds() for reason in _obstacles(index, task))
+        of_tasks = (reason for index, task in enumerate(tasks) for reason in _obstacles_of_data(index, task))
+        for reason in itertools.chain(of_kinds, of_tasks):
+            raise _unmapped(module, reason)
         return source
 
     def kinds(self) -> list[tuple[int, Any]]:
@@ -104,27 +106,26 @@ def documents(sources: Iterable[Source]) -> tuple[Mapping[str, Any], ...]:
             own: set[str] = set()
             for toolset, _ in source.toolsets(task):
                 for tool in asyncio.run(served(toolset).list_tools()):
-                    document = documented(toolset, tool)
-                    name = document["function"]["name"]
-                    before, known = found.setdefault(name, (index, document))
+                    offered = documented(toolset, tool)
+                    name = offered["function"]["name"]
+                    before, known = found.setdefault(name, (index, offered))
                     if name in own:
                         raise ValueError(
                             f"task {index}: two tools are called {name!r}; give one toolset a TOOL_PREFIX of its own"
                         )
-                    if known != document:
+                    if known != offered:
                         raise ValueError(
                             f"task {index}: the tool {name!r} is another than that of task {before}; give one toolset "
                             "a TOOL_PREFIX of its own"
                         )
                     own.add(name)
-    return tuple(document for _, document in found.values())
+    return tuple(offered for _, offered in found.values())
 
 
 def documented(toolset: Any, tool: Any) -> Mapping[str, Any]:
     """A tool of the toolset, in OpenAI function format."""
     name = f"{toolset.server_name}_{tool.name}" if toolset.server_name else tool.name
-    document = {"name": name, "description": tool.description or "", "parameters": tool.input_schema}
-    return {"type": "function", "function": document}
+    return document(name, tool.description or "", tool.input_schema)
 
 
 def served(toolset: Any) -> MCPServer:
@@ -192,48 +193,36 @@ def _task(source: str, index: int, row: Any, solution: Callable[..., Any] | None
     return Task(NAME, query_of(row), {"of": source, "task": index}, actions)
 
 
-def _examine(module: str, index: int, task: Any) -> None:
-    """Raises ValueError for what a kind of task has, of which this is the first, and has no counterpart here."""
+def _obstacles(index: int, task: Any) -> Iterator[str]:
+    """What a kind of task has, of which this is the first, and has no counterpart here."""
     if task.NEEDS_CONTAINER:
-        raise _unmapped(module, f"task {index} needs a container")
-    if found := discover_decorated(task, "intercept"):
-        raise _unmapped(
-            module,
-            f"task {index}: {found[0].__name__} rewrites messages: what was sampled would not be what is learned",
-        )
+        yield f"task {index} needs a container"
+    for hook in discover_decorated(task, "intercept"):
+        yield f"task {index}: {hook.__name__} rewrites messages: what was sampled would not be what is learned"
     for stop in task.hooks("stop"):
         if hook_boundary(stop, allow_trace=True) is not vf.Trace:
-            raise _unmapped(
-                module,
-                f"task {index}: the stop {stop.__name__} reads requests or responses of a model; expected a Trace",
-            )
+            yield f"task {index}: the stop {stop.__name__} reads requests or responses of a model; expected a Trace"
     if task.config.judges:
-        raise _unmapped(
-            module, f"task {index}: its judges ask a model over a network, and so have no verifiable reward"
-        )
+        yield f"task {index}: its judges ask a model over a network, and so have no verifiable reward"
 
 
-def _examine_data(module: str, index: int, task: Any) -> None:
-    """Raises ValueError for a single task that has no counterpart here."""
-    data = task.data
-    named = f"task {index}"
+def _obstacles_of_data(index: int, task: Any) -> Iterator[str]:
+    """What a single task has that has no counterpart here."""
+    data, prompt = task.data, task.data.prompt
     if data.image or data.agent_user or data.skills:
-        raise _unmapped(module, f"{named} needs an image, a user or skills of a container")
-    if not data.prompt:
-        raise _unmapped(module, f"{named} has no prompt: its user, a model, opens the conversation")
-    if isinstance(data.prompt, list):
-        if [one.role for one in data.prompt] != ["system"] * (len(data.prompt) - 1) + ["user"]:
-            raise _unmapped(
-                module, f"the prompt of {named} is a conversation; expected system messages and one of a user"
-            )
-        for one in data.prompt:
-            if not isinstance(one.content, str) and any(part.type != "text" for part in one.content):
-                raise _unmapped(module, f"the prompt of {named} holds images; a policy reads text alone")
+        yield f"task {index} needs an image, a user or skills of a container"
+    if not prompt:
+        yield f"task {index} has no prompt: its user, a model, opens the conversation"
+    if isinstance(prompt, list):
+        if [one.role for one in prompt] != ["system"] * (len(prompt) - 1) + ["user"]:
+            yield f"the prompt of task {index} is a conversation; expected system messages and one of a user"
+        if any(part.type != "text" for one in prompt if not isinstance(one.content, str) for part in one.content):
+            yield f"the prompt of task {index} holds images; a policy reads text alone"
     try:
         # The package hashes the data as JSON.
         (task.key + system_of(task) + query_of(task)).encode()
     except (TypeError, ValueError) as error:
-        raise _unmapped(module, f"the data of {named} is no JSON: {error}") from error
+        yield f"the data of task {index} is no JSON: {error}"
 
 
 def _unmapped(module: str, reason: str) -> ValueError:

@@ -24,7 +24,7 @@ import sys
 from typing import Any
 
 from .bounds import Bounds
-from .client import Client, IsolatedEnvironment, Launch
+from .client import Client, IsolatedEnvironment
 
 _BOUNDS = Bounds()
 
@@ -46,9 +46,11 @@ def isolate(
 
     `module` is a module, or module:function, which then stands for `make`.
 
-    The environment may also read the files and folders in `visible`; folders in `hidden` appear empty to it. `bounds`
-    are the limits of an episode. `runs_policy_code` declares that a child runs code of the policy, so that the policy
-    may have caused any loss of the child after reset. Raises EnvironmentFailure where it cannot be made.
+    Its process sees these files alone: the system's libraries, Python, our packages, the module's package and
+    `visible`, without the contents of `hidden` folders. With `enclosed` false it sees all files and has a network; the
+    limits of a child, `bounds`, hold in any case. `runs_policy_code` declares that a child runs code of the policy, so
+    that the policy may have caused any loss of the child after reset. Raises EnvironmentFailure where it cannot
+    be made.
     """
-    client = Client(Launch(module, python, settings, bounds, visible, enclosed, hidden))
-    return IsolatedEnvironment(client, runs_policy_code)
+    launch = {"module": module, "python": python, "settings": settings, "bounds": bounds, "visible": visible}
+    return IsolatedEnvironment(Client({**launch, "enclosed": enclosed, "hidden": hidden}), runs_policy_code)

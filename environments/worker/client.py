@@ -22,7 +22,6 @@ from typing import Any
 from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, PolicyLoss, running
 from cojax.types import Task
 from . import wire
-from .bounds import Bounds
 from .served import Served, ServedEpisode, await_reply
 
 _LOG = logging.getLogger(__name__)
@@ -37,24 +36,6 @@ _FAILURES: dict[str, type[EnvironmentFailure]] = dict.fromkeys(wire.OF_THE_CALL,
 _FAILURES |= dict.fromkeys(wire.OF_THE_CHILD, EpisodeFailure)
 # Our top-level packages: in a wheel this one is within cojax.
 _OURS = tuple(dict.fromkeys(("cojax", __name__.partition(".")[0])))
-
-
-@dataclasses.dataclass(frozen=True)
-class Launch:
-    """How to make an environment: a module with `make(**settings)`, or module:function, imported by `python`.
-
-    Its process sees these files alone: the system's libraries, Python, our packages, the module's package and
-    `visible`, without the contents of `hidden` folders. With `enclosed` false it sees all files and has a network; the
-    limits of a child hold in any case.
-    """
-
-    module: str
-    python: str
-    settings: Mapping[str, Any]
-    bounds: Bounds
-    visible: tuple[str, ...] = ()
-    enclosed: bool = True
-    hidden: tuple[str, ...] = ()
 
 
 class IsolatedEnvironment(Served):
@@ -73,9 +54,21 @@ class IsolatedEnvironment(Served):
 
     def start(self, task: Task) -> ServedEpisode:
         """An episode in a child of its own, which is killed when the episode is closed."""
-        connection = self._client.connect()
+        connection, runs_policy_code = self._client.connect(), self.runs_policy_code
         number = next(connection.episodes)
-        call = functools.partial(_call_of_episode, connection, number, self.runs_policy_code)
+
+        def call(kind: Any, op: str, *arguments: Any) -> Any:
+            """The child's reply as a record of type `kind`."""
+            try:
+                return wire.read(kind, connection.call(number, op, list(arguments), connection.bounds.deadline))
+            except (EpisodeFailure, LimitExceeded) as failure:
+                if runs_policy_code and op != "reset":
+                    raise PolicyLoss(str(failure)) from failure
+                if op == "step" and isinstance(failure, wire.Malformed):
+                    # Code in the child could write such a reply on purpose, so that a failing episode counts as lost.
+                    raise LimitExceeded(f"the reply to step is no observation: {failure}") from failure
+                raise
+
         return ServedEpisode(connection, task, call, functools.partial(connection.end_episode, number))
 
     @property
@@ -84,32 +77,17 @@ class IsolatedEnvironment(Served):
         return self._client.connection.process.pid
 
 
-def _call_of_episode(
-    connection: "Connection", number: int, runs_policy_code: bool, kind: Any, op: str, *arguments: Any
-) -> Any:
-    """The child's reply as a record of type `kind`."""
-    try:
-        return wire.read(kind, connection.call(number, op, list(arguments), connection.bounds.deadline))
-    except (EpisodeFailure, LimitExceeded) as failure:
-        if runs_policy_code and op != "reset":
-            raise PolicyLoss(str(failure)) from failure
-        if op == "step" and isinstance(failure, wire.Malformed):
-            # Code in the child could write such a reply on purpose, so that a failing episode counts as lost.
-            raise LimitExceeded(f"the reply to step is no observation: {failure}") from failure
-        raise
-
-
 class Client:
-    """The connection to a supervisor, which is replaced when it ends."""
+    """The connection to a supervisor, which is replaced when it ends. `launch` are the arguments of `isolate`."""
 
-    def __init__(self, launch: Launch) -> None:
-        self.launch = launch
+    def __init__(self, launch: Mapping[str, Any]) -> None:
+        self.launch, self.module = launch, launch["module"]
         self.lock = threading.Lock()
         self.replaced: list[float] = []
         self.closed = False
         self.connection = Connection(launch)
         if missing := [name for name, held in self.connection.described["layers"].items() if not held]:
-            _LOG.warning("%s runs without these layers of isolation: %s", launch.module, ", ".join(missing))
+            _LOG.warning("%s runs without these layers of isolation: %s", self.module, ", ".join(missing))
 
     def close(self) -> None:
         """Ends every process, for good."""
@@ -121,24 +99,24 @@ class Client:
         """The live connection. Raises EnvironmentFailure where supervisors keep ending."""
         with self.lock:
             if self.closed:
-                raise EnvironmentFailure(f"the worker of {self.launch.module} was closed")
+                raise EnvironmentFailure(f"the worker of {self.module} was closed")
             if self.connection.ended:
                 now = time.monotonic()
                 self.replaced = [moment for moment in self.replaced if now - moment < _WITHIN]
                 if len(self.replaced) >= _REPLACED:
                     raise EnvironmentFailure(
-                        f"the worker of {self.launch.module} ended {_REPLACED} times within {_WITHIN:g} s; "
+                        f"the worker of {self.module} ended {_REPLACED} times within {_WITHIN:g} s; "
                         "its last words are on stderr"
                     )
                 self.replaced.append(now)
-                _LOG.warning("the worker of %s ended; starting another", self.launch.module)
+                _LOG.warning("the worker of %s ended; starting another", self.module)
                 self.connection.close()
                 self.connection = Connection(self.launch)
             return self.connection
 
     def call(self, op: str, *arguments: Any) -> Any:
         """The value of a call that concerns the whole environment."""
-        deadline = self.launch.bounds.service_deadline
+        deadline = self.launch["bounds"].service_deadline
         connection = self.connect()
         try:
             return connection.call(0, op, list(arguments), deadline)
@@ -155,9 +133,9 @@ class Connection:
     Raises EnvironmentFailure where the environment cannot be imported or made. `described` holds the facts about it.
     """
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Mapping[str, Any]) -> None:
         ours, theirs = socket.socketpair()
-        roots, top = [_root(name) for name in _OURS], launch.module.partition(":")[0].partition(".")[0]
+        roots, top = [_root(name) for name in _OURS], launch["module"].partition(":")[0].partition(".")[0]
         # The supervisor never runs the module's code, and the fork server does when it is confined.
         own = [] if top in _OURS else [_root(top)]
         boot = _boot(roots)
@@ -169,7 +147,7 @@ class Connection:
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        self.process, self.socket, self.bounds = process, ours, launch.bounds
+        self.process, self.socket, self.bounds = process, ours, launch["bounds"]
         self.sending = threading.Lock()
         self.pending: dict[int, concurrent.futures.Future[dict[str, Any]]] = {0: concurrent.futures.Future()}
         self.waiting = threading.Lock()
@@ -180,7 +158,7 @@ class Connection:
         self.close = weakref.finalize(self, _shut, ours, process, os.getpid())
         _SOCKETS.add(ours)
         shown = [path for _, origin, paths in (*roots, *own) for path in (paths or [os.path.dirname(origin or "")])]
-        order = {**vars(launch), "bounds": dataclasses.asdict(launch.bounds), "visible": [*shown, *launch.visible]}
+        order = {**launch, "bounds": dataclasses.asdict(self.bounds), "visible": [*shown, *launch["visible"]]}
         order |= {"roots": own, "boot": boot}
         first = self.pending[0]
         threading.Thread(target=_read, args=(weakref.ref(self), ours), name="worker-replies", daemon=True).start()
@@ -219,14 +197,7 @@ class Connection:
             raise EnvironmentFailure(f"the worker is gone: {error}") from error
 
     def _value(self, future: concurrent.futures.Future[dict[str, Any]], number: int) -> Any:
-        reply = self._reply(future, number)
-        if "failure" in reply:
-            kind = _FAILURES.get(reply["failure"], EnvironmentFailure)
-            raise kind(f"{reply['failure']}: {reply['message']}")
-        return reply["value"]
-
-    def _reply(self, future: concurrent.futures.Future[dict[str, Any]], number: int) -> dict[str, Any]:
-        """The reply to the call of that number. Time lost to the host does not count against the episode.
+        """The value in the reply to the call of that number. Time lost to the host does not count against the episode.
 
         Raises EnvironmentFailure where the supervisor sends nothing any more; it is then ended and replaced.
         """
@@ -240,7 +211,11 @@ class Connection:
             return self.counted.get(str(number), 0.0)
 
         # The supervisor says how much of the wait counts: while it lasts, and in its reply for the whole call.
-        return await_reply(future, counted, lambda: (future.result()["counted"], future.result()["reply"]))
+        reply = await_reply(future, counted, lambda: (future.result()["counted"], future.result()["reply"]))
+        if "failure" in reply:
+            kind = _FAILURES.get(reply["failure"], EnvironmentFailure)
+            raise kind(f"{reply['failure']}: {reply['message']}")
+        return reply["value"]
 
     def resolve(self, message: dict[str, Any]) -> None:
         """Hands a reply to the thread that waits for it, and notes when the supervisor sent it."""
@@ -279,13 +254,7 @@ def _read(connection: weakref.ref[Connection], source: socket.socket) -> None:
 # A process forked from ours must neither hold these sockets open nor write to them.
 _SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
-
-def _close_inherited() -> None:
-    for inherited in list(_SOCKETS):
-        inherited.close()
-
-
-os.register_at_fork(after_in_child=_close_inherited)
+os.register_at_fork(after_in_child=lambda: list(map(socket.socket.close, list(_SOCKETS))))
 
 
 def _shut(ours: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:

@@ -84,7 +84,7 @@ class _Children:
         self.control, self.environment, self.bounds, self.layers = control, environment, bounds, layers
         self.born: dict[int, tuple[int, int]] = {}  # process id → (number, slot)
         self.removers: set[int] = set()
-        self.watch = None if layers.files else view.Watch(layers.scratch, bounds)
+        self.watch = None if layers.files else view.watch(layers.scratch, bounds)
 
     def serve(self) -> None:
         woken, waker = socket.socketpair()
@@ -104,7 +104,9 @@ class _Children:
                 if self.control in ready and not self._obey():
                     break
                 if self.watch:
-                    self._kill_oversized(self.watch)
+                    numbers = {slot: number for number, slot in self.born.values()}
+                    for slot in self.watch(numbers):
+                        self._kill(numbers[slot])
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, _ in list(self.born.values()):
             self._kill(number)
@@ -172,12 +174,6 @@ class _Children:
         if orphaned():
             return
         serve(_only(connection), make(self.environment))
-
-    def _kill_oversized(self, watch: view.Watch) -> None:
-        """Kills children whose scratch folders exceed their bounds."""
-        numbers = {slot: number for number, slot in self.born.values()}
-        for slot in watch.over(numbers):
-            self._kill(numbers[slot])
 
     def _kill(self, number: int) -> None:
         for pid, (other, _) in self.born.items():

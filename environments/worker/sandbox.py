@@ -62,7 +62,7 @@ def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = (), bounds: B
     layers = dataclasses.replace(layers, calls=kernel.possible(lambda: _refuse_calls(layers)))
     if layers.calls:
         # Made once, for all children with process ids of their own.
-        seccomp.program(os.uname().machine, _scope(layers))
+        seccomp.program(os.uname().machine, *_scope(layers))
     if files:
         view.work_in(place)
     layers = dataclasses.replace(layers, scratch=place or view.make_scratch())
@@ -99,7 +99,10 @@ def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
         view.own_mounts(layers.scratch, bounds, layers.processes)
         own = layers.scratch
     else:
-        own = view.make_own_scratch(layers.scratch, slot, layers.first_uid and layers.first_uid + slot)
+        own = os.path.join(layers.scratch, str(slot))
+        os.mkdir(own, 0o700)
+        if layers.first_uid:
+            os.chown(own, layers.first_uid + slot, layers.first_uid + slot)
     view.work_in(own)
     os.chdir(own)
     for limit, value in (
@@ -139,14 +142,15 @@ def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
 
 def _refuse_calls(layers: Layers) -> None:
     kernel.prctl(kernel.NO_NEW_PRIVS, 1)
-    seccomp.install(_scope(layers))
+    seccomp.install(*_scope(layers))
 
 
-def _scope(layers: Layers) -> seccomp.Scope:
+def _scope(layers: Layers) -> tuple[bool, bool, bool, int]:
+    """How much the filter of a child refuses; see `seccomp.program`."""
     # Where only Landlock holds, the files of a child of the same user remain.
     marks = layers.files or layers.first_uid > 0 or not layers.enclosed
     own = 0 if layers.processes else os.getpid()
-    return seccomp.Scope(enclosed=layers.enclosed, alone=layers.processes, marks=marks, own=own)
+    return layers.enclosed, layers.processes, marks, own
 
 
 def trial(bounds: Bounds, layers: Layers) -> str:

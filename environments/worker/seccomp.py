@@ -4,76 +4,29 @@ It refuses the calls of a list: those that make namespaces, mounts, memory and o
 that reach other processes. It also refuses calls that are newer than the list.
 """
 
-import dataclasses
+import configparser
 import errno
 import functools
 import os
 import struct
 import sys
+from pathlib import Path
 
 from . import kernel
 
-_Numbers = tuple[int | None, int | None]
+_Numbers = tuple[int | None, ...]  # of a call on x86-64 and on 64-bit ARM; None where there is none
 
-# Number of each refused call on x86-64 and on 64-bit ARM; None where there is none. From 424 on they are the same.
-_CALLS: dict[str, _Numbers] = {
-    # Namespaces, mounts, the machine.
-    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
-    "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
-    "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442),
-    "quotactl": (179, 60), "quotactl_fd": (443, 443), "swapon": (167, 224), "swapoff": (168, 225),
-    "reboot": (169, 142), "kexec_load": (246, 104), "kexec_file_load": (320, 294), "init_module": (175, 105),
-    "finit_module": (313, 273), "delete_module": (176, 106), "acct": (163, 89), "syslog": (103, 116),
-    "sethostname": (170, 161), "setdomainname": (171, 162), "settimeofday": (164, 170), "clock_settime": (227, 112),
-    "adjtimex": (159, 171), "clock_adjtime": (305, 266), "iopl": (172, None), "ioperm": (173, None),
-    "modify_ldt": (154, None), "vhangup": (153, 58), "uselib": (134, None), "lookup_dcookie": (212, 18),
-    # Files by number instead of by path, and calls that reveal how others use a file.
-    "open_by_handle_at": (304, 265), "name_to_handle_at": (303, 264), "fanotify_init": (300, 262),
-    "inotify_init": (253, None), "inotify_init1": (294, 26),
-    # Memory and objects that no limit of a process counts, or that outlive it.
-    "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "shmat": (30, 196),
-    "shmctl": (31, 195), "semget": (64, 190), "semop": (65, 193), "semctl": (66, 191), "semtimedop": (220, 192),
-    "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187), "mq_open": (240, 180),
-    "mq_unlink": (241, 181), "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
-    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "io_setup": (206, 0), "io_submit": (209, 2),
-    # Which pages of a file are in memory: a later episode could find out what this one read.
-    "cachestat": (451, 451), "mincore": (27, 232), "readahead": (187, 213),
-    # Other processes.
-    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
-    "pidfd_getfd": (438, 438), "process_madvise": (440, 440), "process_mrelease": (448, 448),
-    "migrate_pages": (256, 238), "move_pages": (279, 239),
-}  # fmt: skip
-# Refused where process ids are shared with others. Without new sessions and groups one signal ends all of a child.
-_AMONG_OTHERS: dict[str, _Numbers] = {
-    "setsid": (112, 157), "setpgid": (109, 154), "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424),
-    "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setparam": (142, 118), "sched_setattr": (314, 274),
-    "sched_setscheduler": (144, 119), "sched_setaffinity": (203, 122),
-}  # fmt: skip
-# The first argument of these calls must be the process itself, or 0.
-_OF_ITSELF: dict[str, _Numbers] = {
-    "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240), "prlimit64": (302, 261),
-}  # fmt: skip
-# A pair of connected streams can still be made, as it reaches nobody.
-_SOCKETS: dict[str, _Numbers] = {
-    "socket": (41, 198), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201), "accept": (43, 202),
-    "accept4": (288, 242),
-}  # fmt: skip
-# Changes of files that Landlock does not cover, by a user who owns more than the child's files. They do nothing and
-# report success, as copying a file ends with one.
-_MARKS: dict[str, _Numbers] = {
-    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
-    "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
-    "futimesat": (261, None), "utimensat": (280, 88),
-}  # fmt: skip
-_ATTRIBUTES: dict[str, _Numbers] = {
-    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14),
-    "lremovexattr": (198, 15), "fremovexattr": (199, 16),
-}  # fmt: skip
-_FLOCK, _CLONE, _CLONE3, _FCNTL, _IOCTL, _PRCTL, _SOCKETPAIR, _PREADV2, _FADVISE = (
-    (73, 32), (56, 220), (435, 435), (72, 25), (16, 29), (157, 167), (53, 199), (327, 286), (221, 223),
-)  # fmt: skip
+
+def _section(name: str) -> dict[str, _Numbers]:
+    """The calls of a section of seccomp.txt."""
+    found = configparser.ConfigParser()
+    found.read_string(Path(__file__).with_suffix(".txt").read_text(encoding="utf-8"))
+    return {call: tuple(int(one) if one != "-" else None for one in line.split()) for call, line in found[name].items()}
+
+
+_CALLS, _AMONG_OTHERS, _OF_ITSELF, _SOCKETS, _MARKS, _ATTRIBUTES, _OTHERS = map(
+    _section, ("refused", "refused among others", "of itself", "sockets", "marks", "attributes", "others")
+)
 # The highest call number that the list takes into account.
 _LAST = 462
 # Flags of clone: every kind of namespace, and a process that is a sibling of its creator.
@@ -95,30 +48,19 @@ _GROUP = 10
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 
 
-@dataclasses.dataclass(frozen=True)
-class Scope:
-    """How much the filter refuses.
+def install(enclosed: bool, alone: bool, marks: bool, own: int = 0) -> None:
+    """Installs the filter; needs NO_NEW_PRIVS. Raises OSError where the kernel or the architecture has none."""
+    machine = os.uname().machine
+    kernel.seccomp(_SECCOMP[machine], _SET_MODE_FILTER, _SPEC_ALLOW, program(machine, enclosed, alone, marks, own))
+
+
+@functools.lru_cache(maxsize=4)
+def program(machine: str, enclosed: bool, alone: bool, marks: bool, own: int = 0) -> bytes:
+    """The filter: instructions of eight bytes. Raises OSError where the architecture has none.
 
     `enclosed`: no sockets, and no locks, as nothing is shared with others. `alone`: the process ids are its own.
     `marks`: mode, owner, times and attributes of files may be changed. `own`: the process id, where it is not alone.
     """
-
-    enclosed: bool
-    alone: bool
-    marks: bool
-    own: int = 0
-
-
-def install(scope: Scope) -> None:
-    """Installs the filter; needs NO_NEW_PRIVS. Raises OSError where the kernel or the architecture has none."""
-    machine = os.uname().machine
-    instructions = program(machine, scope)
-    kernel.seccomp(_SECCOMP[machine], _SET_MODE_FILTER, _SPEC_ALLOW, instructions)
-
-
-@functools.lru_cache(maxsize=4)
-def program(machine: str, scope: Scope) -> bytes:
-    """The filter: instructions of eight bytes. Raises OSError where the architecture has none."""
     if sys.platform != "linux" or machine not in _ARCHITECTURES or sys.byteorder != "little":
         raise OSError(errno.ENOSYS, f"no filter of system calls for {sys.platform} on {machine}")
     architecture, column = _ARCHITECTURES[machine]
@@ -128,16 +70,16 @@ def program(machine: str, scope: Scope) -> bytes:
     code += [_load(0), (_GREATER, 0, 1, _LAST), (_RETURN, 0, 0, unknown)]
     verdicts: dict[_Numbers, int] = dict.fromkeys(_CALLS.values(), refused)
     # A read that does not wait reveals whether it would have to; without that call, libraries use the plain one.
-    verdicts |= {_CLONE3: unknown, _PREADV2: unknown, _FADVISE: done}
-    if scope.enclosed:
-        verdicts |= dict.fromkeys(_SOCKETS.values(), refused) | {_FLOCK: done}
-    if not scope.alone:
+    verdicts |= {_OTHERS["clone3"]: unknown, _OTHERS["preadv2"]: unknown, _OTHERS["fadvise"]: done}
+    if enclosed:
+        verdicts |= dict.fromkeys(_SOCKETS.values(), refused) | {_OTHERS["flock"]: done}
+    if not alone:
         verdicts |= dict.fromkeys(_AMONG_OTHERS.values(), refused)
-    if not scope.marks:
+    if not marks:
         verdicts |= dict.fromkeys(_MARKS.values(), done)
         verdicts |= dict.fromkeys(_ATTRIBUTES.values(), _ERRNO | errno.EOPNOTSUPP)
     bodies = {numbers[column]: [(_RETURN, 0, 0, verdict)] for numbers, verdict in verdicts.items()}
-    bodies |= {numbers[column]: body for numbers, body in _conditions(scope, refused, done)}
+    bodies |= {numbers[column]: body for numbers, body in _conditions(enclosed, alone, own, refused, done)}
     found = sorted((number, body) for number, body in bodies.items() if number is not None)
     for start in range(0, len(found), _GROUP):
         group = found[start : start + _GROUP]
@@ -150,27 +92,29 @@ def program(machine: str, scope: Scope) -> bytes:
 _Instruction = tuple[int, int, int, int]
 
 
-def _conditions(scope: Scope, refused: int, done: int) -> list[tuple[_Numbers, list[_Instruction]]]:
+def _conditions(
+    enclosed: bool, alone: bool, own: int, refused: int, done: int
+) -> list[tuple[_Numbers, list[_Instruction]]]:
     """The parts of the filter for calls that depend on an argument; each ends in a verdict."""
     allowed = (_RETURN, 0, 0, _ALLOW)
-    owners = {} if scope.alone else dict.fromkeys(_OWNERS, refused)
-    locks = dict.fromkeys(_LOCKS, done) if scope.enclosed else {}
+    owners = {} if alone else dict.fromkeys(_OWNERS, refused)
+    locks = dict.fromkeys(_LOCKS, done) if enclosed else {}
     commands = locks | dict.fromkeys((*_WATCHES, _PIPE_SIZE), refused) | owners
     found: list[tuple[_Numbers, list[_Instruction]]] = [
-        (_CLONE, [_argument(0), (_SET, 0, 1, _NEW), (_RETURN, 0, 0, refused), allowed]),
-        (_FCNTL, [*_cases(1, commands), allowed]),
+        (_OTHERS["clone"], [_argument(0), (_SET, 0, 1, _NEW), (_RETURN, 0, 0, refused), allowed]),
+        (_OTHERS["fcntl"], [*_cases(1, commands), allowed]),
         # A child's memory stays private, even if the child wants otherwise.
-        (_PRCTL, [*_cases(0, {_DUMPABLE: refused}), allowed]),
+        (_OTHERS["prctl"], [*_cases(0, {_DUMPABLE: refused}), allowed]),
     ]
-    if not scope.alone:
-        found.append((_IOCTL, [*_cases(1, dict.fromkeys(_IOCTL_OWNERS, refused)), allowed]))
-        itself = {0: _ALLOW, scope.own: _ALLOW, -scope.own & 0xFFFFFFFF: _ALLOW}
+    if not alone:
+        found.append((_OTHERS["ioctl"], [*_cases(1, dict.fromkeys(_IOCTL_OWNERS, refused)), allowed]))
+        itself = {0: _ALLOW, own: _ALLOW, -own & 0xFFFFFFFF: _ALLOW}
         found += [(numbers, [*_cases(0, itself), (_RETURN, 0, 0, refused)]) for numbers in _OF_ITSELF.values()]
-    if scope.enclosed:
+    if enclosed:
         # Not datagrams: such a socket can be disconnected and can then send to any name.
         kinds = _cases(1, {_SOCK_STREAM: _ALLOW, _SOCK_SEQPACKET: _ALLOW}, mask=~_SOCK_FLAGS & 0xFFFFFFFF)
         body = [_argument(0), (_EQUAL, 1, 0, _AF_UNIX), (_RETURN, 0, 0, refused), *kinds, (_RETURN, 0, 0, refused)]
-        found.append((_SOCKETPAIR, body))
+        found.append((_OTHERS["socketpair"], body))
     return found
 
 

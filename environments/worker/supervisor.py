@@ -22,7 +22,7 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cojax.environment import running
 from . import wire
@@ -150,13 +150,6 @@ async def _first_word(control: socket.socket, order: dict[str, Any]) -> dict[str
     return said if "failure" in said else {"value": said["ready"]}
 
 
-class Usage(NamedTuple):
-    """Seconds of processor time, and seconds in which a thread was ready to run but had no processor."""
-
-    worked: float = 0.0
-    waited: float = 0.0
-
-
 class Timer:
     """The seconds of one call that count against `deadline`: min(wall, max(worked, wall - waited)).
 
@@ -168,7 +161,7 @@ class Timer:
     def __init__(self, deadline: float) -> None:
         self.deadline, self._begun = deadline, False
         self._start = running()
-        self._pid, self._before = 0, Usage()
+        self._pid, self._before = 0, (0.0, 0.0)
         # Seconds excused so far, and since when it has been excused now.
         self._excused, self._away = 0.0, math.inf
 
@@ -193,8 +186,7 @@ class Timer:
         wall = self.wall
         if not self._pid:
             return wall
-        now = usage(self._pid)
-        worked, waited = now.worked - self._before.worked, now.waited - self._before.waited
+        worked, waited = (now - before for now, before in zip(usage(self._pid), self._before, strict=True))
         return min(wall, max(worked, wall - waited, wall / _PATIENCE))
 
     def begin(self) -> None:
@@ -217,8 +209,9 @@ class Timer:
             self._excused, self._away = self._excused + running() - self._away, math.inf
 
 
-def usage(pid: int) -> Usage:
-    """The processor time of the process and its descendants, as far as they still exist."""
+def usage(pid: int) -> tuple[float, float]:
+    """The seconds of processor time of the process and its descendants, as far as they still exist, and the seconds in
+    which a thread of theirs was ready to run but had no processor."""
     worked = waited = 0.0
     open_, seen = [pid], set()
     while open_:
@@ -231,7 +224,7 @@ def usage(pid: int) -> Usage:
             for thread in os.listdir(f"/proc/{one}/task"):
                 waited += int(Path(f"/proc/{one}/task/{thread}/schedstat").read_text().split()[1]) / 1e9
                 open_ += map(int, Path(f"/proc/{one}/task/{thread}/children").read_text().split())
-    return Usage(worked, waited)
+    return worked, waited
 
 
 @dataclasses.dataclass

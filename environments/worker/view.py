@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from cojax.host.processes import descendants
@@ -174,15 +174,6 @@ def make_scratch() -> str:
     return made
 
 
-def make_own_scratch(parent: str, slot: int, user: int) -> str:
-    """Makes the folder that the child of that slot may write to; its owner is `user`, or our own user for 0."""
-    folder = os.path.join(parent, str(slot))
-    os.mkdir(folder, 0o700)
-    if user:
-        os.chown(folder, user, user)
-    return folder
-
-
 def work_in(folder: str) -> None:
     """Makes this the folder of temporary files from now on."""
     os.environ["TMPDIR"] = os.environ["HOME"] = folder
@@ -251,44 +242,46 @@ def _folders(here: int) -> list[str]:
     return found
 
 
-class Watch:
-    """Counts the bytes and files in the children's folders below `parent`, from time to time."""
+def watch(parent: str, bounds: Bounds) -> Callable[[Iterable[int]], list[int]]:
+    """Counts the bytes and files in the children's folders below `parent`, from time to time: slots → those of them
+    that exceed the bounds. Counting takes at most a tenth of the time."""
+    due = time.monotonic()
 
-    def __init__(self, parent: str, bounds: Bounds) -> None:
-        self.parent, self.bounds = parent, bounds
-        self.due = time.monotonic()
-
-    def over(self, slots: Iterable[int]) -> list[int]:
-        """The slots that exceed the bounds on bytes or files. Counting takes at most a tenth of the time."""
-        if time.monotonic() < self.due:
+    def over(slots: Iterable[int]) -> list[int]:
+        nonlocal due
+        if (started := time.monotonic()) < due:
             return []
-        started = time.monotonic()
-        unlinked = _unlinked(self.parent)
-        found = [slot for slot in slots if self._is_over(str(slot), unlinked)]
+        unlinked = _unlinked(parent)
+        found = [
+            slot for slot in slots if _is_over(os.path.join(parent, str(slot)), unlinked.get(str(slot), 0), bounds)
+        ]
         ended = time.monotonic()
-        self.due = ended + max(PERIOD, _SHARE * (ended - started))
+        due = ended + max(PERIOD, _SHARE * (ended - started))
         return found
 
-    def _is_over(self, slot: str, unlinked: dict[str, int]) -> bool:
-        size, count = unlinked.get(slot, 0), 0
-        waiting = [os.path.join(self.parent, slot)]
-        while waiting:
-            try:
-                with os.scandir(waiting.pop()) as entries:
-                    for entry in entries:
-                        with contextlib.suppress(FileNotFoundError):
-                            size += entry.stat(follow_symlinks=False).st_blocks * 512
-                        count += 1
-                        if count > self.bounds.files or size > self.bounds.scratch:
-                            return True
-                        if entry.is_dir(follow_symlinks=False):
-                            waiting.append(entry.path)
-            except FileNotFoundError:
-                continue
-            except OSError:
-                # A folder that its owner closed to us, or a path too long to follow: nothing honest makes these.
-                return True
-        return size > self.bounds.scratch
+    return over
+
+
+def _is_over(folder: str, size: int, bounds: Bounds) -> bool:
+    """Whether the files in a folder exceed the bounds; `size` are bytes beside them."""
+    count, waiting = 0, [folder]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        size += entry.stat(follow_symlinks=False).st_blocks * 512
+                    count += 1
+                    if count > bounds.files or size > bounds.scratch:
+                        return True
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            # A folder that its owner closed to us, or a path too long to follow: nothing honest makes these.
+            return True
+    return size > bounds.scratch
 
 
 def _unlinked(parent: str) -> dict[str, int]:

@@ -10,7 +10,7 @@ import environments
 from cojax import registry
 from cojax.environment import play
 from cojax.types import Action, Call, Task, Triplet, Turn, content_hash, normalise
-from environments.desk import demonstrator, generator, grammar, growth
+from environments.desk import Desk, demonstrator, generator, grammar, growth
 from environments.desk.skills import suite_of
 
 GROWN = environments.load("desk", suites=6)
@@ -126,7 +126,7 @@ def test_a_steep_demonstrator_makes_its_mistakes_in_the_least_popular_skills_alo
     right: dict[bool, list[bool]] = {True: [], False: []}
     suites = growth.suites(2, 5, 0)
     splits = generator.grown_splits(1, 0.0, 0.0)
-    for task, actions in demonstrator.demonstrations(600, 1, (0.0, 1.0), suites, splits, 8.0):
+    for task, actions in Desk(suites, splits, 8.0).demonstrations(600, 1, (0.0, 1.0)):
         ((skill, _),) = grammar.read(task.query, suite := suite_of(task.setup, suites))
         place = suite.skills.index(skill) / (len(suite.skills) - 1)
         right[place > 0.5].append(actions == task.solution)

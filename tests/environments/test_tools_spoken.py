@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import pytest
 
@@ -119,10 +118,9 @@ def incomparable(reward: float = 0.0) -> ToolEnvironment:
     )  # fmt: skip
 
 
-def test_tasks_without_a_state_are_opened_and_answer_garbage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tasks_without_a_state_are_opened_and_answer_garbage() -> None:
     for reward, faults in ((0.5, 0), (1.0, 13)):
         drawn = {"train": incomparable().tasks("train", 2)}
-        assert check._report(incomparable(reward), "said", drawn, {}, False, "") == faults
-        line = json.loads(capsys.readouterr().out)
+        (line,) = check._lines(incomparable(reward), "said", drawn, {}, False)
         assert (line["tasks"], line["thrown"], line["fault_count"]) == (2, 13, faults)
         assert line["synthesizes"] == "nothing: it has none"

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from cojax.types import Action, Call
-from environments.appworld import prompt
+from environments.appworld import environment as prompt
 
 PLACE = {
     "instruction": "not this",

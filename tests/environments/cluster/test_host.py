@@ -97,9 +97,9 @@ def test_a_call_under_way_is_counted_and_other_episodes_go_on():
 
     async def play():
         (task,) = environments.load("desk").tasks("eval", 1)
+        operations = host._operations
+        host._operations = lambda: {**operations(), "state": lambda: (entered.set(), leave.wait(patience(60)))[1]}
         await asked(host, 1, "reset", to_json(task))
-        thread = host._threads[1]
-        thread.operations = {**thread.operations, "state": lambda: (entered.set(), leave.wait(patience(60)))[1]}
         hanging = asyncio.create_task(host.call(messages.request(9, 1, "state", [])))
         await asyncio.to_thread(entered.wait, 60)
         await asked(host, 2, "reset", to_json(task))
