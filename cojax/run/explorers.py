@@ -15,7 +15,7 @@ from cojax.explorer.llm.chat_model import Budget, ChatModel, ChatSettings, Journ
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.judge import judge
 from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
-from cojax.rollout.chat import PolicyActor
+from cojax.rollout.chat import PolicyActors
 from cojax.rollout.engine import Sampling
 from cojax.run import parts
 from cojax.run.parts import Parts
@@ -156,6 +156,7 @@ def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
     sampling = Sampling(
         temperature=config.sampling.temperature, max_tokens=config.sampling.max_tokens, stop_tokens=made.chat.stops
     )
+    actors = PolicyActors(made.engine, made.chat, sampling)
 
     @contextlib.contextmanager
     def attempters(explorer: LLMExplorer, task: Task, count: int) -> Iterator[list[Actor]]:
@@ -163,9 +164,7 @@ def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
         names = [f"attempt-{explorer.place}-{task.id}-{attempt}" for attempt in range(count)]
         attempts: list[Actor] = [
             PolicyAttempt(
-                PolicyActor(
-                    made.engine, made.chat, sampling, session=name, seed=(config.seed, int(task.id, 16), attempt)
-                ),
+                actors(name, (config.seed, int(task.id, 16), attempt)),
                 explorer.remaining_budget(),
                 functools.partial(made.engine.release, name),
             )

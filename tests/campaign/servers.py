@@ -20,7 +20,7 @@ from campaign.endpoint import EndpointServer, Script, answered, completion, serv
 from cojax.environment import EngineError, OutOfContext
 from cojax.explorer.llm.chat_client import ChatClient
 from cojax.explorer.llm.chat_model import ChatSettings
-from cojax.rollout.endpoint import ChatEndpoint
+from cojax.rollout.endpoint import chat_endpoint
 from cojax.rollout.engine import Sampling
 from cojax.rollout.sglang import client as sglang_client
 from cojax.types import Message
@@ -173,7 +173,7 @@ def _explore(server: EndpointServer) -> str:
 
 
 def _evaluate(server: EndpointServer) -> str:
-    endpoint = ChatEndpoint(f"{server.url}/v1", "m", deadline=3.0, attempts=2)
+    endpoint = chat_endpoint(f"{server.url}/v1", "m", deadline=3.0, attempts=2)
     never = threading.Event()
     said = [{"role": "user", "content": "say plum"}]
     return _ending(lambda: endpoint(said, (), never).text, EngineError, OutOfContext)

@@ -14,7 +14,7 @@ from cojax.environment import EngineError, EnvironmentFailure
 from cojax.explorer.llm.chat_client import ChatClient
 from cojax.explorer.llm.chat_model import ChatSettings
 from cojax.quality import EmbeddingError, EndpointEmbedding
-from cojax.rollout.endpoint import ChatEndpoint
+from cojax.rollout.endpoint import chat_endpoint
 from cojax.types import Message
 from environments.tau2 import dialogue
 
@@ -37,7 +37,7 @@ def embedding(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
 
 
 def evaluation(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
-    endpoint = ChatEndpoint(url, "m", deadline=seconds, attempts=attempts)
+    endpoint = chat_endpoint(url, "m", deadline=seconds, attempts=attempts)
     return endpoint([{"role": "user", "content": "hello"}], (), threading.Event())
 
 
