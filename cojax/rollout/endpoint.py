@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import Actor, EngineError, Episode, OutOfContext, ask
-from cojax.openai_api import Address, ApiClient, CallFailed, with_retries
+from cojax.openai_api import ApiClient, CallFailed, with_retries
 from cojax.rollout.chat import parse, read_json
 from cojax.types import Action, Call, Message, Turn
 
@@ -43,7 +43,7 @@ def chat_endpoint(
     obtained or it is no longer wanted.
     """
     url, down = url.rstrip("/"), ""  # why no further request can succeed
-    api = ApiClient(Address(url, model, "--endpoint", "--endpoint_model"))
+    api = ApiClient(url, model, "--endpoint", "--endpoint_model")
 
     def complete(
         messages: Sequence[JsonObject], tools: Sequence[Mapping[str, Any]], unwanted: threading.Event

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from cojax import pool, worlds
 from cojax.learner import weightings
+from cojax.openai_api import check_address
 from cojax.quality import EMBEDDINGS
 from cojax.run import engines, entries, explorers, methods, policies, processes
 from cojax.run.processes import check_mesh
@@ -39,7 +40,7 @@ def check_run(config: ConfigDict) -> None:
     policies.check_folder(config)
     _check_pretrained(config)
     if "llm" in (config.explorer.name, explorers.initial(config)):
-        explorers.chat_settings(config)
+        check_address(config.llm.base_url, config.llm.model, "llm.base_url", "llm.model")
     check_mesh(config)
 
 

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from cojax.environment import Actor, Charted, EngineError, Environment, Episode, traits_of
 from cojax.environment.watch import WatchedPlay
 from cojax.explorer import Explorer
-from cojax.explorer.llm.chat_model import Budget, ChatModel, ChatSettings, Journal
+from cojax.explorer.llm.chat_model import Budget, ChatModel, Journal
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.judge import judge
 from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
@@ -20,6 +20,7 @@ from cojax.rollout.engine import Sampling
 from cojax.run import parts
 from cojax.run.parts import Parts
 from cojax.settings.reading import JUDGES, attempts, choose, settings
+from cojax.settings.tree import LLMSettings
 from cojax.signals import guidance
 from cojax.types import Message, Task, Turn
 from cojax.validation import Attempters, Attempts, Exclusions, Validation
@@ -67,7 +68,7 @@ def llm(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
     """The explorer that asks the model llm.model at llm.base_url."""
     from cojax.explorer.llm.chat_client import ChatClient
 
-    return _llm_explorer(config, made, "llm", ChatClient(chat_settings(config), journal))
+    return _llm_explorer(config, made, "llm", ChatClient(LLMSettings(**settings(config.llm)), journal))
 
 
 def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
@@ -88,11 +89,6 @@ def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
         engine_deadline=made.limits.engine_deadline,
     )
     return _llm_explorer(config, made, "policy", chat_model)
-
-
-def chat_settings(config: ConfigDict) -> ChatSettings:
-    """The section `llm` as `ChatSettings`. Raises ValueError for settings that cannot work."""
-    return ChatSettings(**settings(config.llm))
 
 
 def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatModel) -> LLMExplorer:

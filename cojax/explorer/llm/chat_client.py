@@ -15,7 +15,6 @@ from cojax.environment import PLAYING, EngineError, OutOfContext, Progress, runn
 from cojax.explorer.llm.chat_model import (
     Budget,
     ChatFailure,
-    ChatSettings,
     Counters,
     FailureKind,
     Journal,
@@ -28,6 +27,7 @@ from cojax.host.background import done_within, on_thread
 from cojax.openai_api import ApiClient, CallFailed, with_retries
 from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Completion, Engine, Sampling
+from cojax.settings.tree import LLMSettings
 from cojax.types import Message
 
 _LOG = logging.getLogger(__name__)
@@ -79,22 +79,28 @@ def _count(usage: Any, name: str) -> int | None:
 
 
 class ChatClient:
-    """A `ChatModel`; any thread may call it.
+    """A `ChatModel` at `settings.base_url`; any thread may call it. A reply takes at most `attempts` requests.
 
     A finished call is kept in the journal and never made twice. A failed call that cost something is kept for its
     evolution. If the run was killed and the evolution is repeated, the call is not made again: it fails again at the
     same cost, so that the evolution has the same result. Two kinds of failed calls are made again, and their old cost
     is added: those whose failure does not belong to the call (a wrong key, no time or budget left), and those of an
     evolution that was given up afterwards (the endpoint was down, or `reopen` was called). Other evolutions do not see
-    failed calls. `clock` returns seconds; it decides whether an endpoint is down.
+    failed calls. `clock` returns seconds; it decides whether an endpoint is down. Raises ValueError for an address that
+    cannot be one.
     """
 
     def __init__(
-        self, settings: ChatSettings, journal: Journal | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: LLMSettings,
+        journal: Journal | None = None,
+        *,
+        attempts: int = 4,
+        clock: Callable[[], float] = time.monotonic,
     ):
-        self.settings, self.journal = settings, journal or Journal()
+        self.settings, self.journal, self._attempts = settings, journal or Journal(), attempts
         self.name = settings.model
-        self._api, self._clock = ApiClient(settings.address), clock
+        self._api, self._clock = ApiClient(settings.base_url, settings.model, "llm.base_url", "llm.model"), clock
         wanted = {"response_format": settings.send_schema, "seed": settings.send_seed}
         self._left_out = [part for part in wanted if not wanted[part]]
         self._room = threading.Semaphore(settings.concurrency)
@@ -253,7 +259,7 @@ class ChatClient:
             budget.wait(seconds)
 
         try:
-            found = with_retries(attempt, self.settings.attempts, lambda: budget.seconds, wait)
+            found = with_retries(attempt, self._attempts, lambda: budget.seconds, wait)
         except CallFailed as failed:
             raise self._failure_of(failed, sent) from None
         with self._guard:
