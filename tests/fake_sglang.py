@@ -19,11 +19,12 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.server import LaunchSettings, ServerLimits
+from cojax.rollout.sglang.server import LaunchSettings
+from cojax.settings.tree import SGLangSettings
 
 CONFIG = ModelConfig(112, 32, 48, 1, 2, 1, 16, max_position_embeddings=512)
 PARAMS = initialize(CONFIG, 0)
-LIMITS = ServerLimits(startup=5.0, sync=2.0, probe_every=0.1)
+LIMITS = SGLangSettings(startup_deadline=5.0, sync_deadline=2.0, probe_every=0.1)
 
 
 def weights(version: int) -> Weights:

@@ -32,11 +32,12 @@ from cojax.report.console import CONSOLE
 from cojax.rollout.engine import Engine, Routed
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.server import LaunchSettings, ServerLimits
+from cojax.rollout.sglang.server import LaunchSettings
 from cojax.run import methods
 from cojax.run.processes import mesh_of
 from cojax.settings import base
 from cojax.settings.reading import settings
+from cojax.settings.tree import SGLangSettings
 from cojax.storage.checksums import has_valid_checksum, with_checksum
 from cojax.storage.files import read_json, write_json
 
@@ -77,7 +78,7 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
         max_length=config.engine.max_length,
         urls=urls,
         launch=own,
-        limits=server_limits(config),
+        limits=SGLangSettings(**settings(section)),
         deadline=config.limits.engine_deadline,
         sync=sync(config),
         router=section.router.strip().rstrip("/"),
@@ -105,12 +106,6 @@ def check_routes(config: ConfigDict, engine: Engine) -> None:
             f"learner.routes is {config.learner.routes!r}, but engine {config.engine.name!r} does not tell which "
             "experts tokens went through (cojax.rollout.engine.Routed); set --config.learner.routes=own"
         )
-
-
-def server_limits(config: ConfigDict) -> ServerLimits:
-    """The deadlines of servers, and how often one may be started again."""
-    section = config.sglang
-    return ServerLimits(section.startup_deadline, section.sync_deadline, section.probe_every, section.restarts)
 
 
 def _check_attached(section: ConfigDict) -> None:

@@ -18,11 +18,11 @@ from patience import patience
 
 from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import SGLangEngine, WeightsFolder
-from cojax.rollout.sglang.server import ServerLimits
 from cojax.serving import serve
 from cojax.settings import base
+from cojax.settings.tree import SGLangSettings
 
-TRAINER = ServerLimits(startup=20.0, sync=20.0, probe_every=0.1)
+TRAINER = SGLangSettings(startup_deadline=20.0, sync_deadline=20.0, probe_every=0.1)
 
 
 @pytest.fixture

@@ -35,17 +35,17 @@ from cojax.rollout.sglang.client import (
     ReleasedMemoryFile,
     RequestFailed,
     RequestRefused,
-    RoutesRequest,
     ServerFailed,
     ServerReply,
     route_shape,
 )
 from cojax.rollout.sglang.fleet import Fleet
-from cojax.rollout.sglang.server import LabelledWeights, LaunchSettings, Server, ServerLimits, ServerProcess
+from cojax.rollout.sglang.server import LabelledWeights, LaunchSettings, Server, ServerProcess
 from cojax.settings.tree import SGLangSettings
 from cojax.storage.files import explain, is_number
 
 _LOG = logging.getLogger(__name__)
+_LIMITS = SGLangSettings()
 # Errors of file systems without locks.
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _ATTEMPTS = 5  # to read a folder whose versions vanish meanwhile
@@ -247,7 +247,7 @@ class SGLangEngine:
         urls: Sequence[str] = (),
         launch: LaunchSettings | None = None,
         servers: int = SGLangSettings.servers,
-        limits: ServerLimits | None = None,
+        limits: SGLangSettings = _LIMITS,
         deadline: float = 600.0,
         attempts: int = 6,
         dtype: str = SGLangSettings.dtype,
@@ -277,7 +277,7 @@ class SGLangEngine:
             self._connections,
             [url.rstrip("/") for url in urls],
             [ServerProcess(launch, index) for index in range(servers)] if launch else [],
-            limits or ServerLimits(),
+            limits,
             router=router,
             released=ReleasedMemoryFile(folder / RELEASED_MEMORY),
             follow=follow,
@@ -412,7 +412,7 @@ class SGLangEngine:
         assert self.fleet.target is not None
         label, rid = self.fleet.target.label, uuid.uuid4().hex
         key = hashlib.sha256(f"{self._key_prefix}-{session}".encode()).hexdigest()[:32] if self._key_prefix else ""
-        routes = None if self._shape is None else RoutesRequest(self._shape, self._routes_known.get(session, 0))
+        routes = None if self._shape is None else (self._shape, self._routes_known.get(session, 0))
         request = asyncio.create_task(
             server.client.generate(tokens, sampling, room, self._config.vocab_size, rid, seed, key, routes)
         )

@@ -19,11 +19,11 @@ from cojax.rollout.sglang.client import (
     ReleasedMemoryFile,
     RequestFailed,
     RequestRefused,
-    Router,
     ServerClient,
     ServerFailed,
 )
-from cojax.rollout.sglang.server import LabelledWeights, Server, ServerLimits, ServerProcess, State
+from cojax.rollout.sglang.server import LabelledWeights, Server, ServerProcess, State
+from cojax.settings.tree import SGLangSettings
 
 _LOG = logging.getLogger(__name__)
 _DISCOVERY_POLL = 2.0  # seconds between two looks at what is behind a router
@@ -35,7 +35,7 @@ _RETRY_SECONDS = 1.0  # until the next check after a fault
 
 
 class Fleet:
-    """The servers at `urls`, or those of `processes`; one of the two is empty.
+    """The servers at `urls`, or those of `processes`; one of the two is empty. `limits` has deadlines and restarts.
 
     With a `router`, an address in front of all servers, the router chooses the server of each conversation. Where both
     are empty, the servers are those behind the router at any time: they come and go. The file
@@ -54,7 +54,7 @@ class Fleet:
         connections: Connections,
         urls: Sequence[str],
         processes: Sequence[ServerProcess],
-        limits: ServerLimits,
+        limits: SGLangSettings,
         *,
         router: str = "",
         released: ReleasedMemoryFile | None = None,
@@ -66,7 +66,7 @@ class Fleet:
         self._connections, self._released, self.limits = connections, released, limits
         self._follow, self._any_weights = follow, any_weights
         self._release_memory, self._routes = release_memory, routes
-        self._discovers = Router(router, connections) if router and not urls and not processes else None
+        self._discovers = ServerClient(router, connections) if router and not urls and not processes else None
         self.servers = [self._attached(url) for url in urls]
         self.servers += [Server(ServerClient("", connections), process, limits.restarts) for process in processes]
         # Represents whichever server the router chooses; its health is not checked.
@@ -179,7 +179,7 @@ class Fleet:
             self._syncing = False
             await self._notify()
         if not self._up():
-            absent, limit = any(server.absent for server in self.servers), self.limits.startup
+            absent, limit = any(server.absent for server in self.servers), self.limits.startup_deadline
             waited = f"start them first; waited sglang.startup_deadline={limit:g} s" if absent else ""
             reasons = "; ".join(filter(None, (self.faults(), waited)))
             raise EngineError(f"no SGLang server took the weights in {target.folder}: {reasons}")
@@ -191,12 +191,12 @@ class Fleet:
         if server not in self._watches:
             self._watches[server] = asyncio.create_task(self._watch_always(server))
 
-    async def _discover_some(self, router: Router) -> None:
+    async def _discover_some(self, router: ServerClient) -> None:
         """Finds the servers behind the router; from then on, again and again.
 
         Waits for the first as long as a start may take, then raises EngineError.
         """
-        limit, fault = self.limits.startup, "it names none"
+        limit, fault = self.limits.startup_deadline, "it names none"
         until = asyncio.get_running_loop().time() + limit
         while True:
             try:
@@ -213,13 +213,13 @@ class Fleet:
             await asyncio.sleep(_DISCOVERY_POLL)
         self._discovery = self._discovery or asyncio.create_task(self._discover_always(router))
 
-    async def _discover_always(self, router: Router) -> None:
+    async def _discover_always(self, router: ServerClient) -> None:
         while True:
             await asyncio.sleep(min(_DISCOVERY_POLL, self.limits.probe_every))
             with contextlib.suppress(RequestFailed, RequestRefused):  # a router that is gone takes no server with it
                 await self._discover(router)
 
-    async def _discover(self, router: Router) -> None:
+    async def _discover(self, router: ServerClient) -> None:
         """Lets servers join that are behind the router by now, and leaves those that are not. Raises RequestFailed."""
         found, known = await router.servers(), {server.client.url: server for server in self.servers}
         for url in found:
@@ -248,11 +248,11 @@ class Fleet:
     async def _wait_for_one(self, recoveries: Mapping[Server, int]) -> None:
         """Waits until a server is up, or until none can come up.
 
-        Servers at `urls` get `limits.startup` seconds, then TimeoutError is raised. Launched servers have deadlines of
-        their own.
+        Servers at `urls` get `limits.startup_deadline` seconds, then TimeoutError is raised. Launched servers have
+        deadlines of their own.
         """
         attached = all(server.process is None for server in self.servers)
-        async with asyncio.timeout(self.limits.startup if attached else None), self._changed:
+        async with asyncio.timeout(self.limits.startup_deadline if attached else None), self._changed:
             await self._changed.wait_for(
                 lambda: self._up() or not any(self._may_come_up(s, recoveries) for s in self.servers)
             )
@@ -377,11 +377,11 @@ class Fleet:
                 f"{server.name} cannot report routes: start it with --enable-return-routed-experts, or unset "
                 "learner.routes"
             )
-        limit, follow = self.limits.sync, self._follow
+        limit, follow = self.limits.sync_deadline, self._follow
         await server.take(target, limit, lambda: self.target is target, follow=follow, known=known)
 
     def _describe(self, error: Exception) -> str:
-        late = f"did not take new weights within {self.limits.sync:g} s (sglang.sync_deadline)"
+        late = f"did not take new weights within {self.limits.sync_deadline:g} s (sglang.sync_deadline)"
         if self._follow:
             late += "; does `python -m experiments.serve` run there with this sglang.folder and sglang.follow=True?"
         return str(error) or late
@@ -400,7 +400,7 @@ class Fleet:
                 if process is None or process.running:
                     await self._give(server, target)
                 elif server.may_start():
-                    await server.start(target, self.limits.startup, any_weights=self._any_weights)
+                    await server.start(target, self.limits.startup_deadline, any_weights=self._any_weights)
                 else:
                     await self._set_state(server, "lost", server.fault)
                     return
@@ -487,7 +487,7 @@ class Fleet:
         server.missed_checks += 1
         server.silent_since = server.silent_since or time.monotonic()
         # A server that gets its weights from another process does not answer until it has them.
-        waiting = self._any_weights and time.monotonic() - server.silent_since < self.limits.sync
+        waiting = self._any_weights and time.monotonic() - server.silent_since < self.limits.sync_deadline
         hung, soon = not isinstance(fault, RequestRefused | ServerFailed), min(_RETRY_SECONDS, self.limits.probe_every)
         if hung and (server.missed_checks < _MISSES or waiting):
             self._check_in(server, soon)

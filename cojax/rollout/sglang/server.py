@@ -203,19 +203,6 @@ class LabelledWeights:
     label: str
 
 
-@dataclasses.dataclass(frozen=True)
-class ServerLimits:
-    """Seconds for a server to start, for it to load new weights, and between two checks of its health.
-
-    `restarts` is how often each launched server may be started again.
-    """
-
-    startup: float = SGLangSettings.startup_deadline
-    sync: float = SGLangSettings.sync_deadline
-    probe_every: float = SGLangSettings.probe_every
-    restarts: int = SGLangSettings.restarts
-
-
 @dataclasses.dataclass(eq=False)
 class Server:
     """One server and its known state; `process` is None unless this trainer launched it."""

@@ -17,7 +17,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.moe import RouteShape
 from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Sampling, Weights
-from cojax.rollout.sglang.client import RoutesRequest
+from cojax.rollout.sglang.client import read_routes
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.server import LaunchSettings
 
@@ -39,9 +39,7 @@ ROUTES = np.array([[[2, 5], [0, 7]], [[6, 1], [3, 4]]])
 
 def test_routes_of_the_tokens_asked_for() -> None:
     """Of five tokens the last was never fed, and two were reported before."""
-    asked = RoutesRequest(SHAPE, start=2)
-    assert asked.body() == {"return_routed_experts": True, "routed_experts_start_len": 2}
-    routes = asked.read({"routed_experts": wire(ROUTES)}, 5)
+    routes = read_routes({"routed_experts": wire(ROUTES)}, SHAPE, 2, 5)
     assert routes == "AgUABwYBAwQ="
     np.testing.assert_array_equal(SHAPE.decode(routes), ROUTES)
 
@@ -67,12 +65,12 @@ HOSTILE = {
 def test_what_is_no_answer(name: str) -> None:
     reported, error, message = HOSTILE[name]
     with pytest.raises(error, match=message):
-        RoutesRequest(SHAPE, start=2).read({"routed_experts": reported}, 5)
+        read_routes({"routed_experts": reported}, SHAPE, 2, 5)
 
 
 def test_an_answer_without_them() -> None:
     with pytest.raises(KeyError, match="routed_experts"):
-        RoutesRequest(SHAPE).read({}, 5)
+        read_routes({}, SHAPE, 0, 5)
 
 
 @pytest.fixture
