@@ -5,6 +5,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -12,15 +13,14 @@ from cojax.environment import Actor, Charted, EngineError, Environment, Episode,
 from cojax.environment.watch import WatchedPlay
 from cojax.explorer import Explorer
 from cojax.explorer.llm.chat_model import Budget, ChatModel, Journal
-from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.judge import judge
+from cojax.explorer.llm.explorer import LLMExplorer, judge
 from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
 from cojax.rollout.chat import PolicyActors
 from cojax.rollout.engine import Sampling
 from cojax.run import parts
 from cojax.run.parts import Parts
 from cojax.settings.reading import JUDGES, attempts, choose, settings
-from cojax.settings.tree import LLMSettings
+from cojax.settings.tree import LLMSettings, ModelExplorerSettings, ScriptedSettings
 from cojax.signals import guidance
 from cojax.types import Message, Task, Turn
 from cojax.validation import Attempters, Attempts, Exclusions, Validation
@@ -53,15 +53,19 @@ def ending(config: ConfigDict, environment: Environment) -> str:
 
 def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplorer:
     """The explorer that uses the environment's affordances and its grammar, and no model."""
-    section = config.explorer
     return ScriptedExplorer(
         neighbours=made.environment.neighbours if isinstance(made.environment, Charted) else no_neighbours,
         play=WatchedPlay(made.limits.environment_deadline),
         width=parts.width(config, made.environment, 1),
         guidance=guidance(made.signals),
         ending=ending(config, made.environment),
-        **{name: section[name] for name in ("runs", "steps", "stretch", "longest", "cut")},
+        **_fields(config.explorer, ScriptedSettings),
     )
+
+
+def _fields(section: ConfigDict, own: type) -> dict[str, Any]:
+    """The settings that each explorer has, and those in `own`, as keywords."""
+    return {name: section[name] for name in ("runs", "steps", *(field.name for field in dataclasses.fields(own)))}
 
 
 def llm(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
@@ -75,24 +79,12 @@ def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
     """The explorer whose model is the policy in training, on the engine of its rollouts."""
     from cojax.explorer.llm.chat_client import PolicyModel
 
-    section = settings(config.llm)
-    chat_model = PolicyModel(
-        made.engine,
-        made.chat,
-        name=Path(config.model.path).name or "self",
-        journal=journal,
-        max_tokens=section["max_tokens"],
-        temperature=section["temperature"],
-        most_tokens=section["max_tokens_per_evolution"],
-        most_requests=section["max_requests_per_evolution"],
-        deadline=section["deadline"],
-        engine_deadline=made.limits.engine_deadline,
-    )
+    name, own = Path(config.model.path).name or "self", LLMSettings(**settings(config.llm))
+    chat_model = PolicyModel(made.engine, made.chat, name, journal, own, made.limits.engine_deadline)
     return _llm_explorer(config, made, "policy", chat_model)
 
 
 def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatModel) -> LLMExplorer:
-    section = config.explorer
     return LLMExplorer(
         chat_model,
         ending=ending(config, made.environment),
@@ -102,7 +94,7 @@ def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatMo
         kind=kind,
         attempt_turns=made.limits.max_turns,
         guidance=guidance(made.signals),
-        **{name: section[name] for name in ("runs", "steps", "separator", "shortest")},
+        **_fields(config.explorer, ModelExplorerSettings),
     )
 
 

@@ -47,12 +47,6 @@ _OPTIONAL = {
 _TEMPLATE, _MOST = 16, 2**31
 
 
-def most_prompt_tokens(body: Mapping[str, Any]) -> int:
-    """An upper bound for the tokens of a request's prompt: no token is shorter than a byte."""
-    sent = {name: body[name] for name in ("messages", "response_format") if name in body}
-    return len(json.dumps(sent, ensure_ascii=False).encode()) + _TEMPLATE * len(body["messages"])
-
-
 def read_completion(reply: Any, prompt_most: int) -> ModelReply:
     """The first choice of a reply.
 
@@ -126,12 +120,7 @@ class ChatClient:
 
     def begin(self, evolution: str = "") -> Budget:
         self._reset(evolution)
-        return Budget(
-            self.settings.max_tokens_per_evolution,
-            self.settings.max_requests_per_evolution,
-            time.monotonic() + self.settings.deadline,
-            least=(8 * self.settings.max_tokens, 8),
-        )
+        return Budget.of(self.settings)
 
     def reopen(self) -> None:
         if self._evolution:
@@ -183,7 +172,10 @@ class ChatClient:
 
     def _call(self, body: dict[str, Any], budget: Budget, place: str) -> ModelReply:
         """The reply from the journal, at the cost recorded there, or else from the endpoint."""
-        worst = most_prompt_tokens(body) + self.settings.max_tokens
+        # No token is shorter than a byte.
+        read = {name: body[name] for name in ("messages", "response_format") if name in body}
+        prompt = len(json.dumps(read, ensure_ascii=False).encode()) + _TEMPLATE * len(body["messages"])
+        worst = prompt + self.settings.max_tokens
         budget.check(worst)
         # The key is of the whole request, with parts that are not sent: calls that differ only in their seed differ.
         key = key_of(body)
@@ -334,29 +326,23 @@ def _hint(failed: CallFailed, sent: Mapping[str, Any]) -> str:
 class PolicyModel:
     """A `ChatModel` that samples from the engine with the weights it holds; any thread may call it.
 
-    A reply has at most `max_tokens` tokens. An evolution spends at most `most_tokens` tokens, prompts included, and
-    `most_requests` requests, within `deadline` seconds. A completion is given up after `engine_deadline` seconds, not
-    counting those in which it waits for a slot, when `deadline` is over, or when its budget is closed. A schema is
-    described in the prompt but not enforced. The journal keeps every reply but never answers a call, as the next
-    weights would answer differently.
+    Of `settings` the limits and the temperature are read. A completion is given up after `engine_deadline` seconds, not
+    counting those in which it waits for a slot, when the evolution's time is over, or when its budget is closed. A
+    schema is described in the prompt but not enforced. The journal keeps every reply but never answers a call, as the
+    next weights would answer differently.
     """
 
     engine: Engine
     chat: Chat
     name: str = "self"
     journal: Journal = dataclasses.field(default_factory=Journal)
-    max_tokens: int = 2048
-    temperature: float = 0.7
-    most_tokens: int = 2_000_000
-    most_requests: int = 4_000
-    deadline: float = 3600.0
+    settings: LLMSettings = dataclasses.field(default_factory=LLMSettings)
     engine_deadline: float = 600.0
     _counters: Counters = dataclasses.field(default_factory=Counters)
 
     def begin(self, evolution: str = "") -> Budget:
         self._counters = Counters()
-        least = (8 * self.max_tokens, 8)
-        return Budget(self.most_tokens, self.most_requests, time.monotonic() + self.deadline, least)
+        return Budget.of(self.settings)
 
     def reopen(self) -> None:
         """Does nothing: failed calls are always made again."""
@@ -378,11 +364,11 @@ class PolicyModel:
         schema: Mapping[str, Any] | None = None,
         temperature: float | None = None,
     ) -> ModelReply:
-        heat = self.temperature if temperature is None else temperature
+        heat, most = self.settings.temperature if temperature is None else temperature, self.settings.max_tokens
         with self._counters.failing():
             prompt = self.chat.open(tuple(messages))
-            budget.check(len(prompt) + self.max_tokens)
-            sampling = Sampling(temperature=heat, max_tokens=self.max_tokens, stop_tokens=self.chat.stops)
+            budget.check(len(prompt) + most)
+            sampling = Sampling(temperature=heat, max_tokens=most, stop_tokens=self.chat.stops)
             session = f"explorer-{place}-{seed}-{threading.get_ident()}"
             budget.pay(0, 1)
             done = self._generate(prompt, sampling, session, seed, budget)

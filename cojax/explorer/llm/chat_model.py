@@ -23,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from cojax.environment import EngineError
 from cojax.openai_api import CallKind
+from cojax.settings.tree import LLMSettings
 from cojax.storage.checksums import CHECKSUM, has_valid_checksum, with_checksum
 from cojax.storage.files import Log, lines_of, open_file, parse_record
 from cojax.types import Message, canonical, content_hash, nesting, parse_json
@@ -84,6 +85,12 @@ class Budget:
     least: tuple[int, int] = (1, 1)
     whole: "Budget | None" = None
     _closed: bool = False
+
+    @classmethod
+    def of(cls, settings: LLMSettings) -> "Budget":
+        """The budget of an evolution that begins now. A useful share has eight replies."""
+        until, least = time.monotonic() + settings.deadline, (8 * settings.max_tokens, 8)
+        return cls(settings.max_tokens_per_evolution, settings.max_requests_per_evolution, until, least)
 
     @property
     def seconds(self) -> float:

@@ -16,7 +16,7 @@ from cojax.environment.replay import follow
 from cojax.explorer.llm.chat_client import ChatClient
 from cojax.explorer.llm.chat_model import Journal
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.judge import judge as ask_judge
+from cojax.explorer.llm.explorer import judge as ask_judge
 from cojax.settings.tree import LLMSettings
 from cojax.similarity import NearDuplicates
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Expedition, Synthesis, synthesize
