@@ -78,12 +78,11 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
         max_length=config.engine.max_length,
         urls=urls,
         launch=own,
-        limits=SGLangSettings(**settings(section)),
+        settings=dataclasses.replace(
+            SGLangSettings(**settings(section)), sync=sync(config), router=section.router.strip().rstrip("/")
+        ),
         deadline=config.limits.engine_deadline,
-        sync=sync(config),
-        router=section.router.strip().rstrip("/"),
         routes=asks_routes(config),
-        **{name: section[name] for name in ("servers", "dtype", "mixed", "follow", "release_memory")},
     )
 
 

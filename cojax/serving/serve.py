@@ -315,8 +315,9 @@ async def _keep(config: ConfigDict, host: str, run: str, router: str) -> None:
         logs = folder / "sglang" / socket.gethostname()
         launch = dataclasses.replace(engines.launch(config, logs, dtype), host=host)
         processes = [ServerProcess(launch, index) for index in range(section.servers)]
-        limits, release = SGLangSettings(**settings(section)), section.release_memory
-        fleet = Fleet(connections, [], processes, limits, any_weights=not follows, release_memory=release)
+        # Weights come from here, and no router is in front of what is launched.
+        own = dataclasses.replace(SGLangSettings(**settings(section)), follow=False, router="")
+        fleet = Fleet(connections, [], processes, own, any_weights=not follows)
         if router:
             routed = RoutedFleet(router, launch, fleet, connections)
             keeping = asyncio.create_task(routed.keep())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_sglang import CONFIG, FakeLaunch, until, weights
+from fake_sglang import CONFIG, FakeLaunch, until, weights, with_settings
 from ml_collections import ConfigDict
 from patience import patience
 
@@ -90,7 +90,7 @@ def process_at(port: int) -> int:
 def trainer(config: ConfigDict, **settings: object) -> SGLangEngine:
     urls = [f"http://127.0.0.1:{config.sglang.port + index}" for index in range(2)]
     folder = Path(config.workdir)
-    return SGLangEngine(CONFIG, folder=folder, max_length=64, urls=urls, limits=TRAINER, **settings)
+    return SGLangEngine(CONFIG, folder=folder, max_length=64, urls=urls, **with_settings(TRAINER, **settings))
 
 
 def test_servers_take_new_versions_by_themselves_under_the_label_that_the_trainer_expects(config, host, launched):
@@ -141,7 +141,7 @@ def test_who_follows_waits_for_the_first_version_and_starts_on_it(config, host, 
 def test_a_server_that_does_not_follow_is_told_of_with_the_reason(config, host, launched) -> None:
     host(config)
     engine = trainer(config, follow=True)
-    engine.fleet.limits = dataclasses.replace(TRAINER, sync=1.0)
+    engine.fleet.settings = dataclasses.replace(TRAINER, sync_deadline=1.0)
     with pytest.raises(Exception, match=r"within 1 s .*does `python -m experiments\.serve` run there .*follow=True"):
         engine.load(weights(0))
     engine.close()

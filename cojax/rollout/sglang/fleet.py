@@ -35,15 +35,15 @@ _RETRY_SECONDS = 1.0  # until the next check after a fault
 
 
 class Fleet:
-    """The servers at `urls`, or those of `processes`; one of the two is empty. `limits` has deadlines and restarts.
+    """The servers at `urls`, or those of `processes`; one of the two is empty.
 
-    With a `router`, an address in front of all servers, the router chooses the server of each conversation. Where both
-    are empty, the servers are those behind the router at any time: they come and go. The file
-    `released` says which of the servers at `urls` have released memory, possibly for a trainer that was killed.
+    With a router in `settings`, an address in front of all servers, it chooses the server of each conversation. Where
+    both are empty, the servers are those behind the router at any time: they come and go. The file `released` says
+    which of the servers at `urls` have released memory, possibly for a trainer that was killed.
 
-    Two settings are for servers that get their weights from another process. With `follow` they load new weights by
-    themselves, and a sync waits until they have. With `any_weights` a server may serve any weights; the target is then
-    only what a launched server starts with.
+    Two ways are for servers that get their weights from another process. With `follow` in `settings` they load new
+    weights by themselves, and a sync waits until they have. With `any_weights` a server may serve any weights; the
+    target is then only what a launched server starts with.
 
     With `release_memory` servers may be asked to release their memory. With `routes` they must be able to report which
     experts tokens went through. `target` are the weights that servers should serve.
@@ -54,21 +54,17 @@ class Fleet:
         connections: Connections,
         urls: Sequence[str],
         processes: Sequence[ServerProcess],
-        limits: SGLangSettings,
+        settings: SGLangSettings,
         *,
-        router: str = "",
         released: ReleasedMemoryFile | None = None,
-        follow: bool = False,
         any_weights: bool = False,
-        release_memory: bool = False,
         routes: bool = False,
     ) -> None:
-        self._connections, self._released, self.limits = connections, released, limits
-        self._follow, self._any_weights = follow, any_weights
-        self._release_memory, self._routes = release_memory, routes
+        self._connections, self._released, self.settings = connections, released, settings
+        self._any_weights, self._routes, router = any_weights, routes, settings.router
         self._discovers = ServerClient(router, connections) if router and not urls and not processes else None
         self.servers = [self._attached(url) for url in urls]
-        self.servers += [Server(ServerClient("", connections), process, limits.restarts) for process in processes]
+        self.servers += [Server(ServerClient("", connections), process, settings.restarts) for process in processes]
         # Represents whichever server the router chooses; its health is not checked.
         self._router = Server(ServerClient(router, connections), None, 0, "up") if router else None
         self._assigned: dict[str, Server] = {}  # session → its server
@@ -179,7 +175,7 @@ class Fleet:
             self._syncing = False
             await self._notify()
         if not self._up():
-            absent, limit = any(server.absent for server in self.servers), self.limits.startup_deadline
+            absent, limit = any(server.absent for server in self.servers), self.settings.startup_deadline
             waited = f"start them first; waited sglang.startup_deadline={limit:g} s" if absent else ""
             reasons = "; ".join(filter(None, (self.faults(), waited)))
             raise EngineError(f"no SGLang server took the weights in {target.folder}: {reasons}")
@@ -196,7 +192,7 @@ class Fleet:
 
         Waits for the first as long as a start may take, then raises EngineError.
         """
-        limit, fault = self.limits.startup_deadline, "it names none"
+        limit, fault = self.settings.startup_deadline, "it names none"
         until = asyncio.get_running_loop().time() + limit
         while True:
             try:
@@ -215,7 +211,7 @@ class Fleet:
 
     async def _discover_always(self, router: ServerClient) -> None:
         while True:
-            await asyncio.sleep(min(_DISCOVERY_POLL, self.limits.probe_every))
+            await asyncio.sleep(min(_DISCOVERY_POLL, self.settings.probe_every))
             with contextlib.suppress(RequestFailed, RequestRefused):  # a router that is gone takes no server with it
                 await self._discover(router)
 
@@ -248,11 +244,11 @@ class Fleet:
     async def _wait_for_one(self, recoveries: Mapping[Server, int]) -> None:
         """Waits until a server is up, or until none can come up.
 
-        Servers at `urls` get `limits.startup_deadline` seconds, then TimeoutError is raised. Launched servers have
+        Servers at `urls` get `settings.startup_deadline` seconds, then TimeoutError is raised. Launched servers have
         deadlines of their own.
         """
         attached = all(server.process is None for server in self.servers)
-        async with asyncio.timeout(self.limits.startup_deadline if attached else None), self._changed:
+        async with asyncio.timeout(self.settings.startup_deadline if attached else None), self._changed:
             await self._changed.wait_for(
                 lambda: self._up() or not any(self._may_come_up(s, recoveries) for s in self.servers)
             )
@@ -296,7 +292,7 @@ class Fleet:
         while True:
             # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the event.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.limits.probe_every):
+                async with asyncio.timeout(self.settings.probe_every):
                     await server.check_now.wait()
             server.check_now.clear()
             try:
@@ -368,7 +364,7 @@ class Fleet:
         Raises what `Server.take` raises, and RequestRefused for a server at `urls` that was started without a flag that
         the settings need.
         """
-        if self._release_memory and server.process is None and not await server.client.can_release_memory():
+        if self.settings.release_memory and server.process is None and not await server.client.can_release_memory():
             raise RequestRefused(
                 f"{server.name} keeps its memory: start it with --enable-memory-saver, or unset sglang.release_memory"
             )
@@ -377,12 +373,12 @@ class Fleet:
                 f"{server.name} cannot report routes: start it with --enable-return-routed-experts, or unset "
                 "learner.routes"
             )
-        limit, follow = self.limits.sync_deadline, self._follow
+        limit, follow = self.settings.sync_deadline, self.settings.follow
         await server.take(target, limit, lambda: self.target is target, follow=follow, known=known)
 
     def _describe(self, error: Exception) -> str:
-        late = f"did not take new weights within {self.limits.sync_deadline:g} s (sglang.sync_deadline)"
-        if self._follow:
+        late = f"did not take new weights within {self.settings.sync_deadline:g} s (sglang.sync_deadline)"
+        if self.settings.follow:
             late += "; does `python -m experiments.serve` run there with this sglang.folder and sglang.follow=True?"
         return str(error) or late
 
@@ -400,7 +396,7 @@ class Fleet:
                 if process is None or process.running:
                     await self._give(server, target)
                 elif server.may_start():
-                    await server.start(target, self.limits.startup_deadline, any_weights=self._any_weights)
+                    await server.start(target, self.settings.startup_deadline, any_weights=self._any_weights)
                 else:
                     await self._set_state(server, "lost", server.fault)
                     return
@@ -477,7 +473,7 @@ class Fleet:
         if process is not None and not process.running:
             raise ServerFailed(f"it has ended; {process.log} ends:\n{process.tail()}")
         # The health check is a completion, for which a resting server has no memory.
-        resting = server.released or (self._any_weights and self._release_memory)
+        resting = server.released or (self._any_weights and self.settings.release_memory)
         if not (server.up and server.replies) and not resting:
             await server.client.check_health()
         return await server.client.version()
@@ -487,8 +483,11 @@ class Fleet:
         server.missed_checks += 1
         server.silent_since = server.silent_since or time.monotonic()
         # A server that gets its weights from another process does not answer until it has them.
-        waiting = self._any_weights and time.monotonic() - server.silent_since < self.limits.sync_deadline
-        hung, soon = not isinstance(fault, RequestRefused | ServerFailed), min(_RETRY_SECONDS, self.limits.probe_every)
+        waiting = self._any_weights and time.monotonic() - server.silent_since < self.settings.sync_deadline
+        hung, soon = (
+            not isinstance(fault, RequestRefused | ServerFailed),
+            min(_RETRY_SECONDS, self.settings.probe_every),
+        )
         if hung and (server.missed_checks < _MISSES or waiting):
             self._check_in(server, soon)
             return

@@ -31,7 +31,7 @@ def test_told_routes_are_the_routers_own(tmp_path: Path) -> None:
     """A conversation of two turns, whose second finds the first in the server's cache; in float32 no choice differs."""
     launch = LaunchSettings(str(default_python()), tmp_path / "sglang", 200, "float32", "cpu", routes=True)
     engine = SGLangEngine(
-        CONFIG, folder=tmp_path, max_length=200, launch=launch, limits=SGLangSettings(startup_deadline=400.0),
+        CONFIG, folder=tmp_path, max_length=200, launch=launch, settings=SGLangSettings(startup_deadline=400.0),
         deadline=240.0, routes=True,
     )  # fmt: skip
     turns, tokens = [], ()

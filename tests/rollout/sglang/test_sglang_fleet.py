@@ -32,7 +32,12 @@ def fingerprinted(version: int, params: Params) -> Weights:
 def test_a_sync_does_not_wait_for_a_server_that_starts_which_takes_what_is_then_current(launched, tmp_path) -> None:
     limits = SGLangSettings(startup_deadline=20.0, sync_deadline=2.0, probe_every=0.05)
     engine = SGLangEngine(
-        CONFIG, folder=tmp_path, max_length=64, launch=launched.launch, servers=2, limits=limits, deadline=10.0
+        CONFIG,
+        folder=tmp_path,
+        max_length=64,
+        launch=launched.launch,
+        settings=dataclasses.replace(limits, servers=2),
+        deadline=10.0,
     )
     try:
         engine.load(weights(0))
@@ -63,7 +68,7 @@ def test_a_port_that_is_taken_for_a_moment_does_not_cost_all_restarts(launched, 
     holder = socket.create_server(("127.0.0.1", 0))
     launch = dataclasses.replace(launched.launch, port=holder.getsockname()[1])
     limits = SGLangSettings(startup_deadline=20.0, sync_deadline=2.0, probe_every=0.05, restarts=4)
-    engine = SGLangEngine(CONFIG, folder=tmp_path, max_length=64, launch=launch, limits=limits)
+    engine = SGLangEngine(CONFIG, folder=tmp_path, max_length=64, launch=launch, settings=limits)
     timer = threading.Timer(0.5, holder.close)
     timer.start()
     try:
@@ -76,7 +81,9 @@ def test_a_port_that_is_taken_for_a_moment_does_not_cost_all_restarts(launched, 
 
 def test_while_a_server_starts_the_others_are_watched(launched, tmp_path: Path) -> None:
     limits = SGLangSettings(startup_deadline=20.0, sync_deadline=2.0, probe_every=0.05)
-    engine = SGLangEngine(CONFIG, folder=tmp_path, max_length=64, launch=launched.launch, servers=2, limits=limits)
+    engine = SGLangEngine(
+        CONFIG, folder=tmp_path, max_length=64, launch=launched.launch, settings=dataclasses.replace(limits, servers=2)
+    )
     try:
         engine.load(weights(0))
         first, second = engine.fleet.servers
@@ -179,7 +186,7 @@ def test_closing_while_servers_start_leaves_none(launched, tmp_path: Path) -> No
     launched.delay.write_text("30")
     for number in range(3):
         engine = SGLangEngine(
-            CONFIG, folder=tmp_path / str(number), max_length=64, launch=launched.launch, limits=LIMITS
+            CONFIG, folder=tmp_path / str(number), max_length=64, launch=launched.launch, settings=LIMITS
         )
         loader = threading.Thread(target=load_until_closed, args=(engine,))
         loader.start()

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiling import initialize
+from fake_sglang import with_settings
 from patience import patience
 
 from cojax.environment import EngineError
@@ -50,7 +51,11 @@ class Host:
 
     def trainer(self, **settings: object) -> SGLangEngine:
         return SGLangEngine(
-            CONFIG, folder=self.folder, max_length=480, urls=[self.url], follow=True, limits=LIMITS, **settings
+            CONFIG,
+            folder=self.folder,
+            max_length=480,
+            urls=[self.url],
+            **with_settings(LIMITS, follow=True, **settings),
         )
 
 

@@ -69,8 +69,8 @@ class Hosts:
 
     def engine(self, **where: object) -> SGLangEngine:
         return SGLangEngine(
-            CONFIG, folder=self.folder / "shared", max_length=480, limits=LIMITS, deadline=300.0, attempts=8,
-            follow=True, sync="orbax", **where,
+            CONFIG, folder=self.folder / "shared", max_length=480,
+            settings=dataclasses.replace(LIMITS, follow=True, sync="orbax"), deadline=300.0, attempts=8, **where,
         )  # fmt: skip
 
     def logs(self) -> str:

@@ -61,7 +61,7 @@ def test_greedy_tokens_of_a_saved_folder_are_ours_in_transformers_and_on_a_serve
     launch = LaunchSettings(str(default_python()), tmp_path / "sglang", LENGTH, "float32", "cpu")
     limits = SGLangSettings(startup_deadline=240.0, sync_deadline=60.0)
     local = LocalEngine(policy.config, slots=4, max_length=LENGTH, prefill_rows=4, prefill_chunks=(32,))
-    served = SGLangEngine(policy.config, folder=tmp_path, max_length=LENGTH, launch=launch, limits=limits)
+    served = SGLangEngine(policy.config, folder=tmp_path, max_length=LENGTH, launch=launch, settings=limits)
     try:
         ours = answers(local, weights, asked, tokenizer.eos_token_id)
         theirs = answers(served, dataclasses.replace(weights, path=lambda: str(saved)), asked, tokenizer.eos_token_id)
