@@ -15,6 +15,7 @@ import math
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import jax
@@ -86,7 +87,7 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
     )
 
 
-def sync(config: ConfigDict) -> str:
+def sync(config: ConfigDict) -> Literal["folder", "orbax"]:
     """How weights reach servers: by default, several processes save them together for servers that follow."""
     several = config.sglang.follow and jax.process_count() > 1
     return config.sglang.sync or ("orbax" if several else "folder")

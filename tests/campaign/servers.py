@@ -176,7 +176,7 @@ def _evaluate(server: EndpointServer) -> str:
     endpoint = chat_endpoint(f"{server.url}/v1", "m", deadline=3.0, attempts=2)
     never = threading.Event()
     said = [{"role": "user", "content": "say plum"}]
-    return _ending(lambda: endpoint(said, (), never).text, EngineError, OutOfContext)
+    return _ending(lambda: endpoint(said, (), never)[0], EngineError, OutOfContext)
 
 
 def _sample(server: EndpointServer) -> str:
