@@ -22,8 +22,7 @@ _TRUTHS = frozenset({"true", "false", "yes", "no"})
 _SHORT = 60  # characters of an answer in a line of evidence
 
 _ASKING = patterns("asking")
-_SENDS = "send mail message text email notify sms post share reply comment write"
-_SENDING = frozenset(map(stem, _SENDS.split()))
+_SENDING = frozenset(map(stem, ENGLISH["sending"].split()))
 _LETTING = re.compile(r"\b(?:let|have|make)\b")
 _SENTENCE_ENDS = ".!?;"
 

@@ -22,10 +22,9 @@ from cojax.rollout.sglang.client import ReleasedMemory, RequestFailed, RequestRe
 from cojax.settings.tree import SGLangSettings
 from cojax.storage.files import last_lines
 
-# Stand-ins for packages without a CPU build; only CPU servers have them on their path.
-_SHIMS = Path(__file__).with_name("cpu_shims")
 _FLAGS: Mapping[str, list[str]] = tomllib.loads(Path(__file__).with_name("flags.toml").read_bytes().decode())
-_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(_SHIMS)}
+# Stand-ins for packages without a CPU build; only CPU servers have them on their path.
+_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(Path(__file__).with_name("cpu_shims"))}
 # The server reserves a few positions of its context.
 _SPARE_POSITIONS = 8
 
