@@ -24,25 +24,14 @@ from typing import Any
 from cojax.explorer.answers import leaves, parse_code
 from cojax.types import Action, Call, Observation, Triplet, normalise
 from cojax.unicode_forms import normal_form
-from cojax.validation.mention import (
-    ENGLISH,
-    NUMBERS,
-    WEEKDAYS,
-    Mentions,
-    fold,
-    near,
-    number_of,
-    patterns,
-    sentences,
-    stem,
-    words,
-)
+from cojax.validation import mention
+from cojax.validation.mention import Mentions, fold, near, number_of, sentences, stem, words
 
 # Most values in a line of evidence, and characters of each.
 _LISTED, _SHORT = 4, 60
 
 # Verb → the first of those that people use for one another.
-_FIRST_SYNONYM = {verb: group.split()[0] for group in ENGLISH["synonyms"] for verb in group.split()}
+_FIRST_SYNONYM = {verb: group.split()[0] for group in mention.ENGLISH["synonyms"] for verb in group.split()}
 # Fewest characters of a value within which nothing counts as a call: a query may ask to write some code to a file.
 _LONG = 12
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -323,7 +312,7 @@ def _split(name: str) -> list[str]:
 
 # Most values of a state that are looked at, and their depth; most conditions of a query.
 _VALUES, _DEEPEST, _CONDITIONS = 20_000, 8, 8
-_NUMBERS = {"no": 0, **NUMBERS}
+_NUMBERS = {"no": 0, **mention.NUMBERS}
 # How a count is bounded → the comparison with the number.
 _BOUNDS = {
     **dict.fromkeys(("more than", "over", "above"), operator.gt),
@@ -331,9 +320,9 @@ _BOUNDS = {
     **dict.fromkeys(("no more than", "at most", "or fewer", "or less"), operator.le),
     **dict.fromkeys(("fewer than", "less than", "under", "below"), operator.lt),
 }
-_SAID = patterns("conditions", BOUND="|".join(_BOUNDS), NUMBER="|".join(_NUMBERS))
+_SAID = mention.patterns("conditions", BOUND="|".join(_BOUNDS), NUMBER="|".join(_NUMBERS))
 # What may be said of any value.
-_VAGUE = ENGLISH["conditions"]["VAGUE"][0].split()
+_VAGUE = mention.ENGLISH["conditions"]["VAGUE"][0].split()
 
 
 def false_condition(
@@ -489,7 +478,7 @@ class _World:
         # "The day of lunch is …" tells which of its values is meant.
         meant = [(name, leaf) for name, leaf in inner if mentioned.holds(name)]
         told = said["says"] or (meant and value not in _VAGUE) or any(map(str.isdigit, value))
-        if not (flags or kinds or told or value in self.names or value in WEEKDAYS):
+        if not (flags or kinds or told or value in self.names or value in mention.WEEKDAYS):
             return None
         found = any(flags) if flags else any(Mentions(str(leaf)).holds(value) for _, leaf in meant or inner)
         found = found or any(mentioned.holds(fold(str(name))) for names in kinds for name in names)

@@ -12,17 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import PLAYING, EngineError, OutOfContext, Progress, running
-from cojax.explorer.llm.chat_model import (
-    Budget,
-    ChatFailure,
-    Counters,
-    FailureKind,
-    Journal,
-    ModelReply,
-    call_record,
-    key_of,
-    sent_messages,
-)
+from cojax.explorer.llm import chat_model
+from cojax.explorer.llm.chat_model import Budget, ChatFailure, Counters, FailureKind, Journal, ModelReply
 from cojax.host.background import done_within, on_thread
 from cojax.openai_api import ApiClient, CallFailed, with_retries
 from cojax.rollout.chat import Chat
@@ -116,7 +107,7 @@ class ChatClient:
     @property
     def _end(self) -> str:
         """The key of the record that says that the evolution was given up."""
-        return key_of(["given up", self._evolution])
+        return chat_model.key_of(["given up", self._evolution])
 
     def begin(self, evolution: str = "") -> Budget:
         self._reset(evolution)
@@ -126,7 +117,7 @@ class ChatClient:
         if self._evolution:
             place = f"{self._evolution}/given up"
             given_up = {"text": None, "kind": "stopped", "reason": "given up"}
-            self.journal.add(self._end, call_record(place, self.settings.model, {}, (0, 0), **given_up))
+            self.journal.add(self._end, chat_model.call_record(place, self.settings.model, {}, (0, 0), **given_up))
 
     def figures(self) -> dict[str, Any]:
         """What the evolution has cost so far. Tokens in, out and lost add up to what the budget paid.
@@ -159,7 +150,7 @@ class ChatClient:
     ) -> ModelReply:
         body: dict[str, Any] = {
             "model": self.settings.model,
-            "messages": sent_messages(messages),
+            "messages": chat_model.sent_messages(messages),
             "temperature": self.settings.temperature if temperature is None else temperature,
             "max_tokens": self.settings.max_tokens,
             "seed": seed,
@@ -178,7 +169,7 @@ class ChatClient:
         worst = prompt + self.settings.max_tokens
         budget.check(worst)
         # The key is of the whole request, with parts that are not sent: calls that differ only in their seed differ.
-        key = key_of(body)
+        key = chat_model.key_of(body)
         with self._guard:
             once = self._running.setdefault(key, threading.Lock())
         with once:
@@ -195,7 +186,7 @@ class ChatClient:
 
     def _failure_key(self, body: Mapping[str, Any]) -> str:
         """The key of this evolution's record that the call failed; "" for an evolution without a name."""
-        return key_of(["failed", self._evolution, body, *self._left_out]) if self._evolution else ""
+        return chat_model.key_of(["failed", self._evolution, body, *self._left_out]) if self._evolution else ""
 
     def _earlier_cost(self, body: Mapping[str, Any], budget: Budget) -> tuple[int, int]:
         """Tokens and requests that earlier processes spent on this call, which failed and is made again.
@@ -228,14 +219,14 @@ class ChatClient:
             cost = tokens - budget.tokens, requests - budget.requests
             if self._evolution and any(cost):
                 said = {"text": None, "kind": failure.kind, "reason": failure.reason}
-                record = call_record(place, self.settings.model, sent, cost, **said)
+                record = chat_model.call_record(place, self.settings.model, sent, cost, **said)
                 self.journal.add(self._failure_key(body), record)
                 if self._over is not None:
                     self.reopen()
             raise
         answer = {"text": found.text, "truncated": found.truncated, "usage": [*found.usage]}
         cost = tokens - budget.tokens, requests - budget.requests
-        return call_record(place, self.settings.model, self._api.spelled(sent), cost, **answer)
+        return chat_model.call_record(place, self.settings.model, self._api.spelled(sent), cost, **answer)
 
     def _completion(self, sent: dict[str, Any], budget: Budget, worst: int) -> ModelReply:
         """The completion of the first successful attempt. Raises ChatFailure."""
@@ -376,11 +367,15 @@ class PolicyModel:
             budget.pay(sum(usage), 0)
             self._counters.count(calls=1, tokens_in=usage[0], tokens_out=usage[1])
             text = self.chat.read(done.tokens).text.encode("utf-8", "replace").decode()
-            sent = {"messages": sent_messages(messages), "seed": seed, "weights_version": done.weights_version}
-            key, truncated = key_of([sent, text]), done.finish_reason == "length"
+            sent = {
+                "messages": chat_model.sent_messages(messages),
+                "seed": seed,
+                "weights_version": done.weights_version,
+            }
+            key, truncated = chat_model.key_of([sent, text]), done.finish_reason == "length"
             if self.journal.find(key) is None:
                 said = {"text": text, "truncated": truncated, "usage": list(usage)}
-                record = call_record(place, self.name, sent, (sum(usage), 1), **said)
+                record = chat_model.call_record(place, self.name, sent, (sum(usage), 1), **said)
                 self.journal.add(key, record)
             return ModelReply(text, truncated)
 

@@ -29,16 +29,8 @@ from cojax.environment import EngineError
 from cojax.policy.config import DamagedFile, ModelConfig
 from cojax.rollout import export
 from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_length, checked_prompt
-from cojax.rollout.sglang.client import (
-    RELEASED_MEMORY,
-    Connections,
-    ReleasedMemoryFile,
-    RequestFailed,
-    RequestRefused,
-    ServerFailed,
-    ServerReply,
-    route_shape,
-)
+from cojax.rollout.sglang import client
+from cojax.rollout.sglang.client import RequestFailed, RequestRefused, ServerFailed
 from cojax.rollout.sglang.fleet import Fleet
 from cojax.rollout.sglang.server import LabelledWeights, LaunchSettings, Server, ServerProcess
 from cojax.settings.tree import SGLangSettings
@@ -255,7 +247,7 @@ class SGLangEngine:
             raise ValueError("give urls of running servers, or a router, or launch, which says how to start some")
         _check_following(settings)
         check_length(max_length, config.max_position_embeddings)
-        shape = route_shape(config, routes, settings.mixed)
+        shape = client.route_shape(config, routes, settings.mixed)
         self._config, self._length, self._settings, self.tells_routes = config, max_length, settings, shape is not None
         self._run = uuid.uuid4().hex[:8]  # part of every label, so that labels of two runs on one server differ
         self._versions: dict[str, int] = {}  # label → version
@@ -263,14 +255,14 @@ class SGLangEngine:
         self._loaded: tuple[int, str] | None = None  # version and fingerprint of the last loaded weights
         self._loading = threading.Lock()
         self._store = WeightsFolder(folder)
-        self._connections = Connections()
+        self._connections = client.Connections()
         # Its state belongs to the event loop: other threads may read it, not change it.
         self.fleet = Fleet(
             self._connections,
             [url.rstrip("/") for url in urls],
             [ServerProcess(launch, index) for index in range(settings.servers)] if launch else [],
             settings,
-            released=ReleasedMemoryFile(folder / RELEASED_MEMORY),
+            released=client.ReleasedMemoryFile(folder / client.RELEASED_MEMORY),
             routes=routes,
         )
         self._loop = LoopThread()
@@ -428,7 +420,7 @@ class SGLangEngine:
         finally:
             server.requests.discard(request)
 
-    def _completion(self, reply: ServerReply, server: Server, label: str, sampling: Sampling) -> Completion:
+    def _completion(self, reply: client.ServerReply, server: Server, label: str, sampling: Sampling) -> Completion:
         """The completion in a reply. Raises RequestFailed if it was not sampled from the weights asked for, `label`."""
         assert self.fleet.target is not None
         labels = [name for name, _ in reply.spans]

@@ -13,15 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cojax.environment import EngineError
-from cojax.rollout.sglang.client import (
-    Connections,
-    ReleasedMemory,
-    ReleasedMemoryFile,
-    RequestFailed,
-    RequestRefused,
-    ServerClient,
-    ServerFailed,
-)
+from cojax.rollout.sglang import client
+from cojax.rollout.sglang.client import RequestFailed, RequestRefused, ServerClient, ServerFailed
 from cojax.rollout.sglang.server import LabelledWeights, Server, ServerProcess, State
 from cojax.settings.tree import SGLangSettings
 
@@ -51,12 +44,12 @@ class Fleet:
 
     def __init__(
         self,
-        connections: Connections,
+        connections: client.Connections,
         urls: Sequence[str],
         processes: Sequence[ServerProcess],
         settings: SGLangSettings,
         *,
-        released: ReleasedMemoryFile | None = None,
+        released: client.ReleasedMemoryFile | None = None,
         any_weights: bool = False,
         routes: bool = False,
     ) -> None:
@@ -181,7 +174,9 @@ class Fleet:
             raise EngineError(f"no SGLang server took the weights in {target.folder}: {reasons}")
 
     def _attached(self, url: str) -> Server:
-        return Server(ServerClient(url, self._connections), None, 0, released=ReleasedMemory(url, self._released))
+        return Server(
+            ServerClient(url, self._connections), None, 0, released=client.ReleasedMemory(url, self._released)
+        )
 
     def _watch(self, server: Server) -> None:
         if server not in self._watches:
