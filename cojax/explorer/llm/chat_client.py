@@ -363,15 +363,11 @@ class PolicyModel:
             session = f"explorer-{place}-{seed}-{threading.get_ident()}"
             budget.pay(0, 1)
             done = self._generate(prompt, sampling, session, seed, budget)
-            usage = len(prompt), len(done.tokens)
+            usage, version = (len(prompt), len(done.tokens)), done.weights_version
             budget.pay(sum(usage), 0)
             self._counters.count(calls=1, tokens_in=usage[0], tokens_out=usage[1])
             text = self.chat.read(done.tokens).text.encode("utf-8", "replace").decode()
-            sent = {
-                "messages": chat_model.sent_messages(messages),
-                "seed": seed,
-                "weights_version": done.weights_version,
-            }
+            sent = {"messages": chat_model.sent_messages(messages), "seed": seed, "weights_version": version}
             key, truncated = chat_model.key_of([sent, text]), done.finish_reason == "length"
             if self.journal.find(key) is None:
                 said = {"text": text, "truncated": truncated, "usage": list(usage)}

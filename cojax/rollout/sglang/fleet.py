@@ -174,9 +174,8 @@ class Fleet:
             raise EngineError(f"no SGLang server took the weights in {target.folder}: {reasons}")
 
     def _attached(self, url: str) -> Server:
-        return Server(
-            ServerClient(url, self._connections), None, 0, released=client.ReleasedMemory(url, self._released)
-        )
+        released = client.ReleasedMemory(url, self._released)
+        return Server(ServerClient(url, self._connections), None, 0, released=released)
 
     def _watch(self, server: Server) -> None:
         if server not in self._watches:
