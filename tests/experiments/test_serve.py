@@ -141,7 +141,7 @@ def test_who_follows_waits_for_the_first_version_and_starts_on_it(config, host, 
 def test_a_server_that_does_not_follow_is_told_of_with_the_reason(config, host, launched) -> None:
     host(config)
     engine = trainer(config, follow=True)
-    engine.fleet.settings = dataclasses.replace(TRAINER, sync_deadline=1.0)
+    engine.fleet.settings = dataclasses.replace(engine.fleet.settings, sync_deadline=1.0)
     with pytest.raises(Exception, match=r"within 1 s .*does `python -m experiments\.serve` run there .*follow=True"):
         engine.load(weights(0))
     engine.close()
