@@ -6,7 +6,6 @@ cookies, words on one line.
 """
 
 import contextlib
-import dataclasses
 import email.utils
 import http.cookiejar
 import json
@@ -69,41 +68,22 @@ class CallFailed(Exception):
         return self.kind in _PASSING
 
 
-@dataclasses.dataclass(frozen=True)
-class Address:
-    """Where an endpoint is, which model it serves, and by which settings the user says both: error texts name them.
-
-    Raises ValueError for what cannot be an address of an endpoint, or an empty model.
-    """
-
-    url: str
-    model: str
-    url_setting: str
-    model_setting: str
-
-    def __post_init__(self) -> None:
-        expected = "expected an address like http://HOST:PORT/v1"
-        try:
-            parts = urlsplit(self.url)
-            sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # its message may quote what stands before the @
-            raise ValueError(f"{self.url_setting} is no address; {expected}") from None
-        if "@" in parts.netloc or parts.query:
-            raise ValueError(
-                f"{self.url_setting} holds credentials or a query; leave them out: the key comes from OPENAI_API_KEY"
-            )
-        if not sound:
-            raise ValueError(f"{self.url_setting} is {self.url!r}; {expected}")
-        if not self.model:
-            raise ValueError(f"{self.model_setting} is empty; name the model that the endpoint serves")
-
-
-def read_key() -> str:
-    """The key in OPENAI_API_KEY; empty for a server that needs none. Raises ValueError for one that cannot be sent."""
-    key = os.environ.get("OPENAI_API_KEY", "").strip()
-    if not (key.isascii() and key.isprintable()):
-        raise ValueError("OPENAI_API_KEY holds characters that no header can carry; set it again")
-    return key
+def check_address(url: str, model: str, url_setting: str, model_setting: str) -> None:
+    """Raises ValueError for what cannot be an address of an endpoint, or an empty model; names the settings of both."""
+    expected = "expected an address like http://HOST:PORT/v1"
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # its message may quote what stands before the @
+        raise ValueError(f"{url_setting} is no address; {expected}") from None
+    if "@" in parts.netloc or parts.query:
+        raise ValueError(
+            f"{url_setting} holds credentials or a query; leave them out: the key comes from OPENAI_API_KEY"
+        )
+    if not sound:
+        raise ValueError(f"{url_setting} is {url!r}; {expected}")
+    if not model:
+        raise ValueError(f"{model_setting} is empty; name the model that the endpoint serves")
 
 
 def redact(text: str, key: str) -> str:
@@ -150,22 +130,28 @@ def one_line(text: str) -> str:
 
 
 class ApiClient:
-    """Sends requests to one endpoint; any thread may call it.
+    """Sends requests to one endpoint, at `url`; any thread may call it.
 
-    It follows no redirect. The key comes from the environment variable OPENAI_API_KEY alone, is sent to this address
-    alone, and is removed from every error text. Raises ValueError for a key that cannot be sent.
+    Error texts name the settings by which the user says where it is and which model it serves. It follows no redirect.
+    The key comes from the environment variable OPENAI_API_KEY alone, is sent to this address alone, and is removed from
+    every error text; servers that need none get none. Raises ValueError for what cannot be an address, an empty model,
+    and a key that cannot be sent.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, url: str, model: str, url_setting: str, model_setting: str) -> None:
         import openai  # it takes most of a second, and most commands call no endpoint
 
-        self._address, self._key = address, read_key()
+        check_address(url, model, url_setting, model_setting)
+        self._url_setting, self._model_setting = url_setting, model_setting
+        self._key = os.environ.get("OPENAI_API_KEY", "").strip()
+        if not (self._key.isascii() and self._key.isprintable()):
+            raise ValueError("OPENAI_API_KEY holds characters that no header can carry; set it again")
         # openai reads the body of an error whatever its length and time, and httpx that of a redirect: `_refuse` is
         # called before either does. Cookies would be kept without bound, and sent.
         web = openai.DefaultHttpxClient(
             follow_redirects=False, event_hooks={"response": [self._refuse]}, cookies=no_cookies(), headers=NOT_PACKED
         )
-        self._api = openai.OpenAI(api_key=self._key or "none", base_url=address.url, max_retries=0, http_client=web)
+        self._api = openai.OpenAI(api_key=self._key or "none", base_url=url, max_retries=0, http_client=web)
         self._newer_limit = False
 
     def chat(self, body: Mapping[str, Any], seconds: float, read: Callable[[Any], _T]) -> _T:
@@ -225,7 +211,7 @@ class ApiClient:
         status = response.status_code
         if response.has_redirect_location:
             elsewhere = self._one_line(response.headers["location"])
-            reason = f"HTTP {status}: the endpoint is elsewhere: {elsewhere}. Set {self._address.url_setting} to that"
+            reason = f"HTTP {status}: the endpoint is elsewhere: {elsewhere}. Set {self._url_setting} to that"
             raise CallFailed("unauthorised", reason, status=status)
         try:
             content = _body(response, _MOST_ERROR)
@@ -238,8 +224,8 @@ class ApiClient:
         said = f"its body is longer than {_MOST_ERROR:,} bytes" if content is None else error_message(content)
         reason = f"HTTP {status}: {self._one_line(said) or 'it says nothing'}"
         if status in (401, 403, 404):
-            settings = f"{self._address.url_setting} and {self._address.model_setting}"
-            raise CallFailed("unauthorised", f"{reason}. Check OPENAI_API_KEY, {settings}", status=status)
+            settings = f"OPENAI_API_KEY, {self._url_setting} and {self._model_setting}"
+            raise CallFailed("unauthorised", f"{reason}. Check {settings}", status=status)
         if status in (408, 409, 425, 429) or status >= 500:
             wait = _retry_after(response.headers.get("retry-after", ""))
             raise CallFailed("rate" if status == 429 else "server", reason, status=status, wait=wait)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cojax.openai_api import Address, ApiClient, CallFailed, with_retries
+from cojax.openai_api import ApiClient, CallFailed, with_retries
 from cojax.storage.files import Log
 from cojax.types import Task, canonical, normalise
 
@@ -181,7 +181,7 @@ class EndpointEmbedding:
         attempts: int = 4,
         batch: int = 64,
     ):
-        self._api = ApiClient(Address(base_url, model, "quality.base_url", "quality.model"))
+        self._api = ApiClient(base_url, model, "quality.base_url", "quality.model")
         self._model, self._kept = model, kept
         self._timeout, self._deadline, self._attempts, self._size = timeout, deadline, attempts, batch
         self._known: dict[str, Floats] | None = None

@@ -1,6 +1,7 @@
 """Stand-ins for SGLang servers and a router: small HTTP servers that answer as they do, and misbehave on command."""
 
 import contextlib
+import dataclasses
 import json
 import socket
 import sys
@@ -19,11 +20,19 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.server import LaunchSettings, ServerLimits
+from cojax.rollout.sglang.server import LaunchSettings
+from cojax.settings.tree import SGLangSettings
 
 CONFIG = ModelConfig(112, 32, 48, 1, 2, 1, 16, max_position_embeddings=512)
 PARAMS = initialize(CONFIG, 0)
-LIMITS = ServerLimits(startup=5.0, sync=2.0, probe_every=0.1)
+LIMITS = SGLangSettings(startup_deadline=5.0, sync_deadline=2.0, probe_every=0.1)
+
+
+def with_settings(limits: SGLangSettings = LIMITS, **given: Any) -> dict[str, Any]:
+    """Keywords of an engine: what is given, with all that is a setting of the section `sglang` among its settings."""
+    own = ({field.name for field in dataclasses.fields(SGLangSettings)} - {"folder", "urls"}) & given.keys()
+    settings = dataclasses.replace(limits, **{name: given[name] for name in own})
+    return {"settings": settings, **{name: value for name, value in given.items() if name not in own}}
 
 
 def weights(version: int) -> Weights:

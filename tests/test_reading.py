@@ -112,7 +112,7 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "JSON": (chat.read_json, 400_000),
     "JSON text": (lambda text: chat.read_json(f'"{text}"'), 200_000),
     "rendering": (rendered, 8_000),
-    "an endpoint": (lambda text: endpoint.action_of(endpoint.ChatReply(text, (("a", "b", text),))), 200_000),
+    "an endpoint": (lambda text: endpoint.action_of((text, (("a", "b", text),))), 200_000),
     "records": (lambda text: chat_model.read(chat_model.ModelReply(text), Record), 200_000),
     "fenced records": (
         lambda text: chat_model.read(chat_model.ModelReply('```json\n{"query":"' + text), Record),

@@ -232,4 +232,4 @@ def lead_array_files(lead: Lead) -> ArrayFiles:
         with lead.operation("restore", str(folder), divided(like)[1] is not None) as finish:
             return united(*finish(divided(restore_arrays(folder, like))))
 
-    return ArrayFiles(save, restore)
+    return save, restore

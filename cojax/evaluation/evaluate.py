@@ -139,10 +139,10 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
     sampling = config.evaluation.temperature
     if subject.policy is None:
         # Imported here: without an endpoint no client is needed.
-        from cojax.rollout.endpoint import ChatEndpoint, EndpointActors
+        from cojax.rollout.endpoint import EndpointActors, chat_endpoint
 
         yield EndpointActors(
-            ChatEndpoint(
+            chat_endpoint(
                 subject.identity["endpoint"],
                 subject.identity["model"],
                 temperature=sampling,

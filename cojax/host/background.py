@@ -80,38 +80,37 @@ def settle(seconds: float) -> bool:
     return not any(thread.is_alive() for thread in _BEGUN)
 
 
-class Clock:
-    """`time.monotonic()` without the time in which the process was stopped: a longer gap between two readings."""
+def clock() -> Callable[[], float]:
+    """`time.monotonic`, but without the time in which the process was stopped: a longer gap between two readings."""
+    lock, last, lost = threading.Lock(), time.monotonic(), 0.0
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._seen, self._lost = time.monotonic(), 0.0
+    def now() -> float:
+        nonlocal last, lost
+        with lock:
+            before, last = last, time.monotonic()
+            lost += max(0.0, last - before - _MOST)
+            return last - lost
 
-    def now(self) -> float:
-        with self._lock:
-            seen = time.monotonic()
-            self._lost += max(0.0, seen - self._seen - _MOST)
-            self._seen = seen
-            return seen - self._lost
+    return now
 
 
 @functools.cache
-def _clock() -> Clock:
+def _clock() -> Callable[[], float]:
     """The clock of this process, which a thread reads often."""
-    clock = Clock()
+    now = clock()
 
     def read() -> None:
         while True:
             time.sleep(_EVERY)
-            clock.now()
+            now()
 
     threading.Thread(target=read, name="clock", daemon=True).start()
-    return clock
+    return now
 
 
 def running() -> float:
     """Seconds on a clock that stands still while this process is stopped, or so starved that no thread of it runs."""
-    return _clock().now()
+    return _clock()()
 
 
 # In a forked process the thread is gone, and the lock may be held for ever.

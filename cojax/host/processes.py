@@ -146,7 +146,14 @@ def end_with_owner(owner: int, told: int) -> None:
     for pipe in (owner, told):
         os.set_inheritable(pipe, False)
     _TOLD[:] = [told]
-    threading.Thread(target=_end_with, args=(owner,), name="owner", daemon=True).start()
+
+    def end_with() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(owner, 1):
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end_with, name="owner", daemon=True).start()
 
 
 def tell(**facts: Any) -> None:
@@ -154,13 +161,6 @@ def tell(**facts: Any) -> None:
     for pipe in _TOLD:
         with contextlib.suppress(OSError):
             os.write(pipe, (json.dumps(facts) + "\n").encode())
-
-
-def _end_with(owner: int) -> None:
-    with contextlib.suppress(OSError):
-        while os.read(owner, 1):
-            pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def usable_cores() -> int:

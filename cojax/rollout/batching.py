@@ -24,18 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cojax.policy import transformer
 from cojax.policy.config import ModelConfig
 from cojax.policy.moe import RouteShape
 from cojax.policy.sharding import Mesh, constrain
-from cojax.policy.transformer import (
-    Cache,
-    Params,
-    cached_hidden_states,
-    cached_layer,
-    embedding_and_head,
-    logits,
-    make_cache,
-)
+from cojax.policy.transformer import Cache, Params
 from cojax.rollout.engine import Completion, Sampling
 
 _SPAN = 128  # the least number of positions that a prefill attends to, a power of two
@@ -97,7 +90,7 @@ class Batcher:
     ) -> None:
         self._config, self._slots, self._length, self._routed, self._mesh = config, slots, length, routed, mesh
         self._rows, self._chunk_sizes = rows, tuple(sorted(chunk_sizes))
-        self._cache = make_cache(config, slots, length, mesh)
+        self._cache = transformer.make_cache(config, slots, length, mesh)
         self._params: Params = {}
         self._version: int | None = None
         self._free = list(range(slots))  # the one freed first comes first
@@ -387,7 +380,7 @@ def _embed(
     config: ModelConfig, ends: Params, tokens: jax.Array, start: jax.Array, length: int, mesh: Mesh | None
 ) -> tuple[jax.Array, jax.Array]:
     positions = jnp.where(tokens < 0, length, start[:, None] + jnp.arange(tokens.shape[1]))
-    return constrain(embedding_and_head(config, ends).embed(jnp.maximum(tokens, 0)), mesh), positions
+    return constrain(transformer.embedding_and_head(config, ends).embed(jnp.maximum(tokens, 0)), mesh), positions
 
 
 @functools.partial(jax.jit, static_argnames=("config", "span", "last", "routed", "mesh"), donate_argnames="old")
@@ -405,7 +398,9 @@ def _layer(
     mesh: Mesh | None,
 ) -> tuple[jax.Array | None, Cache, jax.Array | None]:
     """Nobody reads the output of the `last` layer, so it is not computed."""
-    x, new, routes = cached_layer(config, arrays, old, x, positions, slots, span, window, routed=routed, mesh=mesh)
+    x, new, routes = transformer.cached_layer(
+        config, arrays, old, x, positions, slots, span, window, routed=routed, mesh=mesh
+    )
     return None if last else x, new, routes
 
 
@@ -448,11 +443,11 @@ def decode(
     float32[S], the cache and, if `routed`, the routes of the tokens fed, int[S, L, k]. `mesh` is as in
     `cached_hidden_states`.
     """
-    hidden, cache, routes = cached_hidden_states(
+    hidden, cache, routes = transformer.cached_hidden_states(
         config, params, cache, fed[0][:, None], fed[1][:, None], routed=routed, mesh=mesh
     )
     # Each device scores its part of the vocabulary and samples from all scores; otherwise XLA would gather the matrix.
-    scores = constrain(constrain(logits(config, params, hidden[:, 0]), mesh, "vocabulary"), mesh)
+    scores = constrain(constrain(transformer.logits(config, params, hidden[:, 0]), mesh, "vocabulary"), mesh)
     tokens, logprobs = sample(scores, chance[0], chance[1])
     return tokens, logprobs, cache, None if routes is None else routes[:, 0]
 

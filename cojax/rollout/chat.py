@@ -13,6 +13,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import jinja2
@@ -89,40 +90,17 @@ def read_json(body: str) -> Any:
     return value
 
 
+def _read_template(name: str) -> str:
+    """A template beside this file, on one line."""
+    return Path(__file__).with_name(name).read_text().strip().replace("\n", "")
+
+
 # The ChatML template that Qwen uses, of tokenizers that are made here (vocabulary.py).
-CHATML = """
-{%- if tools %}
-{{- '<|im_start|>system\\n' }}
-{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
-{{- '# Tools\\n' }}
-{%- for tool in tools %}{{- tool | tojson + '\\n' }}{%- endfor %}
-{{- '<|im_end|>\\n' }}
-{%- elif messages[0].role == 'system' %}
-{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-{%- if message.role == 'tool' %}
-{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
-{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
-{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
-{%- elif message.role != 'system' %}
-{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
-""".strip().replace("\n", "")
+CHATML = _read_template("chatml.jinja")
 # A character that templates neither trim, turn into another one, nor hold themselves.
 MARK = "\ue000"
 # Stands before a template. It writes the tools into the system message, where it makes one if need be, and hides them.
-TOOLS_SECTION = """
-{%- if tools %}{%- set ours = namespace(text='# Tools\\n\\nThese tools can be called:\\n') %}
-{%- for tool in tools %}{%- set ours.text = ours.text ~ (tool | tojson) ~ '\\n' %}{%- endfor %}
-{%- set ours.text = ours.text ~ '\\nTo call a tool, write its name and arguments as JSON:\\n<tool_call>\\n' %}
-{%- set ours.text = ours.text ~ '{"name": "the name", "arguments": {"an argument": "its value"}}\\n</tool_call>' %}
-{%- set own = messages[0].role == 'system' %}{%- set tools = none %}
-{%- set ours.text = (messages[0].content ~ '\\n\\n' if own else '') ~ ours.text %}
-{%- set messages = [{'role': 'system', 'content': ours.text}] + (messages[1:] if own else messages) %}{%- endif %}
-""".strip().replace("\n", "")
+TOOLS_SECTION = _read_template("tools_section.jinja")
 # The documentation of a tool that stands for any, and a call of it.
 _WORD = {"word": {"type": "string", "description": "the word"}}
 _LOOKUP = {"name": "lookup", "description": "looks it up", "parameters": {"type": "object", "properties": _WORD}}
@@ -393,60 +371,48 @@ class Actors(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class PolicyActors:
-    """Actors that sample from the policy of an engine."""
+    """Actors that sample from the policy of an engine.
 
-    engine: Engine
-    chat: Chat
-    sampling: Sampling
-    prefix: Callable[[str], Sequence[Action]] = lambda session: ()  # session → actions that its episode begins with
-
-    def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
-        return PolicyActor(self.engine, self.chat, self.sampling, session, seed, self.prefix(session))
-
-    def release(self, session: str) -> None:
-        self.engine.release(session)
-
-
-@dataclasses.dataclass(eq=False)
-class PolicyActor:
-    """The actor of one episode: renders the new messages, samples an action, and keeps every token.
-
-    The actions of `prefix` come first. Their tokens count as prompt: they were not sampled, so nothing is learned from
-    them.
+    An episode begins with the actions that `prefix` names for its session. Their tokens count as prompt: they were not
+    sampled, so nothing is learned from them.
     """
 
     engine: Engine
     chat: Chat
     sampling: Sampling
-    session: str
-    seed: tuple[int, ...]
-    prefix: Sequence[Action] = ()
-    tokens: tuple[int, ...] = ()
-    turns: int = 0
+    prefix: Callable[[str], Sequence[Action]] = lambda session: ()
 
-    def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
-        if self.tokens:
-            new = self.chat.extend(messages, self.tokens[-1] == self.chat.end)
-        else:
-            new = self.chat.open(messages, ask(episode.tools))
-        prompt = self.tokens + new
-        if self.turns < len(self.prefix):
-            replayed = self.chat.encode_action(self.prefix[self.turns])
-            self.tokens = prompt + replayed
-            self.turns += 1
-            return Turn(self.chat.read(replayed), prompt_tokens=new + replayed)
-        began = time.perf_counter()
-        done = self.engine.generate(prompt, self.sampling, session=self.session, seed=(*self.seed, self.turns))
-        seconds = time.perf_counter() - began
-        self.tokens = prompt + done.tokens
-        self.turns += 1
-        return Turn(
-            action=self.chat.read(done.tokens),
-            prompt_tokens=new,
-            action_tokens=done.tokens,
-            action_logprobs=done.logprobs,
-            weights_version=done.weights_version,
-            spans=done.spans,
-            routes=done.routes,
-            engine_seconds=seconds,
-        )
+    def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
+        """The actor of one episode: renders the new messages, samples an action, and keeps every token."""
+        prefix, tokens, turns = self.prefix(session), tuple[int, ...](), 0
+
+        def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
+            nonlocal tokens, turns
+            if tokens:
+                new = self.chat.extend(messages, tokens[-1] == self.chat.end)
+            else:
+                new = self.chat.open(messages, ask(episode.tools))
+            prompt, turn, turns = tokens + new, turns, turns + 1
+            if turn < len(prefix):
+                replayed = self.chat.encode_action(prefix[turn])
+                tokens = prompt + replayed
+                return Turn(self.chat.read(replayed), prompt_tokens=new + replayed)
+            began = time.perf_counter()
+            done = self.engine.generate(prompt, self.sampling, session=session, seed=(*seed, turn))
+            seconds = time.perf_counter() - began
+            tokens = prompt + done.tokens
+            return Turn(
+                action=self.chat.read(done.tokens),
+                prompt_tokens=new,
+                action_tokens=done.tokens,
+                action_logprobs=done.logprobs,
+                weights_version=done.weights_version,
+                spans=done.spans,
+                routes=done.routes,
+                engine_seconds=seconds,
+            )
+
+        return act
+
+    def release(self, session: str) -> None:
+        self.engine.release(session)

@@ -56,11 +56,12 @@ class ControlTokens:
         literals are masked, so that harmless text has the same tokens as without a mask. But if that changes the
         control tokens, every character of a literal is masked.
         """
-        placeholders = self._placeholders(frozenset(map(ord, _PRIVATE_CHARACTERS.findall(given))))
-        by_literal, by_character = template(placeholders.mask_literals), template(placeholders.mask_characters)
-        inspects = placeholders.restore(by_literal) != placeholders.restore(by_character)
+        used = frozenset(map(ord, _PRIVATE_CHARACTERS.findall(given)))
+        mask_literals, mask_characters, restore = self._placeholders(used)
+        by_literal, by_character = template(mask_literals), template(mask_characters)
+        inspects = restore(by_literal) != restore(by_character)
         same = inspects and self._literals.findall(by_literal) == self._literals.findall(by_character)
-        return self._encode(by_literal if same else by_character, placeholders)
+        return self._encode(by_literal if same else by_character, restore)
 
     def mask_json(self, value: Any, mask: Mask) -> Any:
         """The JSON value with every text in it masked, keys too, except the words of JSON schemas."""
@@ -70,13 +71,13 @@ class ControlTokens:
             return {self.mask_json(key, mask): self.mask_json(item, mask) for key, item in value.items()}
         return [self.mask_json(item, mask) for item in value] if isinstance(value, list) else value
 
-    def _encode(self, text: str, placeholders: "_Placeholders") -> tuple[int, ...]:
+    def _encode(self, text: str, restore: Mask) -> tuple[int, ...]:
         tokens: list[int] = []
         for piece in self._literals.split(text):
             if piece in self.ids:
                 tokens.append(self.ids[piece])
             elif piece:
-                tokens.extend(self._encode_text(placeholders.restore(piece)))
+                tokens.extend(self._encode_text(restore(piece)))
         return tuple(tokens)
 
     def encode_action(self, text: str) -> tuple[int, ...]:
@@ -109,45 +110,29 @@ class ControlTokens:
                 tokens += [part for part in parts if part not in self._forbidden]
         return tokens
 
-    def _choose_placeholders(self, used: frozenset[int]) -> "_Placeholders":
-        """Placeholders that the text does not contain; if too few are left, the text's private-use characters go."""
+    def _choose_placeholders(self, used: frozenset[int]) -> tuple[Mask, Mask, Mask]:
+        """How to mask whole literals, to mask every character that occurs in one, and to undo both.
+
+        Placeholders are characters that the text does not contain; if too few are left, the text's private-use
+        characters go.
+        """
         needed = len(self.ids) + len(self._letters)
-        free = list(itertools.islice((code for code in _PRIVATE if code not in used), needed))
-        dropped = frozenset() if len(free) == needed else frozenset(_PRIVATE)
-        codes = free if len(free) == needed else list(_PRIVATE[:needed])
-        return _Placeholders(
-            self._literals,
-            dict(zip(self.ids, map(chr, codes), strict=False)),
-            dict(zip(self._letters, map(chr, codes[len(self.ids) :]), strict=True)),
-            dropped,
-        )
+        codes = list(itertools.islice((code for code in _PRIVATE if code not in used), needed))
+        dropped: dict[int, str] = {}
+        if len(codes) < needed:
+            codes, dropped = list(_PRIVATE[:needed]), dict.fromkeys(_PRIVATE, "\ufffd")
+        literals = dict(zip(self.ids, map(chr, codes), strict=False))
+        letters = dict(zip(self._letters, map(chr, codes[len(self.ids) :]), strict=True))
+        characters = str.maketrans(letters)
+        meaning = {ord(placeholder): text for text, placeholder in (literals | letters).items()}
 
+        def clean(text: str) -> str:
+            return _valid_unicode(text).translate(dropped) if dropped else _valid_unicode(text)
 
-class _Placeholders:
-    """The characters that stand for control literals, and for their characters, while a template runs."""
+        def mask_literals(text: str) -> str:
+            return self._literals.sub(lambda found: literals[found[0]], clean(text))
 
-    def __init__(
-        self, pattern: re.Pattern[str], literals: dict[str, str], letters: dict[str, str], dropped: frozenset[int]
-    ) -> None:
-        self._pattern, self._literals = pattern, literals
-        self._letters = str.maketrans(letters)
-        self._dropped = dict.fromkeys(dropped, "\ufffd")
-        self._meaning = {ord(placeholder): text for text, placeholder in (literals | letters).items()}
-
-    def mask_literals(self, text: str) -> str:
-        """The text with whole literals masked."""
-        return self._pattern.sub(lambda found: self._literals[found[0]], self._clean(text))
-
-    def mask_characters(self, text: str) -> str:
-        """The text with every character that occurs in a literal masked."""
-        return self._clean(text).translate(self._letters)
-
-    def restore(self, text: str) -> str:
-        """The text with each placeholder replaced by what it stands for."""
-        return text.translate(self._meaning)
-
-    def _clean(self, text: str) -> str:
-        return _valid_unicode(text).translate(self._dropped) if self._dropped else _valid_unicode(text)
+        return mask_literals, lambda text: clean(text).translate(characters), lambda text: text.translate(meaning)
 
 
 def _valid_unicode(text: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import Actor, EngineError, Episode, OutOfContext, ask
-from cojax.openai_api import Address, ApiClient, CallFailed, with_retries
+from cojax.openai_api import ApiClient, CallFailed, with_retries
 from cojax.rollout.chat import parse, read_json
 from cojax.types import Action, Call, Message, Turn
 
@@ -21,84 +21,77 @@ _MOST_CALLS = 256
 JsonObject = dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class ChatReply:
-    """The model's text, and the calls that it asks for: (id, name, arguments as the JSON text that it wrote)."""
-
-    text: str
-    calls: tuple[tuple[str, str, str], ...] = ()
-
-
+# The model's text, and the calls that it asks for: (id, name, arguments as the JSON text that it wrote).
+ChatReply = tuple[str, tuple[tuple[str, str, str], ...]]
 # Messages, tools in OpenAI function format, an event that is set once the reply is no longer wanted → the reply.
 Complete = Callable[[Sequence[JsonObject], Sequence[Mapping[str, Any]], threading.Event], ChatReply]
 
 
-@dataclasses.dataclass(eq=False)
-class ChatEndpoint:
-    """Chat completions of `model` at `url`, with the key in OPENAI_API_KEY. Any number of threads may call it.
+def chat_endpoint(
+    url: str,
+    model: str,
+    *,
+    temperature: float = 0.0,
+    max_tokens: int = 4096,
+    deadline: float = 300.0,
+    attempts: int = 6,
+) -> Complete:
+    """Chat completions of `model` at `url`, with the key in OPENAI_API_KEY. Any number of threads may ask for them.
 
-    One reply takes at most `deadline` seconds and `attempts` requests. Raises ValueError for an invalid address.
+    One reply takes at most `deadline` seconds and `attempts` requests. Raises ValueError for an invalid address. Asking
+    raises OutOfContext if the server says that the messages are too long for the model, EngineError if no reply can be
+    obtained or it is no longer wanted.
     """
+    url, down = url.rstrip("/"), ""  # why no further request can succeed
+    api = ApiClient(url, model, "--endpoint", "--endpoint_model")
 
-    url: str
-    model: str
-    _: dataclasses.KW_ONLY
-    temperature: float = 0.0
-    max_tokens: int = 4096
-    deadline: float = 300.0
-    attempts: int = 6
-
-    def __post_init__(self) -> None:
-        self.url = self.url.rstrip("/")
-        self._api = ApiClient(Address(self.url, self.model, "--endpoint", "--endpoint_model"))
-        self._down = ""  # why no further request can succeed
-
-    def __call__(
-        self, messages: Sequence[JsonObject], tools: Sequence[Mapping[str, Any]], unwanted: threading.Event
+    def complete(
+        messages: Sequence[JsonObject], tools: Sequence[Mapping[str, Any]], unwanted: threading.Event
     ) -> ChatReply:
-        """The model's reply.
-
-        Raises OutOfContext if the server says that the messages are too long for the model, EngineError if no reply can
-        be obtained or `unwanted` is set.
-        """
-        until = time.monotonic() + self.deadline
-        body: JsonObject = {"model": self.model, "messages": list(messages)} | ({"tools": list(tools)} if tools else {})
-        body |= {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        nonlocal down
+        until = time.monotonic() + deadline
+        body: JsonObject = {"model": model, "messages": list(messages)} | ({"tools": list(tools)} if tools else {})
+        body |= {"temperature": temperature, "max_tokens": max_tokens}
 
         def attempt() -> ChatReply:
             if unwanted.is_set():
-                raise EngineError(f"{self.url}: nobody waits for the reply any more")
-            if self._down:
-                raise EngineError(self._down)
-            return self._api.chat(body, max(0.1, until - time.monotonic()), self._reply)
+                raise EngineError(f"{url}: nobody waits for the reply any more")
+            if down:
+                raise EngineError(down)
+            return api.chat(body, max(0.1, until - time.monotonic()), lambda reply: _first_choice(reply, api.redact))
 
         try:
-            return with_retries(attempt, self.attempts, lambda: until - time.monotonic(), unwanted.wait)
+            return with_retries(attempt, attempts, lambda: until - time.monotonic(), unwanted.wait)
         except CallFailed as failed:
             if failed.kind == "too_long":
                 raise OutOfContext(failed.reason) from None
-            reason = f"{self.url}: {failed.reason}"
+            reason = f"{url}: {failed.reason}"
             if failed.kind == "unauthorised":
-                self._down = reason
+                down = reason
             given_up = f"; given up after {failed.attempts} attempts" if failed.passing else ""
             raise EngineError(reason + given_up) from None
 
-    def _reply(self, reply: Any) -> ChatReply:
-        """A completion's first choice. Raises KeyError, IndexError, TypeError or AttributeError if it has none."""
-        message = reply["choices"][0]["message"]
-        text = message.get("content") or ""
-        calls = [
-            (str(call.get("id") or ""), call["function"]["name"], call["function"].get("arguments") or "{}")
-            for call in (message.get("tool_calls") or ())[:_MOST_CALLS]
-        ]
-        if not all(isinstance(part, str) for part in (text, *(part for call in calls for part in call))):
-            raise TypeError("content, names and arguments must be text")
-        clean = self._clean
-        return ChatReply(clean(text[:MOST_TEXT]), tuple((clean(i), clean(name), clean(raw)) for i, name, raw in calls))
+    return complete
 
-    def _clean(self, text: str) -> str:
-        """The text without the API key. A lone surrogate, which UTF-8 cannot encode, becomes a question mark."""
-        return self._api.redact(text.encode("utf-8", "replace").decode())
+
+def _first_choice(reply: Any, redact: Callable[[str], str]) -> ChatReply:
+    """A completion's first choice, redacted. Raises KeyError, IndexError, TypeError or AttributeError if it has none.
+
+    A lone surrogate, which UTF-8 cannot encode, becomes a question mark.
+    """
+    message = reply["choices"][0]["message"]
+    text = message.get("content") or ""
+    calls = [
+        (str(call.get("id") or ""), call["function"]["name"], call["function"].get("arguments") or "{}")
+        for call in (message.get("tool_calls") or ())[:_MOST_CALLS]
+    ]
+    if not all(isinstance(part, str) for part in (text, *(part for call in calls for part in call))):
+        raise TypeError("content, names and arguments must be text")
+
+    def clean(text: str) -> str:
+        return redact(text.encode("utf-8", "replace").decode())
+
+    return clean(text[:MOST_TEXT]), tuple((clean(i), clean(name), clean(raw)) for i, name, raw in calls)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,34 +102,28 @@ class EndpointActors:
     _ended: dict[str, threading.Event] = dataclasses.field(default_factory=dict)
 
     def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
-        return EndpointActor(self.complete, self._ended.setdefault(session, threading.Event()))
+        """The actor of one episode. It keeps the messages so far, and the ids of the calls that wait for results."""
+        ended = self._ended.setdefault(session, threading.Event())
+        history, tools, waiting = list[JsonObject](), tuple[Mapping[str, Any], ...](), tuple[str, ...]()
+
+        def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
+            nonlocal tools, waiting
+            if not history:
+                tools = tuple(ask(episode.tools))
+            history.extend(environment_messages(messages, waiting))
+            began = time.perf_counter()
+            reply = self.complete(history, tools, ended)
+            seconds = time.perf_counter() - began
+            action = action_of(reply)
+            message, waiting = assistant_message(reply, action, turn=len(history))
+            history.append(message)
+            return Turn(action, engine_seconds=seconds)
+
+        return act
 
     def release(self, session: str) -> None:
         if (ended := self._ended.pop(session, None)) is not None:
             ended.set()
-
-
-@dataclasses.dataclass(eq=False)
-class EndpointActor:
-    """The actor of one episode. It keeps the message history, and the ids of the calls that wait for results."""
-
-    complete: Complete
-    ended: threading.Event
-    history: list[JsonObject] = dataclasses.field(default_factory=list)
-    tools: tuple[Mapping[str, Any], ...] = ()
-    waiting: tuple[str, ...] = ()
-
-    def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
-        if not self.history:
-            self.tools = tuple(ask(episode.tools))
-        self.history += environment_messages(messages, self.waiting)
-        began = time.perf_counter()
-        reply = self.complete(self.history, self.tools, self.ended)
-        seconds = time.perf_counter() - began
-        action = action_of(reply)
-        message, self.waiting = assistant_message(reply, action, turn=len(self.history))
-        self.history.append(message)
-        return Turn(action, engine_seconds=seconds)
 
 
 def action_of(reply: ChatReply) -> Action:
@@ -144,18 +131,19 @@ def action_of(reply: ChatReply) -> Action:
 
     Never raises. If one call cannot be parsed, the action has no calls.
     """
-    if not reply.calls:
-        return parse(reply.text)
+    text, asked = reply
+    if not asked:
+        return parse(text)
     calls = []
-    for _, name, written in reply.calls:
+    for _, name, written in asked:
         try:
             arguments = read_json(written)
             if not isinstance(arguments, dict):
                 raise ValueError("without an object of arguments")
         except ValueError as error:
-            return Action("\n".join(filter(None, (reply.text, _as_text(reply)))), (), f"tool call is {error}")
+            return Action("\n".join(filter(None, (text, _as_text(asked)))), (), f"tool call is {error}")
         calls.append(Call(name, arguments))
-    return Action(reply.text, tuple(calls))
+    return Action(text, tuple(calls))
 
 
 def assistant_message(reply: ChatReply, action: Action, turn: int) -> tuple[JsonObject, tuple[str, ...]]:
@@ -163,16 +151,17 @@ def assistant_message(reply: ChatReply, action: Action, turn: int) -> tuple[Json
 
     Calls that cannot be parsed are written as text: many servers refuse a history with invalid JSON arguments.
     """
-    if not reply.calls or action.error:
+    text, asked = reply
+    if not asked or action.error:
         return {"role": "assistant", "content": action.text}, ()
-    ids = [given for given, _, _ in reply.calls]
+    ids = [given for given, _, _ in asked]
     if len(set(ids)) < len(ids) or not all(ids):
         ids = [f"call_{turn}_{place}" for place in range(len(ids))]
     calls = [
         {"id": own, "type": "function", "function": {"name": name, "arguments": written}}
-        for own, (_, name, written) in zip(ids, reply.calls, strict=True)
+        for own, (_, name, written) in zip(ids, asked, strict=True)
     ]
-    return {"role": "assistant", "content": reply.text, "tool_calls": calls}, tuple(ids)
+    return {"role": "assistant", "content": text, "tool_calls": calls}, tuple(ids)
 
 
 def environment_messages(messages: Sequence[Message], waiting: Sequence[str]) -> list[JsonObject]:
@@ -193,9 +182,9 @@ def environment_messages(messages: Sequence[Message], waiting: Sequence[str]) ->
     return answers + [{"role": m.role if m.role in roles else "user", "content": m.content} for m in others]
 
 
-def _as_text(reply: ChatReply) -> str:
+def _as_text(calls: Sequence[tuple[str, str, str]]) -> str:
     """The calls as a policy would have written them, whether they can be parsed or not."""
     return "\n".join(
         f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {written}}}\n</tool_call>'
-        for _, name, written in reply.calls
+        for _, name, written in calls
     )[:MOST_TEXT]

@@ -18,7 +18,6 @@ the same to rounding only.
 """
 
 import collections
-import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -42,15 +41,6 @@ from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_
 from cojax.settings.tree import Settings
 
 
-@dataclasses.dataclass(eq=False)
-class _Update:
-    """New weights that the thread has not taken yet."""
-
-    version: int
-    params: Params
-    taken: Future[None] = dataclasses.field(default_factory=Future)
-
-
 class Lane:
     """Serves sessions on the slots of one Batcher. The thread calls `on_failure` with the reason of a failure."""
 
@@ -62,7 +52,8 @@ class Lane:
         self._sessions: dict[str, Session] = {}
         self._queue: collections.deque[Request] = collections.deque()
         self._released: list[Session] = []
-        self._update: _Update | None = None
+        # Weights that the thread has not taken yet: their version, they themselves, and the future of that.
+        self._update: tuple[int, Params, Future[None]] | None = None
         self._resting = self._idle = False
         self._down = ""
         self._thread = threading.Thread(target=self._run, name="LocalEngine", daemon=True)
@@ -78,9 +69,10 @@ class Lane:
         with self._wake:
             self._wake.wait_for(lambda: self._update is None or self._down)
             self._raise_if_down()
-            self._update = _Update(version, params)
+            taken = Future[None]()
+            self._update = version, params, taken
             self._wake.notify_all()
-            return self._update.taken
+            return taken
 
     def rest(self) -> None:
         """Returns once the devices compute nothing for this lane; no forward begins until `resume`."""
@@ -135,7 +127,7 @@ class Lane:
                 if session.request is not None:
                     _abort(session.request.result, self._down)
             if self._update is not None:
-                _abort(self._update.taken, self._down)
+                _abort(self._update[-1], self._down)
             self._wake.notify_all()
 
     def join(self) -> None:
@@ -174,7 +166,11 @@ class Lane:
                     self.batcher.free(session)
                 self._released.clear()
                 if self._update is not None and not self.batcher.busy:
-                    self._take(self._update)
+                    version, params, taken = self._update
+                    self.batcher.use(version, params)
+                    self._update = None
+                    taken.set_result(None)
+                    self._wake.notify_all()
                 while self._queue and self._update is None:
                     if not (request := self._queue.popleft()).result.done():
                         self.batcher.admit(request)
@@ -182,12 +178,6 @@ class Lane:
                     return True
                 self._wake.wait()
             return False
-
-    def _take(self, update: _Update) -> None:
-        self.batcher.use(update.version, update.params)
-        self._update = None
-        update.taken.set_result(None)
-        self._wake.notify_all()
 
     def _deliver(self, finished: list[Request]) -> None:
         with self._wake:

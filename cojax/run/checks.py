@@ -9,8 +9,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from cojax import pool, worlds
-from cojax.explorer.llm.chat_model import ChatSettings
 from cojax.learner import weightings
+from cojax.openai_api import check_address
 from cojax.quality import EMBEDDINGS
 from cojax.run import engines, entries, explorers, methods, policies, processes
 from cojax.run.processes import LAST_PORT, check_mesh
@@ -39,7 +39,7 @@ def check_run(config: ConfigDict) -> None:
     policies.check_folder(config)
     _check_pretrained(config)
     if "llm" in (config.explorer.name, explorers.initial(config)):
-        ChatSettings(**config.llm)
+        check_address(config.llm.base_url, config.llm.model, "llm.base_url", "llm.model")
     check_mesh(config)
 
 

@@ -15,6 +15,7 @@ import math
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import jax
@@ -32,11 +33,12 @@ from cojax.report.console import CONSOLE
 from cojax.rollout.engine import Engine, Routed
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.server import LaunchSettings, ServerLimits
+from cojax.rollout.sglang.server import LaunchSettings
 from cojax.run import methods
 from cojax.run.processes import mesh_of
 from cojax.settings import base
 from cojax.settings.base import settings
+from cojax.settings.tree import SGLangSettings
 from cojax.storage.checksums import has_valid_checksum, with_checksum
 from cojax.storage.files import read_json, write_json
 
@@ -77,16 +79,15 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
         max_length=config.engine.max_length,
         urls=urls,
         launch=own,
-        limits=server_limits(config),
+        settings=dataclasses.replace(
+            SGLangSettings(**settings(section)), sync=sync(config), router=section.router.strip().rstrip("/")
+        ),
         deadline=config.limits.engine_deadline,
-        sync=sync(config),
-        router=section.router.strip().rstrip("/"),
         routes=asks_routes(config),
-        **{name: section[name] for name in ("servers", "dtype", "mixed", "follow", "release_memory")},
     )
 
 
-def sync(config: ConfigDict) -> str:
+def sync(config: ConfigDict) -> Literal["folder", "orbax"]:
     """How weights reach servers: by default, several processes save them together for servers that follow."""
     several = config.sglang.follow and jax.process_count() > 1
     return config.sglang.sync or ("orbax" if several else "folder")
@@ -105,12 +106,6 @@ def check_routes(config: ConfigDict, engine: Engine) -> None:
             f"learner.routes is {config.learner.routes!r}, but engine {config.engine.name!r} does not tell which "
             "experts tokens went through (cojax.rollout.engine.Routed); set --config.learner.routes=own"
         )
-
-
-def server_limits(config: ConfigDict) -> ServerLimits:
-    """The deadlines of servers, and how often one may be started again."""
-    section = config.sglang
-    return ServerLimits(section.startup_deadline, section.sync_deadline, section.probe_every, section.restarts)
 
 
 def _check_attached(section: ConfigDict) -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -12,14 +13,14 @@ from cojax.environment import Actor, Charted, EngineError, Environment, Episode,
 from cojax.environment.watch import WatchedPlay
 from cojax.evaluation.scores import sampling
 from cojax.explorer import Explorer
-from cojax.explorer.llm.chat_model import Budget, ChatModel, ChatSettings, Journal
-from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.judge import judge
+from cojax.explorer.llm.chat_model import Budget, ChatModel, Journal
+from cojax.explorer.llm.explorer import LLMExplorer, judge
 from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
-from cojax.rollout.chat import PolicyActor
+from cojax.rollout.chat import PolicyActors
 from cojax.run import parts
 from cojax.run.parts import Parts
 from cojax.settings.base import JUDGES, attempts, choose, settings
+from cojax.settings.tree import LLMSettings, ModelExplorerSettings, ScriptedSettings
 from cojax.signals import guidance
 from cojax.types import Message, Task, Turn
 from cojax.validation import Attempters, Attempts, Exclusions, Validation
@@ -52,46 +53,38 @@ def ending(config: ConfigDict, environment: Environment) -> str:
 
 def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplorer:
     """The explorer that uses the environment's affordances and its grammar, and no model."""
-    section = config.explorer
     return ScriptedExplorer(
         neighbours=made.environment.neighbours if isinstance(made.environment, Charted) else no_neighbours,
         play=WatchedPlay(made.limits.environment_deadline),
         width=parts.width(config, made.environment, 1),
         guidance=guidance(made.signals),
         ending=ending(config, made.environment),
-        **{name: section[name] for name in ("runs", "steps", "stretch", "longest", "cut")},
+        **_fields(config.explorer, ScriptedSettings),
     )
+
+
+def _fields(section: ConfigDict, own: type) -> dict[str, Any]:
+    """The settings that each explorer has, and those in `own`, as keywords."""
+    return {name: section[name] for name in ("runs", "steps", *(field.name for field in dataclasses.fields(own)))}
 
 
 def llm(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
     """The explorer that asks the model llm.model at llm.base_url."""
     from cojax.explorer.llm.chat_client import ChatClient
 
-    return _llm_explorer(config, made, "llm", ChatClient(ChatSettings(**config.llm), journal))
+    return _llm_explorer(config, made, "llm", ChatClient(LLMSettings(**settings(config.llm)), journal))
 
 
 def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
     """The explorer whose model is the policy in training, on the engine of its rollouts."""
     from cojax.explorer.llm.chat_client import PolicyModel
 
-    section = settings(config.llm)
-    chat_model = PolicyModel(
-        made.engine,
-        made.chat,
-        name=Path(config.model.path).name or "self",
-        journal=journal,
-        max_tokens=section["max_tokens"],
-        temperature=section["temperature"],
-        most_tokens=section["max_tokens_per_evolution"],
-        most_requests=section["max_requests_per_evolution"],
-        deadline=section["deadline"],
-        engine_deadline=made.limits.engine_deadline,
-    )
+    name, own = Path(config.model.path).name or "self", LLMSettings(**settings(config.llm))
+    chat_model = PolicyModel(made.engine, made.chat, name, journal, own, made.limits.engine_deadline)
     return _llm_explorer(config, made, "policy", chat_model)
 
 
 def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatModel) -> LLMExplorer:
-    section = config.explorer
     return LLMExplorer(
         chat_model,
         ending=ending(config, made.environment),
@@ -101,7 +94,7 @@ def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatMo
         kind=kind,
         attempt_turns=made.limits.max_turns,
         guidance=guidance(made.signals),
-        **{name: section[name] for name in ("runs", "steps", "separator", "shortest")},
+        **_fields(config.explorer, ModelExplorerSettings),
     )
 
 
@@ -149,6 +142,7 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
 
 def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
     sampled = sampling(config, made.chat, config.sampling.temperature)
+    actors = PolicyActors(made.engine, made.chat, sampled)
 
     @contextlib.contextmanager
     def attempters(explorer: LLMExplorer, task: Task, count: int) -> Iterator[list[Actor]]:
@@ -156,9 +150,7 @@ def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
         names = [f"attempt-{explorer.place}-{task.id}-{attempt}" for attempt in range(count)]
         attempts: list[Actor] = [
             PolicyAttempt(
-                PolicyActor(
-                    made.engine, made.chat, sampled, session=name, seed=(config.seed, int(task.id, 16), attempt)
-                ),
+                actors(name, (config.seed, int(task.id, 16), attempt)),
                 explorer.remaining_budget(),
                 functools.partial(made.engine.release, name),
             )

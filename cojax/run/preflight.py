@@ -27,7 +27,7 @@ from cojax.learner.batch import RowShape
 from cojax.learner.placement import Placement
 from cojax.learner.rehearsal import rehearse
 from cojax.report.console import CONSOLE
-from cojax.rollout.chat import PolicyActor
+from cojax.rollout.chat import PolicyActors
 from cojax.rollout.engine import Weights
 from cojax.rollout.sglang.client import RELEASED_MEMORY
 from cojax.run import assemble, checks, initial_policy, methods, processes
@@ -154,13 +154,8 @@ def _engine(config: ConfigDict, state: dict[str, Any]) -> str:
     learner = state["learner"] = assemble.fitted(config, learner, learned)
     weights: Weights = learner.weights(learned, 0)
     made.engine.load(weights)
-    actor = PolicyActor(
-        made.engine,
-        made.chat,
-        scores.sampling(config, made.chat, config.sampling.temperature),
-        session="preflight",
-        seed=(config.seed,),
-    )
+    sampling = scores.sampling(config, made.chat, config.sampling.temperature)
+    actor = PolicyActors(made.engine, made.chat, sampling)("preflight", (config.seed,))
     trajectory = play(made.environment, _some_task(made), actor, max_turns=2)
     made.engine.release("preflight")
     if not trajectory.valid:

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
 import jax
 import numpy as np
@@ -35,13 +35,15 @@ from cojax.policy.parameters import parameters
 from cojax.policy.pretrained import CONFIG
 from cojax.report.console import CONSOLE
 from cojax.rollout import export
-from cojax.rollout.sglang.client import Connections, RequestFailed, RequestRefused, Router
+from cojax.rollout.sglang.client import Connections, RequestFailed, RequestRefused, ServerClient
 from cojax.rollout.sglang.engine import newest_version
 from cojax.rollout.sglang.fleet import Fleet
 from cojax.rollout.sglang.server import LabelledWeights, LaunchSettings, Server, ServerProcess
 from cojax.run import engines, trained
 from cojax.run.checks import check
 from cojax.run.configuration import configuration
+from cojax.settings.base import settings
+from cojax.settings.tree import SGLangSettings
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
 from cojax.storage.files import is_number, lock_folder
 
@@ -56,15 +58,6 @@ _MEMORY, _NAME, _LOCK = Path("/dev/shm"), "cojax-weights-", ".lock"
 _PATIENCE = 10.0  # seconds for a look under way to end
 _SPARE = 1.5  # a version is kept in memory if so many of it are free
 FAULTS = (OSError, ValueError, CheckpointError)
-
-
-class Source(Protocol):
-    """Where versions come from. `expected`, once set, is the model of which they must be."""
-
-    expected: ModelConfig | None
-
-    def newest(self) -> LabelledWeights | None:
-        """The newest version as a model folder of this host; None where there is none. Raises one of FAULTS."""
 
 
 class LocalFolders:
@@ -111,7 +104,7 @@ class LocalFolders:
 
 
 class Versions:
-    """The versions that a trainer writes to `folder`/weights/."""
+    """The versions that a trainer writes to `folder`/weights/. `expected`, once set, is the model of which they are."""
 
     def __init__(self, folder: Path, local: LocalFolders, expected: ModelConfig | None = None) -> None:
         self.expected = expected
@@ -121,6 +114,7 @@ class Versions:
         self._damaged: tuple[LabelledWeights, int, ValueError] | None = None  # when it was written, and its error
 
     def newest(self) -> LabelledWeights | None:
+        """The newest version as a model folder of this host; None where there is none. Raises one of FAULTS."""
         found = newest_version(self._folder, self._known)
         if found is None or found == self._known:
             return self._served
@@ -150,7 +144,7 @@ class Versions:
 class Checkpoints:
     """The newest sound checkpoint of the run in `run`, its parameters as `dtype`; "" is that in which it computes.
 
-    No trainer needs to run.
+    No trainer needs to run. `expected` and `newest` are as in `Versions`.
     """
 
     def __init__(self, run: Path, local: LocalFolders, dtype: str = "", expected: ModelConfig | None = None) -> None:
@@ -193,7 +187,9 @@ class Watch:
     `fault` says why the last look found none. A look that takes longer than `deadline` seconds is late.
     """
 
-    def __init__(self, source: Source, poll: float, deadline: float, changed: Callable[[], object]) -> None:
+    def __init__(
+        self, source: Versions | Checkpoints, poll: float, deadline: float, changed: Callable[[], object]
+    ) -> None:
         self._source, self._poll, self._deadline, self._changed = source, poll, deadline, changed
         self.found: LabelledWeights | None = None
         self.fault: Exception | None = None
@@ -305,9 +301,7 @@ async def _keep(config: ConfigDict, host: str, run: str, router: str) -> None:
     folder, local = Path(section.folder or config.workdir), LocalFolders(section.local)
     path = config.model.path
     expected = ModelConfig.from_hf(path) if path and (Path(path) / CONFIG).exists() else None
-    source: Source = (
-        Checkpoints(Path(run), local, section.dtype, expected) if run else Versions(folder, local, expected)
-    )
+    source = Checkpoints(Path(run), local, section.dtype, expected) if run else Versions(folder, local, expected)
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
     watch = Watch(source, _POLL, section.sync_deadline, lambda: loop.call_soon_threadsafe(changed.set))
     connections = Connections()
@@ -321,8 +315,9 @@ async def _keep(config: ConfigDict, host: str, run: str, router: str) -> None:
         logs = folder / "sglang" / socket.gethostname()
         launch = dataclasses.replace(engines.launch(config, logs, dtype), host=host)
         processes = [ServerProcess(launch, index) for index in range(section.servers)]
-        limits, release = engines.server_limits(config), section.release_memory
-        fleet = Fleet(connections, [], processes, limits, any_weights=not follows, release_memory=release)
+        # Weights come from here, and no router is in front of what is launched.
+        own = dataclasses.replace(SGLangSettings(**settings(section)), follow=False, router="")
+        fleet = Fleet(connections, [], processes, own, any_weights=not follows)
         if router:
             routed = RoutedFleet(router, launch, fleet, connections)
             keeping = asyncio.create_task(routed.keep())
@@ -414,7 +409,7 @@ class RoutedFleet:
         self._process = GuardedProcess()
         # Where others reach this host.
         self._host = socket.gethostname() if launch.host in ("0.0.0.0", "::") else launch.host
-        self._router = Router(launch.url(self._port) if self._port else router.rstrip("/"), connections)
+        self._router = ServerClient(launch.url(self._port) if self._port else router.rstrip("/"), connections)
         self._fleet = fleet
         self._given: dict[str, float] = {}  # address → when the router was given it
 

@@ -12,10 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from cojax.signals.boundary import Boundary
-from cojax.signals.forgetting import Forgetting
+from cojax.signals.detectors import Boundary, Forgetting, Rare
 from cojax.signals.kinds import PLANNED, TRAJECTORY, Guidance, Visit, above, step_of, task_of
-from cojax.signals.rare import Rare
 from cojax.signals.tools import distinguishing_tools, focus, tools_called, tools_of
 from cojax.types import Group, Signal
 

@@ -50,15 +50,9 @@ def restore_arrays(folder: Path, like: Any) -> Any:
     return _orbax().restore(folder, args=ocp.args.StandardRestore(like))
 
 
-@dataclasses.dataclass(frozen=True)
-class ArrayFiles:
-    """How the arrays of a checkpoint are saved and restored."""
-
-    save: Callable[[Path, Any], None] = save_arrays
-    restore: Callable[[Path, Any], Any] = restore_arrays
-
-
-OF_ORBAX = ArrayFiles()
+# How the arrays of a checkpoint are saved and restored.
+ArrayFiles = tuple[Callable[[Path, Any], None], Callable[[Path, Any], Any]]
+OF_ORBAX: ArrayFiles = (save_arrays, restore_arrays)
 
 
 # A step whose files are all as they were written, its host state, and why later steps are not used.
@@ -85,7 +79,8 @@ class Checkpointer:
             folder.mkdir(parents=True, exist_ok=True)
             self._sweep()
             temporary.mkdir()
-            self.array_files.save(temporary / "arrays", arrays)
+            save, _ = self.array_files
+            save(temporary / "arrays", arrays)
             sync_tree(temporary)
             record = {"step": step, "host": host, "files": _listing(temporary / "arrays")}
             write_json(temporary / "host.json", with_checksum(record))
@@ -156,7 +151,8 @@ class Checkpointer:
                 "Use the configuration it was saved with, or start in a new workdir."
             )
         with explained(folder / "arrays"):
-            return self.array_files.restore(folder / "arrays", abstract)
+            _, restore = self.array_files
+            return restore(folder / "arrays", abstract)
 
     def part(
         self, name: str, step: int | None = None, check: Callable[[Any], None] = lambda found: None

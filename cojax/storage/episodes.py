@@ -5,7 +5,7 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ class Episodes:
     def drop_before(self, first: int) -> None:
         """Drops the episodes of every step before `first`. Costs nothing where there can be none."""
         if first > 0:
-            self._drop(old for old in self.steps() if old < first)
+            self.drop(lambda step: step < first)
 
     def read(self, step: int) -> list[dict[str, Any]]:
         """The episodes of a step in the order written; none for a step that is not kept.
@@ -56,14 +56,11 @@ class Episodes:
         """
         return read_episodes(self.path(step))
 
-    def truncate(self, step: int) -> None:
-        """Drops the episodes of every step later than `step`."""
-        self._drop(later for later in self.steps() if later > step)
-
-    def retain(self, steps: Iterable[int]) -> None:
-        """Drops the episodes of every other step."""
-        kept = set(steps)
-        self._drop(step for step in self.steps() if step not in kept)
+    def drop(self, unwanted: Callable[[int], bool]) -> None:
+        """Drops the episodes of every step that is unwanted."""
+        for step in filter(unwanted, self.steps()):
+            with files.explaining(self.path(step)):
+                self.path(step).unlink(missing_ok=True)
 
     def steps(self) -> list[int]:
         """The steps kept, ascending."""
@@ -72,11 +69,6 @@ class Episodes:
 
     def path(self, step: int) -> Path:
         return self.folder / f"{step:06d}.jsonl.gz"
-
-    def _drop(self, steps: Iterable[int]) -> None:
-        for step in list(steps):
-            with files.explaining(self.path(step)):
-                self.path(step).unlink(missing_ok=True)
 
 
 def write_episodes(path: Path, records: Iterable[Mapping[str, Any]]) -> bytes:

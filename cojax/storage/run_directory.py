@@ -140,7 +140,7 @@ class RunDirectory:
         """Truncates the logs and episodes to the verified checkpoint."""
         for log in (*self.logs.values(), self.files.checksums.log):
             log.cut()
-        self.episodes.truncate(found.step)
+        self.episodes.drop(lambda step: step > found.step)
 
     def begin(self) -> None:
         """Clears the files of a run that never reached its first checkpoint.
@@ -150,8 +150,8 @@ class RunDirectory:
         self._expect_no_steps()
         for log in (*self.logs.values(), self.files.checksums.log):
             log.clear()
-        self.episodes.truncate(-1)
-        self.files.waiting.truncate(-1)
+        for episodes in (self.episodes, self.files.waiting):
+            episodes.drop(lambda step: True)
         self.files.note(REMADE)
 
     def resume(self, like: Any, memory: Memory) -> Verified | None:
@@ -225,7 +225,8 @@ class RunDirectory:
         files = {"first_episodes": self._first_episodes, "waiting": len(trajectories), "logs": self._extents()}
         self.checkpointer.save(step, arrays, {**plain(host), **files})
         self.episodes.drop_before(self._first_episodes)
-        self.files.waiting.retain(self.checkpointer.steps())
+        saved = self.checkpointer.steps()
+        self.files.waiting.drop(lambda step: step not in saved)
 
     def _extents(self) -> dict[str, list[Any]]:
         """The extents of all logs, once checksums.jsonl holds the checksum of every line."""

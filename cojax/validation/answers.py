@@ -15,73 +15,22 @@ from cojax.types import Triplet, normalise
 from cojax.validation.consistency import Documents, action_words, documentation_words
 from cojax.validation.decodings import ALPHABET, CIPHERS, MORSE, MORSE_MARKS, WORD, finder, plain_letters, readings
 from cojax.validation.decodings import words as words_alike
-from cojax.validation.mention import NUMBERS_IN_WORDS, Mentions, fold, sentences, stem, words
+from cojax.validation.mention import ENGLISH, NUMBERS_IN_WORDS, Mentions, fold, patterns, sentences, stem, words
 
 # Answers to a question of yes or no: the query may contain them.
 _TRUTHS = frozenset({"true", "false", "yes", "no"})
 _SHORT = 60  # characters of an answer in a line of evidence
 
-_AUXILIARY = r"(?:is|are|was|were|does|do|did|has|have|had|will|would|can|could|should)"
-_WHAT = r"(?:what|which|who|whom|whose|when|where|why|how|whether)"
-_ITS = r"(?:the|its|his|her|their|this|these|those|all|every|each|any|\w+'s)"
-# A request in the form of a question.
-_REQUEST = re.compile(
-    r"(?:(?:can|could|would|will|may|might|shall|won't|can't|couldn't|wouldn't)\b|(?:do|are|have) (?:you|we|i)\b"
-    r"|is (?:it|that|this|there an?y?)\b.* (?:possible|ok|okay|alright|fine|chance|way)\b"
-    r"|(?:what|how) about \w+ing\b|what if\b|why (?:not|don't)\b)"
-)
-_FIRST = re.compile(
-    r"(?:(?:so|and|but|also|then|now|next|please|finally|first|afterwards|hey|hi|hello|ok|okay|too)\b[ ,]*)+"
-)
-# What begins a question, and what begins a yes-or-no question where a question mark follows.
-_QUESTION = re.compile(
-    rf"(?:(?:on|in|at|to|for|from|by|with|of|under|about) )?(?:(?:what|who|when|where|why|how)(?:'s| {_AUXILIARY})\b"
-    rf"|(?:what|which|whose|how)(?: [\w'-]+){{1,4}}? {_AUXILIARY}\b|how (?:many|much)\b|what about\b)"
-)
-_YES_NO = re.compile(r"(?:is|are|was|were|does|do|did|has|have|had)(?:n't)? \w")
-# What is said of what a query has said before is no question.
-_OF_WHAT_IS_SAID = re.compile(r"\b(?:should|must|ought|goes|go|belongs?|becomes?|needs? to|has to|into)\b")
-_IF_SO = re.compile(r"(?:if|then|in that case|otherwise|unless)\b")
-_THERE = re.compile(r"\b(?:there|then|it|that|this|same|so)\b")
-_PLAINLY = re.compile(
-    rf"\b(?:(?:(?:tell|inform|remind|show|read|list|name) (?:me|us)|let (?:me|us) know"
-    r"|(?:reply|answer|report) to (?:me|us)"
-    rf"|give me (?:back )?{_ITS}|(?:want|need|like|love|wish|have) to (?:know|hear|learn|be told)"
-    r"|wonder(?:ing)?|curious|(?:your|final) answer|as (?:the|an|your|my) answer|answer (?:with|should|is|must))\b"
-    r"|answer ?:)"
-    # "Let me know when it is done" asks for no answer.
-    r"(?! (?:that|when|once|as soon as|after|if) (?:it|this|that|you|all|there|they|done|finished|any\w*|every\w*)\b)"
-)
-# Verbs that ask at the beginning of a clause, where they are none of what the solution does.
-_ORDER = re.compile(
-    r"(tell|say|answer|report|state|return|output|print|display|name|list|show|count)"
-    rf"(?P<back> back)? (?:{_ITS}|(?:(?:on|in|at|to|for|from) )?{_WHAT}|with)\b"
-)
-_SENDS = "send mail message text email notify sms post share reply comment write"
-_SENDING = frozenset(map(stem, _SENDS.split()))
+_ASKING = patterns("asking")
+_SENDING = frozenset(map(stem, ENGLISH["sending"].split()))
 _LETTING = re.compile(r"\b(?:let|have|make)\b")
-# Words that may ask, where they are none of what the solution does.
-_PERHAPS = re.compile(
-    r"\b(?:tell|inform|answer|know|wonder|curious|let me|bring me|say|reply|respond|show|find|look|check|read|list"
-    r"|count|compute|calculate|determine|identify|retrieve|fetch|provide|print|display|output|return|report|state|mention"
-    r"|describe|explain|specify|confirm|see|learn|remind|repeat|quote|recall|summari[sz]e|total|number|sum|average"
-    r"|amount)\b"
-)
-# What a message is to say asks for nothing.
-_QUOTED = re.compile(r"(?<!\w)[\"“'‘](?=[^\"“”\n]{1,200}\?)[^\"“”\n]{1,200}[\"”'’](?!\w)")
-_CLAUSE = re.compile(r"[,;:()\"“”]|\s[-–—]\s|\b(?:and|then|but)\b")
 _SENTENCE_ENDS = ".!?;"
 
 # Fewest letters of an answer that is looked for: taken apart or encoded, and backwards or in a cipher.
 _SPELLED, _TURNED = 3, 4
 # Most letters of an answer that are looked for, and most places where they are compared with the edges of words.
 _MOST, _PLACES = 200, 100
-_LETTERS = """
-alfa bravo charlie delta echo foxtrot golf hotel india juliett kilo lima mike november oscar papa quebec romeo sierra
-tango uniform victor whiskey xray yankee zulu
-"""
-_SPELLING = _LETTERS.split()
-_OTHERWISE = {"alpha": "alfa", "juliet": "juliett", "whisky": "whiskey"}
+_SPELLING, _OTHERWISE = ENGLISH["spelling"]["letters"].split(), ENGLISH["spelling"]["otherwise"]
 # Words between letters that are spelled one by one.
 _BETWEEN = re.compile(r"\b(?:and|then|followed|by|next|letters?|dash|dot|space)\b|(?<=\w)'s\b")
 _HEX = re.compile(r"\b0x|\\x")
@@ -157,27 +106,29 @@ def asks(query: str, done: Collection[str], looks: bool = False) -> str:
     `done` are the stems of the words that what the solution does accounts for. If it also `looks` something up, a
     question that the next sentence refers to is no request for an answer.
     """
-    said = sentences(_QUOTED.sub(" ", query), _SENTENCE_ENDS)
+    said = sentences(_ASKING["quoted"].sub(" ", query), _SENTENCE_ENDS)
     clauses = [[*_clauses(sentence)] for sentence in said]
-    rest = " ".join(clause for found in clauses for clause in found if not _ORDER.match(clause))
+    rest = " ".join(clause for found in clauses for clause in found if not _ASKING["order"].match(clause))
     # To tell may be to send, where no other words of the query ask to send; and something may be let say something.
     sends = not _SENDING.isdisjoint(done) and _SENDING.isdisjoint(words(rest))
     does = {"tell": sends, "say": bool(_LETTING.search(rest))}
     for sentence, after, own in zip(said, (*said[1:], ""), clauses, strict=True):
-        if found := _PLAINLY.search(sentence):
+        if found := _ASKING["plainly"].search(sentence):
             return found[0]
-        if _IF_SO.match(after) or (looks and _THERE.search(after)):
+        if _ASKING["if_so"].match(after) or (looks and _ASKING["there"].search(after)):
             continue
         asked = sentence.endswith("?")
         for number, clause in enumerate(own):
-            if _REQUEST.match(clause):
+            if _ASKING["request"].match(clause):
                 continue
-            found = _ORDER.match(clause)
+            found = _ASKING["order"].match(clause)
             if found and (found["back"] or not does.get(found[1], stem(found[1]) in done)):
                 return found[0]
-            if (found := _QUESTION.match(clause)) and (asked or not (number or _OF_WHAT_IS_SAID.search(sentence))):
+            if (found := _ASKING["question"].match(clause)) and (
+                asked or not (number or _ASKING["of_what_is_said"].search(sentence))
+            ):
                 return found[0]
-            if asked and _YES_NO.match(clause):
+            if asked and _ASKING["yes_no"].match(clause):
                 return clause
     return ""
 
@@ -187,14 +138,14 @@ def may_ask(query: str, done: Collection[str], about: Collection[str]) -> bool:
     if asks(query, done) or not Mentions(query).words.isdisjoint(about):
         return True
     questions = ([*_clauses(one)] for one in sentences(query, _SENTENCE_ENDS) if one.endswith("?"))
-    if any(clauses and not any(map(_REQUEST.match, clauses)) for clauses in questions):
+    if any(clauses and not any(map(_ASKING["request"].match, clauses)) for clauses in questions):
         return True
-    return any(stem(word) not in done for word in _PERHAPS.findall(fold(query)))
+    return any(stem(word) not in done for word in _ASKING["perhaps"].findall(fold(query)))
 
 
 def _clauses(sentence: str) -> Iterator[str]:
-    for clause in _CLAUSE.split(sentence):
-        if clause := _FIRST.sub("", clause.strip(), count=1).strip(" .?!"):
+    for clause in _ASKING["clause"].split(sentence):
+        if clause := _ASKING["first"].sub("", clause.strip(), count=1).strip(" .?!"):
             yield clause
 
 

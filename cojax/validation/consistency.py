@@ -24,20 +24,14 @@ from typing import Any
 from cojax.explorer.answers import leaves, parse_code
 from cojax.types import Action, Call, Observation, Triplet, normalise
 from cojax.unicode_forms import normal_form
-from cojax.validation.mention import NUMBERS, Mentions, fold, near, number_of, sentences, stem, words
+from cojax.validation import mention
+from cojax.validation.mention import Mentions, fold, near, number_of, sentences, stem, words
 
 # Most values in a line of evidence, and characters of each.
 _LISTED, _SHORT = 4, 60
 
-# Verbs that people use for one another.
-_SYNONYMS = (
-    ("add", "create", "write", "schedule", "new", "post", "put", "set", "update", "edit", "change", "append"),
-    ("delete", "remove", "cancel", "erase", "clear", "close"),
-    ("find", "read", "show", "search", "list", "view", "look", "check", "day"),
-    ("move", "rename", "copy", "send", "share", "forward", "postpone"),
-)
-_FIRST_SYNONYM = {verb: synonyms[0] for synonyms in _SYNONYMS for verb in synonyms}
-
+# Verb → the first of those that people use for one another.
+_FIRST_SYNONYM = {verb: group.split()[0] for group in mention.ENGLISH["synonyms"] for verb in group.split()}
 # Fewest characters of a value within which nothing counts as a call: a query may ask to write some code to a file.
 _LONG = 12
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -318,12 +312,7 @@ def _split(name: str) -> list[str]:
 
 # Most values of a state that are looked at, and their depth; most conditions of a query.
 _VALUES, _DEEPEST, _CONDITIONS = 20_000, 8, 8
-_IF = re.compile(
-    r"\b(if|unless|in case|provided(?: that)?|as long as|assuming(?: that)?|when(?:ever)?|^should) (?!not\b|so\b)"
-)
-_ELSE = re.compile(r"\b(?:otherwise|else|if not)\b")
-_END = re.compile(r"[,;:]|\bthen\b|\bplease\b")
-_NUMBERS = {"no": 0, **NUMBERS}
+_NUMBERS = {"no": 0, **mention.NUMBERS}
 # How a count is bounded → the comparison with the number.
 _BOUNDS = {
     **dict.fromkeys(("more than", "over", "above"), operator.gt),
@@ -331,30 +320,9 @@ _BOUNDS = {
     **dict.fromkeys(("no more than", "at most", "or fewer", "or less"), operator.le),
     **dict.fromkeys(("fewer than", "less than", "under", "below"), operator.lt),
 }
-_SOME = re.compile(r"\bthere(?: is| are|'s) (?:(?:any|some|an?) )?(?P<noun>\w+)$")
-_NUMBER_OF = re.compile(r"\bthe number of (\w+) is (?:equal to )?(.*)")
-_COUNT = re.compile(
-    rf"\b(?:(?P<how>{'|'.join(_BOUNDS)}|exactly) )?(?P<number>\d{{1,9}}|{'|'.join(_NUMBERS)})"
-    r"(?: (?P<tail>or more|or fewer|or less))?(?P<filter> \w+)?? (?P<noun>\w+)\b"
-    r"(?P<more> (?:from|in|on|of|with|that|by|to)\b)?"
-)
-_EXISTS = re.compile(
-    r"\b(?:there(?: is| are|'s) )?(?P<no>not? )?(?:\w+ ){0,3}?(?:called|named|titled) ['\"]?(?P<value>[\w@.-]*\w)"
-    r"|\b(?P<name>\w[\w@.-]{0,80})['\"]?(?P<not> (?:does not|doesn't))? exists?\b"
-)
-_IS = re.compile(
-    r"\b(?:(?P<says>says?|reads?|contains?|holds?|equals?)|is|are|was|be|lies|sits|falls|happens|takes place)"
-    r"(?P<no>n't| not)?"
-    r"(?: (?:still|already|currently|in|on|at|to|set|due|for|marked|scheduled|as|both|an?|the|folder|file|word|text)\b"
-    r")*"
-    r" ['\"]?(?P<value>[\w@.-]*\w)"
-)
-_OR = re.compile(r"\bor\b(?! (?:more|fewer|less)\b)")
-_NOT = re.compile(r"\bnot\b|n't\b")
-_PRONOUN = re.compile(r"(?:it|this|that|they|he|she)?")
+_SAID = mention.patterns("conditions", BOUND="|".join(_BOUNDS), NUMBER="|".join(_NUMBERS))
 # What may be said of any value.
-_VAGUE = "long short empty unknown early late old new good bad right wrong missing free full ready not too very about"
-_DAYS = "monday tuesday wednesday thursday friday saturday sunday"
+_VAGUE = mention.ENGLISH["conditions"]["VAGUE"][0].split()
 
 
 def false_condition(
@@ -367,21 +335,21 @@ def false_condition(
     """
     said = sentences(query)
     # A query of a person has one or two.
-    conditions = [(place, found) for place, one in enumerate(said) if (found := _IF.search(one))][:_CONDITIONS]
+    conditions = [(place, found) for place, one in enumerate(said) if (found := _SAID["if"].search(one))][:_CONDITIONS]
     if not changing or not conditions:
         return ""
     worlds = [_World(state) for place, state in enumerate(states) if place == 0 or place - 1 in changing][:-1]
     for place, found in conditions:
         before, rest = said[place][: found.start()], said[place][found.end() :]
-        end = _END.search(rest) or _ELSE.search(rest)
+        end = _SAID["end"].search(rest) or _SAID["else"].search(rest)
         condition = rest[: end.start()] if end else rest
         truths = {_truth(condition, before, one) for one in worlds}
         if len(truths) != 1 or None in truths:
             continue
         others = [*said[:place], *said[place + 1 :]]
-        if place + 1 < len(said) and _ELSE.match(said[place + 1]):
+        if place + 1 < len(said) and _SAID["else"].match(said[place + 1]):
             rest = f"{rest} {others.pop(place)}"
-        branch = _ELSE.search(rest)
+        branch = _SAID["else"].search(rest)
         then, other = (rest[: branch.start()], rest[branch.end() :]) if branch else (rest, "")
         actions = [steps[step].action for step in changing]
         if _acts_wrongly(f"{before} {then}", other, " ".join(others), actions, truths != {found[1] == "unless"}):
@@ -411,24 +379,24 @@ def _said(action: Action) -> Iterator[set[str]]:
 
 def _truth(said: str, before: str, world: "_World") -> bool | None:
     """Whether the condition holds in the world; None where it cannot be told."""
-    parts = _NUMBER_OF.sub(r"there are \2 \1", said.replace("exceeds", "is more than")).split(" and ")
+    parts = _SAID["number_of"].sub(r"there are \2 \1", said.replace("exceeds", "is more than")).split(" and ")
     truths = [_truth_of_one(part, before, world) for part in parts]
-    return None if _OR.search(said) else False if False in truths else None if None in truths else True
+    return None if _SAID["or"].search(said) else False if False in truths else None if None in truths else True
 
 
 def _truth_of_one(said: str, before: str, world: "_World") -> bool | None:
     """Whether one of several conditions that "and" joins holds."""
-    count = _COUNT.search(said)
+    count = _SAID["count"].search(said)
     sizes = (world.sizes(count["noun"]) or world.amounts(said[: count.start()], count["noun"])) if count else []
-    if (exists := _EXISTS.search(said)) and (exists["value"] or not sizes):
+    if (exists := _SAID["exists"].search(said)) and (exists["value"] or not sizes):
         return ((exists["value"] or exists["name"]) in world.names) != bool(exists["no"] or exists["not"])
-    if some := _SOME.search(said):
+    if some := _SAID["some"].search(said):
         return any(held) if (held := world.sizes(some["noun"])) else None
     if count and sizes:
-        return None if _NOT.search(said) else _counted(count, sizes)
-    if value := _IS.search(said):
+        return None if _SAID["not"].search(said) else _counted(count, sizes)
+    if value := _SAID["is"].search(said):
         subject = said[: value.start()].strip()
-        return world.has(before if _PRONOUN.fullmatch(subject) else subject, value)
+        return world.has(before if _SAID["pronoun"].fullmatch(subject) else subject, value)
     return None
 
 
@@ -509,8 +477,8 @@ class _World:
         kinds = [names for name, names in self._collections if stem(name) == stem(value)]
         # "The day of lunch is …" tells which of its values is meant.
         meant = [(name, leaf) for name, leaf in inner if mentioned.holds(name)]
-        told = said["says"] or (meant and value not in _VAGUE.split()) or any(map(str.isdigit, value))
-        if not (flags or kinds or told or value in self.names or value in _DAYS.split()):
+        told = said["says"] or (meant and value not in _VAGUE) or any(map(str.isdigit, value))
+        if not (flags or kinds or told or value in self.names or value in mention.WEEKDAYS):
             return None
         found = any(flags) if flags else any(Mentions(str(leaf)).holds(value) for _, leaf in meant or inner)
         found = found or any(mentioned.holds(fold(str(name))) for names in kinds for name in names)

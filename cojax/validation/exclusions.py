@@ -18,6 +18,7 @@ from cojax.unicode_forms import normal_form
 from cojax.validation.decodings import ALPHABET, BLANK, CIPHERS, WORD, finder, one_letter, plain, plain_letters
 from cojax.validation.decodings import readings as readings_of
 from cojax.validation.decodings import words as words_of
+from cojax.validation.mention import ENGLISH
 
 # Courtesies before and after a request, which do not change it.
 _OPENING = frozenset({"please", "kindly", "hey", "hi", "hello"})
@@ -42,11 +43,7 @@ _NEIGHBOURS = 0.6
 _TRIED, _CIPHERS = 100, 2
 _CLAUSE = re.compile(r"[.,;:!?…()\[\]\"“”\n]|\s[-–—]\s")
 # Words around the parts of a request that do not belong to it.
-_AROUND = """
-a an and the then next now finally also please kindly hey hi hello thanks ok okay so well
-part parts piece pieces turn continue continued join together combine
-"""
-_FILLER = frozenset(map(one_letter, _AROUND.split()))
+_FILLER = frozenset(map(one_letter, ENGLISH["around"].split()))
 # Cipher → the table that undoes it.
 _CIPHER_TABLES = {name: str.maketrans(alphabet, ALPHABET) for name, alphabet in CIPHERS.items()}
 

@@ -6,44 +6,39 @@ A value said in other words altogether looks like one that is not mentioned. So 
 import dataclasses
 import functools
 import re
+import tomllib
 import unicodedata
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from cojax.unicode_forms import normal_form
 
+# The words by which a query is read: those of numbers and days, and the patterns of what it asks and of its conditions.
+ENGLISH = tomllib.loads(Path(__file__).with_name("english.toml").read_bytes().decode())
+_PART = re.compile(r"<([A-Z_]+)>")
 
-def _split(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
+
+def patterns(section: str, **parts: str) -> dict[str, re.Pattern[str]]:
+    """The patterns of a section of english.toml, by name; `parts` are filled in beside those of the section."""
+    parts |= {name: "".join(pieces) for name, pieces in ENGLISH[section].items()}
+    return {name: re.compile(_PART.sub(lambda part: parts[part[1]], text)) for name, text in parts.items()}
 
 
-# Words that may stand in any query.
-COMMON = frozenset(
-    _split(
-        "a about all also am an and any are as at be been but by can could do does done each every everything for from "
-        "get give had has have he her here him his how i if in into is it its just let like make may me my need no not "
-        "now of off on one only or our out over please she should so some such tell than that the their them then "
-        "there these they thing things this those to up us use want was we were what when where whether which who will "
-        "with would yes you your"
-    )
-)
-_UNITS = _split(
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-)
-_TENS = _split("twenty thirty forty fifty sixty seventy eighty ninety")
-NUMBERS = {word: number for number, word in (*enumerate(_UNITS), *zip(range(20, 100, 10), _TENS, strict=True))}
+COMMON = frozenset(ENGLISH["common"].split())
+_WORDS = {name: words.split() for name, words in ENGLISH["numbers"].items() if isinstance(words, str)}
+_TENS = zip(range(20, 100, 10), _WORDS["tens"], strict=True)
+NUMBERS = {word: number for number, word in (*enumerate(_WORDS["units"]), *_TENS)}
 # Number → its word, for those that are hardly said of anything else.
 NUMBERS_IN_WORDS = {number: word for word, number in NUMBERS.items() if number > 1}
-_ORDINALS = _split("first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth")
-_MONTHS = _split("january february march april may june july august september october november december")
-_DAYS = _split("today tomorrow tonight yesterday next last monday tuesday wednesday thursday friday saturday sunday")
-_SCALES = {"hundred": 100, "thousand": 1_000, "k": 1_000, "million": 1_000_000, "m": 1_000_000, "billion": 10**9}
+WEEKDAYS = ENGLISH["days"]["weekdays"].split()
+_DAYS = (*ENGLISH["days"]["relative"].split(), *WEEKDAYS)
+_SCALES: Mapping[str, int] = ENGLISH["numbers"]["scales"]
 _NUMBER_WORDS: Mapping[str, float] = {
     **NUMBERS,
-    **{word: number for number, word in enumerate(_ORDINALS, start=1)},
-    **{word[:length]: number for number, word in enumerate(_MONTHS, start=1) for length in (3, None)},
-    "dozen": 12, "couple": 2, "pair": 2, "half": 0.5, "quarter": 0.25, "once": 1, "twice": 2, "noon": 12,
-}  # fmt: skip
+    **{word: number for number, word in enumerate(_WORDS["ordinals"], start=1)},
+    **{word[:length]: number for number, word in enumerate(_WORDS["months"], start=1) for length in (3, None)},
+    **ENGLISH["numbers"]["others"],
+}
 _PIECE = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _DATE = re.compile(r"\d{4}-\d{1,2}(?:-\d{1,2})?(?:[T ].*)?|\d{1,2}:\d{2}(?::\d{2})?")

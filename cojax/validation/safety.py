@@ -14,6 +14,7 @@ from typing import Any
 from cojax.explorer.answers import leaves
 from cojax.types import TaskDraft, signature
 from cojax.validation.decodings import decodings, plain
+from cojax.validation.mention import ENGLISH
 
 _IN_ACTIONS = "in actions: "
 _RULE = re.compile(r"^\[(.*)\]$", re.MULTILINE)
@@ -44,9 +45,7 @@ _RULES = _read((Path(__file__).parent / "safety_rules.txt").read_text())
 QUERY_RULES = {name: pattern for name, pattern in _RULES.items() if not name.startswith(_IN_ACTIONS)}
 ACTION_RULES = {name.removeprefix(_IN_ACTIONS): _RULES[name] for name in _RULES if name.startswith(_IN_ACTIONS)}
 _MODEL = {"instructions to a model": QUERY_RULES["instructions to a model"]}
-_COMMON = frozenset(
-    ("the", "of", "and", "to", "my", "for", "is", "that", "it", "all", "with", "from", "your", "me", "his", "her")
-)
+_COMMON = frozenset(ENGLISH["commonest"].split())
 # Most characters of a text that is decoded; longer texts are only read as they are.
 _DECODED = 20_000
 

@@ -99,6 +99,6 @@ def examine(
             "environment.user is model, but telecom is played in solo mode, without a user; leave it out, or set "
             "environment.domain to retail or airline"
         )
-    from .dialogue import address
+    from .dialogue import check
 
-    address(user_url, user_model, user_deadline)
+    check(user_url, user_model, user_deadline)

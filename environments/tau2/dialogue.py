@@ -14,22 +14,23 @@ from typing import Any
 
 from cojax.environment import Environment, EnvironmentFailure, Episode, EpisodeFailure, LimitExceeded, waiting
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
-from cojax.openai_api import Address, ApiClient, CallFailed, with_retries
+from cojax.openai_api import ApiClient, CallFailed, check_address, with_retries
 from cojax.types import Action, Message, Observation, Task, content_hash
 from .tasks import CUSTOMER
 
 # Tokens that a reply may have, of which a thought may take most; the most characters of what the customer says.
 _TOKENS, _LONGEST_REPLY = 2_048, 10_000
+# The settings that say where the customer's model is, and which it is.
+_SETTINGS = ("environment.user_url", "environment.user_model")
 # How a call fails that was taken: the agent's words may be why the endpoint refuses it, or says nothing usable.
 _OF_WORDS = frozenset({"malformed", "refused", "too_long"})
 
 
-def address(url: str, model: str, deadline: float) -> Address:
-    """Where the customer's model is. Raises ValueError for what cannot be an address, an empty model, a deadline that
-    cannot be kept."""
+def check(url: str, model: str, deadline: float) -> None:
+    """Raises ValueError for what cannot be the customer's address, an empty model, a deadline that cannot be kept."""
     if not 0 < deadline < math.inf:
         raise ValueError(f"environment.user_deadline is {deadline}; expected seconds above 0")
-    return Address(url.rstrip("/"), model, "environment.user_url", "environment.user_model")
+    check_address(url.rstrip("/"), model, *_SETTINGS)
 
 
 # What the customer is told, what was said until now, a seed → what the customer says.
@@ -44,8 +45,9 @@ def customer(url: str, model: str, deadline: float = 120.0, *, attempts: int = 4
     where none is usable, as what the agent said may be the reason. The wait counts for no deadline of the episode: it
     has one of its own. Raises ValueError for an invalid address, deadline or key.
     """
-    place = address(url, model, deadline)
-    api = ApiClient(place)
+    check(url, model, deadline)
+    url = url.rstrip("/")
+    api = ApiClient(url, model, *_SETTINGS)
     down = ""  # why no further request can succeed
 
     def answer(told: str, said: Sequence[tuple[str, str]], seed: int) -> str:
@@ -53,7 +55,7 @@ def customer(url: str, model: str, deadline: float = 120.0, *, attempts: int = 4
         # The model plays the customer: to it, the agent is the user.
         roles = {"agent": "user", "customer": "assistant"}
         messages = [{"role": "system", "content": told}, *({"role": roles[who], "content": text} for who, text in said)]
-        body = {"model": place.model, "messages": messages, "temperature": 0.0, "seed": seed, "max_tokens": _TOKENS}
+        body = {"model": model, "messages": messages, "temperature": 0.0, "seed": seed, "max_tokens": _TOKENS}
         until = time.monotonic() + deadline
 
         def attempt() -> str:
@@ -65,7 +67,7 @@ def customer(url: str, model: str, deadline: float = 120.0, *, attempts: int = 4
             with waiting():
                 return with_retries(attempt, attempts, lambda: until - time.monotonic(), time.sleep)
         except CallFailed as failed:
-            reason = f"the customer at {place.url} does not answer: {failed.reason}"
+            reason = f"the customer at {url} does not answer: {failed.reason}"
             if failed.kind == "unauthorised":
                 down = reason
             given_up = f"; given up after {failed.attempts} attempts" if failed.passing else ""

@@ -17,8 +17,8 @@ from campaign.hostile_replies import BEHAVIOURS, DISGUISES, STAGES, Behaviour, l
 from cojax.environment import play
 from cojax.environment.replay import follow
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_model import ChatSettings
 from cojax.explorer.llm.explorer import LLMExplorer
+from cojax.settings.tree import LLMSettings
 from cojax.synthesis import EvolutionInputs, Synthesis, synthesize
 from cojax.synthesis.evolutions import around_signals
 from cojax.types import Action, Call, Signal, Task
@@ -94,9 +94,13 @@ class DraftCases:
         episode = play(self.environment, parent, follow(failed), max_turns=2, episode="3-x-0")
         signal = Signal("boundary", parent.id, "3-x-0", "1 of 4 runs earned full reward", ())
         with serving(_script(model, solution)) as server:
-            settings = ChatSettings(f"{server.url}/v1", "m", timeout=_TIMEOUT, attempts=2, max_tokens=200)
+            settings = LLMSettings(f"{server.url}/v1", "m", timeout=_TIMEOUT, max_tokens=200)
             explorer = LLMExplorer(
-                ChatClient(settings), runs=1, width=1, steps=len(model.tour), attempt_turns=len(solution) + 1
+                ChatClient(settings, attempts=2),
+                runs=1,
+                width=1,
+                steps=len(model.tour),
+                attempt_turns=len(solution) + 1,
             )
             validate = Validation(
                 self.environment, self.exclusions, attempts=Attempts(LLMExplorer.attempters, 1, 8), safe=True

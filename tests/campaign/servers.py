@@ -19,10 +19,10 @@ from campaign.cases import Violation, draw
 from campaign.endpoint import EndpointServer, Script, answered, completion, serving
 from cojax.environment import EngineError, OutOfContext
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_model import ChatSettings
-from cojax.rollout.endpoint import ChatEndpoint
+from cojax.rollout.endpoint import chat_endpoint
 from cojax.rollout.engine import Sampling
 from cojax.rollout.sglang import client as sglang_client
+from cojax.settings.tree import LLMSettings
 from cojax.types import Message
 
 _TIMEOUT = 0.6
@@ -165,18 +165,18 @@ def _ending(call: Callable[[], str], *failures: type[BaseException]) -> str:
 
 
 def _explore(server: EndpointServer) -> str:
-    settings = ChatSettings(f"{server.url}/v1", "m", timeout=_TIMEOUT, attempts=2, max_tokens=100, deadline=20.0)
-    client = ChatClient(settings)
+    settings = LLMSettings(f"{server.url}/v1", "m", timeout=_TIMEOUT, max_tokens=100, deadline=20.0)
+    client = ChatClient(settings, attempts=2)
     budget = client.begin("x")
     message = (Message("user", "say plum"),)
     return _ending(lambda: client.reply(message, budget=budget, seed=0, place="x").text, EngineError)
 
 
 def _evaluate(server: EndpointServer) -> str:
-    endpoint = ChatEndpoint(f"{server.url}/v1", "m", deadline=3.0, attempts=2)
+    endpoint = chat_endpoint(f"{server.url}/v1", "m", deadline=3.0, attempts=2)
     never = threading.Event()
     said = [{"role": "user", "content": "say plum"}]
-    return _ending(lambda: endpoint(said, (), never).text, EngineError, OutOfContext)
+    return _ending(lambda: endpoint(said, (), never)[0], EngineError, OutOfContext)
 
 
 def _sample(server: EndpointServer) -> str:

@@ -105,11 +105,11 @@ def lead(wire: Wire) -> None:
     state = run(leads, "step", step, state)
     if MODE == "leader dies":
         os.kill(os.getpid(), signal.SIGKILL)
-    files = lead_array_files(leads)
-    files.save(FOLDER / "arrays", state)
+    save, restore = lead_array_files(leads)
+    save(FOLDER / "arrays", state)
     found = on_host(run(leads, "replicate", replicated, state))
     del state
-    restored = files.restore(FOLDER / "arrays", like)
+    restored = restore(FOLDER / "arrays", like)
     again = run(leads, "step", step, restored)
     whole = on_host(run(leads, "replicate", replicated, again))
     print(
@@ -131,11 +131,11 @@ def follow(wire: Wire) -> None:
         assert np.array_equal(large, np.random.default_rng(0).integers(0, 256, 3_000_001, np.uint8))
         assert (small, small.dtype, float(half), str(half.dtype)) == (-3, np.int8, 1.5, "bfloat16")
 
-    files = OF_ORBAX
+    save, restore = OF_ORBAX
     operations = {
         "begin": begun, "step": step, "replicate": replicated, "check": check,
-        "save": lambda folder, target, second: files.save(Path(folder), target),
-        "restore": lambda folder, second: divided(files.restore(Path(folder), outlines[0])),
+        "save": lambda folder, target, second: save(Path(folder), target),
+        "restore": lambda folder, second: divided(restore(Path(folder), outlines[0])),
         "model": model, "piece": functools.partial(piece, CONFIG),
         "finite": functools.partial(finite, CONFIG), "save_params": save_params,
         "die": lambda: os.kill(os.getpid(), signal.SIGKILL),

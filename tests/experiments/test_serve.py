@@ -12,17 +12,17 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_sglang import CONFIG, FakeLaunch, until, weights
+from fake_sglang import CONFIG, FakeLaunch, until, weights, with_settings
 from ml_collections import ConfigDict
 from patience import patience
 
 from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import SGLangEngine, WeightsFolder
-from cojax.rollout.sglang.server import ServerLimits
 from cojax.serving import serve
 from cojax.settings import base
+from cojax.settings.tree import SGLangSettings
 
-TRAINER = ServerLimits(startup=20.0, sync=20.0, probe_every=0.1)
+TRAINER = SGLangSettings(startup_deadline=20.0, sync_deadline=20.0, probe_every=0.1)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def process_at(port: int) -> int:
 def trainer(config: ConfigDict, **settings: object) -> SGLangEngine:
     urls = [f"http://127.0.0.1:{config.sglang.port + index}" for index in range(2)]
     folder = Path(config.workdir)
-    return SGLangEngine(CONFIG, folder=folder, max_length=64, urls=urls, limits=TRAINER, **settings)
+    return SGLangEngine(CONFIG, folder=folder, max_length=64, urls=urls, **with_settings(TRAINER, **settings))
 
 
 def test_servers_take_new_versions_by_themselves_under_the_label_that_the_trainer_expects(config, host, launched):
@@ -141,7 +141,7 @@ def test_who_follows_waits_for_the_first_version_and_starts_on_it(config, host, 
 def test_a_server_that_does_not_follow_is_told_of_with_the_reason(config, host, launched) -> None:
     host(config)
     engine = trainer(config, follow=True)
-    engine.fleet.limits = dataclasses.replace(TRAINER, sync=1.0)
+    engine.fleet.settings = dataclasses.replace(engine.fleet.settings, sync_deadline=1.0)
     with pytest.raises(Exception, match=r"within 1 s .*does `python -m experiments\.serve` run there .*follow=True"):
         engine.load(weights(0))
     engine.close()

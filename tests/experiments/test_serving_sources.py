@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import re
@@ -30,6 +31,7 @@ from cojax.rollout.export import read_label, write_weights
 from cojax.rollout.sglang.engine import SGLangEngine, WeightsFolder
 from cojax.serving import serve as sources
 from cojax.serving.serve import Checkpoints, LocalFolders, Versions, Watch
+from cojax.settings.tree import SGLangSettings
 from cojax.storage.checkpoint import CheckpointError
 
 __all__ = ["config", "host", "launched"]  # fixtures
@@ -62,7 +64,11 @@ def test_servers_get_the_same_files_whichever_way_weights_reach_them(config, hos
     served_files = {}
     for sync in ("orbax", "folder"):
         engine = SGLangEngine(
-            CONFIG, folder=Path(config.workdir), max_length=64, urls=urls, limits=TRAINER, follow=True, sync=sync
+            CONFIG,
+            folder=Path(config.workdir),
+            max_length=64,
+            urls=urls,
+            settings=dataclasses.replace(TRAINER, follow=True, sync=sync),
         )
         try:
             for version in range(2):
@@ -87,7 +93,9 @@ def newest_in(folder: Path) -> Path:
 
 def test_what_can_only_be_written_by_one_process_is_still_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"set sglang\.follow=True here and there, or sglang\.sync=folder"):
-        SGLangEngine(CONFIG, folder=tmp_path, max_length=64, urls=["http://127.0.0.1:1"], sync="orbax")
+        SGLangEngine(
+            CONFIG, folder=tmp_path, max_length=64, urls=["http://127.0.0.1:1"], settings=SGLangSettings(sync="orbax")
+        )
 
 
 def test_a_version_is_restored_once_and_older_ones_are_removed(tmp_path: Path, local) -> None:

@@ -6,7 +6,7 @@ import pytest
 import environments
 from cojax.environment import play
 from cojax.learner.batch import sampled_mask
-from cojax.rollout.chat import Chat, PolicyActor, PolicyActors, no_document
+from cojax.rollout.chat import Chat, PolicyActors, no_document
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.types import Action, Call, Group, Task, Trajectory, Turn
@@ -34,10 +34,8 @@ class Solving:
 
 
 def played(length, engine):
-    actor = PolicyActor(
-        engine, CHAT, Sampling(max_tokens=24), session="1-t-0", seed=(7,), prefix=TASK.solution[:length]
-    )
-    return play(DESK, TASK, actor, max_turns=6)
+    actors = PolicyActors(engine, CHAT, Sampling(max_tokens=24), lambda session: TASK.solution[:length])
+    return play(DESK, TASK, actors("1-t-0", (7,)), max_turns=6)
 
 
 def group(task, length, rewards):
@@ -65,9 +63,10 @@ def test_an_episode_with_a_prefix_has_the_tokens_of_one_without_but_learns_from_
 
 
 def test_the_actors_of_a_step_ask_for_the_prefix_of_their_session():
-    actors = PolicyActors(Solving(), CHAT, Sampling(max_tokens=24), lambda session: FOUR[: int(session)])
-    assert [len(actors(session, (0,)).prefix) for session in "012"] == [0, 1, 2]
-    assert PolicyActors(Solving(), CHAT, Sampling(max_tokens=24))("3", (0,)).prefix == ()
+    actors = PolicyActors(Solving(), CHAT, Sampling(max_tokens=24), lambda session: TASK.solution[: int(session)])
+    assert [play(DESK, TASK, actors(session, (0,)), max_turns=6).replayed for session in "012"] == [0, 1, 2]
+    without = PolicyActors(Solving(), CHAT, Sampling(max_tokens=24))
+    assert play(DESK, TASK, without("3", (0,)), max_turns=6).replayed == 0
 
 
 def test_half_of_a_joined_task_is_replayed_at_first_and_never_its_last_action():

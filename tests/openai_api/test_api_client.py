@@ -11,7 +11,7 @@ from chat_server import Answer, Endless, in_turn, says, serving, soon
 from patience import patience
 
 from cojax import openai_api as client
-from cojax.openai_api import Address, ApiClient, CallFailed
+from cojax.openai_api import ApiClient, CallFailed
 
 KEY = "sk-very-secret-0123456789"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
@@ -23,7 +23,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def at(url: str) -> ApiClient:
-    return ApiClient(Address(url, "m", "llm.base_url", "llm.model"))
+    return ApiClient(url, "m", "llm.base_url", "llm.model")
 
 
 def refused(url: str, seconds: float = 5.0) -> CallFailed:

@@ -12,9 +12,9 @@ from patience import patience
 from cojax import openai_api as calls
 from cojax.environment import EngineError, EnvironmentFailure
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_model import ChatSettings
 from cojax.quality import EmbeddingError, EndpointEmbedding
-from cojax.rollout.endpoint import ChatEndpoint
+from cojax.rollout.endpoint import chat_endpoint
+from cojax.settings.tree import LLMSettings
 from cojax.types import Message
 from environments.tau2 import dialogue
 
@@ -28,7 +28,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def explorer(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
-    model = ChatClient(ChatSettings(url, "m", timeout=seconds, deadline=seconds, max_tokens=50, attempts=attempts))
+    model = ChatClient(LLMSettings(url, "m", timeout=seconds, deadline=seconds, max_tokens=50), attempts=attempts)
     return model.reply((Message("user", "hello"),), budget=model.begin(), seed=0, place="p")
 
 
@@ -37,7 +37,7 @@ def embedding(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
 
 
 def evaluation(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
-    endpoint = ChatEndpoint(url, "m", deadline=seconds, attempts=attempts)
+    endpoint = chat_endpoint(url, "m", deadline=seconds, attempts=attempts)
     return endpoint([{"role": "user", "content": "hello"}], (), threading.Event())
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_sglang import CONFIG, LIMITS, FakeLaunch, FakeServer, Router
+from fake_sglang import CONFIG, FakeLaunch, FakeServer, Router, with_settings
 
 from cojax.rollout.sglang.engine import SGLangEngine
 
@@ -30,7 +30,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., SGLangEngine]]:
     engines: list[SGLangEngine] = []
 
     def build(servers: list[FakeServer], **settings: Any) -> SGLangEngine:
-        settings = {"limits": LIMITS, "deadline": 10.0, "folder": tmp_path, "max_length": 64, **settings}
+        settings = {"deadline": 10.0, "folder": tmp_path, "max_length": 64, **with_settings(**settings)}
         engines.append(SGLangEngine(CONFIG, urls=[server.url for server in servers], **settings))
         return engines[-1]
 

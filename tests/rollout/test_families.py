@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from cojax.rollout.chat import PROBE, TOOLS_SECTION, Chat, PolicyActor, names_only, no_document, parse
+from cojax.rollout.chat import PROBE, TOOLS_SECTION, Chat, PolicyActors, names_only, no_document, parse
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.types import Action, Call, Message, Turn
@@ -62,7 +62,7 @@ class Documented:
 
 def played(chat: Chat, actions, *messages) -> tuple[list[Turn], list[tuple[int, ...]]]:
     engine = Playback(*actions)
-    actor = PolicyActor(engine, chat, Sampling(stop_tokens=chat.stops), session="a", seed=(0,))
+    actor = PolicyActors(engine, chat, Sampling(stop_tokens=chat.stops))("a", (0,))
     return [actor(Documented(), new) for new in messages], engine.prompts
 
 

@@ -172,7 +172,7 @@ def test_keep_0_keeps_all_and_truncate_drops_the_later(tmp_path):
     episodes = Episodes(tmp_path)
     for step in range(12):
         episodes.write(step, [])
-    episodes.truncate(9)
+    episodes.drop(lambda step: step > 9)
     assert episodes.steps() == list(range(10))
 
 

@@ -12,22 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import PLAYING, EngineError, OutOfContext, Progress, running
-from cojax.explorer.llm.chat_model import (
-    Budget,
-    ChatFailure,
-    ChatSettings,
-    Counters,
-    FailureKind,
-    Journal,
-    ModelReply,
-    call_record,
-    key_of,
-    sent_messages,
-)
+from cojax.explorer.llm import chat_model
+from cojax.explorer.llm.chat_model import Budget, ChatFailure, Counters, FailureKind, Journal, ModelReply
 from cojax.host.background import done_within, on_thread
 from cojax.openai_api import ApiClient, CallFailed, with_retries
 from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Completion, Engine, Sampling
+from cojax.settings.tree import LLMSettings
 from cojax.types import Message
 
 _LOG = logging.getLogger(__name__)
@@ -45,12 +36,6 @@ _OPTIONAL = {
 }
 # Tokens that a chat template may add to a message, and the most tokens that an endpoint is believed.
 _TEMPLATE, _MOST = 16, 2**31
-
-
-def most_prompt_tokens(body: Mapping[str, Any]) -> int:
-    """An upper bound for the tokens of a request's prompt: no token is shorter than a byte."""
-    sent = {name: body[name] for name in ("messages", "response_format") if name in body}
-    return len(json.dumps(sent, ensure_ascii=False).encode()) + _TEMPLATE * len(body["messages"])
 
 
 def read_completion(reply: Any, prompt_most: int) -> ModelReply:
@@ -79,22 +64,28 @@ def _count(usage: Any, name: str) -> int | None:
 
 
 class ChatClient:
-    """A `ChatModel`; any thread may call it.
+    """A `ChatModel` at `settings.base_url`; any thread may call it. A reply takes at most `attempts` requests.
 
     A finished call is kept in the journal and never made twice. A failed call that cost something is kept for its
     evolution. If the run was killed and the evolution is repeated, the call is not made again: it fails again at the
     same cost, so that the evolution has the same result. Two kinds of failed calls are made again, and their old cost
     is added: those whose failure does not belong to the call (a wrong key, no time or budget left), and those of an
     evolution that was given up afterwards (the endpoint was down, or `reopen` was called). Other evolutions do not see
-    failed calls. `clock` returns seconds; it decides whether an endpoint is down.
+    failed calls. `clock` returns seconds; it decides whether an endpoint is down. Raises ValueError for an address that
+    cannot be one.
     """
 
     def __init__(
-        self, settings: ChatSettings, journal: Journal | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: LLMSettings,
+        journal: Journal | None = None,
+        *,
+        attempts: int = 4,
+        clock: Callable[[], float] = time.monotonic,
     ):
-        self.settings, self.journal = settings, journal or Journal()
+        self.settings, self.journal, self._attempts = settings, journal or Journal(), attempts
         self.name = settings.model
-        self._api, self._clock = ApiClient(settings.address), clock
+        self._api, self._clock = ApiClient(settings.base_url, settings.model, "llm.base_url", "llm.model"), clock
         wanted = {"response_format": settings.send_schema, "seed": settings.send_seed}
         self._left_out = [part for part in wanted if not wanted[part]]
         self._room = threading.Semaphore(settings.concurrency)
@@ -116,22 +107,17 @@ class ChatClient:
     @property
     def _end(self) -> str:
         """The key of the record that says that the evolution was given up."""
-        return key_of(["given up", self._evolution])
+        return chat_model.key_of(["given up", self._evolution])
 
     def begin(self, evolution: str = "") -> Budget:
         self._reset(evolution)
-        return Budget(
-            self.settings.max_tokens_per_evolution,
-            self.settings.max_requests_per_evolution,
-            time.monotonic() + self.settings.deadline,
-            least=(8 * self.settings.max_tokens, 8),
-        )
+        return Budget.of(self.settings)
 
     def reopen(self) -> None:
         if self._evolution:
             place = f"{self._evolution}/given up"
             given_up = {"text": None, "kind": "stopped", "reason": "given up"}
-            self.journal.add(self._end, call_record(place, self.settings.model, {}, (0, 0), **given_up))
+            self.journal.add(self._end, chat_model.call_record(place, self.settings.model, {}, (0, 0), **given_up))
 
     def figures(self) -> dict[str, Any]:
         """What the evolution has cost so far. Tokens in, out and lost add up to what the budget paid.
@@ -164,7 +150,7 @@ class ChatClient:
     ) -> ModelReply:
         body: dict[str, Any] = {
             "model": self.settings.model,
-            "messages": sent_messages(messages),
+            "messages": chat_model.sent_messages(messages),
             "temperature": self.settings.temperature if temperature is None else temperature,
             "max_tokens": self.settings.max_tokens,
             "seed": seed,
@@ -177,10 +163,13 @@ class ChatClient:
 
     def _call(self, body: dict[str, Any], budget: Budget, place: str) -> ModelReply:
         """The reply from the journal, at the cost recorded there, or else from the endpoint."""
-        worst = most_prompt_tokens(body) + self.settings.max_tokens
+        # No token is shorter than a byte.
+        read = {name: body[name] for name in ("messages", "response_format") if name in body}
+        prompt = len(json.dumps(read, ensure_ascii=False).encode()) + _TEMPLATE * len(body["messages"])
+        worst = prompt + self.settings.max_tokens
         budget.check(worst)
         # The key is of the whole request, with parts that are not sent: calls that differ only in their seed differ.
-        key = key_of(body)
+        key = chat_model.key_of(body)
         with self._guard:
             once = self._running.setdefault(key, threading.Lock())
         with once:
@@ -197,7 +186,7 @@ class ChatClient:
 
     def _failure_key(self, body: Mapping[str, Any]) -> str:
         """The key of this evolution's record that the call failed; "" for an evolution without a name."""
-        return key_of(["failed", self._evolution, body, *self._left_out]) if self._evolution else ""
+        return chat_model.key_of(["failed", self._evolution, body, *self._left_out]) if self._evolution else ""
 
     def _earlier_cost(self, body: Mapping[str, Any], budget: Budget) -> tuple[int, int]:
         """Tokens and requests that earlier processes spent on this call, which failed and is made again.
@@ -230,14 +219,14 @@ class ChatClient:
             cost = tokens - budget.tokens, requests - budget.requests
             if self._evolution and any(cost):
                 said = {"text": None, "kind": failure.kind, "reason": failure.reason}
-                record = call_record(place, self.settings.model, sent, cost, **said)
+                record = chat_model.call_record(place, self.settings.model, sent, cost, **said)
                 self.journal.add(self._failure_key(body), record)
                 if self._over is not None:
                     self.reopen()
             raise
         answer = {"text": found.text, "truncated": found.truncated, "usage": [*found.usage]}
         cost = tokens - budget.tokens, requests - budget.requests
-        return call_record(place, self.settings.model, self._api.spelled(sent), cost, **answer)
+        return chat_model.call_record(place, self.settings.model, self._api.spelled(sent), cost, **answer)
 
     def _completion(self, sent: dict[str, Any], budget: Budget, worst: int) -> ModelReply:
         """The completion of the first successful attempt. Raises ChatFailure."""
@@ -253,7 +242,7 @@ class ChatClient:
             budget.wait(seconds)
 
         try:
-            found = with_retries(attempt, self.settings.attempts, lambda: budget.seconds, wait)
+            found = with_retries(attempt, self._attempts, lambda: budget.seconds, wait)
         except CallFailed as failed:
             raise self._failure_of(failed, sent) from None
         with self._guard:
@@ -328,29 +317,23 @@ def _hint(failed: CallFailed, sent: Mapping[str, Any]) -> str:
 class PolicyModel:
     """A `ChatModel` that samples from the engine with the weights it holds; any thread may call it.
 
-    A reply has at most `max_tokens` tokens. An evolution spends at most `most_tokens` tokens, prompts included, and
-    `most_requests` requests, within `deadline` seconds. A completion is given up after `engine_deadline` seconds, not
-    counting those in which it waits for a slot, when `deadline` is over, or when its budget is closed. A schema is
-    described in the prompt but not enforced. The journal keeps every reply but never answers a call, as the next
-    weights would answer differently.
+    Of `settings` the limits and the temperature are read. A completion is given up after `engine_deadline` seconds, not
+    counting those in which it waits for a slot, when the evolution's time is over, or when its budget is closed. A
+    schema is described in the prompt but not enforced. The journal keeps every reply but never answers a call, as the
+    next weights would answer differently.
     """
 
     engine: Engine
     chat: Chat
     name: str = "self"
     journal: Journal = dataclasses.field(default_factory=Journal)
-    max_tokens: int = 2048
-    temperature: float = 0.7
-    most_tokens: int = 2_000_000
-    most_requests: int = 4_000
-    deadline: float = 3600.0
+    settings: LLMSettings = dataclasses.field(default_factory=LLMSettings)
     engine_deadline: float = 600.0
     _counters: Counters = dataclasses.field(default_factory=Counters)
 
     def begin(self, evolution: str = "") -> Budget:
         self._counters = Counters()
-        least = (8 * self.max_tokens, 8)
-        return Budget(self.most_tokens, self.most_requests, time.monotonic() + self.deadline, least)
+        return Budget.of(self.settings)
 
     def reopen(self) -> None:
         """Does nothing: failed calls are always made again."""
@@ -372,23 +355,23 @@ class PolicyModel:
         schema: Mapping[str, Any] | None = None,
         temperature: float | None = None,
     ) -> ModelReply:
-        heat = self.temperature if temperature is None else temperature
+        heat, most = self.settings.temperature if temperature is None else temperature, self.settings.max_tokens
         with self._counters.failing():
             prompt = self.chat.open(tuple(messages))
-            budget.check(len(prompt) + self.max_tokens)
-            sampling = Sampling(temperature=heat, max_tokens=self.max_tokens, stop_tokens=self.chat.stops)
+            budget.check(len(prompt) + most)
+            sampling = Sampling(temperature=heat, max_tokens=most, stop_tokens=self.chat.stops)
             session = f"explorer-{place}-{seed}-{threading.get_ident()}"
             budget.pay(0, 1)
             done = self._generate(prompt, sampling, session, seed, budget)
-            usage = len(prompt), len(done.tokens)
+            usage, version = (len(prompt), len(done.tokens)), done.weights_version
             budget.pay(sum(usage), 0)
             self._counters.count(calls=1, tokens_in=usage[0], tokens_out=usage[1])
             text = self.chat.read(done.tokens).text.encode("utf-8", "replace").decode()
-            sent = {"messages": sent_messages(messages), "seed": seed, "weights_version": done.weights_version}
-            key, truncated = key_of([sent, text]), done.finish_reason == "length"
+            sent = {"messages": chat_model.sent_messages(messages), "seed": seed, "weights_version": version}
+            key, truncated = chat_model.key_of([sent, text]), done.finish_reason == "length"
             if self.journal.find(key) is None:
                 said = {"text": text, "truncated": truncated, "usage": list(usage)}
-                record = call_record(place, self.name, sent, (sum(usage), 1), **said)
+                record = chat_model.call_record(place, self.name, sent, (sum(usage), 1), **said)
                 self.journal.add(key, record)
             return ModelReply(text, truncated)
 

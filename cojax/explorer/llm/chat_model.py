@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from cojax.environment import EngineError
-from cojax.openai_api import Address, CallKind
+from cojax.openai_api import CallKind
 from cojax.settings.tree import LLMSettings
 from cojax.storage.checksums import CHECKSUM, has_valid_checksum, with_checksum
 from cojax.storage.files import Log, lines_of, open_file, parse_record
@@ -85,6 +85,12 @@ class Budget:
     least: tuple[int, int] = (1, 1)
     whole: "Budget | None" = None
     _closed: bool = False
+
+    @classmethod
+    def of(cls, settings: LLMSettings) -> "Budget":
+        """The budget of an evolution that begins now. A useful share has eight replies."""
+        until, least = time.monotonic() + settings.deadline, (8 * settings.max_tokens, 8)
+        return cls(settings.max_tokens_per_evolution, settings.max_requests_per_evolution, until, least)
 
     @property
     def seconds(self) -> float:
@@ -292,30 +298,6 @@ class Counters:
     def failures(self) -> dict[str, int]:
         with self._guard:
             return dict(self._failures)
-
-
-@dataclasses.dataclass(frozen=True)
-class ChatSettings(LLMSettings):
-    """Where and how to call `model`: `base_url` is like http://HOST:PORT/v1.
-
-    `timeout` bounds one request and `deadline` an evolution, in seconds. A reply takes at most `attempts` requests and
-    has at most `max_tokens` tokens. At most `concurrency` requests run in parallel. An evolution spends at most
-    `max_tokens_per_evolution` tokens, prompts included, and `max_requests_per_evolution` requests: a request that could
-    exceed them is not sent. `price_in` and `price_out` are per million tokens, in any currency. Set `send_schema` to
-    False for an endpoint that refuses `response_format`, and `send_seed` for one that refuses `seed`. Raises ValueError
-    for an address that cannot be one.
-    """
-
-    attempts: int = 4
-    max_tokens_per_evolution: int = 2_000_000
-    max_requests_per_evolution: int = 4_000
-
-    def __post_init__(self) -> None:
-        _ = self.address
-
-    @property
-    def address(self) -> Address:
-        return Address(self.base_url, self.model, "llm.base_url", "llm.model")
 
 
 def key_of(value: Any) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import AliasChoices, BaseModel, Field
 
 from cojax import environment as world
+from cojax.drafts import DraftRefused
 from cojax.environment import Environment, Episode
 from cojax.environment.replay import Play
 from cojax.environment.watch import PATIENCE as _PATIENCE
@@ -434,3 +435,39 @@ class LLMExplorer:
 
 def _path(seed: tuple) -> str:
     return "/".join(map(str, seed))
+
+
+# Its schema is sent to the model: the class's name and docstring are part of every request's journal key.
+class Judgement(BaseModel):
+    """The reply of a model about a draft."""
+
+    consistent: bool
+    safe: bool
+    reason: str = ""
+
+
+def judge(chat_model: ChatModel, veto: bool, task: Task, draft: TaskDraft, budget: Budget, review: bool) -> str:
+    """The model's opinion of whether query and actions belong together, as a line of evidence, paid from `budget`.
+
+    Without `veto` the opinion is only evidence. With `veto` an objection raises DraftRefused, and so does a failure;
+    with `review`, an unsafe draft is set aside for review by a person.
+    """
+    actions = [prompting.shorten(signature(action) or "(back to the user)", 2_000) for action in draft.solution]
+    rule, solution = prompting.parts("data")["rule"], prompting.data(prompting.bullets(actions))
+    messages = prompting.prompt("judge", data_rule=rule, query=prompting.data(draft.query), solution=solution)
+    place, safe = f"judge/{task.id}", True
+    try:
+        judgement = structured_reply(
+            chat_model, messages, Judgement, budget=budget, seed=seed_of(place), place=place, temperature=0.0
+        )
+    except ChatFailure as failure:
+        # Otherwise a draft could avoid a refusal by making the judge fail.
+        line = f"judge: no opinion ({failure})"
+    else:
+        safe, reason = judgement.safe, prompting.shorten(" ".join(judgement.reason.split()), 200)
+        if judgement.consistent and safe:
+            return f"judge: no objection ({reason})"
+        line = f"judge: {'query and actions do not belong together' if safe else 'unsafe'} ({reason})"
+    if not veto:
+        return line
+    raise DraftRefused(line) if safe or not review else DraftRefused(f"set aside for review: {line}", line)

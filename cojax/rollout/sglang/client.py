@@ -157,34 +157,19 @@ def route_shape(config: ModelConfig, routes: bool, mixed: bool) -> RouteShape | 
     return RouteShape.of(config) if routes else None
 
 
-@dataclasses.dataclass(frozen=True)
-class RoutesRequest:
-    """Asks for the routes of a conversation's tokens from `start` on; earlier completions reported those before."""
+def read_routes(about: Mapping[str, Any], shape: RouteShape, start: int, tokens: int) -> str:
+    """The routes in a reply's `meta_info`, as `RouteShape.encode` writes them.
 
-    shape: RouteShape
-    start: int = 0
-
-    def body(self) -> dict[str, Any]:
-        """The fields to add to the body of /generate."""
-        return {"return_routed_experts": True, "routed_experts_start_len": self.start}
-
-    def bytes(self, tokens: int) -> int:
-        """An upper bound for the bytes of the routes of a conversation of `tokens` tokens, in base64."""
-        return 4 * (tokens * self.shape.layers * self.shape.chosen * _WIRE.itemsize // 3 + 1)
-
-    def read(self, about: Mapping[str, Any], tokens: int) -> str:
-        """The routes in a reply's `meta_info`, as `RouteShape.encode` writes them.
-
-        The conversation has `tokens` tokens; the last was never fed and has no route. Raises KeyError, TypeError or
-        ValueError for an answer that is not the routes of exactly the other tokens from `start` on.
-        """
-        reported = about["routed_experts"]
-        if not isinstance(reported, str):
-            raise TypeError(f"routed_experts is {type(reported).__name__}; expected base64")
-        routes = self.shape.decode(reported, _WIRE)
-        if len(routes) != tokens - 1 - self.start:
-            raise ValueError(f"routed_experts of {len(routes)} tokens; expected {tokens - 1 - self.start}")
-        return self.shape.encode(routes)
+    The conversation has `tokens` tokens; the last was never fed and has no route. Raises KeyError, TypeError or
+    ValueError for an answer that is not the routes of exactly the other tokens from `start` on.
+    """
+    reported = about["routed_experts"]
+    if not isinstance(reported, str):
+        raise TypeError(f"routed_experts is {type(reported).__name__}; expected base64")
+    routes = shape.decode(reported, _WIRE)
+    if len(routes) != tokens - 1 - start:
+        raise ValueError(f"routed_experts of {len(routes)} tokens; expected {tokens - 1 - start}")
+    return shape.encode(routes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +225,7 @@ def label_of(found: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ServerClient:
-    """The server at `url`, called over connections that many servers share."""
+    """The server, or the router, at `url`, called over connections that many servers share."""
 
     url: str
     connections: Connections
@@ -254,15 +239,21 @@ class ServerClient:
         rid: str,
         seed: int,
         key: str = "",
-        routes: RoutesRequest | None = None,
+        routes: tuple[RouteShape, int] | None = None,
     ) -> ServerReply:
         """Samples at most `room` tokens of 0 … `vocabulary` − 1. The caller bounds the time.
 
-        A router whose policy is `manual` sends all requests with one `key` to one server. `routes` says for which
-        tokens to report experts, None for none. Log-probs are those of logits / temperature; at temperature 0 those at
-        temperature 1. A server uses the seed only if it runs with --enable-deterministic-inference. Raises
-        RequestFailed or RequestRefused.
+        A router whose policy is `manual` sends all requests with one `key` to one server. `routes`, if not None, asks
+        for the experts of all tokens from a number on; earlier completions reported those before. Log-probs are those
+        of logits / temperature; at temperature 0 those at temperature 1. A server uses the seed only if it runs with
+        --enable-deterministic-inference. Raises RequestFailed or RequestRefused.
         """
+        most, asked = MOST + room * _TOKEN_BYTES, dict[str, Any]()
+        if routes is not None:
+            shape, start = routes
+            asked = {"return_routed_experts": True, "routed_experts_start_len": start}
+            # All of the conversation's routes, in base64.
+            most += 4 * ((len(prompt) + room) * shape.layers * shape.chosen * _WIRE.itemsize // 3 + 1)
         answer = await self._post(
             "generate",
             {
@@ -275,17 +266,18 @@ class ServerClient:
                     "stop_token_ids": list(sampling.stop_tokens),
                     "sampling_seed": seed,
                 },
-                **({} if routes is None else routes.body()),
+                **asked,
             },
             None,
             headers={_ROUTING_KEY: key} if key else None,
-            most=MOST + room * _TOKEN_BYTES + (0 if routes is None else routes.bytes(len(prompt) + room)),
+            most=most,
         )
         try:
             reply = read_reply(answer, room, vocabulary, sampling.stop_tokens)
             if routes is None:
                 return reply
-            return dataclasses.replace(reply, routes=routes.read(answer["meta_info"], len(prompt) + len(reply.tokens)))
+            found = read_routes(answer["meta_info"], *routes, len(prompt) + len(reply.tokens))
+            return dataclasses.replace(reply, routes=found)
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise RequestFailed(
                 f"{self.url} answered what is no completion: {type(error).__name__}: {one_line(str(error))[:300]}"
@@ -402,13 +394,33 @@ class ServerClient:
         with contextlib.suppress(RequestFailed, RequestRefused):
             await self._post("continue_generation", {}, _QUICK)
 
-    async def _read(self, path: str, read: Callable[[Any], _T]) -> _T:
+    # --- a router ---
+
+    async def servers(self) -> dict[str, str]:
+        """Address → id of each server behind the router. Raises RequestFailed or RequestRefused."""
+
+        def read(answer: Any) -> dict[str, str]:
+            return {str(worker["url"]).rstrip("/"): str(worker["id"]) for worker in answer["workers"]}
+
+        return await self._read("workers", read, "sglang-router 0.3.2")
+
+    async def add(self, server: str) -> None:
+        """Puts the server at this address behind the router. Raises RequestFailed or RequestRefused."""
+        await self._post("workers", {"url": server}, _QUICK)
+
+    async def remove(self, server: str) -> None:
+        """Takes the server at this address from the router, if it is there. Raises RequestFailed or RequestRefused."""
+        if (number := (await self.servers()).get(server)) is not None:
+            path = f"workers/{quote(number, safe='')}"
+            await self.connections.call("DELETE", self.url, path, None, _QUICK)
+
+    async def _read(self, path: str, read: Callable[[Any], _T], expected: str = "SGLang 0.5.23") -> _T:
         """The result of `read` for the answer. Raises ServerFailed if the answer lacks a field."""
         answer = await self.connections.call("GET", self.url, path, seconds=_QUICK)
         try:
             return read(answer)
         except (KeyError, TypeError) as error:
-            raise ServerFailed(f"{self.url}/{path} answered without {error}; expected SGLang 0.5.23") from error
+            raise ServerFailed(f"{self.url}/{path} answered without {error}; expected {expected}") from error
 
     async def _post(self, path: str, body: dict[str, Any], seconds: float | None, **more: Any) -> Any:
         return await self.connections.call("POST", self.url, path, body, seconds, **more)
@@ -478,28 +490,3 @@ class ReleasedMemory:
     async def _record(self, kinds: set[str]) -> None:
         if self.file is not None:
             await asyncio.to_thread(self.file.write, self.url, self.incarnation, kinds)
-
-
-class Router:
-    """The router at `url`, asked and told which servers are behind it."""
-
-    def __init__(self, url: str, connections: Connections) -> None:
-        self.url, self._connections = url, connections
-
-    async def servers(self) -> dict[str, str]:
-        """Address → id of each server behind it. Raises RequestFailed or RequestRefused."""
-        answer = await self._connections.call("GET", self.url, "workers", None, _QUICK)
-        try:
-            return {str(worker["url"]).rstrip("/"): str(worker["id"]) for worker in answer["workers"]}
-        except (KeyError, TypeError) as error:
-            raise ServerFailed(f"{self.url}/workers answered without {error}; expected sglang-router 0.3.2") from error
-
-    async def add(self, server: str) -> None:
-        """Puts the server at this address behind it. Raises RequestFailed or RequestRefused."""
-        await self._connections.call("POST", self.url, "workers", {"url": server}, _QUICK)
-
-    async def remove(self, server: str) -> None:
-        """Takes the server at this address from it, if it is there. Raises RequestFailed or RequestRefused."""
-        if (number := (await self.servers()).get(server)) is not None:
-            path = f"workers/{quote(number, safe='')}"
-            await self._connections.call("DELETE", self.url, path, None, _QUICK)

@@ -29,23 +29,15 @@ from cojax.environment import EngineError
 from cojax.policy.config import DamagedFile, ModelConfig
 from cojax.rollout import export
 from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_length, checked_prompt
-from cojax.rollout.sglang.client import (
-    RELEASED_MEMORY,
-    Connections,
-    ReleasedMemoryFile,
-    RequestFailed,
-    RequestRefused,
-    RoutesRequest,
-    ServerFailed,
-    ServerReply,
-    route_shape,
-)
+from cojax.rollout.sglang import client
+from cojax.rollout.sglang.client import RequestFailed, RequestRefused, ServerFailed
 from cojax.rollout.sglang.fleet import Fleet
-from cojax.rollout.sglang.server import LabelledWeights, LaunchSettings, Server, ServerLimits, ServerProcess
+from cojax.rollout.sglang.server import LabelledWeights, LaunchSettings, Server, ServerProcess
 from cojax.settings.tree import SGLangSettings
 from cojax.storage.files import explain, is_number
 
 _LOG = logging.getLogger(__name__)
+_SETTINGS = SGLangSettings()
 # Errors of file systems without locks.
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _ATTEMPTS = 5  # to read a folder whose versions vanish meanwhile
@@ -221,18 +213,18 @@ class LoopThread:
 class SGLangEngine:
     """Samples from the policy of shape `config` on SGLang servers: those at `urls`, or `servers` that `launch` starts.
 
-    With a `router`, an address in front of `urls`, completion requests go to the router; all other requests go to the
-    servers. Without `urls` the servers are those behind the router at any time.
+    `settings` are those of the section `sglang`. With its `router`, an address in front of `urls`, completion requests
+    go to the router; all other requests go to the servers. Without `urls` the servers are those behind the router at
+    any time. Weights are written as its `dtype` ("": the parameters' own) to `folder`/weights/VERSION/, a path that
+    every server must see. With `follow`, servers watch that folder and load new weights by themselves (`python -m
+    experiments.serve`); otherwise they are sent a request to load them. With `sync` "orbax", all processes of the
+    trainer write a version together, each its part, where it can be saved so. If weights change during a completion, it
+    is kept with `mixed`, with its spans, and sampled again without.
 
-    A conversation has at most `max_length` tokens. Weights are written as `dtype` ("": the parameters' own) to
-    `folder`/weights/VERSION/, a path that every server must see. With `follow`, servers watch that folder and load new
-    weights by themselves (`python -m experiments.serve`); otherwise they are sent a request to load them. With `sync`
-    "orbax", all processes of the trainer write a version together, each its part, where it can be saved so. One
-    `generate` takes at most `deadline` seconds and `attempts` requests, to any servers. If weights change during a
-    completion, it is kept with `mixed`, with its spans, and sampled again without. With `routes`, completions report
-    which experts tokens went through. `busy_seconds` is the wall time with at least one completion running, `served`
-    counts completions, their `prompt_tokens` and, of these, the `cached_tokens` that a prefix cache had, `fleet` are
-    the servers.
+    A conversation has at most `max_length` tokens. One `generate` takes at most `deadline` seconds and `attempts`
+    requests, to any servers. With `routes`, completions report which experts tokens went through. `busy_seconds` is the
+    wall time with at least one completion running, `served` counts completions, their `prompt_tokens` and, of these,
+    the `cached_tokens` that a prefix cache had, `fleet` are the servers.
 
     At temperature 0 the most likely token is chosen, and log-probabilities are those at temperature 1. `seed` decides
     the random numbers only if servers run with --enable-deterministic-inference.
@@ -246,47 +238,36 @@ class SGLangEngine:
         max_length: int,
         urls: Sequence[str] = (),
         launch: LaunchSettings | None = None,
-        servers: int = SGLangSettings.servers,
-        limits: ServerLimits | None = None,
+        settings: SGLangSettings = _SETTINGS,
         deadline: float = 600.0,
         attempts: int = 6,
-        dtype: str = SGLangSettings.dtype,
-        mixed: bool = SGLangSettings.mixed,
-        follow: bool = SGLangSettings.follow,
-        sync: str = "folder",
-        router: str = SGLangSettings.router,
-        release_memory: bool = SGLangSettings.release_memory,
         routes: bool = False,
     ) -> None:
-        if bool(urls or router) == (launch is not None):
+        if bool(urls or settings.router) == (launch is not None):
             raise ValueError("give urls of running servers, or a router, or launch, which says how to start some")
-        _check_following(follow, release_memory, sync)
+        _check_following(settings)
         check_length(max_length, config.max_position_embeddings)
-        shape = route_shape(config, routes, mixed)
-        self._config, self._length, self._dtype, self._follow = config, max_length, dtype, follow
-        self._sync, self._release_memory, self.tells_routes = sync, release_memory, shape is not None
+        shape = client.route_shape(config, routes, settings.mixed)
+        self._config, self._length, self._settings, self.tells_routes = config, max_length, settings, shape is not None
         self._run = uuid.uuid4().hex[:8]  # part of every label, so that labels of two runs on one server differ
         self._versions: dict[str, int] = {}  # label → version
         self._folders: list[Path] = []
         self._loaded: tuple[int, str] | None = None  # version and fingerprint of the last loaded weights
         self._loading = threading.Lock()
         self._store = WeightsFolder(folder)
-        self._connections = Connections()
+        self._connections = client.Connections()
         # Its state belongs to the event loop: other threads may read it, not change it.
         self.fleet = Fleet(
             self._connections,
             [url.rstrip("/") for url in urls],
-            [ServerProcess(launch, index) for index in range(servers)] if launch else [],
-            limits or ServerLimits(),
-            router=router,
-            released=ReleasedMemoryFile(folder / RELEASED_MEMORY),
-            follow=follow,
-            release_memory=release_memory,
+            [ServerProcess(launch, index) for index in range(settings.servers)] if launch else [],
+            settings,
+            released=client.ReleasedMemoryFile(folder / client.RELEASED_MEMORY),
             routes=routes,
         )
         self._loop = LoopThread()
-        self._deadline, self._attempts, self._mixed, self._shape = deadline, attempts, mixed, shape
-        self._key_prefix = self._run if router else ""
+        self._deadline, self._attempts, self._shape = deadline, attempts, shape
+        self._key_prefix = self._run if settings.router else ""
         self._busy, self.served = BusyTime(), collections.Counter[str]()
         # On the event loop: session → its call, and the tokens whose routes an earlier completion reported.
         self._tasks: dict[str, asyncio.Task[Any]] = {}
@@ -324,9 +305,9 @@ class SGLangEngine:
         label = f"{self._run}-{len(self._versions)}-{weights.version}"
         # Registered before the folder exists: a server that follows may sample from it immediately.
         self._versions[label] = weights.version
-        together = self._sync == "orbax" and weights.save is not None
-        if together or weights.path is None or self._follow:
-            return self._store.write(weights, self._config, self._dtype, label, together)
+        together = self._settings.sync == "orbax" and weights.save is not None
+        if together or weights.path is None or self._settings.follow:
+            return self._store.write(weights, self._config, self._settings.dtype, label, together)
         folder = Path(weights.path()).absolute()
         export.check_weights(folder)
         return LabelledWeights(folder, label)
@@ -356,7 +337,7 @@ class SGLangEngine:
         """With `release_memory`, has the servers release the memory of weights and cache until the next `load`."""
         with self._loading:
             self._loop.raise_if_closed()
-            if self._release_memory and self.fleet.target is not None:
+            if self._settings.release_memory and self.fleet.target is not None:
                 self._loop.call(self.fleet.rest())
 
     def close(self) -> None:
@@ -412,7 +393,7 @@ class SGLangEngine:
         assert self.fleet.target is not None
         label, rid = self.fleet.target.label, uuid.uuid4().hex
         key = hashlib.sha256(f"{self._key_prefix}-{session}".encode()).hexdigest()[:32] if self._key_prefix else ""
-        routes = None if self._shape is None else RoutesRequest(self._shape, self._routes_known.get(session, 0))
+        routes = None if self._shape is None else (self._shape, self._routes_known.get(session, 0))
         request = asyncio.create_task(
             server.client.generate(tokens, sampling, room, self._config.vocab_size, rid, seed, key, routes)
         )
@@ -439,7 +420,7 @@ class SGLangEngine:
         finally:
             server.requests.discard(request)
 
-    def _completion(self, reply: ServerReply, server: Server, label: str, sampling: Sampling) -> Completion:
+    def _completion(self, reply: client.ServerReply, server: Server, label: str, sampling: Sampling) -> Completion:
         """The completion in a reply. Raises RequestFailed if it was not sampled from the weights asked for, `label`."""
         assert self.fleet.target is not None
         labels = [name for name, _ in reply.spans]
@@ -449,7 +430,7 @@ class SGLangEngine:
             raise RequestFailed(f"{server.name} {fault}")
         # Even a mixed one must end with current weights: a router may choose a server that is left out.
         stale = labels[-1] not in (label, self.fleet.target.label)
-        if stale or (len(labels) > 1 and not self._mixed):
+        if stale or (len(labels) > 1 and not self._settings.mixed):
             raise RequestFailed(f"{server.name} sampled from weights {' and '.join(labels)}, asked for {label}")
         by_version = itertools.groupby(reply.spans, key=lambda span: self._versions[span[0]])
         spans = [(version, sum(count for _, count in spans)) for version, spans in by_version]
@@ -464,13 +445,13 @@ class SGLangEngine:
         )
 
 
-def _check_following(follow: bool, release_memory: bool, sync: str) -> None:
-    if follow and release_memory:
+def _check_following(settings: SGLangSettings) -> None:
+    if settings.follow and settings.release_memory:
         raise ValueError(
             "servers that follow take weights at any time; they cannot give their memory back. Unset sglang.follow "
             "or sglang.release_memory"
         )
-    if sync == "orbax" and not follow:
+    if settings.sync == "orbax" and not settings.follow:
         raise ValueError(
             "what all processes save together is restored on the rollout host by `python -m experiments.serve`; "
             "set sglang.follow=True here and there, or sglang.sync=folder"

@@ -13,17 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cojax.environment import EngineError
-from cojax.rollout.sglang.client import (
-    Connections,
-    ReleasedMemory,
-    ReleasedMemoryFile,
-    RequestFailed,
-    RequestRefused,
-    Router,
-    ServerClient,
-    ServerFailed,
-)
-from cojax.rollout.sglang.server import LabelledWeights, Server, ServerLimits, ServerProcess, State
+from cojax.rollout.sglang import client
+from cojax.rollout.sglang.client import RequestFailed, RequestRefused, ServerClient, ServerFailed
+from cojax.rollout.sglang.server import LabelledWeights, Server, ServerProcess, State
+from cojax.settings.tree import SGLangSettings
 
 _LOG = logging.getLogger(__name__)
 _DISCOVERY_POLL = 2.0  # seconds between two looks at what is behind a router
@@ -37,13 +30,13 @@ _RETRY_SECONDS = 1.0  # until the next check after a fault
 class Fleet:
     """The servers at `urls`, or those of `processes`; one of the two is empty.
 
-    With a `router`, an address in front of all servers, the router chooses the server of each conversation. Where both
-    are empty, the servers are those behind the router at any time: they come and go. The file
-    `released` says which of the servers at `urls` have released memory, possibly for a trainer that was killed.
+    With a router in `settings`, an address in front of all servers, it chooses the server of each conversation. Where
+    both are empty, the servers are those behind the router at any time: they come and go. The file `released` says
+    which of the servers at `urls` have released memory, possibly for a trainer that was killed.
 
-    Two settings are for servers that get their weights from another process. With `follow` they load new weights by
-    themselves, and a sync waits until they have. With `any_weights` a server may serve any weights; the target is then
-    only what a launched server starts with.
+    Two ways are for servers that get their weights from another process. With `follow` in `settings` they load new
+    weights by themselves, and a sync waits until they have. With `any_weights` a server may serve any weights; the
+    target is then only what a launched server starts with.
 
     With `release_memory` servers may be asked to release their memory. With `routes` they must be able to report which
     experts tokens went through. `target` are the weights that servers should serve.
@@ -51,24 +44,20 @@ class Fleet:
 
     def __init__(
         self,
-        connections: Connections,
+        connections: client.Connections,
         urls: Sequence[str],
         processes: Sequence[ServerProcess],
-        limits: ServerLimits,
+        settings: SGLangSettings,
         *,
-        router: str = "",
-        released: ReleasedMemoryFile | None = None,
-        follow: bool = False,
+        released: client.ReleasedMemoryFile | None = None,
         any_weights: bool = False,
-        release_memory: bool = False,
         routes: bool = False,
     ) -> None:
-        self._connections, self._released, self.limits = connections, released, limits
-        self._follow, self._any_weights = follow, any_weights
-        self._release_memory, self._routes = release_memory, routes
-        self._discovers = Router(router, connections) if router and not urls and not processes else None
+        self._connections, self._released, self.settings = connections, released, settings
+        self._any_weights, self._routes, router = any_weights, routes, settings.router
+        self._discovers = ServerClient(router, connections) if router and not urls and not processes else None
         self.servers = [self._attached(url) for url in urls]
-        self.servers += [Server(ServerClient("", connections), process, limits.restarts) for process in processes]
+        self.servers += [Server(ServerClient("", connections), process, settings.restarts) for process in processes]
         # Represents whichever server the router chooses; its health is not checked.
         self._router = Server(ServerClient(router, connections), None, 0, "up") if router else None
         self._assigned: dict[str, Server] = {}  # session → its server
@@ -179,24 +168,25 @@ class Fleet:
             self._syncing = False
             await self._notify()
         if not self._up():
-            absent, limit = any(server.absent for server in self.servers), self.limits.startup
+            absent, limit = any(server.absent for server in self.servers), self.settings.startup_deadline
             waited = f"start them first; waited sglang.startup_deadline={limit:g} s" if absent else ""
             reasons = "; ".join(filter(None, (self.faults(), waited)))
             raise EngineError(f"no SGLang server took the weights in {target.folder}: {reasons}")
 
     def _attached(self, url: str) -> Server:
-        return Server(ServerClient(url, self._connections), None, 0, released=ReleasedMemory(url, self._released))
+        released = client.ReleasedMemory(url, self._released)
+        return Server(ServerClient(url, self._connections), None, 0, released=released)
 
     def _watch(self, server: Server) -> None:
         if server not in self._watches:
             self._watches[server] = asyncio.create_task(self._watch_always(server))
 
-    async def _discover_some(self, router: Router) -> None:
+    async def _discover_some(self, router: ServerClient) -> None:
         """Finds the servers behind the router; from then on, again and again.
 
         Waits for the first as long as a start may take, then raises EngineError.
         """
-        limit, fault = self.limits.startup, "it names none"
+        limit, fault = self.settings.startup_deadline, "it names none"
         until = asyncio.get_running_loop().time() + limit
         while True:
             try:
@@ -213,13 +203,13 @@ class Fleet:
             await asyncio.sleep(_DISCOVERY_POLL)
         self._discovery = self._discovery or asyncio.create_task(self._discover_always(router))
 
-    async def _discover_always(self, router: Router) -> None:
+    async def _discover_always(self, router: ServerClient) -> None:
         while True:
-            await asyncio.sleep(min(_DISCOVERY_POLL, self.limits.probe_every))
+            await asyncio.sleep(min(_DISCOVERY_POLL, self.settings.probe_every))
             with contextlib.suppress(RequestFailed, RequestRefused):  # a router that is gone takes no server with it
                 await self._discover(router)
 
-    async def _discover(self, router: Router) -> None:
+    async def _discover(self, router: ServerClient) -> None:
         """Lets servers join that are behind the router by now, and leaves those that are not. Raises RequestFailed."""
         found, known = await router.servers(), {server.client.url: server for server in self.servers}
         for url in found:
@@ -248,11 +238,11 @@ class Fleet:
     async def _wait_for_one(self, recoveries: Mapping[Server, int]) -> None:
         """Waits until a server is up, or until none can come up.
 
-        Servers at `urls` get `limits.startup` seconds, then TimeoutError is raised. Launched servers have deadlines of
-        their own.
+        Servers at `urls` get `settings.startup_deadline` seconds, then TimeoutError is raised. Launched servers have
+        deadlines of their own.
         """
         attached = all(server.process is None for server in self.servers)
-        async with asyncio.timeout(self.limits.startup if attached else None), self._changed:
+        async with asyncio.timeout(self.settings.startup_deadline if attached else None), self._changed:
             await self._changed.wait_for(
                 lambda: self._up() or not any(self._may_come_up(s, recoveries) for s in self.servers)
             )
@@ -296,7 +286,7 @@ class Fleet:
         while True:
             # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the event.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.limits.probe_every):
+                async with asyncio.timeout(self.settings.probe_every):
                     await server.check_now.wait()
             server.check_now.clear()
             try:
@@ -368,7 +358,7 @@ class Fleet:
         Raises what `Server.take` raises, and RequestRefused for a server at `urls` that was started without a flag that
         the settings need.
         """
-        if self._release_memory and server.process is None and not await server.client.can_release_memory():
+        if self.settings.release_memory and server.process is None and not await server.client.can_release_memory():
             raise RequestRefused(
                 f"{server.name} keeps its memory: start it with --enable-memory-saver, or unset sglang.release_memory"
             )
@@ -377,12 +367,12 @@ class Fleet:
                 f"{server.name} cannot report routes: start it with --enable-return-routed-experts, or unset "
                 "learner.routes"
             )
-        limit, follow = self.limits.sync, self._follow
+        limit, follow = self.settings.sync_deadline, self.settings.follow
         await server.take(target, limit, lambda: self.target is target, follow=follow, known=known)
 
     def _describe(self, error: Exception) -> str:
-        late = f"did not take new weights within {self.limits.sync:g} s (sglang.sync_deadline)"
-        if self._follow:
+        late = f"did not take new weights within {self.settings.sync_deadline:g} s (sglang.sync_deadline)"
+        if self.settings.follow:
             late += "; does `python -m experiments.serve` run there with this sglang.folder and sglang.follow=True?"
         return str(error) or late
 
@@ -400,7 +390,7 @@ class Fleet:
                 if process is None or process.running:
                     await self._give(server, target)
                 elif server.may_start():
-                    await server.start(target, self.limits.startup, any_weights=self._any_weights)
+                    await server.start(target, self.settings.startup_deadline, any_weights=self._any_weights)
                 else:
                     await self._set_state(server, "lost", server.fault)
                     return
@@ -477,7 +467,7 @@ class Fleet:
         if process is not None and not process.running:
             raise ServerFailed(f"it has ended; {process.log} ends:\n{process.tail()}")
         # The health check is a completion, for which a resting server has no memory.
-        resting = server.released or (self._any_weights and self._release_memory)
+        resting = server.released or (self._any_weights and self.settings.release_memory)
         if not (server.up and server.replies) and not resting:
             await server.client.check_health()
         return await server.client.version()
@@ -487,8 +477,11 @@ class Fleet:
         server.missed_checks += 1
         server.silent_since = server.silent_since or time.monotonic()
         # A server that gets its weights from another process does not answer until it has them.
-        waiting = self._any_weights and time.monotonic() - server.silent_since < self.limits.sync
-        hung, soon = not isinstance(fault, RequestRefused | ServerFailed), min(_RETRY_SECONDS, self.limits.probe_every)
+        waiting = self._any_weights and time.monotonic() - server.silent_since < self.settings.sync_deadline
+        hung, soon = (
+            not isinstance(fault, RequestRefused | ServerFailed),
+            min(_RETRY_SECONDS, self.settings.probe_every),
+        )
         if hung and (server.missed_checks < _MISSES or waiting):
             self._check_in(server, soon)
             return

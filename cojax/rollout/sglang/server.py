@@ -12,7 +12,8 @@ import shlex
 import signal
 import socket
 import threading
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,22 +22,9 @@ from cojax.rollout.sglang.client import ReleasedMemory, RequestFailed, RequestRe
 from cojax.settings.tree import SGLangSettings
 from cojax.storage.files import last_lines
 
+_FLAGS: Mapping[str, list[str]] = tomllib.loads(Path(__file__).with_name("flags.toml").read_bytes().decode())
 # Stand-ins for packages without a CPU build; only CPU servers have them on their path.
-_SHIMS = Path(__file__).with_name("cpu_shims")
-# Callers also give a dtype: with "auto", log-probs are off by about 0.01.
-_CPU_FLAGS = (
-    "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--disable-cuda-graph",
-    "--grammar-backend", "none", "--mem-fraction-static", "0.5", "--max-total-tokens", "32768",
-    "--sleep-on-idle",
-)  # fmt: skip
-_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(_SHIMS)}
-# The router sends all requests of one key to one server, new keys to the server with the fewest, and notices within
-# seconds that a server is gone. Its own settings wait a minute.
-_ROUTER_FLAGS = (
-    "--policy", "manual", "--assignment-mode", "min_group", "--health-check-interval-secs", "2",
-    "--health-check-timeout-secs", "30", "--health-failure-threshold", "2", "--health-success-threshold", "1",
-    "--worker-startup-check-interval", "1", "--log-level", "warn",
-)  # fmt: skip
+_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(Path(__file__).with_name("cpu_shims"))}
 # The server reserves a few positions of its context.
 _SPARE_POSITIONS = 8
 
@@ -88,7 +76,7 @@ class LaunchSettings:
             *(("--max-running-requests", str(self.max_running)) if self.max_running else ()),
             *(("--enable-memory-saver",) if self.release_memory and self.device != "cpu" else ()),
             *(("--enable-return-routed-experts",) if self.routes else ()),
-            *(_CPU_FLAGS if self.device == "cpu" else ()),
+            *(_FLAGS["cpu"] if self.device == "cpu" else ()),
             *shlex.split(self.flags.replace("{index}", str(index))),
         ]  # fmt: skip
 
@@ -97,7 +85,7 @@ class LaunchSettings:
         return [
             self.python, "-m", "sglang_router.launch_router", "--host", self.host,
             "--port", str(free_port(self.host, port)), "--prometheus-port", str(free_port("127.0.0.1")),
-            "--prometheus-host", "127.0.0.1", *_ROUTER_FLAGS,
+            "--prometheus-host", "127.0.0.1", *_FLAGS["router"],
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
@@ -201,19 +189,6 @@ class LabelledWeights:
 
     folder: Path
     label: str
-
-
-@dataclasses.dataclass(frozen=True)
-class ServerLimits:
-    """Seconds for a server to start, for it to load new weights, and between two checks of its health.
-
-    `restarts` is how often each launched server may be started again.
-    """
-
-    startup: float = SGLangSettings.startup_deadline
-    sync: float = SGLangSettings.sync_deadline
-    probe_every: float = SGLangSettings.probe_every
-    restarts: int = SGLangSettings.restarts
 
 
 @dataclasses.dataclass(eq=False)

@@ -5,7 +5,8 @@ from chat_server import ChatServer
 from pydantic import BaseModel
 
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatSettings, Journal
+from cojax.explorer.llm.chat_model import Budget, ChatFailure, Journal
+from cojax.settings.tree import LLMSettings
 from cojax.types import Message
 
 KEY = "sk-very-secret-0123456789"
@@ -16,8 +17,10 @@ class Word(BaseModel):
     word: str
 
 
-def client(server: ChatServer, journal: Journal | None = None, **settings) -> ChatClient:
-    return ChatClient(ChatSettings(server.url, "m", **{"timeout": 5.0, "max_tokens": 50, **settings}), journal)
+def client(server: ChatServer, journal: Journal | None = None, attempts: int = 4, **settings) -> ChatClient:
+    few = {"timeout": 5.0, "max_tokens": 50, "max_tokens_per_evolution": 2_000_000, "max_requests_per_evolution": 4_000}
+    own = LLMSettings(server.url, "m", **{**few, **settings})
+    return ChatClient(own, journal, attempts=attempts)
 
 
 def reply(chat_model: ChatClient, budget: Budget | None = None, messages=HELLO, seed: int = 1, **settings):

@@ -14,9 +14,10 @@ import environments
 from cojax.environment import play
 from cojax.environment.replay import follow
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_model import ChatSettings, Journal
+from cojax.explorer.llm.chat_model import Journal
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.judge import judge as ask_judge
+from cojax.explorer.llm.explorer import judge as ask_judge
+from cojax.settings.tree import LLMSettings
 from cojax.similarity import NearDuplicates
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Expedition, Synthesis, synthesize
 from cojax.types import Signal, Task, Trajectory, Verdict
@@ -67,14 +68,15 @@ def evolve(
     journal: Journal | None = None,
     width: int = 3,
     expeditions: list[Expedition] | None = None,
+    tries: int = 2,
     **settings: Any,
 ) -> Evolved:
     """`signals` are of `episode`, `acting` are the settings of the explorer, and `settings` those of the client."""
     journal = journal or Journal()
     with serving(script) as server:
-        chat_model = ChatClient(
-            ChatSettings(server.url, "m", **{"timeout": 5.0, "attempts": 2, "max_tokens": 200, **settings}), journal
-        )
+        most = {"max_tokens_per_evolution": 2_000_000, "max_requests_per_evolution": 4_000}
+        own = LLMSettings(server.url, "m", **{"timeout": 5.0, "max_tokens": 200, **most, **settings})
+        chat_model = ChatClient(own, journal, attempts=tries)
         explorer = LLMExplorer(chat_model, runs=runs, width=width, attempt_turns=6, **acting)
         validate = Validation(
             environment,

@@ -17,7 +17,8 @@ from chat_server import Answer, in_turn, serving
 from patience import patience
 
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_model import ChatFailure, ChatSettings, Journal
+from cojax.explorer.llm.chat_model import ChatFailure, Journal
+from cojax.settings.tree import LLMSettings
 from cojax.types import Message
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -113,7 +114,7 @@ def test_a_reply_whose_head_never_ends_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=dribble, args=(listener,), daemon=True).start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        chat_model = ChatClient(ChatSettings(url, "m", timeout=0.4, attempts=1, max_tokens=50))
+        chat_model = ChatClient(LLMSettings(url, "m", timeout=0.4, max_tokens=50), attempts=1)
         began = time.monotonic()
         assert failure(chat_model).kind == "timeout"
         assert time.monotonic() - began < patience(2)
@@ -150,7 +151,7 @@ def test_the_first_call_that_fails_in_an_evolution_is_said_aloud(caplog: pytest.
 def test_an_endpoint_that_is_down_for_long_is_given_up() -> None:
     clock = itertools.count(0.0, 4.0)  # seconds between failures
     with serving(in_turn(Answer("down", status=500))) as server:
-        chat_model = ChatClient(ChatSettings(server.url, "m", timeout=5.0, attempts=1), clock=lambda: next(clock))
+        chat_model = ChatClient(LLMSettings(server.url, "m", timeout=5.0), attempts=1, clock=lambda: next(clock))
         budget = chat_model.begin()
         for seed in range(16):
             assert "one after another" not in str(failure(chat_model, budget, seed=seed))
@@ -166,7 +167,7 @@ def test_many_that_fail_at_once_are_one_moment_s_trouble() -> None:
     clock = itertools.chain([100.0] * 20, [104.0] * 5, [200.0] * 9)
     answers = [Answer("down", status=500)] * 25 + [Answer("hi")] + [Answer("down", status=500)]
     with serving(in_turn(*answers)) as server:
-        chat_model = ChatClient(ChatSettings(server.url, "m", timeout=5.0, attempts=1), clock=lambda: next(clock))
+        chat_model = ChatClient(LLMSettings(server.url, "m", timeout=5.0), attempts=1, clock=lambda: next(clock))
         whole = chat_model.begin()
         with concurrent.futures.ThreadPoolExecutor(8) as pool, whole.shared(25) as budgets:
             kinds = list(pool.map(lambda n: failure(chat_model, budgets[n], seed=n).kind, range(25)))
@@ -241,5 +242,5 @@ def test_text_that_is_none_is_sent_as_text() -> None:
 )
 def test_an_address_that_cannot_work_is_named(settings, message) -> None:
     with pytest.raises(ValueError, match=message) as caught:
-        ChatSettings(**{"base_url": "http://h/v1", "model": "m", **settings})
+        ChatClient(LLMSettings(**{"base_url": "http://h/v1", "model": "m", **settings}))
     assert "pass@" not in str(caught.value)

@@ -9,7 +9,8 @@ from chat_calls import accounts, client, failure, reply
 from chat_server import Answer, in_turn, serving
 
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_model import ChatSettings, Journal, call_record
+from cojax.explorer.llm.chat_model import Journal, call_record
+from cojax.settings.tree import LLMSettings
 from cojax.storage.checksums import CheckedLog
 from cojax.storage.files import StorageError
 from cojax.types import Message
@@ -84,8 +85,8 @@ def test_what_failed_before_an_evolution_was_given_up_is_tried_again_on_top_of_w
     path = tmp_path / "journal.jsonl"
     clock = itertools.count(0.0, 10.0)
     with serving(in_turn(Answer("late", stall=3.0))) as server:
-        settings = ChatSettings(server.url, "m", max_tokens=50, timeout=0.05, attempts=1)
-        first = ChatClient(settings, Journal(path), clock=lambda: next(clock))
+        settings = LLMSettings(server.url, "m", max_tokens=50, timeout=0.05)
+        first = ChatClient(settings, Journal(path), attempts=1, clock=lambda: next(clock))
         budget = first.begin("0/initial")
         for seed in range(8 if end == "down" else 3):
             failure(first, budget, seed=seed)

@@ -26,15 +26,15 @@ from patience import patience
 import environments
 from cojax.environment import Environment
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_model import ChatSettings
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import initialize
 from cojax.rollout.export import write_weights
-from cojax.rollout.sglang.server import _CPU_ENVIRONMENT, _CPU_FLAGS
+from cojax.rollout.sglang.server import _CPU_ENVIRONMENT, _FLAGS
 from cojax.rollout.vocabulary import byte_tokenizer
 from cojax.run.engines import default_python
+from cojax.settings.tree import LLMSettings
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Expedition, Synthesis, sample_setups, synthesize
 from cojax.types import Action
 from cojax.validation import Attempts, Exclusions, Validation
@@ -143,7 +143,7 @@ def explored(
     environment: Environment, script: Any, expeditions: list[Expedition], exclusions: Exclusions, **settings: Any
 ) -> tuple[Synthesis, ChatServer]:
     with serving(script) as server:
-        chat_model = ChatClient(ChatSettings(server.url, "m", timeout=20.0))
+        chat_model = ChatClient(LLMSettings(server.url, "m", timeout=20.0))
         explorer = LLMExplorer(chat_model, runs=2, steps=6, width=2, attempt_turns=8, **settings)
         validate = Validation(environment, exclusions, attempts=Attempts(LLMExplorer.attempters, 1, 8), safe=True)
         result = synthesize(
@@ -235,7 +235,7 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = free.getsockname()[1]
     arguments = [
         "--model-path", str(folder / "noise"), "--served-model-name", "noise", "--port", str(port),
-        "--context-length", "8000", "--dtype", "float32", *_CPU_FLAGS,
+        "--context-length", "8000", "--dtype", "float32", *_FLAGS["cpu"],
     ]  # fmt: skip
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(
@@ -260,7 +260,7 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.mark.nightly
 def test_a_random_model_on_a_real_server_makes_no_task_and_it_is_said_why(noise: str) -> None:
     # The server is launched without a grammar backend.
-    chat_model = ChatClient(ChatSettings(noise, "noise", timeout=60.0, max_tokens=48, send_schema=False))
+    chat_model = ChatClient(LLMSettings(noise, "noise", timeout=60.0, max_tokens=48, send_schema=False))
     explorer = LLMExplorer(chat_model, runs=2, steps=3, attempt_turns=3)
     inputs = EvolutionInputs(OFFICE, explorer, SIGNALS[:2], ["3-x-0"], lambda id: EPISODE, None, 4, (0, 9))
     place = dataclasses.replace(PARENT, query="", solution=())

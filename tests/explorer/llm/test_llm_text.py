@@ -10,8 +10,8 @@ from models import REFLECTION, stage, told, turn
 from cojax.environment import play
 from cojax.environment.replay import follow
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_model import ChatSettings
 from cojax.explorer.llm.explorer import LLMExplorer
+from cojax.settings.tree import LLMSettings
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Synthesis, synthesize
 from cojax.types import Action, Signal, Task
 from cojax.validation import Attempts, Validation
@@ -39,7 +39,7 @@ def evolved(drafts: list[dict[str, Any]], explore: Any = None, shortest: int = 3
         return Answer(solution[turn(body)] if DEPOSIT["query"] in told(body) else "done")
 
     with serving(script) as server:
-        chat_model = ChatClient(ChatSettings(server.url, "m", timeout=5.0, max_tokens=200))
+        chat_model = ChatClient(LLMSettings(server.url, "m", timeout=5.0, max_tokens=200))
         explorer = LLMExplorer(chat_model, runs=1, steps=5, ending="", shortest=shortest, attempt_turns=6)
         inputs = EvolutionInputs(BOOK, explorer, [SIGNAL], ["1-t-0"], lambda id: EPISODE, None, 4, (0, 1))
         validate = Validation(BOOK, attempts=Attempts(LLMExplorer.attempters, 1, 6), safe=True)

@@ -25,6 +25,7 @@ from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.vocabulary import byte_tokenizer
+from cojax.settings.tree import LLMSettings
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Synthesis, synthesize
 from cojax.types import Action, Message
 from cojax.validation import Attempts, Validation
@@ -108,7 +109,7 @@ def lost(result: Synthesis) -> None:
 
 
 def test_noise_ends_makes_no_task_and_says_so() -> None:
-    lost(evolve(PolicyModel(Noise(), CHAT, max_tokens=40)))
+    lost(evolve(PolicyModel(Noise(), CHAT, settings=LLMSettings(max_tokens=40))))
 
 
 @pytest.mark.real
@@ -117,11 +118,11 @@ def test_the_noise_of_a_real_random_policy_ends_likewise() -> None:
     params = initialize(config, 0)
     with contextlib.closing(LocalEngine(config, slots=2, max_length=6144)) as engine:
         engine.load(Weights(0, lambda: to_hf(config, params)))
-        lost(evolve(PolicyModel(engine, CHAT, max_tokens=12), runs=1))
+        lost(evolve(PolicyModel(engine, CHAT, settings=LLMSettings(max_tokens=12)), runs=1))
 
 
 def test_what_the_engine_refuses_is_a_failure_of_its_kind() -> None:
-    chat_model = PolicyModel(Noise(), CHAT, max_tokens=12, most_tokens=20_000)
+    chat_model = PolicyModel(Noise(), CHAT, settings=LLMSettings(max_tokens=12, max_tokens_per_evolution=20_000))
     with pytest.raises(ChatFailure, match="too_long: prompt of"):
         chat_model.reply([Message("user", "one two " * 2_000)], budget=chat_model.begin(), seed=0, place="p")
     with pytest.raises(ChatFailure, match="budget: "):
@@ -158,11 +159,12 @@ class Hanging(Taught):
 
 
 @pytest.mark.parametrize(
-    ("limits", "kind"), [({"engine_deadline": 0.1}, "timeout"), ({"deadline": 0.1}, "deadline"), ({}, "stopped")]
+    ("engine_deadline", "deadline", "kind"),
+    [(0.1, 3600.0, "timeout"), (600.0, 0.1, "deadline"), (600.0, 3600.0, "stopped")],
 )
-def test_an_engine_that_hangs_is_given_up(limits: dict[str, float], kind: str) -> None:
-    engine = Hanging()
-    chat_model = PolicyModel(engine, CHAT, max_tokens=12, **limits)  # type: ignore[arg-type]
+def test_an_engine_that_hangs_is_given_up(engine_deadline: float, deadline: float, kind: str) -> None:
+    engine, settings = Hanging(), LLMSettings(max_tokens=12, deadline=deadline, max_requests_per_evolution=4_000)
+    chat_model = PolicyModel(engine, CHAT, settings=settings, engine_deadline=engine_deadline)
     budget = chat_model.begin()
     if kind == "stopped":
         threading.Timer(0.1, budget.close).start()
@@ -198,7 +200,7 @@ def test_a_completion_that_comes_as_its_time_is_looked_at_is_taken(monkeypatch: 
 
     monkeypatch.setattr(background, "Future", Slow)
     monkeypatch.setattr(background, "_LOOK", 0.01)
-    chat_model = PolicyModel(Late(), CHAT, max_tokens=12)
+    chat_model = PolicyModel(Late(), CHAT, settings=LLMSettings(max_tokens=12))
     assert chat_model.reply([Message("user", "hi")], budget=chat_model.begin(), seed=0, place="p").text == "hi"
 
 

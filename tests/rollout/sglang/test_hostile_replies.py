@@ -14,7 +14,6 @@ from cojax.rollout.sglang.client import (
     Connections,
     RequestFailed,
     RequestRefused,
-    Router,
     ServerClient,
     ServerFailed,
     read_reply,
@@ -82,12 +81,12 @@ def test_an_address_that_is_none_is_a_fault_of_the_server(url: str) -> None:
 
 @pytest.mark.parametrize("answer", [[], None, {"workers": None}, {"workers": [1]}])
 def test_a_router_that_names_no_servers_is_a_fault_of_the_router(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def call(*_: Any) -> Any:
+    async def call(*_: Any, **__: Any) -> Any:
         return answer
 
     monkeypatch.setattr(Connections, "call", call)
     with pytest.raises(ServerFailed, match="answered without"):
-        asyncio.run(Router("http://r", Connections()).remove("http://a"))
+        asyncio.run(ServerClient("http://r", Connections()).remove("http://a"))
 
 
 def completion(change: Callable[[dict[str, Any], dict[str, Any]], object]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from cojax.environment import EngineError
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.sglang.client import Connections, RequestFailed, RequestRefused, ServerClient
 from cojax.rollout.sglang.engine import WeightsFolder
-from cojax.rollout.sglang.server import LabelledWeights, ServerLimits
+from cojax.rollout.sglang.server import LabelledWeights
+from cojax.settings.tree import SGLangSettings
 
 
 def test_conversations_stay_where_their_prefix_is_and_new_ones_go_where_there_are_fewest(pair, make) -> None:
@@ -54,7 +55,7 @@ def test_each_request_says_what_the_policy_needs(pair, make) -> None:
 
 
 def test_a_sync_pauses_updates_continues_and_asks_for_the_version(pair, make) -> None:
-    engine = make(pair, limits=ServerLimits(probe_every=60.0))
+    engine = make(pair, limits=SGLangSettings(probe_every=60.0))
     engine.load(weights(4))
     for server in pair:
         steps = ["pause_generation", "update_weights_from_disk", "continue_generation", "model_info"]
@@ -166,7 +167,7 @@ def test_a_refusal_is_not_tried_again(pair, make) -> None:
 
 def test_tokens_of_other_weights_are_never_accepted(pair, make) -> None:
     """The server forgets its weights without a word: noticed by the reply, mended, sampled anew."""
-    engine = make(pair[:1], limits=ServerLimits(probe_every=60.0))
+    engine = make(pair[:1], limits=SGLangSettings(probe_every=60.0))
     engine.load(weights(0))
     label = pair[0].version
     pair[0].version = "somebody else's"
@@ -263,7 +264,7 @@ def test_no_server_that_takes_the_weights_is_an_error_that_says_why(pair, make) 
 
 
 def test_a_server_that_hangs_in_a_sync_does_not_hold_up_the_run(pair, make) -> None:
-    engine = make(pair, limits=ServerLimits(sync=0.5, probe_every=0.1))
+    engine = make(pair, limits=SGLangSettings(sync_deadline=0.5, probe_every=0.1))
     engine.load(weights(0))
     hung = threading.Event()
     pair[0].behave = hang_on(hung, "update_weights_from_disk")

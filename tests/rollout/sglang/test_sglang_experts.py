@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 from compiling import initialize
-from fake_sglang import LIMITS, FakeServer
+from fake_sglang import FakeServer, with_settings
 
 from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
 from cojax.policy.moe import RouteShape
 from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Sampling, Weights
-from cojax.rollout.sglang.client import RoutesRequest
+from cojax.rollout.sglang.client import read_routes
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.server import LaunchSettings
+from cojax.settings.tree import SGLangSettings
 
 CONFIG = ModelConfig(
     112, 16, 24, 2, 2, 1, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=8, norm_topk_prob=True,
@@ -39,9 +40,7 @@ ROUTES = np.array([[[2, 5], [0, 7]], [[6, 1], [3, 4]]])
 
 def test_routes_of_the_tokens_asked_for() -> None:
     """Of five tokens the last was never fed, and two were reported before."""
-    asked = RoutesRequest(SHAPE, start=2)
-    assert asked.body() == {"return_routed_experts": True, "routed_experts_start_len": 2}
-    routes = asked.read({"routed_experts": wire(ROUTES)}, 5)
+    routes = read_routes({"routed_experts": wire(ROUTES)}, SHAPE, 2, 5)
     assert routes == "AgUABwYBAwQ="
     np.testing.assert_array_equal(SHAPE.decode(routes), ROUTES)
 
@@ -67,12 +66,12 @@ HOSTILE = {
 def test_what_is_no_answer(name: str) -> None:
     reported, error, message = HOSTILE[name]
     with pytest.raises(error, match=message):
-        RoutesRequest(SHAPE, start=2).read({"routed_experts": reported}, 5)
+        read_routes({"routed_experts": reported}, SHAPE, 2, 5)
 
 
 def test_an_answer_without_them() -> None:
     with pytest.raises(KeyError, match="routed_experts"):
-        RoutesRequest(SHAPE).read({}, 5)
+        read_routes({}, SHAPE, 0, 5)
 
 
 @pytest.fixture
@@ -97,7 +96,7 @@ def make(server: FakeServer, tmp_path: Path) -> Iterator[Callable[..., SGLangEng
     engines: list[SGLangEngine] = []
 
     def build(**settings: Any) -> SGLangEngine:
-        settings = {"limits": LIMITS, "deadline": 10.0, "folder": tmp_path, "max_length": 64, **settings}
+        settings = {"deadline": 10.0, "folder": tmp_path, "max_length": 64, **with_settings(**settings)}
         engines.append(SGLangEngine(CONFIG, urls=[server.url], routes=True, **settings))
         return engines[-1]
 
@@ -160,7 +159,14 @@ def test_a_server_of_ours_is_started_to_tell_them(tmp_path: Path) -> None:
 
 def test_what_cannot_go_together(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"Unset sglang\.mixed"):
-        SGLangEngine(CONFIG, folder=tmp_path, max_length=64, urls=["http://127.0.0.1:1"], routes=True, mixed=True)
+        SGLangEngine(
+            CONFIG,
+            folder=tmp_path,
+            max_length=64,
+            urls=["http://127.0.0.1:1"],
+            routes=True,
+            settings=SGLangSettings(mixed=True),
+        )
     tied = dataclasses.replace(CONFIG, tie_word_embeddings=True)
     with pytest.raises(ValueError, match="tied embedding of a model with experts"):
         SGLangEngine(tied, folder=tmp_path, max_length=64, urls=["http://127.0.0.1:1"])

@@ -14,8 +14,9 @@ from cojax.policy.moe import RouteShape
 from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.server import LaunchSettings, ServerLimits
+from cojax.rollout.sglang.server import LaunchSettings
 from cojax.run.engines import default_python
+from cojax.settings.tree import SGLangSettings
 from cojax.types import Action, Task, Trajectory, Turn
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
@@ -30,8 +31,8 @@ def test_told_routes_are_the_routers_own(tmp_path: Path) -> None:
     """A conversation of two turns, whose second finds the first in the server's cache; in float32 no choice differs."""
     launch = LaunchSettings(str(default_python()), tmp_path / "sglang", 200, "float32", "cpu", routes=True)
     engine = SGLangEngine(
-        CONFIG, folder=tmp_path, max_length=200, launch=launch, limits=ServerLimits(startup=400.0), deadline=240.0,
-        routes=True,
+        CONFIG, folder=tmp_path, max_length=200, launch=launch, settings=SGLangSettings(startup_deadline=400.0),
+        deadline=240.0, routes=True,
     )  # fmt: skip
     turns, tokens = [], ()
     try:

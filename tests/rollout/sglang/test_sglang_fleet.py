@@ -21,7 +21,8 @@ from cojax.rollout.engine import Weights
 from cojax.rollout.sglang.client import Connections
 from cojax.rollout.sglang.engine import SGLangEngine, WeightsFolder, newest_version
 from cojax.rollout.sglang.fleet import Fleet
-from cojax.rollout.sglang.server import LabelledWeights, ServerLimits, ServerProcess
+from cojax.rollout.sglang.server import LabelledWeights, ServerProcess
+from cojax.settings.tree import SGLangSettings
 
 
 def fingerprinted(version: int, params: Params) -> Weights:
@@ -29,9 +30,14 @@ def fingerprinted(version: int, params: Params) -> Weights:
 
 
 def test_a_sync_does_not_wait_for_a_server_that_starts_which_takes_what_is_then_current(launched, tmp_path) -> None:
-    limits = ServerLimits(startup=20.0, sync=2.0, probe_every=0.05)
+    limits = SGLangSettings(startup_deadline=20.0, sync_deadline=2.0, probe_every=0.05)
     engine = SGLangEngine(
-        CONFIG, folder=tmp_path, max_length=64, launch=launched.launch, servers=2, limits=limits, deadline=10.0
+        CONFIG,
+        folder=tmp_path,
+        max_length=64,
+        launch=launched.launch,
+        settings=dataclasses.replace(limits, servers=2),
+        deadline=10.0,
     )
     try:
         engine.load(weights(0))
@@ -61,8 +67,8 @@ def test_a_port_that_is_taken_for_a_moment_does_not_cost_all_restarts(launched, 
     monkeypatch.setattr("cojax.rollout.sglang.fleet._RETRY_SECONDS", 0.2)
     holder = socket.create_server(("127.0.0.1", 0))
     launch = dataclasses.replace(launched.launch, port=holder.getsockname()[1])
-    limits = ServerLimits(startup=20.0, sync=2.0, probe_every=0.05, restarts=4)
-    engine = SGLangEngine(CONFIG, folder=tmp_path, max_length=64, launch=launch, limits=limits)
+    limits = SGLangSettings(startup_deadline=20.0, sync_deadline=2.0, probe_every=0.05, restarts=4)
+    engine = SGLangEngine(CONFIG, folder=tmp_path, max_length=64, launch=launch, settings=limits)
     timer = threading.Timer(0.5, holder.close)
     timer.start()
     try:
@@ -74,8 +80,10 @@ def test_a_port_that_is_taken_for_a_moment_does_not_cost_all_restarts(launched, 
 
 
 def test_while_a_server_starts_the_others_are_watched(launched, tmp_path: Path) -> None:
-    limits = ServerLimits(startup=20.0, sync=2.0, probe_every=0.05)
-    engine = SGLangEngine(CONFIG, folder=tmp_path, max_length=64, launch=launched.launch, servers=2, limits=limits)
+    limits = SGLangSettings(startup_deadline=20.0, sync_deadline=2.0, probe_every=0.05)
+    engine = SGLangEngine(
+        CONFIG, folder=tmp_path, max_length=64, launch=launched.launch, settings=dataclasses.replace(limits, servers=2)
+    )
     try:
         engine.load(weights(0))
         first, second = engine.fleet.servers
@@ -91,7 +99,7 @@ def test_while_a_server_starts_the_others_are_watched(launched, tmp_path: Path) 
 
 
 def test_an_attached_server_that_hangs_in_a_sync_gives_its_requests_to_another(pair, make) -> None:
-    engine = make(pair, limits=ServerLimits(sync=0.5, probe_every=60.0))
+    engine = make(pair, limits=SGLangSettings(sync_deadline=0.5, probe_every=60.0))
     engine.load(weights(0))
     over, results = threading.Event(), []
     for session in ("a", "b"):
@@ -178,7 +186,7 @@ def test_closing_while_servers_start_leaves_none(launched, tmp_path: Path) -> No
     launched.delay.write_text("30")
     for number in range(3):
         engine = SGLangEngine(
-            CONFIG, folder=tmp_path / str(number), max_length=64, launch=launched.launch, limits=LIMITS
+            CONFIG, folder=tmp_path / str(number), max_length=64, launch=launched.launch, settings=LIMITS
         )
         loader = threading.Thread(target=load_until_closed, args=(engine,))
         loader.start()
@@ -269,14 +277,18 @@ def test_servers_that_start_with_the_trainer_or_again_during_a_sync_are_waited_f
 
 
 def test_who_is_not_there_is_waited_for_as_long_as_a_start_may_take_and_who_refuses_is_not(pair, make) -> None:
-    engine = make(pair, limits=ServerLimits(startup=0.5, sync=2.0, probe_every=0.1))
+    engine = make(pair, limits=SGLangSettings(startup_deadline=0.5, sync_deadline=2.0, probe_every=0.1))
     pair[0].close()
     began = time.monotonic()
     pair[1].behave = lambda path, body, answer: 400 if path == "pause_generation" else 200
     with pytest.raises(EngineError, match=rf"{pair[0].url}.*start them first; waited sglang\.startup_deadline=0\.5 s"):
         engine.load(weights(0))
     assert time.monotonic() - began > 0.5
-    only = make(pair[1:], limits=ServerLimits(startup=60.0, sync=2.0, probe_every=0.1), folder=engine._store._versions)
+    only = make(
+        pair[1:],
+        limits=SGLangSettings(startup_deadline=60.0, sync_deadline=2.0, probe_every=0.1),
+        folder=engine._store._versions,
+    )
     began = time.monotonic()
     with pytest.raises(EngineError, match=r"answered 400(?!.*start them first)"):
         only.load(weights(0))
@@ -285,7 +297,7 @@ def test_who_is_not_there_is_waited_for_as_long_as_a_start_may_take_and_who_refu
 
 def test_the_fault_that_counts_is_told_and_no_server_stays_paused(pair, make, monkeypatch) -> None:
     monkeypatch.setattr("cojax.rollout.sglang.client._QUICK", 0.3)
-    engine = make(pair[:1], limits=ServerLimits(startup=0.5, sync=2.0, probe_every=60.0))
+    engine = make(pair[:1], limits=SGLangSettings(startup_deadline=0.5, sync_deadline=2.0, probe_every=60.0))
     pair[0].behave = lambda path, body, answer: {"update_weights_from_disk": 400, "continue_generation": 500}.get(
         path, 200
     )
@@ -300,7 +312,7 @@ def test_the_fault_that_counts_is_told_and_no_server_stays_paused(pair, make, mo
 
 
 def test_a_server_that_skips_a_version_is_back_with_the_next(pair, make) -> None:
-    engine = make(pair, follow=True, limits=ServerLimits(startup=5.0, sync=60.0, probe_every=0.1))
+    engine = make(pair, follow=True, limits=SGLangSettings(startup_deadline=5.0, sync_deadline=60.0, probe_every=0.1))
 
     def load(version: int, *who: FakeServer) -> None:
         loader = threading.Thread(target=engine.load, args=(weights(version),))

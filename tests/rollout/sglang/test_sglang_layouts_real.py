@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiling import initialize
+from fake_sglang import with_settings
 from patience import patience
 
 from cojax.environment import EngineError
@@ -23,14 +24,15 @@ from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.server import LaunchSettings, ServerLimits, free_port
+from cojax.rollout.sglang.server import LaunchSettings, free_port
 from cojax.run.engines import default_python
+from cojax.settings.tree import SGLangSettings
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 ROOT = Path(__file__).parents[3]
 CONFIG = ModelConfig(112, 64, 128, 2, 4, 2, 16, max_position_embeddings=512)
 PARAMS = [initialize(CONFIG, seed) for seed in range(3)]
-LIMITS = ServerLimits(startup=240.0, sync=240.0, probe_every=2.0)
+LIMITS = SGLangSettings(startup_deadline=240.0, sync_deadline=240.0, probe_every=2.0)
 PROMPT = [3, 4, 5]
 
 
@@ -49,7 +51,11 @@ class Host:
 
     def trainer(self, **settings: object) -> SGLangEngine:
         return SGLangEngine(
-            CONFIG, folder=self.folder, max_length=480, urls=[self.url], follow=True, limits=LIMITS, **settings
+            CONFIG,
+            folder=self.folder,
+            max_length=480,
+            urls=[self.url],
+            **with_settings(LIMITS, follow=True, **settings),
         )
 
 

@@ -30,14 +30,15 @@ from cojax.rollout.engine import Completion, Engine, Sampling, Weights
 from cojax.rollout.export import write_weights
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.server import LaunchSettings, Server, ServerLimits
+from cojax.rollout.sglang.server import LaunchSettings, Server
 from cojax.run.engines import default_python
+from cojax.settings.tree import SGLangSettings
 
 pytestmark = pytest.mark.real
 CONFIG = ModelConfig(112, 64, 128, 2, 4, 2, 16, max_position_embeddings=512)
 LENGTH = 480
 LONG = 400  # tokens of a completion that lasts long enough for something to happen
-LIMITS = ServerLimits(startup=240.0, sync=30.0, probe_every=2.0, restarts=4)
+LIMITS = SGLangSettings(startup_deadline=240.0, sync_deadline=30.0, probe_every=2.0, restarts=4)
 
 
 @functools.cache
@@ -59,7 +60,7 @@ def written(version: int, folder: Path) -> Weights:
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
     folder, others = tmp_path_factory.mktemp("run"), descendants(os.getpid())
     launch = LaunchSettings(str(default_python()), folder / "sglang", LENGTH, "float32", "cpu")
-    running = SGLangEngine(CONFIG, folder=folder, max_length=LENGTH, launch=launch, limits=LIMITS, deadline=240.0)
+    running = SGLangEngine(CONFIG, folder=folder, max_length=LENGTH, launch=launch, settings=LIMITS, deadline=240.0)
     running.load(weights(0))
     yield running
     processes = descendants(os.getpid()) - others
@@ -185,7 +186,7 @@ def test_after_a_sync_outputs_are_those_of_the_new_parameters(fresh: SGLangEngin
 
 def test_after_a_rest_it_serves_as_before(fresh: SGLangEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an accelerator there is no memory to give back, but the server goes through it all the same."""
-    monkeypatch.setattr(fresh, "_release_memory", True)
+    monkeypatch.setattr(fresh, "_settings", dataclasses.replace(fresh._settings, release_memory=True))
     restarts, asked = only(fresh).restarts, prompts(8, seed=5)
     for version in (1, 0):
         fresh.rest()
@@ -225,7 +226,7 @@ def during_a_long_completion(engine: SGLangEngine, act: Callable[[], None]) -> C
 def test_a_sync_in_the_middle_gives_spans_that_are_each_their_versions_own(
     fresh: SGLangEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fresh, "_mixed", True)
+    monkeypatch.setattr(fresh, "_settings", dataclasses.replace(fresh._settings, mixed=True))
     new = written(1, tmp_path / "new")
     completion = during_a_long_completion(fresh, lambda: fresh.load(new))
     assert [version for version, _ in completion.spans] == [0, 1], "the completion ended before the sync"
@@ -321,8 +322,8 @@ def test_weights_that_end_the_server_are_an_error_and_it_comes_back_with_its_own
     """Sound files of another shape: this server does not survive the attempt to load them."""
     narrow = ModelConfig(112, 32, 128, 2, 4, 2, 16, max_position_embeddings=512)
     # It comes back on another port: an engine that was given the old one waits there, and gives up in time.
-    url, limits = only(fresh).client.url, ServerLimits(startup=5.0)
-    other = SGLangEngine(narrow, folder=tmp_path, max_length=LENGTH, urls=[url], limits=limits)
+    url, limits = only(fresh).client.url, SGLangSettings(startup_deadline=5.0)
+    other = SGLangEngine(narrow, folder=tmp_path, max_length=LENGTH, urls=[url], settings=limits)
     with pytest.raises(EngineError, match=r"no SGLang server took the weights in .*/0: http.*startup_deadline=5 s"):
         other.load(Weights(0, lambda: to_hf(narrow, initialize(narrow, 0))))
     other.close()
@@ -337,7 +338,7 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
         port = holder.getsockname()[1]
         launch = LaunchSettings(str(default_python()), tmp_path, LENGTH, "float32", "cpu", port=port)
         engine = SGLangEngine(
-            CONFIG, folder=tmp_path, max_length=LENGTH, launch=launch, limits=ServerLimits(restarts=0)
+            CONFIG, folder=tmp_path, max_length=LENGTH, launch=launch, settings=SGLangSettings(restarts=0)
         )
         with pytest.raises(EngineError, match=rf"port {port} .* cannot be used.*choose another --config\.sglang\.port"):
             engine.load(weights(0))

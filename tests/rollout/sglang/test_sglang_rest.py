@@ -12,10 +12,11 @@ from patience import patience
 from cojax.environment import EngineError
 from cojax.policy.parameters import fingerprint, to_hf
 from cojax.rollout.engine import Weights
-from cojax.rollout.sglang.server import Server, ServerLimits
+from cojax.rollout.sglang.server import Server
+from cojax.settings.tree import SGLangSettings
 
 ALL = {"weights", "kv_cache", "cuda_graph"}
-QUIET = ServerLimits(sync=2.0, probe_every=60.0)
+QUIET = SGLangSettings(sync_deadline=2.0, probe_every=60.0)
 
 
 def since(server: FakeServer, start: int) -> list[tuple[str, dict]]:

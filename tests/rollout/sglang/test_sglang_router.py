@@ -8,7 +8,7 @@ from fake_sglang import FakeServer, ask, hang_on, until, weights
 from patience import patience
 
 from cojax.environment import EngineError
-from cojax.rollout.sglang.server import ServerLimits
+from cojax.settings.tree import SGLangSettings
 
 
 def test_completions_go_through_the_router_and_weights_to_each_server(pair, make, router) -> None:
@@ -38,7 +38,7 @@ def test_what_is_given_up_is_aborted_wherever_it_is(pair, make, router) -> None:
 
 
 def test_a_server_that_forgot_its_weights_is_found_behind_the_router(pair, make, router) -> None:
-    engine = make(pair, router=router.url, limits=ServerLimits(probe_every=60.0))
+    engine = make(pair, router=router.url, limits=SGLangSettings(probe_every=60.0))
     engine.load(weights(0))
     label = pair[0].version
     pair[0].version = pair[1].version = "somebody else's"
@@ -48,7 +48,7 @@ def test_a_server_that_forgot_its_weights_is_found_behind_the_router(pair, make,
 
 @pytest.mark.parametrize("mixed", [True, False])
 def test_what_is_wholly_from_old_weights_is_sampled_anew(pair, make, router, mixed: bool) -> None:
-    engine = make(pair, router=router.url, mixed=mixed, limits=ServerLimits(probe_every=60.0))
+    engine = make(pair, router=router.url, mixed=mixed, limits=SGLangSettings(probe_every=60.0))
     engine.load(weights(0))
     old = pair[0].version
     for version in (1, 2):
@@ -117,7 +117,7 @@ def test_servers_are_those_behind_the_router_and_come_and_go(pair, make, router)
 
 def test_a_router_without_servers_is_named_after_a_while(make, router, pair) -> None:
     servers = [pair.pop() for _ in range(2)]
-    engine = make([], router=router.url, limits=ServerLimits(startup=0.5))
+    engine = make([], router=router.url, limits=SGLangSettings(startup_deadline=0.5))
     with pytest.raises(EngineError, match=rf"no SGLang server is behind the router {router.url}: it names none"):
         engine.load(weights(0))
     pair.extend(servers)

@@ -26,12 +26,13 @@ from cojax.policy.saved_params import save_params
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.server import ServerLimits, free_port
+from cojax.rollout.sglang.server import free_port
+from cojax.settings.tree import SGLangSettings
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 ROOT = Path(__file__).parents[3]
 CONFIG = ModelConfig(112, 64, 128, 2, 4, 2, 16, max_position_embeddings=512)
-LIMITS = ServerLimits(startup=400.0, sync=400.0, probe_every=5.0)
+LIMITS = SGLangSettings(startup_deadline=400.0, sync_deadline=400.0, probe_every=5.0)
 CONVERSATIONS, TURNS, TOKENS, SAID = 64, 6, 24, 12
 SERVERS = 4
 
@@ -68,8 +69,8 @@ class Hosts:
 
     def engine(self, **where: object) -> SGLangEngine:
         return SGLangEngine(
-            CONFIG, folder=self.folder / "shared", max_length=480, limits=LIMITS, deadline=300.0, attempts=8,
-            follow=True, sync="orbax", **where,
+            CONFIG, folder=self.folder / "shared", max_length=480,
+            settings=dataclasses.replace(LIMITS, follow=True, sync="orbax"), deadline=300.0, attempts=8, **where,
         )  # fmt: skip
 
     def logs(self) -> str:

@@ -18,8 +18,9 @@ from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Completion, Engine, Sampling, Weights
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.server import LaunchSettings, ServerLimits
+from cojax.rollout.sglang.server import LaunchSettings
 from cojax.run.engines import default_python
+from cojax.settings.tree import SGLangSettings
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
@@ -58,9 +59,9 @@ def test_greedy_tokens_of_a_saved_folder_are_ours_in_transformers_and_on_a_serve
     asked = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
     weights = Weights(0, lambda: to_hf(policy.config, policy.params))
     launch = LaunchSettings(str(default_python()), tmp_path / "sglang", LENGTH, "float32", "cpu")
-    limits = ServerLimits(startup=240.0, sync=60.0)
+    limits = SGLangSettings(startup_deadline=240.0, sync_deadline=60.0)
     local = LocalEngine(policy.config, slots=4, max_length=LENGTH, prefill_rows=4, prefill_chunks=(32,))
-    served = SGLangEngine(policy.config, folder=tmp_path, max_length=LENGTH, launch=launch, limits=limits)
+    served = SGLangEngine(policy.config, folder=tmp_path, max_length=LENGTH, launch=launch, settings=limits)
     try:
         ours = answers(local, weights, asked, tokenizer.eos_token_id)
         theirs = answers(served, dataclasses.replace(weights, path=lambda: str(saved)), asked, tokenizer.eos_token_id)

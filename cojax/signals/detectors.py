@@ -1,0 +1,160 @@
+"""The signals of the paper (CoEvolve §3.1): forgetting, boundary and rare.
+
+forgetting   the policy solved this task recently and fails it now
+boundary     within one visit the policy both solves the task and fails it
+rare         the trajectory contains an action pattern seldom seen over training
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from cojax.registry.annotations import Range
+from cojax.signals.kinds import GUIDANCE, Guidance, Visit, above, step_of
+from cojax.signals.tools import signals_on, tools_called
+from cojax.types import Group, Signal, Trajectory
+
+# A task is at the boundary while its success rate is between these; below the first it does not count as solvable.
+_LOW, _HIGH = 0.1, 0.9
+# The key of N in the memory of `Rare`; no tool name has brackets.
+_TOTAL = "(all)"
+_THEN = " > "
+# Task id → score of each of its last visits, oldest first. An evolution reads it too (cojax/loop/evolution.py).
+Scores = dict[str, list[float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Forgetting:
+    """Signals the failing trajectories of a task with  ∃ sᵢ ∈ H: sᵢ ≥ ½  and  s_now < ½.
+
+    H holds the scores of the task's last `window` visits. The score of a visit is the mean reward of its valid
+    trajectories. A trajectory fails below `threshold`. The paper's W is not published: 10 visits here.
+    """
+
+    name: ClassVar[str] = "forgetting"
+    colour: ClassVar[str] = "#d6504b"
+    guidance: ClassVar[Guidance] = GUIDANCE["forgetting"]
+
+    window: Annotated[int, Range(1)] = 10
+    threshold: Annotated[float, "a share", Range(0.0, 1.0)] = 0.5
+
+    def init(self) -> Scores:
+        return {}
+
+    def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[Scores, list[Signal]]:
+        """The changed windows, and the signals of these groups. A group without a valid trajectory is no visit."""
+        changes: Scores = {}
+        signals: list[Signal] = []
+        for group in groups:
+            if not group.valid:
+                continue
+            name, now = group.task.id, group.score
+            recent = changes.get(name, memory.get(name, []))
+            solved = [ago for ago, score in enumerate(reversed(recent), start=1) if score >= self.threshold]
+            if solved and now < self.threshold:
+                ago = "1 visit" if solved[0] == 1 else f"{solved[0]} visits"
+                evidence = f"solved {ago} ago at {recent[-solved[0]]:.2f}, now {now:.2f}"
+                failing = (one for one in group.valid if one.reward < self.threshold)
+                signals += signals_on(self.name, group, failing, self.threshold, evidence)
+            # Recorded last: the visit that solves a task is not compared with itself.
+            changes[name] = [*recent, now][-self.window :]
+        return changes, signals
+
+    def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:
+        """P(p ≥ ½ | visits before the signal's) · P(p < ½ | the signal's visit and later ones)."""
+        at = step_of(signal.episode)
+        before = [visit for visit in visits if visit.step < at]
+        since = [visit for visit in visits if visit.step >= at]
+        return above(0.5, before) * (1.0 - above(0.5, since))
+
+
+@dataclasses.dataclass(frozen=True)
+class Boundary:
+    """Signals all K valid trajectories of a group with  ∃ i, j: Rᵢ > ½  and  Rⱼ < ½. It remembers nothing."""
+
+    name: ClassVar[str] = "boundary"
+    colour: ClassVar[str] = "#3b72d9"
+    guidance: ClassVar[Guidance] = GUIDANCE["boundary"]
+
+    threshold: Annotated[float, "a share", Range(0.0, 1.0)] = 0.5
+
+    def init(self) -> dict[str, Any]:
+        return {}
+
+    def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
+        """The signals of these groups, and no changes."""
+        signals: list[Signal] = []
+        for group in groups:
+            solved = sum(trajectory.reward > self.threshold for trajectory in group.valid)
+            failed = sum(trajectory.reward < self.threshold for trajectory in group.valid)
+            if solved and failed:
+                counts = f"{solved} of {len(group.valid)} solved, {failed} failed"
+                evidence = f"{counts}, this one at {{reward:.2f}}"
+                signals += signals_on(self.name, group, group.valid, self.threshold, evidence)
+        return {}, signals
+
+    def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:
+        """P(0.1 < p < 0.9), with p the task's success rate."""
+        return above(_LOW, visits) - above(_HIGH, visits)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rare:
+    """Signals every trajectory that contains a pattern p with  c_p > 0  and  c_p / N < θ / 100,  once N ≥ N_min.
+
+    A pattern is the whole sequence of tool names (`pattern="sequence"`), or each run of n names (`pattern=n`; the whole
+    sequence of a shorter trajectory). Calls of failed actions are left out unless `failed`. c_p and N count occurrences
+    over the whole training, this step included: so c_p > 0 for every pattern of a trajectory, and the order within a
+    step does not matter. A trajectory gets at most one signal, on its rarest pattern.
+    """
+
+    name: ClassVar[str] = "rare"
+    colour: ClassVar[str] = "#d9962a"
+    guidance: ClassVar[Guidance] = GUIDANCE["rare"]
+
+    percent: Annotated[float, Range(0.0, 100.0)] = 5.0  # θ
+    minimum: Annotated[int, Range(0)] = 256  # N_min, not published: two steps of 16 tasks × 8 samples
+    pattern: Literal["sequence"] | Annotated[int, Range(1)] = "sequence"
+    failed: bool = False
+
+    def init(self) -> dict[str, int]:
+        return {}
+
+    def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, int], list[Signal]]:
+        """The changed counts, and the signals of these groups."""
+        found = [
+            (trajectory, patterns)
+            for group in groups
+            for trajectory in group.valid
+            if (patterns := self.patterns(trajectory))
+        ]
+        seen = Counter(pattern for _, patterns in found for pattern in patterns)
+        total = memory.get(_TOTAL, 0) + seen.total()
+        counts = {pattern: memory.get(pattern, 0) + times for pattern, times in seen.items()} | {_TOTAL: total}
+        if total < self.minimum:
+            return counts, []
+        signals = []
+        for trajectory, patterns in found:
+            rarest = min(patterns, key=lambda pattern: (counts[pattern], pattern))
+            if counts[rarest] / total < self.percent / 100:
+                signals.append(self._signal(trajectory, rarest, counts[rarest], total))
+        return counts, signals
+
+    def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:
+        """P(p ≥ 0.1): a rare pattern of a task that is never solved is noise of an untrained policy."""
+        return above(_LOW, visits)
+
+    def patterns(self, trajectory: Trajectory) -> list[str]:
+        """The trajectory's patterns, each as often as it occurs."""
+        names = tools_called(trajectory, failed=self.failed)
+        if not names:
+            return []
+        if isinstance(self.pattern, str) or len(names) <= self.pattern:
+            return [_THEN.join(names)]
+        return [_THEN.join(names[i : i + self.pattern]) for i in range(len(names) - self.pattern + 1)]
+
+    def _signal(self, trajectory: Trajectory, pattern: str, count: int, total: int) -> Signal:
+        evidence = f"{pattern}: {count} of {total} patterns ({count / total:.2%}, below {self.percent:g}%)"
+        tools = tuple(dict.fromkeys(pattern.split(_THEN)))
+        return Signal(self.name, trajectory.task.id, trajectory.episode, evidence, tools)
