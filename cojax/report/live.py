@@ -120,7 +120,11 @@ def serve(folder: str | Path, port: int = 0, ready: Callable[[str], None] = lamb
     """
     report = LiveReport(Path(folder))
     report.data()
-    with Server(report, port) as server:
+    try:
+        server = Server(report, port)
+    except OSError as error:
+        raise OSError(f"port {port} cannot be served ({error}); choose another --port") from error
+    with server:
         ready(f"http://{HOST}:{server.server_port}/")
         server.serve_forever()
 
