@@ -243,7 +243,7 @@ def measured(config: ConfigDict, groups: Sequence[Group]) -> dict[str, Any]:
     """The environment's own measures of a split, in per cent, each with its interval."""
 
     def percent(values: Sequence[float], episodes: int, **whole: float) -> dict[str, float]:
-        found = {**dataclasses.asdict(estimate(values, episodes)), **whole}
+        found = {**estimate(values, episodes), **whole}
         return {name: value if name == "count" else 100 * value for name, value in found.items()}
 
     return {name: percent(**one) for name, one in worlds.measures(config.environment.name, groups).items()}
