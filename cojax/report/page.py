@@ -207,11 +207,8 @@ def render(data: Json, scripts: Sequence[str] = SCRIPTS) -> str:
         "SCRIPT": script,
         "DATA": embed(data),
     }
-    head, *rest = _part("page.html").split("{{")
-    for piece in rest:  # one pass: a value that holds {{ is not replaced
-        name, text = piece.split("}}", 1)
-        head += parts[name] + text
-    return head
+    # One pass: a value that holds {{ is not replaced.
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _part("page.html"))
 
 
 def embed(data: Any) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from cojax.environment import Actor, Charted, EngineError, Environment, Episode, traits_of
-from cojax.environment.watch import WatchedPlay
+from cojax.environment.watch import watched_play
 from cojax.explorer import Explorer
 from cojax.explorer.llm.chat_model import Budget, ChatModel, ChatSettings, Journal
 from cojax.explorer.llm.explorer import LLMExplorer
@@ -55,7 +55,7 @@ def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplo
     section = config.explorer
     return ScriptedExplorer(
         neighbours=made.environment.neighbours if isinstance(made.environment, Charted) else no_neighbours,
-        play=WatchedPlay(made.limits.environment_deadline),
+        play=watched_play(made.limits.environment_deadline),
         width=parts.width(config, made.environment, 1),
         guidance=guidance(made.signals),
         ending=ending(config, made.environment),
@@ -102,7 +102,7 @@ def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatMo
         ending=ending(config, made.environment),
         width=parts.width(config, made.environment, _WIDTH),
         # A model has its own deadlines; it may wait for a free request and between attempts.
-        play=WatchedPlay(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
+        play=watched_play(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
         kind=kind,
         attempt_turns=made.limits.max_turns,
         guidance=guidance(made.signals),
@@ -126,9 +126,9 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
     """
     section = config.validation
     attempted, opinion = None, None
-    play = WatchedPlay(made.limits.environment_deadline)
+    play = watched_play(made.limits.environment_deadline)
     if isinstance(explorer, LLMExplorer):
-        play = WatchedPlay(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout)
+        play = watched_play(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout)
         if count := attempts(config):
             attempters = choose(ATTEMPTERS, section.attempter, "validation.attempter")(config, made)
             attempted = Attempts(attempters, count, made.limits.max_turns)
