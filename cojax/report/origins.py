@@ -23,8 +23,8 @@ Pair = tuple[float, float]  # predicted and realised success, in [0, 1]
 _BY = "success/"
 # Pairs below which a rank correlation is not given.
 LEAST = 5
-# What predicts the success of a draft.
-PREDICTORS = ("beliefs", "probe")
+# What predicts the success of a draft, in words.
+PREDICTORS = {"beliefs": "beliefs", "probe": "a probe"}
 _ATTEMPTS = re.compile(r"solved without hints: \d+ of (\d+) attempts")
 
 
@@ -213,13 +213,10 @@ def _notes(run: Run, kept: int, unknown_probe: bool, ranks: Mapping[str, Json]) 
     for name, found in ranks.items():
         if not any(draft.get("predicted", {}).get(name) is not None for draft in drafts):
             if drafts:
-                notes.append(f"No draft has a success predicted by {_PREDICTED_BY[name]}.")
+                notes.append(f"No draft has a success predicted by {PREDICTORS[name]}.")
         elif found["rho"] is None:
-            notes.append(f"No rank correlation for {_PREDICTED_BY[name]}: {found['why']}.")
+            notes.append(f"No rank correlation for {PREDICTORS[name]}: {found['why']}.")
     return notes
-
-
-_PREDICTED_BY = {"beliefs": "beliefs", "probe": "a probe"}
 
 
 def gains(run: Run) -> Json:
