@@ -89,14 +89,11 @@ class Subject:
         return self.policy.tokenizer if self.policy else None
 
 
-def of_checkpoint(config: ConfigDict, place: Path) -> Subject:
-    """The policy of WORKDIR or WORKDIR/checkpoints/STEP.
+def of_checkpoint(config: ConfigDict, workdir: Path, step: int | None) -> Subject:
+    """The policy of a run at a step; by default of its newest checkpoint.
 
     Raises CheckpointError where it cannot be read, ValueError where `config` describes another policy than the run's.
     """
-    workdir, step = place, None
-    if place.parent.name == "checkpoints" and is_number(place.name):
-        workdir, step = place.parent.parent, int(place.name)
     run = trained.settings_of(workdir)
     _same_model(config, run, workdir)
     # The model folder that the run began from may have moved since.
@@ -394,9 +391,10 @@ def subject_of(
     if len(named) != 1:
         raise ValueError(f"{len(named)} policies are named; name one with --checkpoint, --model or --endpoint")
     if checkpoint:
-        folder = Path(checkpoint)
-        workdir = folder.parent.parent if folder.parent.name == "checkpoints" and is_number(folder.name) else folder
-        return of_checkpoint(config, folder), workdir / "evaluations"
+        workdir, step = Path(checkpoint), None
+        if workdir.parent.name == "checkpoints" and is_number(workdir.name):
+            workdir, step = workdir.parent.parent, int(workdir.name)
+        return of_checkpoint(config, workdir, step), workdir / "evaluations"
     if model:
         return of_folder(config, Path(model)), Path("runs/evaluations")
     return of_endpoint(str(endpoint), endpoint_model or ""), Path("runs/evaluations")

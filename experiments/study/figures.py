@@ -60,7 +60,8 @@ def band(axes: Axes, curves: Curves, colour: str, label: str, window: int = 1, o
     axes.plot(xs, [one["mean"] for one in found if one["mean"] is not None], color=colour, label=label, linewidth=1.6)
     ends = [(x, one["low"], one["high"]) for x, one in zip(xs, found, strict=True) if one["low"] is not None]
     if ends and opacity:
-        axes.fill_between(*zip(*ends, strict=True), color=colour, alpha=opacity, linewidth=0)
+        at, lows, highs = zip(*ends, strict=True)
+        axes.fill_between(at, lows, highs, color=colour, alpha=opacity, linewidth=0)
 
 
 def _bands(axes: Axes, arms: Arms, curve: Callable[[Record], Any], window: int = 1, opacity: float = 0.18) -> None:

@@ -260,7 +260,10 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
         "steps": sorted({record["steps"] for record in used}),
         "seeds": complete,
         "incomplete_seeds": [seed for seed in seeds if seed not in complete],
-        "common_settings": _common([record["settings"] for record in used]),
+        # The changes to experiments/desk.py that all runs have.
+        "common_settings": dict(
+            one for one in used[0]["settings"].items() if all(one in record["settings"].items() for record in used)
+        ),
         "zero_shot": _estimate(zero_shot),
         # All arms of a seed share a warm start: another zero-shot success means other code or another machine.
         "seeds_with_several_zero_shots": [
@@ -282,11 +285,6 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
         "tasks_by_tool": tasks_by_tool(by_arm),
         "made_with": _made_with(used),
     }  # fmt: skip
-
-
-def _common(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The changes to experiments/desk.py that all runs have."""
-    return {name: value for name, value in settings[0].items() if all(one.get(name) == value for one in settings)}
 
 
 def _row(
