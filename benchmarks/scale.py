@@ -19,7 +19,7 @@ from benchmarks import machine
 from benchmarks.folders import temporary_folder
 from benchmarks.results import Row, Spread
 from cojax.pool import TaskPool
-from cojax.quality import HashedNgrams, describe_pool
+from cojax.quality import describe_pool, hashed_ngrams
 from cojax.report.page import write_report
 from cojax.signals import SIGNALS, Detector, Memory, apply, detect, init
 from cojax.similarity import NearDuplicates
@@ -73,7 +73,7 @@ class _Run:
         self.near_duplicates.update(self.pool)
         self.held_out = tuple(itertools.islice(_tasks(random.Random(0), _EVALUATION), _EVALUATION))
         self.exclusions = Exclusions.of(self.held_out, similarity=0.7)
-        self.embed = HashedNgrams()
+        self.embed = hashed_ngrams()
 
     def add_tasks(self, count: int) -> None:
         added = tuple(itertools.islice(self.tasks, count))

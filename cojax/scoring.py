@@ -60,14 +60,7 @@ def _average_with(groups: Sequence[Group], lost_reward: float) -> float:
     return _mean([_mean(of_task) for of_task in rewards])
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """A mean over `count` tasks or scenarios, and its 95 % interval (low, high)."""
-
-    value: float
-    low: float
-    high: float
-    count: int
+Estimate = dict[str, float]  # `value`, a mean over `count` tasks or scenarios, and its 95 % interval, `low` to `high`
 
 
 def estimate(values: Sequence[float], episodes: int = 0) -> Estimate:
@@ -87,7 +80,8 @@ def estimate(values: Sequence[float], episodes: int = 0) -> Estimate:
     centre = (p + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     half = _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
     # At 0 and 1 the interval ends at the value itself, which rounding could miss by the last bits.
-    return Estimate(p, 0.0 if p == 0 else max(0.0, centre - half), 1.0 if p == 1 else min(1.0, centre + half), count)
+    low, high = 0.0 if p == 0 else max(0.0, centre - half), 1.0 if p == 1 else min(1.0, centre + half)
+    return {"value": p, "low": low, "high": high, "count": count}
 
 
 def average_at_k(groups: Sequence[Group]) -> Estimate:
@@ -178,7 +172,7 @@ def describe(
         "bounds": list(found.bounds),
         "outcomes": found.outcomes,
         "turns": sum(len(trajectory.turns) for trajectory in valid) / len(valid),
-        "avg_at_k": dataclasses.asdict(average_at_k(groups)),
-        "pass_at_k": {str(k): dataclasses.asdict(passed) for k in ks if (passed := mean_pass_at_k(groups, k))},
+        "avg_at_k": average_at_k(groups),
+        "pass_at_k": {str(k): passed for k in ks if (passed := mean_pass_at_k(groups, k))},
         "by": success_by_kind(groups, kinds),
     }

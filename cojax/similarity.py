@@ -7,7 +7,6 @@ their calls.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -35,43 +34,44 @@ _COMPARED = 20_000
 _MEASURED = 1_000
 
 
-class Nearest:
-    """Finds the nearest of some texts by the cosine of TF-IDF weights, which are fitted to these texts.
+def nearest(texts: Iterable[str]) -> Callable[[str], tuple[float, str]]:
+    """A function from a text to the greatest of its cosines to `texts`, in [0, 1], and the one of these that has it.
 
-    Whole texts and their paragraphs are compared, so that a turn of one dialogue is found in another.
+    Without any text it is 0 and "". Whole texts and their paragraphs are compared, so that a turn of one dialogue is
+    found in another. Weights are TF-IDF, fitted to these texts when the first one is asked about.
     """
+    known = [(part, text) for text in texts for part in paragraphs(text)]
+    fit = functools.cache(lambda: _fitted([part for part, _ in known]))
 
-    def __init__(self, texts: Iterable[str]):
-        self.texts = [(part, text) for text in texts for part in paragraphs(text)]
-
-    @functools.cached_property
-    def fitted(self) -> tuple[Any, Any]:
-        """The vectorizer, and the weights of all texts and their paragraphs."""
-        # The import takes a second, and only some runs compare texts.
-        from sklearn.feature_extraction.text import TfidfVectorizer
-
-        vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=NGRAMS, sublinear_tf=True, lowercase=False)
-        return vectorizer, vectorizer.fit_transform([part for part, _ in self.texts])
-
-    def to(self, text: str) -> tuple[float, str]:
-        """The greatest cosine, in [0, 1], and the text that has it; 0 and "" where there is nothing to compare."""
-        if not any(part.strip() for part, _ in self.texts):
+    def find(text: str) -> tuple[float, str]:
+        if not any(part.strip() for part, _ in known):
             return 0.0, ""
-        vectorizer, known = self.fitted
-        cosines = (vectorizer.transform(paragraphs(text)) @ known.T).toarray().max(axis=0)
+        vectorizer, weights = fit()
+        cosines = (vectorizer.transform(paragraphs(text)) @ weights.T).toarray().max(axis=0)
         best = int(cosines.argmax())
-        return min(1.0, float(cosines[best])), self.texts[best][1]
+        return min(1.0, float(cosines[best])), known[best][1]
+
+    return find
+
+
+def _fitted(texts: Sequence[str]) -> tuple[Any, Any]:
+    """A vectorizer of TF-IDF weights that is fitted to these texts, and their weights."""
+    # The import takes a second, and only some runs compare texts.
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=NGRAMS, sublinear_tf=True, lowercase=False)
+    return vectorizer, vectorizer.fit_transform(texts)
 
 
 def usual_similarity(texts: Iterable[str], percent: float = 99.0) -> float:
     """The percentile of the cosines between every two different texts; 0 for fewer than two.
 
-    Weights are fitted to the texts, as for `Nearest`. Of more than 1,000 texts, that many are compared.
+    Weights are fitted to the texts, as for `nearest`. Of more than 1,000 texts, that many are compared.
     """
     known = sorted({normalise(text) for text in texts}, key=content_hash)[:_MEASURED]
     if len(known) < 2:
         return 0.0
-    vectorizer, _ = Nearest(known).fitted
+    vectorizer, _ = _fitted([part for text in known for part in paragraphs(text)])
     rows = vectorizer.transform(known)
     cosines = (rows @ rows.T).toarray()[np.triu_indices(len(known), 1)]
     return min(1.0, float(np.percentile(cosines, percent)))
@@ -103,8 +103,8 @@ class NearDuplicates:
         if self.threshold and task.id not in self._ids:
             self._ids.add(task.id)
             queries, wordings = self._on_setup.setdefault(setup_hash(task), ([], Wordings()))
-            queries.append(_Query.of(task))
-            wordings.add(queries[-1].query)
+            queries.append(_query(task))
+            wordings.add(queries[-1][1])
 
     def fork(self) -> NearDuplicates:
         """A copy that follows this one, whose own additions this one does not see."""
@@ -115,17 +115,19 @@ class NearDuplicates:
         known = self._known(setup_hash(task)) if self.threshold else []
         if not known:
             return ""
-        this = _Query.of(task)
+        _, query, calls, values = _query(task)
         # The tasks of the parent came first.
         alike = [
             (-cosine, number, place)
             for number, (_, wordings) in enumerate(known)
-            for cosine, place in wordings.above(this.query, self.threshold)
+            for cosine, place in wordings.above(query, self.threshold)
         ]
         for cosine, number, place in sorted(alike):
-            other = known[number][0][place]
-            if this.calls == other.calls or (this.order(other) > self.threshold and not this.permutes(other)):
-                return f"near duplicate of task {other.id}: similarity {-cosine:.2f}, above {self.threshold:g}"
+            id, other, its_calls, its_values = known[number][0][place]
+            # The calls may differ only by which argument or call each value goes to.
+            permuted = values == its_values and len(set(values)) > 1
+            if calls == its_calls or (not permuted and _order(query, other) > self.threshold):
+                return f"near duplicate of task {id}: similarity {-cosine:.2f}, above {self.threshold:g}"
         return ""
 
     def why_draft(self, draft: TaskDraft, taken: Callable[[str], bool]) -> str:
@@ -144,40 +146,28 @@ class NearDuplicates:
         return [*older, self._on_setup[setup]] if setup in self._on_setup else older
 
 
-@dataclasses.dataclass(frozen=True)
-class _Query:
-    """A task's id and its query, normalised; the calls and texts of its solution, sorted; their values, sorted."""
+# A task's id and its query, normalised; the calls and texts of its solution, sorted; their values, sorted.
+_Query = tuple[str, str, list[str], list[str]]
 
-    id: str
-    query: str
-    calls: tuple[str, ...]
-    values: tuple[str, ...]
 
-    @classmethod
-    def of(cls, task: Task) -> _Query:
-        calls = [call for action in task.solution for call in action.calls]
-        texts = [normalise(action.text) for action in task.solution if not action.calls and action.text.strip()]
-        values = [canonical(to_json(value)) for call in calls for value in call.arguments.values()]
-        made = [canonical([call.name, to_json(call.arguments)]) for call in calls]
-        # Half a surrogate pair cannot be compared; validation refuses it later.
-        query = normalise(task.query[:_COMPARED].encode("utf-8", "replace").decode())
-        return cls(task.id, query, tuple(sorted(made + texts)), tuple(sorted(values)))
+def _query(task: Task) -> _Query:
+    calls = [call for action in task.solution for call in action.calls]
+    texts = [normalise(action.text) for action in task.solution if not action.calls and action.text.strip()]
+    values = [canonical(to_json(value)) for call in calls for value in call.arguments.values()]
+    made = [canonical([call.name, to_json(call.arguments)]) for call in calls]
+    # Half a surrogate pair cannot be compared; validation refuses it later.
+    query = normalise(task.query[:_COMPARED].encode("utf-8", "replace").decode())
+    return task.id, query, sorted(made + texts), sorted(values)
 
-    def order(self, other: _Query) -> float:
-        """The cosine of their pairs of neighbouring words; 1 where neither has two words."""
-        ours, theirs = self._pairs(), other._pairs()
-        if not ours and not theirs:
-            return 1.0
-        shared = sum(count * theirs[pair] for pair, count in ours.items())
-        norm = math.sqrt(sum(n * n for n in ours.values()) * sum(n * n for n in theirs.values()))
-        return shared / norm if norm else 0.0
 
-    def permutes(self, other: _Query) -> bool:
-        """Whether the calls differ, but only by which argument or call each value goes to."""
-        return self.calls != other.calls and self.values == other.values and len(set(self.values)) > 1
-
-    def _pairs(self) -> Counter[tuple[str, str]]:
-        return Counter(itertools.pairwise(re.findall(r"\w+", self.query)))
+def _order(one: str, other: str) -> float:
+    """The cosine of the pairs of neighbouring words of two queries; 1 where neither has two words."""
+    ours, theirs = (Counter(itertools.pairwise(re.findall(r"\w+", query))) for query in (one, other))
+    if not ours and not theirs:
+        return 1.0
+    shared = sum(count * theirs[pair] for pair, count in ours.items())
+    norm = math.sqrt(sum(n * n for n in ours.values()) * sum(n * n for n in theirs.values()))
+    return shared / norm if norm else 0.0
 
 
 def paragraphs(text: str) -> list[str]:

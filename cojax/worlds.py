@@ -12,12 +12,13 @@ import importlib.util
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 from cojax import imports, registry
 from cojax.environment import CALLS_IN_TEXT, Environment
+from cojax.types import Group
 
 FOLDER = imports.FOLDERS["environments"]
 # Modules of the folder that are not environments.
@@ -42,6 +43,15 @@ def reserved(name: str) -> tuple[str, ...]:
     """
     modules = [module(name), *([sys.modules[full_name(name).partition(":")[0]]] if name not in available() else [])]
     return tuple(dict.fromkeys(split for one in modules for split in vars(one).get("RESERVED", ())))
+
+
+def measures(name: str, groups: Sequence[Group]) -> Mapping[str, Mapping[str, Any]]:
+    """Further measures of the tasks of a split, by `measures` of the environment's file; none without it.
+
+    Each has `values`, a share for each unit that is drawn, over which its interval is taken, and their number of
+    `episodes`. `value` and `count` are those of another mean that it stands for, where there is one.
+    """
+    return vars(module(name)).get("measures", lambda groups: {})(groups)
 
 
 @functools.cache

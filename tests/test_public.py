@@ -47,7 +47,6 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "solution_tools",
     ),
     "cojax.synthesis.evolutions": ("in_groups", "offered_tools", "partly_uniform"),
-    "cojax.evaluation.scores": ("Trial",),
     "cojax.explorer.llm.chat_model": ("Journal",),
     "cojax.explorer.llm.prompting": ("fit_texts", "shorten"),
     "cojax.run.explorers": ("scripted",),

@@ -15,12 +15,13 @@ from chat_server import Answer, ChatServer, in_turn, serving
 from cojax import openai_api as calls
 from cojax.quality import (
     EMBEDDINGS,
+    Embed,
     EmbeddingError,
-    EndpointEmbedding,
-    HashedNgrams,
     describe_pool,
+    endpoint_embedding,
     energy_distance,
     greatest_similarity,
+    hashed_ngrams,
     histogram,
     neighbour_similarity,
 )
@@ -203,7 +204,7 @@ def test_an_embedding_of_another_number_of_texts_is_refused() -> None:
 
 
 def test_hashed_ngrams_see_wording() -> None:
-    embed = HashedNgrams()
+    embed = hashed_ngrams()
     texts = [
         "Send the quarterly report to Ana and archive her last mail.",
         "  SEND the quarterly report to Ana\nand archive her last mail. ",
@@ -222,7 +223,7 @@ def test_hashed_ngrams_see_wording() -> None:
     assert abs(cosines[3]) < 0.2
     # The same on every machine and in every process.
     assert float(cosines[2]) == pytest.approx(PINNED, abs=1e-4)
-    again = HashedNgrams()(texts[::-1])[::-1]
+    again = hashed_ngrams()(texts[::-1])[::-1]
     assert np.array_equal(again, rows)
     assert np.array_equal(embed([texts[2], texts[3]]), rows[2:4])  # known from the last call
     assert embed([]).shape == (0, 2048)
@@ -250,8 +251,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "FIRST_WAIT", 0.01)
 
 
-def asking(server: ChatServer, kept: Log | None = None, **settings: Any) -> EndpointEmbedding:
-    return EndpointEmbedding(server.url, "e", kept, **{"timeout": 5.0, **settings})
+def asking(server: ChatServer, kept: Log | None = None, **settings: Any) -> Embed:
+    return endpoint_embedding(server.url, "e", kept, **{"timeout": 5.0, **settings})
 
 
 def test_an_endpoint_is_asked_in_batches_and_never_twice(tmp_path: Path) -> None:
@@ -277,7 +278,7 @@ def test_another_model_is_asked_anew(tmp_path: Path) -> None:
     kept = Log(tmp_path / "embeddings.jsonl")
     with serving(embeddings) as server:
         asking(server, kept)(["one"])
-        EndpointEmbedding(server.url, "other", kept)(["one"])
+        endpoint_embedding(server.url, "other", kept)(["one"])
         assert [body["model"] for body in server.bodies] == ["e", "other"]
 
 

@@ -79,29 +79,29 @@ def test_a_key_that_no_setup_has_is_named():
 def test_an_interval_of_zeros_and_ones_is_wilsons():
     found = estimate([1.0] * 10 + [0.0] * 30)
     # Newcombe 1998, Table I: 81/263, and by hand for 10/40: (0.25 + 1.9208/40 ± …) / (1 + 3.8416/40).
-    assert (found.value, found.count) == (0.25, 40)
-    assert (found.low, found.high) == (pytest.approx(0.14187, abs=1e-4), pytest.approx(0.40194, abs=1e-4))
+    assert (found["value"], found["count"]) == (0.25, 40)
+    assert (found["low"], found["high"]) == (pytest.approx(0.14187, abs=1e-4), pytest.approx(0.40194, abs=1e-4))
     known = estimate([1.0] * 81 + [0.0] * 182)
-    assert (round(known.low, 4), round(known.high, 4)) == (0.2553, 0.3662)
-    assert estimate([0.0] * 200).low == 0.0
-    assert estimate([0.0] * 200).high == pytest.approx(0.018845, abs=1e-6)
-    assert estimate([1.0] * 200).high == 1.0
+    assert (round(known["low"], 4), round(known["high"], 4)) == (0.2553, 0.3662)
+    assert estimate([0.0] * 200)["low"] == 0.0
+    assert estimate([0.0] * 200)["high"] == pytest.approx(0.018845, abs=1e-6)
+    assert estimate([1.0] * 200)["high"] == 1.0
 
 
 def test_more_samples_of_a_task_narrow_its_interval_but_never_beyond_their_number():
-    alike = estimate([0.5] * 10, episodes=40)
-    assert (alike.low, alike.high) == (pytest.approx(0.3520, abs=1e-4), pytest.approx(0.6480, abs=1e-4))  # as 20 of 40
+    alike = estimate([0.5] * 10, episodes=40)  # as 20 of 40
+    assert (alike["low"], alike["high"]) == (pytest.approx(0.3520, abs=1e-4), pytest.approx(0.6480, abs=1e-4))
     mixed, coarse = estimate([0.0, 0.5, 0.5, 1.0], episodes=8), estimate([0.0, 0.0, 1.0, 1.0], episodes=8)
-    assert mixed.high - mixed.low < coarse.high - coarse.low
+    assert mixed["high"] - mixed["low"] < coarse["high"] - coarse["low"]
     with pytest.raises(ValueError, match="no value to estimate from"):
         estimate([])
 
 
 def test_avg_and_pass_at_k_leave_lost_episodes_out():
     groups = [group(0, 1.0, 0.0, None), group(1, 0.0, 0.0, 0.0), group(2, None, None, None)]
-    assert average_at_k(groups).value == pytest.approx(0.25)
-    assert average_at_k(groups).count == 2
+    assert average_at_k(groups)["value"] == pytest.approx(0.25)
+    assert average_at_k(groups)["count"] == 2
     two, three = mean_pass_at_k(groups, 2), mean_pass_at_k(groups, 3)
-    assert (two.value, two.count) == (0.5, 2)
-    assert (three.value, three.count) == (0.0, 1)
+    assert (two["value"], two["count"]) == (0.5, 2)
+    assert (three["value"], three["count"]) == (0.0, 1)
     assert mean_pass_at_k(groups, 4) is None

@@ -8,7 +8,7 @@ import pytest
 from sklearn.feature_extraction.text import HashingVectorizer
 
 from cojax.pool import TaskPool
-from cojax.similarity import NGRAMS, NearDuplicates, Nearest, Wordings, paragraphs
+from cojax.similarity import NGRAMS, NearDuplicates, Wordings, nearest, paragraphs
 from cojax.types import Action, Call, Task
 from cojax.validation import Exclusions
 
@@ -22,21 +22,21 @@ def task(query: str, **setup: str) -> Task:
 
 
 def test_the_nearest_text_is_found_by_its_wording() -> None:
-    nearest = Nearest([BOOK, MOVE])
-    assert nearest.to(BOOK) == (pytest.approx(1.0), BOOK)
-    cosine, found = nearest.to("could you please BOOK a table for four, at the Green Door, on Friday at seven")
+    find = nearest([BOOK, MOVE])
+    assert find(BOOK) == (pytest.approx(1.0), BOOK)
+    cosine, found = find("could you please BOOK a table for four, at the Green Door, on Friday at seven")
     assert found == BOOK
     assert 0.7 < cosine < 1.0
-    assert nearest.to("What is the weather like in Oslo?")[0] < 0.3
-    assert Nearest([]).to("anything") == (0.0, "")
-    assert nearest.to("") == (0.0, BOOK)
+    assert find("What is the weather like in Oslo?")[0] < 0.3
+    assert nearest([])("anything") == (0.0, "")
+    assert find("") == (0.0, BOOK)
 
 
 def test_a_turn_of_a_dialogue_is_compared_by_itself() -> None:
     assert len(paragraphs(TALK)) == 3
     assert paragraphs(BOOK) == [BOOK.casefold()]
-    assert Nearest([TALK]).to(f"Something else first.\n\n[next turn]\n\n{MOVE}")[0] == pytest.approx(1.0)
-    assert Nearest([MOVE]).to(TALK)[0] == pytest.approx(1.0)
+    assert nearest([TALK])(f"Something else first.\n\n[next turn]\n\n{MOVE}")[0] == pytest.approx(1.0)
+    assert nearest([MOVE])(TALK)[0] == pytest.approx(1.0)
 
 
 def test_evaluation_tasks_are_recognised_on_any_setup_and_never_quoted() -> None:

@@ -8,7 +8,7 @@ from cojax.environment import Actor, Environment, Episode, play
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
 from cojax.types import Action, Message, Observation, Task, Trajectory, Turn
 
-Play = Callable[..., Trajectory]  # `play`, or `environment.watch.WatchedPlay`
+Play = Callable[..., Trajectory]  # `play`, or `environment.watch.watched_play`
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Watches the calls of an environment from another thread: a test's, and those of `play` and `ask` in the caller's
 thread, which explorers and validation make."""
 
-import dataclasses
 import functools
 import math
 import types
@@ -25,9 +24,8 @@ class HangingCall(RuntimeError):
     """A call of an environment did not return in time."""
 
 
-@dataclasses.dataclass(frozen=True)
-class WatchedPlay:
-    """Plays on a daemon thread and gives it up when one call of the environment takes longer than `deadline` seconds.
+def watched_play(deadline: float, thinking: float | None = None) -> Callable[..., Trajectory]:
+    """`play` on a daemon thread, given up when one call of the environment takes longer than `deadline` seconds.
 
     `thinking` is how many seconds an actor may take for one action. None is `deadline`, for an actor that does little
     but ask the environment what it may do. What hangs becomes the outcome environment_error, wherever it hangs: an
@@ -35,15 +33,11 @@ class WatchedPlay:
     step of the loop.
     """
 
-    deadline: float
-    thinking: float | None = None
-
-    def __call__(self, environment: Environment, task: Task, act: Actor, **settings: Any) -> Trajectory:
-        """As `play`, which takes the same `settings`."""
+    def watched(environment: Environment, task: Task, act: Actor, **settings: Any) -> Trajectory:
         progress = Progress(since=running())
 
         def limit() -> float:
-            return self.thinking if progress.phase == "act" and self.thinking is not None else self.deadline
+            return thinking if progress.phase == "act" and thinking is not None else deadline
 
         played = on_thread("watched", lambda: play(environment, task, act, progress=progress, **settings))
         if done_within(played, lambda: progress.since + limit() - running()):
@@ -53,6 +47,8 @@ class WatchedPlay:
             return progress.result
         error = f"{progress.phase} took longer than {limit():g} s and was abandoned on its thread{ADVICE}"
         return Trajectory(task, outcome="environment_error", error=error)
+
+    return watched
 
 
 def ask_within(seconds: float, call: Callable[[], _T]) -> _T:

@@ -2,8 +2,8 @@
 
     python -m experiments.evaluate --config=experiments/desk.py --checkpoint=runs/desk   # the newest checkpoint
     python -m experiments.evaluate --config=experiments/desk.py --checkpoint=runs/desk/checkpoints/80 --splits=dev,eval
-    python -m experiments.evaluate --config=experiments/bfcl.py --model=models/Qwen3-4B --splits=all
-    python -m experiments.evaluate --config=experiments/bfcl.py --endpoint=http://HOST:8000/v1 --endpoint_model=NAME \\
+    python -m experiments.evaluate --config=experiments/desk.py --model=models/Qwen3-4B --splits=all
+    python -m experiments.evaluate --config=experiments/desk.py --endpoint=http://HOST:8000/v1 --endpoint_model=NAME \\
         --samples=4 --config.evaluation.temperature=0.7
 
 The configuration names the environment, the number of tasks of each split (evaluation.tasks, .dev_tasks,

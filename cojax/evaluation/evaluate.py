@@ -42,7 +42,7 @@ from cojax.run.machine import facts
 from cojax.run.policies import announce
 from cojax.run.processes import in_words, keep_compiled, log_to
 from cojax.run.trained import origin_of
-from cojax.scoring import Estimate, average_at_k, describe, estimate, kinds_by
+from cojax.scoring import describe, estimate, kinds_by
 from cojax.settings.presets import PRESETS
 from cojax.settings.ranges import check_ranges
 from cojax.storage.checkpoint import CheckpointError
@@ -89,14 +89,11 @@ class Subject:
         return self.policy.tokenizer if self.policy else None
 
 
-def of_checkpoint(config: ConfigDict, place: Path) -> Subject:
-    """The policy of WORKDIR or WORKDIR/checkpoints/STEP.
+def of_checkpoint(config: ConfigDict, workdir: Path, step: int | None) -> Subject:
+    """The policy of a run at a step; by default of its newest checkpoint.
 
     Raises CheckpointError where it cannot be read, ValueError where `config` describes another policy than the run's.
     """
-    workdir, step = place, None
-    if place.parent.name == "checkpoints" and is_number(place.name):
-        workdir, step = place.parent.parent, int(place.name)
     run = trained.settings_of(workdir)
     _same_model(config, run, workdir)
     # The model folder that the run began from may have moved since.
@@ -239,35 +236,21 @@ def _at(section: Mapping[str, Any], name: str) -> Any:
     return value_at(section, name.removeprefix("model."), None)
 
 
-def _of_appworld(groups: Sequence[Group]) -> dict[str, Any]:
-    """TGC and SGC, both with intervals over scenarios, as the tasks of one scenario are similar."""
-    found = worlds.part("appworld.audit").goal_completion(groups)
-    tgc = dataclasses.replace(estimate(found.tgc_by_scenario, found.runs), value=found.tgc, count=found.tasks)
-    return {"TGC": _percent(tgc), "SGC": _percent(estimate(found.sgc_by_scenario, found.runs))}
+def measured(config: ConfigDict, groups: Sequence[Group]) -> dict[str, Any]:
+    """The environment's own measures of a split, in per cent, each with its interval."""
 
+    def percent(values: Sequence[float], episodes: int, **whole: float) -> dict[str, float]:
+        found = {**estimate(values, episodes), **whole}
+        return {name: value if name == "count" else 100 * value for name, value in found.items()}
 
-def _of_bfcl(groups: Sequence[Group]) -> dict[str, Any]:
-    """The benchmark's accuracy: the share of tasks with a valid episode that are solved, in per cent."""
-    return {"accuracy": _percent(average_at_k(groups))}
-
-
-def _percent(found: Estimate) -> dict[str, float]:
-    return {"value": 100 * found.value, "low": 100 * found.low, "high": 100 * found.high, "count": found.count}
-
-
-# Environment → the benchmark's measures of a split, in per cent; and the kinds of task by which success is listed.
-MEASURES: dict[str, Callable[[Sequence[Group]], dict[str, Any]]] = {"appworld": _of_appworld, "bfcl": _of_bfcl}
-KINDS: dict[str, tuple[str, Callable[[Task], Iterable[str]]]] = {
-    "appworld": ("scenario", lambda t: (worlds.part("appworld.audit").scenario(t),))
-}
+    return {name: percent(**one) for name, one in worlds.measures(config.environment.name, groups).items()}
 
 
 def kinds_of(config: ConfigDict) -> tuple[str, Callable[[Task], Iterable[str]]]:
-    """What success is listed by, and the kinds of a task: the environment's own, or those of `evaluation.by`."""
-    if known := KINDS.get(config.environment.name):
-        return known
+    """What success is listed by, and the kinds of a task: KINDS of the environment's module, or `evaluation.by`."""
     key = config.evaluation.by
-    return (key, kinds_by(key)) if key else ("", lambda task: ())
+    own = (key, kinds_by(key)) if key else ("", lambda task: ())
+    return vars(worlds.module(config.environment.name)).get("KINDS", own)
 
 
 def evaluate(
@@ -289,7 +272,6 @@ def evaluate(
         for task in (task for found in tasks.values() for task in found):
             kinds(task)
         groups = play(config, subject, environment, tasks, samples, directory)
-        measure = MEASURES.get(config.environment.name, lambda groups: {})
         result = {
             "environment": config.environment.name,
             "policy": dict(subject.identity),
@@ -298,7 +280,7 @@ def evaluate(
             "temperature": config.evaluation.temperature,
             "interval": _INTERVAL,
             "splits": {
-                split: {**describe(found, samples, kinds), "by_key": by_key, "measures": measure(found)}
+                split: {**describe(found, samples, kinds), "by_key": by_key, "measures": measured(config, found)}
                 for split, found in groups.items()
             },
         }
@@ -409,9 +391,10 @@ def subject_of(
     if len(named) != 1:
         raise ValueError(f"{len(named)} policies are named; name one with --checkpoint, --model or --endpoint")
     if checkpoint:
-        folder = Path(checkpoint)
-        workdir = folder.parent.parent if folder.parent.name == "checkpoints" and is_number(folder.name) else folder
-        return of_checkpoint(config, folder), workdir / "evaluations"
+        workdir, step = Path(checkpoint), None
+        if workdir.parent.name == "checkpoints" and is_number(workdir.name):
+            workdir, step = workdir.parent.parent, int(workdir.name)
+        return of_checkpoint(config, workdir, step), workdir / "evaluations"
     if model:
         return of_folder(config, Path(model)), Path("runs/evaluations")
     return of_endpoint(str(endpoint), endpoint_model or ""), Path("runs/evaluations")

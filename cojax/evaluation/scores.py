@@ -20,23 +20,11 @@ from cojax.types import Group, Task, Trajectory
 SHOWN = 24  # evaluation tasks whose episodes a run stores, for its report
 
 
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """`success` is the share of all tasks that are solved after this trial. The rest counts this trial alone: its
-    `episodes`, their `turns`, the `notes` written before it, and the `tokens` sampled for episodes and notes."""
-
-    success: float
-    episodes: int
-    turns: int
-    notes: int
-    tokens: int
-
-
 # How failed tasks are tried again: (play, environment, the first trial's groups, most trials, whether the policy notes
-# why it failed, characters of a failed episode that it then sees) → each task's last group, and a record of each trial.
-RETRIALS: dict[str, Callable[..., tuple[list[Group], list[Trial]]] | str] = {
-    "reflexion": "experiments.study.reflexion:retry_failures"
-}
+# why it failed, characters of a failed episode that it then sees) → each task's last group, and a record of each trial:
+# its `success` is the share of all tasks that are solved after it; the rest counts this trial alone.
+Retry = Callable[..., tuple[list[Group], list[dict[str, Any]]]]
+RETRIALS: dict[str, Retry | str] = {"reflexion": "experiments.study.reflexion:retry_failures"}
 
 
 def dev_score(config: ConfigDict, made: Parts, step: int, tasks: Sequence[Task]) -> tuple[Score, dict[str, float]]:
@@ -64,7 +52,7 @@ class HeldOut:
     by: dict[str, float]
     tasks: Mapping[str, float]
     episodes: Sequence[Trajectory] = ()
-    trials: Sequence[Trial] = ()
+    trials: Sequence[Mapping[str, Any]] = ()
     tasks_at_last: Mapping[str, float] = dataclasses.field(default_factory=dict)
     by_tool: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 

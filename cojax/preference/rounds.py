@@ -12,7 +12,7 @@ from cojax.loop.groups import play_tasks
 from cojax.loop.records import step_record
 from cojax.preference import Method, agents, others
 from cojax.preference.failures import failures_of
-from cojax.quality import HashedNgrams, neighbour_similarity
+from cojax.quality import hashed_ngrams, neighbour_similarity
 from cojax.rollout.collect import count_outcomes
 from cojax.settings.tree import RoundsSettings
 from cojax.signals import Memory, apply, detect
@@ -187,7 +187,7 @@ def measures_of(groups: Sequence[Group], hard: float) -> dict[str, Any]:
         found["ends"] = len({(t.task.id, t.checks) for t in failures}) / len(failures)
     if len(failures) > 1:
         texts = [_actions(trajectory) for trajectory in failures[:_MOST]]
-        found["sr_at_k"] = round(neighbour_similarity(HashedNgrams()(texts), _K) or 0.0, 6)
+        found["sr_at_k"] = round(neighbour_similarity(hashed_ngrams()(texts), _K) or 0.0, 6)
     return found
 
 

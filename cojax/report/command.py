@@ -14,7 +14,7 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.text import Text
@@ -29,11 +29,11 @@ from cojax.report.page import write_evaluation_report
 from cojax.report.page import write_report as write_run_report
 from cojax.report.run import Json, Run, expedition_of, read_run
 from cojax.settings.command_line import CommandLineParser
-from cojax.storage.files import StorageError
 from cojax.unicode_forms import plain
 
 # What reading a record raises that no run wrote.
 NOT_WRITTEN = (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RecursionError)
+Row = tuple[str, str]  # the title of a line and its text; without a text there is no line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,21 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if len(chosen.workdirs) > 1 and (chosen.live or chosen.task is not None or chosen.draft is not None):
         parser.error("--live, --task and --draft are of one run; name one")
-    _check(parser, chosen.workdirs)
     if not 0 <= chosen.port < 65_536:
         parser.error(f"--port={chosen.port}; expected 0 to 65535")
-    try:
-        _act(chosen)
-    except (FileNotFoundError, StorageError, KeyError) as error:
-        message = str(error.args[0] if isinstance(error, KeyError) else error)  # a KeyError's own text is its repr
-    except (*NOT_WRITTEN, OSError) as error:
-        message = not_written(chosen.workdirs, error)
-        if isinstance(error, OSError) and chosen.live:
-            message = f"port {chosen.port} cannot be served ({error}); choose another --port"
-    else:
-        return 0
-    print(f"error: {plain(message)}", file=sys.stderr)
-    return 2
+    return _carry_out(parser, chosen.workdirs, lambda: _act(chosen))
 
 
 def compare(arguments: Sequence[str] | None = None) -> int:
@@ -83,27 +71,36 @@ def compare(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", default="compare.html", help="where the page goes")
     chosen = parser.parse_args(arguments)
     folders = (chosen.first, *chosen.others)
-    _check(parser, folders)
-    try:
+
+    def show() -> None:
         results = [comparison.ended_run(folder) for folder in folders]
-    except (*NOT_WRITTEN, OSError) as error:
-        print(
-            f"error: {plain(str(error)) if isinstance(error, OSError) else not_written(folders, error)}",
-            file=sys.stderr,
-        )
-        return 2
-    CONSOLE.print(comparison.table(results))
-    CONSOLE.print(comparison.differences(results))
-    if chosen.tasks:
-        CONSOLE.print(comparison.by_task(results))
-    return main([*map(str, folders), f"--out={chosen.out}"])
+        CONSOLE.print(comparison.table(results))
+        CONSOLE.print(comparison.differences(results))
+        if chosen.tasks:
+            CONSOLE.print(comparison.by_task(results))
+
+    return _carry_out(parser, folders, show) or main([*map(str, folders), f"--out={chosen.out}"])
 
 
-def _check(parser: CommandLineParser, folders: Sequence[str | Path]) -> None:
+def _carry_out(parser: CommandLineParser, folders: Sequence[str | Path], show: Callable[[], None]) -> int:
+    """The exit status: 0, or 2 where showing these runs fails, with one line that says why.
+
+    A run that is named twice ends the command before anything is read.
+    """
     try:
         check_folders(folders)
     except ValueError as error:
         parser.error(str(error))
+    try:
+        show()
+    except (OSError, KeyError) as error:
+        message = str(error.args[0] if isinstance(error, KeyError) else error)  # a KeyError's own text is its repr
+    except NOT_WRITTEN as error:
+        message = not_written(folders, error)
+    else:
+        return 0
+    print(f"error: {plain(message)}", file=sys.stderr)
+    return 2
 
 
 def not_written(folders: Iterable[str | Path], error: Exception) -> str:
@@ -144,8 +141,7 @@ def _show(lines: Iterable[Text]) -> None:
 def _of_task(workdir: str, id: str) -> Iterator[Text]:
     """The history of a task, its expedition, and what was sent and received."""
     history, run = lineage(workdir, id), read_run(workdir)
-    yield from history_lines(history)
-    yield from _expedition(run, history.expedition)
+    yield from _lines((*_history(history), *_expedition(run, history.expedition)))
     yield from _exchanges(run, history.expedition, history.id)
 
 
@@ -153,7 +149,7 @@ def _of_drafts(run: Run, name: str) -> Iterator[Text]:
     """The drafts of a step, a line each, or the one of that name. Raises KeyError where there is none."""
     drafts = dict(run.numbered_drafts())
     if name in drafts:
-        yield from _draft(run, name, drafts[name])
+        yield from _of_draft(run, name, drafts[name])
         return
     listed = {key: draft for key, draft in drafts.items() if key.startswith(f"{name}/")}
     if not listed:
@@ -162,43 +158,38 @@ def _of_drafts(run: Run, name: str) -> Iterator[Text]:
             f"draft {name!r} not found; give STEP or STEP/NUMBER. Steps with drafts in "
             f"{run.folder / 'drafts.jsonl'}: {steps}"
         )
-    for key, draft in listed.items():
-        yield _line(key, f"{draft['verdict']['status']}, {draft['origin']}: {draft['draft']['query']}")
+    yield from _lines(
+        (key, f"{draft['verdict']['status']}, {draft['origin']}: {draft['draft']['query']}")
+        for key, draft in listed.items()
+    )
 
 
-def _draft(run: Run, name: str, draft: Json) -> Iterator[Text]:
-    verdict, words = draft["verdict"], draft["draft"]
-    yield _line("draft", f"{name}  {words['query']}")
-    yield from _solution(map(action_text, words.get("solution", ())))
-    for title, text in (
-        ("origin", draft["origin"]),
-        ("parent", draft.get("parent", "")),
-        ("signal", draft.get("signal", "")),
-        ("episode", draft.get("episode", "")),
+def _of_draft(run: Run, name: str, draft: Json) -> Iterator[Text]:
+    verdict, words, expedition = draft["verdict"], draft["draft"], expedition_of(draft)
+    rows = [
+        ("draft", f"{name}  {words['query']}"),
+        *_solution(map(action_text, words.get("solution", ()))),
+        *((title, draft.get(title, "")) for title in ("origin", "parent", "signal", "episode")),
         ("verdict", verdict["status"]),
         ("set aside", verdict.get("quarantine", "")),
-    ):
-        if text:
-            yield _line(title, text)
-    yield from _evidence(verdict["evidence"])
-    if draft.get("task"):
-        yield _line("task", draft["task"])
+        *_evidence(verdict["evidence"]),
+        ("task", draft.get("task", "")),
+        *_expedition(run, expedition),
+    ]
+    yield from _lines(rows)
     task = id_of(words) if {"environment", "query", "setup"} <= words.keys() else ""
-    yield from _expedition(run, expedition_of(draft))
-    yield from _exchanges(run, expedition_of(draft), task)
+    yield from _exchanges(run, expedition, task)
 
 
-def _solution(actions: Iterable[str]) -> Iterator[Text]:
-    for depth, action in enumerate(actions, 1):
-        yield _line("solution" if depth == 1 else "", f"{depth}. {action}")
+def _solution(actions: Iterable[str]) -> Iterator[Row]:
+    return (("" if depth > 1 else "solution", f"{depth}. {action}") for depth, action in enumerate(actions, 1))
 
 
-def _evidence(lines: Iterable[str]) -> Iterator[Text]:
-    for line in lines:
-        yield _line("", f"· {line}")
+def _evidence(lines: Iterable[str]) -> Iterator[Row]:
+    return (("", f"· {line}") for line in lines)
 
 
-def _expedition(run: Run, key: tuple[int, int] | None) -> Iterator[Text]:
+def _expedition(run: Run, key: tuple[int, int] | None) -> Iterator[Row]:
     """The explorer's context and the results of its runs, as far as the run noted them."""
     record = run.expeditions.get(key) if key else None
     if record is None:
@@ -206,11 +197,11 @@ def _expedition(run: Run, key: tuple[int, int] | None) -> Iterator[Text]:
     for number, (name, value) in enumerate((record.get("context") or {}).items()):
         for line in value if isinstance(value, list) else [value]:
             if line:
-                yield _line("" if number else "context", f"{name.replace('_', ' ')}: {line}")
+                yield "" if number else "context", f"{name.replace('_', ' ')}: {line}"
     for made in record.get("runs", ()):
-        yield _line(f"run {made['run']}", f"{made['ok']} of {made['actions']} actions worked")
-    for failure in (*record.get("failures", ()), *filter(None, [record.get("error")])):
-        yield _line("failure", failure)
+        yield f"run {made['run']}", f"{made['ok']} of {made['actions']} actions worked"
+    for failure in (*record.get("failures", ()), record.get("error", "")):
+        yield "failure", failure
 
 
 def _exchanges(run: Run, expedition: tuple[int, int] | None, task: str) -> Iterator[Text]:
@@ -245,35 +236,31 @@ def _indented(text: str, depth: int) -> str:
     return "\n".join(" " * depth + line for line in plain(text).split("\n"))
 
 
-def history_lines(history: TaskHistory) -> Iterator[Text]:
-    """A history as lines for the terminal, from the oldest ancestor to the visits since."""
-    yield _line("task", f"{history.id}  {history.query}")
+def _history(history: TaskHistory) -> Iterator[Row]:
+    """A history from the oldest ancestor to the visits since."""
+    yield "task", f"{history.id}  {history.query}"
     yield from _solution(history.solution)
-    yield _line("origin", f"{history.origin}, joined the pool at step {history.step}")
+    yield "origin", f"{history.origin}, joined the pool at step {history.step}"
     for depth, parent in enumerate(history.parents, 1):
-        yield _line("parent" if depth == 1 else f"parent ×{depth}", "  ".join(parent))
-    if history.signal:
-        yield _line("signal", f"{history.signal}: {history.signal_evidence}")
-    if history.source_episode:
-        yield _line("episode", history.source_episode)
-    if history.explorer:
-        yield _line("explorer", f"{history.explorer}, run {', '.join(map(str, history.runs)) or '–'}")
-    if history.verdict:
-        yield _line("verdict", history.verdict)
+        yield "parent" if depth == 1 else f"parent ×{depth}", "  ".join(parent)
+    yield "signal", history.signal and f"{history.signal}: {history.signal_evidence}"
+    yield "episode", history.source_episode
+    yield "explorer", history.explorer and f"{history.explorer}, run {', '.join(map(str, history.runs)) or '–'}"
+    yield "verdict", history.verdict
     yield from _evidence(history.verdict_evidence)
     if history.difficulty is not None:
-        yield _line("difficulty", f"{100 * history.difficulty:.0f} % of the attempts on the query alone failed")
-    yield _line("visits", _visits(history.visits) or "none stored")
+        yield "difficulty", f"{100 * history.difficulty:.0f} % of the attempts on the query alone failed"
+    yield "visits", _visits(history.visits)
     if history.parents:
-        before = [visit for visit in history.parent_visits if visit.step <= history.step]
-        after = [visit for visit in history.parent_visits if visit.step > history.step]
-        yield _line("its parent", f"before: {_visits(before) or 'none stored'}")
-        yield _line("", f"since: {_visits(after) or 'none stored'}")
+        yield "its parent", f"before: {_visits(v for v in history.parent_visits if v.step <= history.step)}"
+        yield "", f"since: {_visits(v for v in history.parent_visits if v.step > history.step)}"
 
 
-def _visits(visits: Sequence[TaskVisit]) -> str:
-    return ", ".join(f"{visit.successes}/{visit.episodes} solved at step {visit.step}" for visit in visits)
+def _visits(visits: Iterable[TaskVisit]) -> str:
+    solved = (f"{visit.successes}/{visit.episodes} solved at step {visit.step}" for visit in visits)
+    return ", ".join(solved) or "none stored"
 
 
-def _line(name: str, text: str) -> Text:
-    return Text.assemble((f"{name:<11}", "dim"), _indented(text, 11).lstrip(" "))
+def _lines(rows: Iterable[Row]) -> Iterator[Text]:
+    """A line for each row that has a text, which is indented below its title."""
+    return (Text.assemble((f"{name:<11}", "dim"), _indented(text, 11).lstrip(" ")) for name, text in rows if text)

@@ -28,7 +28,6 @@ QUERY = 300  # characters of a query
 DIGITS = 3  # of an advantage
 
 Advantages = Callable[[Sequence[Json]], list[Any]]  # a group's episodes → a number each, one for each turn, or None
-_NO_TASK = Task("", "", {})
 Words = Callable[[Sequence[int]], list[str]]  # token ids → the text of each
 
 
@@ -44,9 +43,7 @@ def page_form(run: Run) -> Callable[[Json, str, int], Json]:
     return shown
 
 
-def select(
-    run: Run, sources: Collection[str], played: "EpisodeIndex", pieces: Pieces | None = None
-) -> tuple[list[Json], list[int]]:
+def select(run: Run, sources: Collection[str], played: "EpisodeIndex", pieces: Pieces) -> tuple[list[Json], list[int]]:
     """Reads every stored episode once, adds it to `played`, and selects those for the page, oldest first.
 
     Returns them, and the number of source episodes of lineages among them and in all.
@@ -65,28 +62,20 @@ def select(
     for index, step in enumerate(steps):
         episodes = run.episodes.read(step)
         tasks = played.add(step, episodes, advantages)
-        shown = {
-            episode["episode"]: show(episode, task, step)
-            for task, episode in zip(tasks, episodes, strict=True)
-            if pieces is not None or every is not None or episode["episode"] in sources or index % stride == 0
-        }
+        shown = {episode["episode"]: show(episode, task, step) for task, episode in zip(tasks, episodes, strict=True)}
         if every is not None:
             every[step] = list(shown.values())
             used += sum(len(json.dumps(one)) for one in shown.values())
             if used > INLINE:
-                if pieces is not None:
-                    for earlier, some in every.items():
-                        pieces.put(steps_piece(earlier), some)
+                for earlier, some in every.items():
+                    pieces.put(steps_piece(earlier), some)
                 every = None
-        elif pieces is not None:
+        else:
             pieces.put(steps_piece(step), list(shown.values()))
         origins += [shown[name] for name in shown if name in sources]
-        others = [
-            (task, episode)
-            for task, episode in zip(tasks, episodes, strict=True)
-            if index % stride == 0 and episode["episode"] not in sources
-        ]
-        samples += [shown[episode["episode"]] for _, episode in pick_varied(others, quota)]
+        if index % stride == 0:
+            others = (episode for episode in episodes if episode["episode"] not in sources)
+            samples += [shown[episode["episode"]] for episode in pick_varied(others, quota)]
     if every is not None:
         kept, chosen = origins, [one for some in every.values() for one in some]
     else:
@@ -118,11 +107,11 @@ def pairs(run: Run) -> list[Json]:
     return pick_within(found, BYTES)
 
 
-def pick_varied(episodes: Iterable[tuple[str, Json]], count: int) -> list[tuple[str, Json]]:
+def pick_varied(episodes: Iterable[Json], count: int) -> list[Json]:
     """Up to `count` of a step's episodes, in turn from each kind: outcome, success or not, signals."""
-    kinds: dict[tuple[str, bool, tuple[str, ...]], list[tuple[str, Json]]] = defaultdict(list)
-    for task, episode in episodes:
-        kinds[episode["outcome"], episode["reward"] >= 1.0, tuple(episode.get("signals", ()))].append((task, episode))
+    kinds: dict[tuple[str, bool, tuple[str, ...]], list[Json]] = defaultdict(list)
+    for episode in episodes:
+        kinds[episode["outcome"], episode["reward"] >= 1.0, tuple(episode.get("signals", ()))].append(episode)
     ranked = [(place, kind, item) for kind, items in kinds.items() for place, item in enumerate(items)]
     return [item for _, _, item in sorted(ranked, key=lambda entry: entry[:2])[:count]]
 
@@ -246,9 +235,8 @@ def _trajectory(episode: Json) -> Trajectory:
         Turn(Action(), Observation(ok=turn["observation"]["ok"]), action_tokens=tuple(turn["action_tokens"]))
         for turn in episode["turns"]
     )
-    return Trajectory(
-        _NO_TASK, episode["episode"], turns=tuple(turns), reward=episode["reward"], outcome=episode["outcome"]
-    )
+    task, reward, outcome = Task("", "", {}), episode["reward"], episode["outcome"]
+    return Trajectory(task, episode["episode"], turns=tuple(turns), reward=reward, outcome=outcome)
 
 
 class EpisodeIndex:

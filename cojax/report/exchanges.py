@@ -62,8 +62,11 @@ def _key(written: bytes) -> tuple[Key, str] | None:
     except ValueError:
         return None
     if found := _EXPEDITION.fullmatch(place):
-        step = _step(found["evolution"])
-        return None if step is None else ((step, int(found["number"])), found["rest"])
+        last = found["evolution"].rpartition("/")[2]
+        if last == "initial":
+            return (0, int(found["number"])), found["rest"]
+        known = last.isdecimal() and len(last) < 10
+        return ((int(last) + 1, int(found["number"])), found["rest"]) if known else None
     if found := _ATTEMPT.fullmatch(place):
         return found["task"], found["rest"]
     if found := _JUDGE.fullmatch(place):
@@ -107,14 +110,6 @@ def _exchange(line: bytes, place: str) -> Json | None:
     facts = {name: value for name, value in record.items() if name not in _OWN_FIELDS}
     text = text if isinstance(text, str) else None
     return {"place": place, "messages": messages, "settings": sent, "text": text, "facts": facts}
-
-
-def _step(evolution: str) -> int | None:
-    """The step of an evolution by its name in a place; 0 for the initial one, None for any other text."""
-    last = evolution.rpartition("/")[2]
-    if last == "initial":
-        return 0
-    return int(last) + 1 if last.isdecimal() and len(last) < 10 else None
 
 
 def about(exchange: Json) -> str:

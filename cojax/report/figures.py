@@ -10,6 +10,7 @@ from scipy.special import stdtrit
 
 from cojax.report.lineage import TaskHistory
 from cojax.report.run import Json, Run, expedition_of, joined_at, origin_line, task_scores, verdicts_of
+from cojax.storage.differences import value_at
 
 POINTS = 1_500  # steps drawn at most
 CURVES = (
@@ -17,13 +18,8 @@ CURVES = (
     "logprob_mismatch_max", "tasks", "turns",
 )  # fmt: skip
 LONGEST = 16  # actions of a solution that have a bar of their own; longer ones share the last
-# Name of a curve → its path in a record of quality.
-_FIGURES = {
-    "sr_at_k": ("sr_at_k",),
-    "ed_rel": ("ed_rel",),
-    "similarity": ("max_similarity", "mean"),
-    "turns": ("turns",),
-}
+# Name of a curve → its dotted name in a record of quality.
+_FIGURES = {"sr_at_k": "sr_at_k", "ed_rel": "ed_rel", "similarity": "max_similarity.mean", "turns": "turns"}
 _PARTS = ("initial", "synthesized")
 # What is counted of each evolution and origin; `fruitful` are expeditions that brought a task.
 CONVERSION = ("expeditions", "fruitful", "drafts", "tasks")
@@ -176,16 +172,17 @@ def quality(run: Run) -> Json:
     if not rows:
         return {}
     settings = run.config.get("config", {}).get("quality", {})
-    last = rows[-1][1]
-    start = rows[0][1].get("initial", {})
+    every = [one for _, one in rows]
+    start, last = every[0].get("initial", {}), every[-1]
     return {
         "step": [0, *(step for step, _ in rows)],
-        "pool": {name: [_at(start, path), *(_at(row, path) for _, row in rows)] for name, path in _FIGURES.items()},
+        "pool": {name: [value_at(one, path, None) for one in (start, *every)] for name, path in _FIGURES.items()},
         "synthesized": {
-            name: [None, *(_at(row.get("synthesized", {}), path) for _, row in rows)] for name, path in _FIGURES.items()
+            name: [None, *(value_at(one, f"synthesized.{path}", None) for one in every)]
+            for name, path in _FIGURES.items()
         },
-        "histogram": {part: _at(last.get(part, {}), ("max_similarity", "histogram")) for part in _PARTS},
-        "greatest": {part: _at(last.get(part, {}), ("max_similarity", "max")) for part in _PARTS},
+        "histogram": {part: value_at(last, f"{part}.max_similarity.histogram", None) for part in _PARTS},
+        "greatest": {part: value_at(last, f"{part}.max_similarity.max", None) for part in _PARTS},
         "compared": last.get("tasks"),
         "tasks": run.metrics[-1].get("tasks"),
         "k": settings.get("k"),
@@ -267,14 +264,6 @@ def feedback(run: Run) -> Json:
         shares.append(spent / total if total > 0 else None)
     pairs = evenly(list(zip((row["step"] for row in run.metrics), shares, strict=True)), POINTS)
     return {"step": [step for step, _ in pairs], "share": [share for _, share in pairs]}
-
-
-def _at(record: Json, path: tuple[str, ...]) -> float | list[int] | None:
-    """The value at this path; None where there is none."""
-    found: Json | float | list[int] | None = record
-    for name in path:
-        found = found.get(name) if isinstance(found, dict) else None
-    return None if isinstance(found, dict) else found
 
 
 def paired(one: Mapping[str, float], other: Mapping[str, float]) -> Json | None:

@@ -40,8 +40,8 @@ class LiveReport:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        self._played, self._stored = EpisodeIndex(), dict[str, tuple[int, int]]()
-        self._seen: tuple[object, ...] | None = None
+        self._played, self._stored = EpisodeIndex(), dict[str, tuple[int, int] | None]()
+        self._seen: list[tuple[int, int] | None] = []
         self._data: Json = {}
         self._version = 0
         self._pieces = Pieces(STAMP)
@@ -95,20 +95,17 @@ class LiveReport:
         self._pieces = pieces
         self._data = {**data, "pieces": pieces.about(), "live": self._version}
 
-    def _look(self) -> tuple[object, ...]:
+    def _look(self) -> list[tuple[int, int] | None]:
         """Size and time of the files that a step changes."""
-        seen: list[object] = []
-        for name in _WATCHED:
-            try:
-                seen.append(_change(self.folder / name))
-            except OSError:
-                seen.append(None)
-        return tuple(seen)
+        return [_change(self.folder / name) for name in _WATCHED]
 
 
-def _change(path: Path) -> tuple[int, int]:
-    """Size and time of a file. Raises OSError."""
-    stat = path.stat()
+def _change(path: Path) -> tuple[int, int] | None:
+    """Size and time of a file; None where there is none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
     return stat.st_size, stat.st_mtime_ns
 
 
@@ -120,7 +117,11 @@ def serve(folder: str | Path, port: int = 0, ready: Callable[[str], None] = lamb
     """
     report = LiveReport(Path(folder))
     report.data()
-    with Server(report, port) as server:
+    try:
+        server = Server(report, port)
+    except OSError as error:
+        raise OSError(f"port {port} cannot be served ({error}); choose another --port") from error
+    with server:
         ready(f"http://{HOST}:{server.server_port}/")
         server.serve_forever()
 

@@ -4,8 +4,8 @@ An origin is what a task came from: a kind of signal, `uniform`, `unguided`, …
 """
 
 import bisect
-import math
 import re
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -23,8 +23,8 @@ Pair = tuple[float, float]  # predicted and realised success, in [0, 1]
 _BY = "success/"
 # Pairs below which a rank correlation is not given.
 LEAST = 5
-# What predicts the success of a draft.
-PREDICTORS = ("beliefs", "probe")
+# What predicts the success of a draft, in words.
+PREDICTORS = {"beliefs": "beliefs", "probe": "a probe"}
 _ATTEMPTS = re.compile(r"solved without hints: \d+ of (\d+) attempts")
 
 
@@ -125,18 +125,14 @@ def rank_correlation(pairs: Sequence[Pair]) -> Json:
     for name, values in zip(("predicted", "realised"), zip(*pairs, strict=True), strict=True):
         if len(set(values)) == 1:
             return {**unknown, "why": f"the {name} success of all {len(pairs)} tasks is {values[0]:.2f}"}
-    # Ranks from −(n − 1)/2 to (n − 1)/2 have the mean 0.
     one, other = (_ranks(values) for values in zip(*pairs, strict=True))
-    squares = sum(a * a for a in one) * sum(b * b for b in other)
-    rho = sum(a * b for a, b in zip(one, other, strict=True)) / math.sqrt(squares)
-    return {"rho": max(-1.0, min(1.0, rho)), "pairs": len(pairs), "why": ""}
+    return {"rho": max(-1.0, min(1.0, statistics.correlation(one, other))), "pairs": len(pairs), "why": ""}
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """The rank of each value among them, less the mean rank; equal values have the mean of their ranks."""
+    """Twice the rank of each value among them; equal values have the mean of their ranks."""
     order = sorted(values)
-    below = {value: bisect.bisect_left(order, value) for value in order}
-    return [below[value] + (bisect.bisect_right(order, value) - below[value] - len(order)) / 2 for value in values]
+    return [float(bisect.bisect_left(order, value) + bisect.bisect_right(order, value)) for value in values]
 
 
 def predictions(
@@ -166,7 +162,9 @@ def worth(run: Run, histories: Sequence[TaskHistory]) -> Json:
     # The first step whose episodes are stored; that after the last one if none are.
     kept = min(run.episodes.steps(), default=max((row["step"] for row in run.metrics), default=0) + 1)
     solved = None if kept > 1 else first_solved((t.origin, tools_in(run, run.tasks[t.id]), t.visits) for t in histories)
-    pairs = {name: predictions(run.drafts, name, _realised(histories, kept)) for name in PREDICTORS}
+    # The success at a task's first visit, where the episodes of all steps since it joined are stored.
+    realised = {task.id: task.visits[0].success for task in histories if task.visits and task.step + 1 >= kept}
+    pairs = {name: predictions(run.drafts, name, realised.get) for name in PREDICTORS}
     names = sorted({*groups, *explored, *(probed or ()), *attempted, *tasks})
     rows = [
         {
@@ -196,12 +194,6 @@ def tools_in(run: Run, task: Record) -> set[str]:
     return {tool for action in actions for tool in tools_of(action, task.get("environment", ""))} - {ending}
 
 
-def _realised(histories: Iterable[TaskHistory], first_kept: int) -> Callable[[str], float | None]:
-    """The success at a task's first visit, where the episodes of all steps since it joined are stored."""
-    known = {task.id: task.visits[0].success for task in histories if task.visits and task.step + 1 >= first_kept}
-    return known.get
-
-
 def _cost(found: Counts | None, origin: str) -> list[int] | None:
     """Episodes and environment steps; None where they are not known."""
     return None if found is None else [found.get(origin, Counter())[name] for name in ("episodes", "actions")]
@@ -221,13 +213,10 @@ def _notes(run: Run, kept: int, unknown_probe: bool, ranks: Mapping[str, Json]) 
     for name, found in ranks.items():
         if not any(draft.get("predicted", {}).get(name) is not None for draft in drafts):
             if drafts:
-                notes.append(f"No draft has a success predicted by {_PREDICTED_BY[name]}.")
+                notes.append(f"No draft has a success predicted by {PREDICTORS[name]}.")
         elif found["rho"] is None:
-            notes.append(f"No rank correlation for {_PREDICTED_BY[name]}: {found['why']}.")
+            notes.append(f"No rank correlation for {PREDICTORS[name]}: {found['why']}.")
     return notes
-
-
-_PREDICTED_BY = {"beliefs": "beliefs", "probe": "a probe"}
 
 
 def gains(run: Run) -> Json:

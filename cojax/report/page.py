@@ -110,11 +110,11 @@ def _read(path: Path) -> Json:
 
 
 def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None = None) -> Json:
-    """Everything the page shows, as JSON; what one page does not hold goes to `pieces`, or is left out without.
+    """Everything the page shows, as JSON; what one page does not hold goes to `pieces`, by default in memory.
 
     With `played`, the page holds no texts of episodes, and only steps that are new since the last call are read.
     """
-    episodes, sources = list[Json](), [0, 0]
+    pieces, episodes, sources = pieces or Pieces(""), list[Json](), [0, 0]
     if played is None:
         wanted = {task["lineage"]["episode"] for task in run.synthesized}
         episodes, sources = select(run, wanted, played := EpisodeIndex(), pieces)
@@ -124,7 +124,7 @@ def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None
     shown = [task for task in every if task.id in synthesized]
     tasks = [_task(task, run) for task in shown]
     kept = pick_within(tasks, HISTORIES)
-    if len(kept) < len(tasks) and pieces is not None:
+    if len(kept) < len(tasks):
         for start in range(0, len(tasks), TASKS):
             pieces.put(tasks_piece(start // TASKS), tasks[start : start + TASKS])
     chosen = {task["id"] for task in kept}
@@ -137,7 +137,7 @@ def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None
         "pairs": pairs(run),
         "episodes": episodes,
         "index": played.index(),
-        "pieces": pieces.about() if pieces is not None and pieces.names else None,
+        "pieces": pieces.about() if pieces.names else None,
         "counts": {
             "tasks": len(tasks),
             "histories": len(kept),
@@ -207,11 +207,8 @@ def render(data: Json, scripts: Sequence[str] = SCRIPTS) -> str:
         "SCRIPT": script,
         "DATA": embed(data),
     }
-    head, *rest = _part("page.html").split("{{")
-    for piece in rest:  # one pass: a value that holds {{ is not replaced
-        name, text = piece.split("}}", 1)
-        head += parts[name] + text
-    return head
+    # One pass: a value that holds {{ is not replaced.
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _part("page.html"))
 
 
 def embed(data: Any) -> str:

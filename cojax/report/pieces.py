@@ -7,13 +7,13 @@ compressed JSON in Base64, so that no text of the run stands in a script. The st
 import base64
 import hashlib
 import json
-import math
 import re
 import zlib
 from pathlib import Path
 from typing import Any
 
 from cojax.durable import replacing
+from cojax.metrics import plain
 from cojax.report.run import Json, Run
 from cojax.storage.files import expect_file, expect_no_link
 
@@ -28,7 +28,7 @@ def stamp_of(run: Run) -> str:
     names = [run.folder / name for name in ("metrics.jsonl", "tasks.jsonl", "drafts.jsonl")]
     paths = [*names, *(run.episodes.path(step) for step in run.episodes.steps())]
     sizes = [[path.name, path.stat().st_size] for path in paths if path.exists()]
-    text = json.dumps([finite(run.config), sizes], sort_keys=True)
+    text = json.dumps([plain(run.config), sizes], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -90,18 +90,9 @@ class Pieces:
         return {"folder": FOLDER, "stamp": self.stamp, "tasks": TASKS}
 
 
-def finite(value: Any) -> Any:
-    """The value with text keys, and None, a gap on the page, for every number that is not finite: JSON has none."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
 def strict_json(value: Any) -> str:
     """The value as compact ASCII JSON, with null for every number that is not finite."""
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
     except ValueError:
-        return json.dumps(finite(value), separators=(",", ":"), allow_nan=False)
+        return json.dumps(plain(value), separators=(",", ":"), allow_nan=False)

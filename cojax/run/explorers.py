@@ -10,7 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from cojax.environment import Actor, Charted, EngineError, Environment, Episode, traits_of
-from cojax.environment.watch import WatchedPlay
+from cojax.environment.watch import watched_play
 from cojax.evaluation.scores import sampling
 from cojax.explorer import Explorer
 from cojax.explorer.llm.chat_model import Budget, ChatModel, Journal
@@ -55,7 +55,7 @@ def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplo
     """The explorer that uses the environment's affordances and its grammar, and no model."""
     return ScriptedExplorer(
         neighbours=made.environment.neighbours if isinstance(made.environment, Charted) else no_neighbours,
-        play=WatchedPlay(made.limits.environment_deadline),
+        play=watched_play(made.limits.environment_deadline),
         width=parts.width(config, made.environment, 1),
         guidance=guidance(made.signals),
         ending=ending(config, made.environment),
@@ -90,7 +90,7 @@ def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatMo
         ending=ending(config, made.environment),
         width=parts.width(config, made.environment, _WIDTH),
         # A model has its own deadlines; it may wait for a free request and between attempts.
-        play=WatchedPlay(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
+        play=watched_play(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
         kind=kind,
         attempt_turns=made.limits.max_turns,
         guidance=guidance(made.signals),
@@ -114,9 +114,9 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
     """
     section = config.validation
     attempted, opinion = None, None
-    play = WatchedPlay(made.limits.environment_deadline)
+    play = watched_play(made.limits.environment_deadline)
     if isinstance(explorer, LLMExplorer):
-        play = WatchedPlay(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout)
+        play = watched_play(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout)
         if count := attempts(config):
             attempters = choose(ATTEMPTERS, section.attempter, "validation.attempter")(config, made)
             attempted = Attempts(attempters, count, made.limits.max_turns)

@@ -1,6 +1,5 @@
 """A run's evaluations on the held-out split, before training and after it, and summary.json of a finished run."""
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
@@ -49,7 +48,7 @@ def summarise(
         "zero_shot": zero_shot,
         "final": final.score.success if final else None,
         **({"final_by": final.by} if final and final.by else {}),
-        **({"trials": [trial.success for trial in final.trials]} if final and final.trials else {}),
+        **({"trials": [trial["success"] for trial in final.trials]} if final and final.trials else {}),
         **similarities,
         "steps": steps,
         "tasks_initial": tasks - sum(added.values()),
@@ -155,5 +154,5 @@ def record(found: HeldOut | None) -> dict[str, Any]:
         "by_tool": found.by_tool,
         "tasks": found.tasks,
     }
-    trials = [dataclasses.asdict(trial) for trial in found.trials]
-    return {**record, "trials": trials, "tasks_at_last": found.tasks_at_last} if trials else record
+    again = {"trials": [*found.trials], "tasks_at_last": found.tasks_at_last} if found.trials else {}
+    return {**record, **again}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from cojax.environment.replay import Replay
 from cojax.settings.tree import Settings
-from cojax.similarity import Nearest
+from cojax.similarity import nearest
 from cojax.types import Action, Task, content_hash, normalise, setup_hash, to_json
 from cojax.unicode_forms import normal_form
 from cojax.validation.decodings import ALPHABET, BLANK, CIPHERS, WORD, finder, one_letter, plain, plain_letters
@@ -63,7 +63,7 @@ class Exclusions:
     queries: frozenset[str] = frozenset()  # keys of the evaluation queries, see `_query_keys`
     plans: frozenset[str] = frozenset()  # hashes of setup and actions
     similarity: float = 0.0
-    nearest: Nearest | None = None
+    nearest: Callable[[str], tuple[float, str]] | None = None
     distinctive: tuple[str, ...] = ()  # letters of queries and turns that no other query may contain
     disguises: "Disguises | None" = None
     by_setup: Mapping[str, tuple[Task, ...]] = dataclasses.field(default_factory=dict)
@@ -102,7 +102,7 @@ class Exclusions:
             frozenset(key for text in texts for key in _query_keys(text)),
             frozenset(_plan(task) for task in tasks),
             similarity,
-            Nearest(texts) if similarity else None,
+            nearest(texts) if similarity else None,
             tuple(sorted({part for text in texts for part in _distinctive_parts(text, words)})) if words else (),
             Disguises(texts, _SCATTERED_MORE + words if words else 0),
             by_setup,
@@ -139,7 +139,7 @@ class Exclusions:
 
     def _cosine(self, text: str) -> float:
         """That with the nearest evaluation query; 0 where wording is not compared."""
-        return self.nearest.to(text)[0] if self.nearest is not None else 0.0
+        return self.nearest(text)[0] if self.nearest is not None else 0.0
 
     def why_done(self, task: Task, run: Replay, again: Callable[[Task, tuple[Action, ...]], Replay]) -> str:
         """The rule that excludes the task by the end of its solution, replayed as `run`; empty where none does.

@@ -24,10 +24,11 @@ from cojax.environment import EnvironmentFailure
 from ..worker import Bounds, isolate
 from ..worker.venv import InstallError, interpreter
 from . import data as roots
+from .audit import measures, scenario
 from .data import RECIPE
 from .environment import AppWorld
 
-__all__ = ["RECIPE", "SPLITS", "check", "make"]
+__all__ = ["RECIPE", "SPLITS", "check", "make", "measures"]
 
 # The benchmark's splits, as it names them.
 SPLITS = roots.SPLITS
@@ -38,6 +39,8 @@ _JUDGED = 25.0
 EVALUATION = ("test_normal", "test_challenge")
 # The splits from which nothing may be learned.
 RESERVED = ("dev", *EVALUATION)
+# What an evaluation lists success by, and the kinds of a task.
+KINDS = ("scenario", lambda task: (scenario(task),))
 # How the code of an action calls a tool.
 CALL_IN_TEXT = r"\bapis\.(\w+\.\w+)"
 

@@ -9,7 +9,6 @@ of these trajectories: ours, and by the benchmark's `evaluate_dataset`.
 """
 
 import contextlib
-import dataclasses
 import random
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,8 @@ _NOTHING = (Action("```python\napis.supervisor.complete_task()\n```"),)
 _HEAD = f"{'data':<9} {'split':<15} {'tasks':>5} {'solved':>6} {'no-op fails':>11} {'mutated':>7} {'fail':>5}"
 # The same calls are left out in every run.
 _SEED = 1
+# The key of the benchmark's id in a task's setup.
+_ID = "task"
 
 
 def audit(make: Callable[..., AppWorld], count: int, *, every: bool) -> int:
@@ -87,8 +88,8 @@ def _split(environment: AppWorld, split: str, count: int, *, every: bool) -> lis
         mixture.append((Group(task, (chosen[0],)), chosen[1]))
     line = f"{environment.data:<9} {split:<15} {len(tasks):>5} {solved:>6} {idle:>11} {mutated:>7} {failing:>5}"
     if mixture and len(mixture) == len(environment.tasks(split, 10**9)):
-        found = goal_completion([group for group, _ in mixture])
-        ours = [round(100 * share, 1) for share in (found.tgc, found.sgc)]
+        found = measures([group for group, _ in mixture])
+        ours = [round(100 * share, 1) for share in (found["TGC"]["value"], _mean(found["SGC"]["values"]))]
         theirs = _official(environment, split, {group.task.setup["task"]: calls for group, calls in mixture})
         line += "".join(f" {f'{one}/{other}':>15}" for one, other in zip(ours, theirs, strict=True))
         if ours != theirs:
@@ -165,36 +166,20 @@ def _seen(trajectory: Trajectory) -> list[str]:
     return [turn.observation.text for turn in trajectory.turns]
 
 
-@dataclasses.dataclass(frozen=True)
-class GoalCompletion:
-    """TGC and SGC, shares in [0, 1], with their values in each scenario, over which their intervals are taken.
+def measures(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
+    """TGC and SGC of these tasks, as `cojax.worlds.measures` has them; tasks without the benchmark's id are left out.
 
-    `tgc` is the share of the `tasks` that succeed. `sgc` is the share of scenarios of which every task succeeds. Both
-    are means over samples. `tgc_by_scenario` and `sgc_by_scenario` hold one mean for each scenario, and `runs` counts
-    pairs of scenario and sample.
-    """
-
-    tgc: float
-    sgc: float
-    tasks: int
-    tgc_by_scenario: tuple[float, ...]
-    sgc_by_scenario: tuple[float, ...]
-    runs: int
-
-
-def goal_completion(groups: Sequence[Group], key: str = "task") -> GoalCompletion:
-    """TGC and SGC of these tasks; a lost episode counts as a failure, as in the benchmark.
-
-    `key` of a task's setup holds the benchmark's id; tasks without one are left out. Raises ValueError where no task
-    has one.
+    TGC is the share of tasks that succeed, SGC the share of scenarios of which every task succeeds. Both are means over
+    samples, with one of the `values` for each scenario, as the tasks of one scenario are similar. A lost episode counts
+    as a failure, as in the benchmark. Raises ValueError where no task has an id.
     """
     scenarios: dict[str, list[list[float]]] = {}
     for group in groups:
-        if key in group.task.setup and group.trajectories:
+        if _ID in group.task.setup and group.trajectories:
             solved = [float(t.valid and t.reward >= 1.0) for t in group.trajectories]
-            scenarios.setdefault(scenario(group.task, key), []).append(solved)
+            scenarios.setdefault(scenario(group.task), []).append(solved)
     if not scenarios:
-        raise ValueError(f"no task has {key!r} in its setup; goal completion is of AppWorld's own tasks")
+        raise ValueError(f"no task has {_ID!r} in its setup; goal completion is of AppWorld's own tasks")
     samples = max(len(solved) for tasks in scenarios.values() for solved in tasks)
     # Of each scenario, for each sample, which tasks that sample solved.
     runs = [
@@ -202,25 +187,20 @@ def goal_completion(groups: Sequence[Group], key: str = "task") -> GoalCompletio
         for tasks in scenarios.values()
     ]
     by_task = [_mean(solved) for tasks in scenarios.values() for solved in tasks]
-    sgc = tuple(_mean([min(run) for run in found]) for found in runs)
-    return GoalCompletion(
-        tgc=_mean(by_task),
-        sgc=_mean(sgc),
-        tasks=len(by_task),
-        tgc_by_scenario=tuple(_mean([_mean(run) for run in found]) for found in runs),
-        sgc_by_scenario=sgc,
-        runs=sum(map(len, runs)),
-    )
+    episodes = sum(map(len, runs))
+    task_shares = [_mean([_mean(run) for run in found]) for found in runs]
+    scenario_shares = [_mean([min(run) for run in found]) for found in runs]
+    return {
+        "TGC": {"values": task_shares, "episodes": episodes, "value": _mean(by_task), "count": len(by_task)},
+        "SGC": {"values": scenario_shares, "episodes": episodes},
+    }
 
 
-def scenario(task: Task, key: str = "task") -> str:
-    """The scenario of a task: the part before `_` of the benchmark's id, which `key` of its setup holds.
-
-    Raises ValueError where the setup has no such key.
-    """
-    if key not in task.setup:
-        raise ValueError(f"a task's setup is {dict(task.setup)!r:.200}; a scenario is scored by its {key!r}")
-    return str(task.setup[key]).partition("_")[0]
+def scenario(task: Task) -> str:
+    """The scenario of a task: the part before `_` of the benchmark's id. Raises ValueError where it has no id."""
+    if _ID not in task.setup:
+        raise ValueError(f"a task's setup is {dict(task.setup)!r:.200}; a scenario is scored by its {_ID!r}")
+    return str(task.setup[_ID]).partition("_")[0]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -9,8 +9,11 @@ wordings.py     calls → the user's turns
 inside.py       the environment, as it runs inside the wheel's own virtual environment
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 from cojax.environment import Environment
-from cojax.types import Call
+from cojax.types import Call, Group
 from ..worker import Bounds, isolate
 from ..worker.venv import Recipe, interpreter
 
@@ -50,3 +53,10 @@ def make(*, category: str = "base", dev_fraction: float = 0.5, deadline: float =
         category=category,
         dev_fraction=dev_fraction,
     )
+
+
+def measures(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
+    """The benchmark's accuracy: the share of tasks with a valid episode that are solved."""
+    valid = [group for group in groups if group.valid]
+    scores, episodes = [group.score for group in valid], sum(len(group.valid) for group in valid)
+    return {"accuracy": {"values": scores, "episodes": episodes}}

@@ -1,6 +1,6 @@
 """The study: tables of arms × seeds of the main command, with intervals, paired differences and figures.
 
-arms.toml      the arms and their settings; arms.py reads them
+arms.toml      the arms and their settings; tables.py reads them
 tables.toml    which arms and seeds; which differences are asked for; tables.py reads them
 credits.py     evolve=credited: signals weighted by what earlier ones led to
 frontier.py    evolve=frontier: mastered tasks joined; prefix_replay.py: how many actions of a joined task are replayed

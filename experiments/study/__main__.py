@@ -12,6 +12,7 @@ docs/study-details.md and docs/signals-study.md say what each table asks.
 import argparse
 import dataclasses
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ from typing import Any
 
 from cojax.durable import sweep
 from cojax.report.console import CONSOLE, duration
+from cojax.run.checks import check
+from cojax.settings import presets
 from cojax.settings.command_line import CommandLineParser
 from cojax.storage.files import RunDirectoryError, lock_folder, read_json, write_json, write_text
 from . import figures, schedule, stored, tables
@@ -27,7 +30,7 @@ from .comparison import differing_facts, differing_parts, mismatch, variables_of
 from .launch import VARIABLES
 from .markdown import percent, render_page
 from .record import Record, record_or_reason
-from .runs import ROOT, StudyRun, check_deadline, check_settings, command_parser, settings_of, stoppable
+from .runs import ROOT, StudyRun, configuration_of, settings_of
 from .summary import Records, complete_seeds, summarise
 from .tables import DEFAULT_SEEDS, DEVELOPMENT_SEEDS, TABLES, Table
 
@@ -39,13 +42,25 @@ KEPT = ROOT / "results"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0; 1 where a run failed or differs from its stored record; 2 for wrong settings; 130 when stopped."""
     given, rest = _parser().parse_known_args(arguments)
-    return stoppable(lambda stop: _carry_out(given, rest, stop))
+    stop = threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for number in before:
+            signal.signal(number, lambda *received: stop.set())
+        return _carry_out(given, rest, stop)
+    except (ValueError, KeyError, TypeError, OSError, RunDirectoryError) as error:
+        print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
+        return 2
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _carry_out(given: argparse.Namespace, rest: Sequence[str], stop: threading.Event) -> int:
-    """Does what the flags say. Raises an error that `stoppable` tells."""
+    """Does what the flags say, until `stop` is set. Raises an error that `main` tells for wrong settings."""
     further = settings_of(rest)
-    check_deadline(given.deadline)
+    if not given.deadline > 0:
+        raise ValueError(f"--deadline={given.deadline:g}; expected seconds above 0")
     if given.again and further:
         raise ValueError("--again takes its settings from the stored record; leave --config.… out")
     folder = given.runs or Path("runs/study-development" if given.development else "runs/study")
@@ -68,7 +83,12 @@ def _carry_out(given: argparse.Namespace, rest: Sequence[str], stop: threading.E
 
 
 def _parser() -> CommandLineParser:
-    parser = command_parser("experiments.study", __doc__)
+    parser = CommandLineParser(
+        prog="python -m experiments.study",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("--name", choices=(*TABLES, _ALL), default="main", help="the table (main), or all of them")
     parser.add_argument("--arms", help="some of its arms alone, with commas: a table of its own name")
     parser.add_argument("--seeds", type=int, help=f"so many, from the first on ({DEFAULT_SEEDS}; losses: 4)")
@@ -89,7 +109,10 @@ def plan_tables(given: argparse.Namespace, further: Mapping[str, Any]) -> list[t
         table = select_arms(name, given.arms)
         called = name if given.arms is None else f"{name}-of-{'-'.join(table.arms)}"
         jobs = tables.jobs(table.arms, seeds_of(given, table), given.development, {**table.settings, **further})
-        check_settings(jobs)
+        # A wrong setting of a run is an error before anything runs.
+        configurations = {job.arm: (configuration_of(job.settings), job.settings) for job in jobs}
+        for config, settings in configurations.values():
+            check(presets.resolve(config, settings))
         plans.append((called, table, jobs))
     return plans
 

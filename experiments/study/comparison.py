@@ -87,8 +87,8 @@ def differing_parts(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[st
     that they are rounded to.
     """
     # As they are read again: tuples as lists.
-    first, second = ({name: record.get(name) for name in (*RESULT, *NEWER_PARTS)} for record in (one, other))
-    first, second = json.loads(json.dumps(first)), json.loads(json.dumps(second))
+    names = (*RESULT, *NEWER_PARTS)
+    first, second = (json.loads(json.dumps({name: record.get(name) for name in names})) for record in (one, other))
     different = [name for name in RESULT if not _same(first[name], second[name], _UNITS.get(name, 0.0))]
     known = [name for name in NEWER_PARTS if first[name] and second[name]]
     return different + [name for name in known if not _same(first[name], second[name], shared=True)]
@@ -118,7 +118,7 @@ _SECTIONS = ("hardware", "versions", "commit")
 
 def differing_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """One line for each fact that differs between a record's facts and these, and one for those it does not say."""
-    was, here = map(_deciding_facts, (before, now))
+    was, here = (dict(leaves({name: facts[name] for name in _SECTIONS if name in facts})) for facts in (before, now))
     lines = [
         f"{name}: {_difference(was[name], here.get(name, 'not known'))}"
         for name in was
@@ -174,11 +174,6 @@ def begun_otherwise(job: StudyRun, workdir: Path) -> str:
 def variables_of(record: Mapping[str, Any]) -> dict[str, str]:
     """Those of VARIABLES that a record was made with, under its key `threads`. One that it lacks was not set."""
     return {name: str(record["threads"][name]) for name in VARIABLES if name in record["threads"]}
-
-
-def _deciding_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted name → value, for the sections that decide bits."""
-    return dict(leaves({section: facts[section] for section in _SECTIONS if section in facts}))
 
 
 def _difference(was: Any, here: Any) -> str:

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 
 from cojax.signals import SIGNALS
 from cojax.storage.files import replace_file
-from .arms import TITLES
 from .record import Record, cross_table
 from .summary import estimate
+from .tables import TITLES
 
 # Okabe and Ito's palette, which colour-blind people can distinguish.
 _PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C", "#000000")
@@ -164,7 +164,10 @@ def task_distribution(arms: Arms) -> Figure:
     placed = {arm: [np.asarray(records[0]["tasks"][name]) for name in ("x", "y", "step")]
               for arm, records in arms.items()}  # fmt: skip
     last = max(record["steps"] for records in arms.values() for record in records)
-    limits = [_limits([found[axis] for found in placed.values()]) for axis in (0, 1)]
+    limits = []  # one scale for all panels
+    for points in (np.concatenate([found[axis] for found in placed.values()]) for axis in (0, 1)):
+        margin = 0.05 * float(points.max() - points.min()) or 1.0
+        limits.append((float(points.min()) - margin, float(points.max()) + margin))
     for axes, (arm, (x, y, step)) in zip(panels, placed.items(), strict=True):
         axes.scatter(x[step == 0], y[step == 0], s=7, color=START, linewidth=0)
         later = step > 0
@@ -211,11 +214,6 @@ def signal_shares(arms: Arms) -> Figure | None:
     return made
 
 
-def similarity(arms: Arms) -> Figure:
-    """How similar the wording of added tasks is to the nearest evaluation task; D_0 for comparison."""
-    return _histogram(arms, "similarity", list(np.linspace(0, 1, 26)), "greatest cosine to an evaluation task")
-
-
 def interaction_lengths(arms: Arms) -> Figure:
     """Actions of the reference solution: the tasks at the start, and those added."""
     longest = max(max(record["tasks"]["turns"], default=1) for records in arms.values() for record in records)
@@ -256,7 +254,10 @@ FIGURES: Mapping[str, Callable[[Arms], Figure | None]] = {
     "task-distribution": task_distribution,
     "conversion": conversion,
     "signal-shares": signal_shares,
-    "similarity": similarity,
+    # How similar the wording of added tasks is to the nearest evaluation task; D_0 for comparison.
+    "similarity": lambda arms: _histogram(
+        arms, "similarity", list(np.linspace(0, 1, 26)), "greatest cosine to an evaluation task"
+    ),
     "interaction-lengths": interaction_lengths,
     "cross-table": crosses,
     "time": time,
@@ -276,13 +277,6 @@ def draw(arms: Arms, folder: Path, differences: Sequence[Mapping[str, Any]] = ()
         picture.savefig(content, format="png", metadata={"Software": None})
         replace_file(folder / f"{name}.png", content.getvalue())
     return list(drawn)
-
-
-def _limits(columns: Sequence[np.ndarray]) -> tuple[float, float]:
-    """The limits of one scale for all panels."""
-    low, high = (float(end(np.concatenate(columns))) for end in (np.min, np.max))
-    margin = 0.05 * (high - low) or 1.0
-    return low - margin, high + margin
 
 
 def _guided(arms: Arms) -> list[str]:

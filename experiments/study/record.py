@@ -13,7 +13,7 @@ import numpy as np
 from cojax import worlds
 from cojax.environment import Charted, Environment
 from cojax.pool import task_from_record
-from cojax.quality import HashedNgrams, describe_pool, greatest_similarity
+from cojax.quality import describe_pool, greatest_similarity, hashed_ngrams
 from cojax.report.figures import CONVERSION, conversions
 from cojax.report.lineage import histories
 from cojax.report.origins import worth
@@ -64,7 +64,7 @@ def describe_tasks(
     `similarity`, the greatest cosine to one of `targets`, the evaluated tasks. `spanning` are the tasks that span the
     plane.
     """
-    embed = HashedNgrams()
+    embed = hashed_ngrams()
     embeddings = embed([task.query for task in tasks])
     centre, axes = _plane(tuple(task.query for task in spanning))
     points = (embeddings - centre) @ axes.T
@@ -86,7 +86,7 @@ def _plane(queries: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
 
     With the development tasks' queries, all runs are drawn in the same plane. The largest entry of an axis is positive.
     """
-    embeddings = HashedNgrams()(list(queries)).astype(np.float64)
+    embeddings = hashed_ngrams()(list(queries)).astype(np.float64)
     centre = embeddings.mean(axis=0)
     centred = embeddings - centre
     # Computed from inner products of tasks: there are far fewer tasks than dimensions.
@@ -181,7 +181,7 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
             least_popular(environment, config["config"]["explorer"]["ending"]),
             environment.tasks("dev", SPANNING) or tasks,
         ),
-        "quality": describe_pool(tasks, targets, HashedNgrams(), config["config"]["quality"]["k"]),
+        "quality": describe_pool(tasks, targets, hashed_ngrams(), config["config"]["quality"]["k"]),
     }  # fmt: skip
 
 

@@ -4,30 +4,23 @@ It costs more at evaluation and changes no weights. It uses the verdict after ea
 trial does not.
 """
 
+import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from cojax.environment import Environment, Episode
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
-from cojax.evaluation.scores import Trial
 from cojax.explorer.llm.prompting import fit_texts, shorten
 from cojax.rollout.chat import Chat
-from cojax.types import Action, Evaluation, Group, Message, Observation, Task, Trajectory
+from cojax.types import Evaluation, Group, Message, Observation, Task, Trajectory
 
 # Plays one episode of each task in an environment; the label names the episodes, and keeps their seeds apart.
 Play = Callable[[Environment, Sequence[Task], str], list[Group]]
 # How many of the newest notes are shown, and the characters of one note.
 _NOTES, _NOTE = 3, 1_000
 
-_REQUEST = """You worked on a task and did not solve it. You will try it again from the start.
-
-The task:
-{task}
-
-What you did, and what came of it:
-{record}
-
-In a few sentences: what went wrong, and what will you do differently? Write for yourself; call no tool now."""
+_REQUEST = Path(__file__).with_name("reflexion.txt").read_text("utf-8").rstrip("\n")
 _REMINDER = "You tried what follows before and did not solve it. What you noted then:"
 # Role of a message in the record → words before it; "→" for other roles, such as the result of an action.
 _SPEAKERS = {"user": "The user said:"}
@@ -35,7 +28,7 @@ _SPEAKERS = {"user": "The user said:"}
 
 def retry_failures(
     play: Play, environment: Environment, groups: Sequence[Group], trials: int, reflects: bool, room: int
-) -> tuple[list[Group], list[Trial]]:
+) -> tuple[list[Group], list[dict[str, Any]]]:
     """Tries failed tasks again; returns each task's last trial, and a record of each of at most `trials` trials.
 
     `groups` are the first trial. A task is tried until an episode earns full reward. If the policy `reflects`, it
@@ -68,17 +61,19 @@ def _solved(group: Group) -> bool:
     return any(trajectory.reward >= 1.0 for trajectory in group.valid)
 
 
-def _trial(last: Mapping[str, Group], played: Sequence[Group], written: Sequence[Group]) -> Trial:
+def _trial(last: Mapping[str, Group], played: Sequence[Group], written: Sequence[Group]) -> dict[str, Any]:
+    """`success` is the share of all tasks solved after this trial. The rest counts this trial alone: its `episodes`,
+    their `turns`, the `notes` written before it, and the `tokens` sampled for episodes and notes."""
     scored = [group for group in last.values() if group.valid]
     episodes = [trajectory for group in played for trajectory in group.trajectories]
     sampled = [*episodes, *(trajectory for group in written for trajectory in group.trajectories)]
-    return Trial(
-        sum(map(_solved, scored)) / max(1, len(scored)),
-        len(episodes),
-        sum(len(trajectory.turns) for trajectory in episodes),
-        sum(bool(_note(group)) for group in written),
-        sum(len(turn.action_tokens) for trajectory in sampled for turn in trajectory.turns),
-    )
+    return {
+        "success": sum(map(_solved, scored)) / max(1, len(scored)),
+        "episodes": len(episodes),
+        "turns": sum(len(trajectory.turns) for trajectory in episodes),
+        "notes": sum(bool(_note(group)) for group in written),
+        "tokens": sum(len(turn.action_tokens) for trajectory in sampled for turn in trajectory.turns),
+    }
 
 
 def _note(group: Group) -> str:
@@ -97,36 +92,20 @@ def _notebook(environment: Environment, failures: Mapping[str, Trajectory], room
 
     As an environment it lets notes be sampled like actions: with deadlines, seeds and retries.
     """
-    return Wrapped(environment, lambda task: _Entry(request(failures[task.id], room)))
 
+    def start(task: Task) -> Episode:
+        entry = types.SimpleNamespace(
+            reset=lambda: (Message("user", request(failures[task.id], room)),),
+            tools=lambda: (),
+            step=lambda action: Observation(done=True),
+            state=dict,
+            affordances=lambda: (),
+            evaluate=lambda: Evaluation(0.0),
+            close=lambda: None,
+        )
+        return cast(Episode, entry)
 
-class _Entry:
-    """An episode of one request and one reply."""
-
-    def __init__(self, text: str) -> None:
-        self.text, self.reply = text, ""
-
-    def reset(self) -> tuple[Message, ...]:
-        return (Message("user", self.text),)
-
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return ()
-
-    def step(self, action: Action) -> Observation:
-        self.reply = action.text
-        return Observation(done=True)
-
-    def state(self) -> Mapping[str, Any]:
-        return {"reply": self.reply}
-
-    def affordances(self) -> tuple[Action, ...]:
-        return ()
-
-    def evaluate(self) -> Evaluation:
-        return Evaluation(0.0)
-
-    def close(self) -> None:
-        """There is nothing to close."""
+    return Wrapped(environment, start)
 
 
 def request(failure: Trajectory, room: int) -> str:

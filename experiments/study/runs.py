@@ -1,25 +1,17 @@
-"""One run of the study, its configuration (experiments/desk.py with settings of an arm), and what commands share."""
+"""One run of the study, and its configuration: experiments/desk.py with settings of an arm."""
 
-import argparse
 import ast
 import dataclasses
 import json
-import signal
-import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from cojax.registry.annotations import RegistryError, convert_setting, shown
-from cojax.run.checks import check
-from cojax.settings import presets
 from cojax.settings.base import put, spelled_out
-from cojax.settings.command_line import CommandLineParser
 from cojax.settings.ranges import RANGES, is_open, is_section, leaves, unknown
-from cojax.storage.files import RunDirectoryError, StorageError
 from .. import desk
 from .launch import VARIABLES
 
@@ -87,41 +79,6 @@ def configuration_of(settings: Settings) -> ConfigDict:
     return config
 
 
-_EXPECTED = (ValueError, KeyError, TypeError, OSError, RunDirectoryError, StorageError)
-
-
-def command_parser(module: str, about: str | None) -> CommandLineParser:
-    """The parser of the command `python -m MODULE`, without flags."""
-    return CommandLineParser(
-        prog=f"python -m {module}",
-        description=about,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-
-
-def stoppable(work: Callable[[threading.Event], int]) -> int:
-    """The exit status of `work`, whose event SIGINT and SIGTERM set; 2 for wrong input, which is told in a line."""
-    stop = threading.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        for number in before:
-            signal.signal(number, lambda *received: stop.set())
-        return work(stop)
-    except _EXPECTED as error:
-        print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
-        return 2
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def check_deadline(seconds: float) -> None:
-    """Raises ValueError for a deadline that is not above 0."""
-    if not seconds > 0:
-        raise ValueError(f"--deadline={seconds:g}; expected seconds above 0")
-
-
 def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
     """--config.KEY=VALUE → settings. Raises ValueError for another argument."""
     found = {}
@@ -135,11 +92,3 @@ def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
         except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested too deep
             found[setting] = value
     return found
-
-
-def check_settings(jobs: Sequence[StudyRun]) -> None:
-    """Raises ValueError, KeyError or TypeError for a wrong setting of a run: it is an error before anything runs."""
-    for job in jobs:
-        job.config  # noqa: B018  raises for an unknown setting and for a wrong value
-    for settings in {job.arm: job.settings for job in jobs}.values():
-        check(presets.resolve(configuration_of(settings), settings))

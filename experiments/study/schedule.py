@@ -1,5 +1,6 @@
 """Makes runs in order, several at a time, each on its own core."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -52,19 +53,17 @@ def run_all(
             stop.wait(_POLL)
         return None
 
-    def make(job: StudyRun, core: int | None) -> str:
-        try:
-            return run(job, folder / job.name, core, deadline, stop, lambda: warm.update({job.warm_start: True}))
-        finally:
-            with queue:
-                if not warm[job.warm_start]:  # another run may make it
-                    del warm[job.warm_start]
-
     def work(core: int | None) -> None:
         try:
             while (job := take()) is not None:
                 began = time.monotonic()
-                why = make(job, core)
+                warmed = functools.partial(warm.__setitem__, job.warm_start, True)
+                try:
+                    why = run(job, folder / job.name, core, deadline, stop, warmed)
+                finally:
+                    with queue:
+                        if not warm[job.warm_start]:  # another run may make it
+                            del warm[job.warm_start]
                 with ending:
                     on_end(job, why, time.monotonic() - began)
         except BaseException as error:

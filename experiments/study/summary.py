@@ -11,9 +11,8 @@ from cojax.environment import Charted, Environment
 from cojax.report.figures import student
 from cojax.report.origins import PREDICTORS
 from cojax.types import Task, content_hash
-from .arms import ARMS, TITLES
 from .record import ORIGIN_COUNTS, ORIGIN_MEASURES, Record, cross_table, environment_of, least_popular
-from .tables import Table
+from .tables import ARMS, TITLES, Table
 
 # Solutions of this many actions or more are one kind.
 _OPEN_ROW = 6
@@ -261,7 +260,10 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
         "steps": sorted({record["steps"] for record in used}),
         "seeds": complete,
         "incomplete_seeds": [seed for seed in seeds if seed not in complete],
-        "common_settings": _common([record["settings"] for record in used]),
+        # The changes to experiments/desk.py that all runs have.
+        "common_settings": dict(
+            one for one in used[0]["settings"].items() if all(one in record["settings"].items() for record in used)
+        ),
         "zero_shot": _estimate(zero_shot),
         # All arms of a seed share a warm start: another zero-shot success means other code or another machine.
         "seeds_with_several_zero_shots": [
@@ -271,24 +273,18 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
             _row(arm, by_arm[arm], finals[arm], zero_shot, by_kind.get("tool", ())) for arm in table.arms
         ],
         "differences": [_difference(one, other, finals) for one, other in table.differences],
-        **{name: _of_part(table, found) for name, found in parts.items() if found},
+        # Success over a part of the held-out tasks, by arm, and its paired differences.
+        **{
+            name: {
+                "arms": {arm: _estimate(one) for arm, one in found.items()},
+                "differences": [_difference(one, other, found) for one, other in table.differences],
+            }
+            for name, found in parts.items() if found
+        },
         "breakdowns": by_kind,
         "tasks_by_tool": tasks_by_tool(by_arm),
         "made_with": _made_with(used),
     }  # fmt: skip
-
-
-def _of_part(table: Table, found: Mapping[str, Successes]) -> dict[str, Any]:
-    """Success over a part of the held-out tasks, by arm, and its paired differences."""
-    return {
-        "arms": {arm: _estimate(one) for arm, one in found.items()},
-        "differences": [_difference(one, other, found) for one, other in table.differences],
-    }
-
-
-def _common(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The changes to experiments/desk.py that all runs have."""
-    return {name: value for name, value in settings[0].items() if all(one.get(name) == value for one in settings)}
 
 
 def _row(
@@ -296,6 +292,8 @@ def _row(
 ) -> dict[str, Any]:
     live = [record["curves"]["live_groups"] for record in records]
     budgets = [{**record["budget"], "evaluation_episodes": _evaluation_episodes(record)} for record in records]
+    learning = [record.get("learning", {}) for record in records]
+    learned = [name for name in learning[0] if all(name in one for one in learning)]
     return {
         "arm": arm,
         "title": TITLES[arm],
@@ -306,10 +304,9 @@ def _row(
         # None for an arm without steps.
         "live_groups": _mean([_mean(groups) for groups in live]) if all(live) else None,
         "budget": _mean_counts(budgets),
-        "learning": _learning([record.get("learning", {}) for record in records]),
-        **({"origins": worth} if (worth := mean_worth(records)) else {}),
-        **({"predicted": predicted} if (predicted := mean_predicted(records)) else {}),
-        **({"failures": failures} if (failures := mean_failures(records)) else {}),
+        # The metrics that all seeds have.
+        "learning": _mean_counts([{n: one[n] for n in learned} for one in learning]),
+        **{name: found for name, mean in _SOME.items() if (found := mean(records))},
         "refused": dict(Counter(_mean_counts([record["refused"] for record in records])).most_common()),
         "quality": {name: _mean_if_known([find(one["quality"]) for one in records]) for name, find in QUALITY.items()},
         "mastered": prior_mastery(records, by_tool),
@@ -318,15 +315,10 @@ def _row(
     }
 
 
-def _mean_counts(counts: Sequence[Mapping[str, int]]) -> dict[str, float]:
+def _mean_counts(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Means of counts over all records, in their order; a record without a count has 0."""
     names = dict.fromkeys(name for one in counts for name in one)
     return {name: _mean([one.get(name, 0) for one in counts]) for name in names}
-
-
-def _learning(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means over seeds of the metrics that all of them have."""
-    return {name: _mean([one[name] for one in records]) for name in records[0] if all(name in one for one in records)}
 
 
 def _evaluation_episodes(record: Record) -> int:
@@ -371,7 +363,7 @@ def mean_failures(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     known = [record["failures"] for record in records if record.get("failures")]
     if not known:
         return {}
-    names = [name for name in EXAMPLES if any(name in one["examples"] for one in known)]
+    examples = _mean_counts([one["examples"] for one in known])
     agents = {
         agent: [one["agents"][agent] for one in known]
         for agent in ("target", "second")
@@ -379,12 +371,16 @@ def mean_failures(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
     return {
         "records": len(known),
-        "examples": {name: _mean([one["examples"].get(name, 0) for one in known]) for name in names},
+        "examples": {name: examples[name] for name in EXAMPLES if name in examples},
         "agents": {
             agent: {name: _mean_if_known([one.get(name) for one in of]) for name in dict.fromkeys(itertools.chain(*of))}
             for agent, of in agents.items()
         },
     }
+
+
+# What not every record tells: the keys of a row, and its means over records.
+_SOME = {"origins": mean_worth, "predicted": mean_predicted, "failures": mean_failures}
 
 
 def _difference(one: str, other: str, finals: Mapping[str, Successes]) -> dict[str, Any]:

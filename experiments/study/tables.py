@@ -1,12 +1,51 @@
-"""The arms and seeds of each table, from tables.toml."""
+"""Arms, from arms.toml: what each changes of the settings that all share, and what it is called.
+
+Tables, from tables.toml: the arms and seeds of each, and the differences that it asks for.
+"""
 
 import dataclasses
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from .arms import ARMS, COMMON, ON_DEVELOPMENT_TASKS
-from .runs import Settings, StudyRun
+from cojax import imports
+from cojax.settings.ranges import leaves
+from .. import desk, desk_smollm2
+from .runs import Settings, StudyRun, changes
+
+_TEXT = Path(__file__).with_name("arms.toml").read_text("utf-8")
+_SECTIONS = tomllib.loads(_TEXT.replace('"experiments.', f'"{imports.within("experiments")}.'))
+_SMOLLM2 = desk_smollm2.get_config()
+_GROUPS: Mapping[str, Mapping[str, Any]] = {
+    **_SECTIONS["groups"],
+    # The batch is named even where it is the desk's: the other tables have their own.
+    "smollm2": {**changes(_SMOLLM2, desk.get_config()), "batch_size": _SMOLLM2.batch_size},
+}
+
+
+def _settings(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a section by their dotted names, those of a group in place of its name."""
+    found: dict[str, Any] = {}
+    for name, value in leaves(section):
+        if name in ("ground", "groups"):
+            for group in value:
+                found |= _settings(_GROUPS[group])
+        elif name != "title":
+            found[name] = tuple(value) if isinstance(value, list) else value
+    return found
+
+
+_ARMS = _SECTIONS["arms"] | {
+    f"{ground}-{name}": {"ground": [ground], **method}
+    for ground in ("wide", "deep")
+    for name, method in _SECTIONS["methods"].items()
+}
+COMMON: Settings = _settings(_SECTIONS["common"])
+# A development run evaluates this split instead of the held-out one, whatever the flags say.
+ON_DEVELOPMENT_TASKS: Settings = _settings(_SECTIONS["development"])
+TITLES: Mapping[str, str] = {arm: section["title"] for arm, section in _ARMS.items()}
+ARMS: Mapping[str, Settings] = {arm: _settings(section) for arm, section in _ARMS.items()}
 
 _FOUND = tomllib.loads(Path(__file__).with_name("tables.toml").read_text("utf-8"))
 SEEDS: Mapping[str, tuple[int, ...]] = {name: tuple(seeds) for name, seeds in _FOUND["seeds"].items()}

@@ -6,7 +6,7 @@ import pytest
 from counter_environment import CounterEnvironment, hang
 from patience import patience
 
-from cojax.environment.watch import WatchedPlay
+from cojax.environment.watch import watched_play
 from cojax.types import Action, Call, Task, Turn
 
 TASK = Task("counter", "count to 1", {"target": 1})
@@ -18,13 +18,13 @@ def script(*names: str):
 
 
 def test_an_episode_in_time_is_that_of_play():
-    trajectory = WatchedPlay(5.0)(CounterEnvironment(), TASK, script("add", "finish"), max_turns=5, episode="x")
+    trajectory = watched_play(5.0)(CounterEnvironment(), TASK, script("add", "finish"), max_turns=5, episode="x")
     assert (trajectory.outcome, trajectory.reward, trajectory.episode) == ("finished", 1.0, "x")
 
 
 def test_a_hang_is_an_environment_error_that_recommends_isolation():
     began = time.monotonic()
-    trajectory = WatchedPlay(0.2)(CounterEnvironment(lambda task, step: hang()), TASK, script("add"))
+    trajectory = watched_play(0.2)(CounterEnvironment(lambda task, step: hang()), TASK, script("add"))
     assert time.monotonic() - began < patience(2)
     assert trajectory.outcome == "environment_error"
     assert trajectory.error.startswith("step took longer than 0.2 s")
@@ -33,7 +33,7 @@ def test_a_hang_is_an_environment_error_that_recommends_isolation():
 
 def test_slow_calls_are_each_within_the_deadline():
     slow = CounterEnvironment(lambda task, step: time.sleep(0.15))
-    assert WatchedPlay(0.3)(slow, TASK, script("add", "add", "add", "finish")).outcome == "finished"
+    assert watched_play(0.3)(slow, TASK, script("add", "add", "add", "finish")).outcome == "finished"
 
 
 def test_a_bug_in_the_actor_is_raised():
@@ -41,7 +41,7 @@ def test_a_bug_in_the_actor_is_raised():
         raise KeyError("bug")
 
     with pytest.raises(KeyError):
-        WatchedPlay(1.0)(CounterEnvironment(), TASK, act)
+        watched_play(1.0)(CounterEnvironment(), TASK, act)
 
 
 def test_an_actor_may_think_longer_than_an_environment_may_take():
@@ -49,11 +49,11 @@ def test_an_actor_may_think_longer_than_an_environment_may_take():
         time.sleep(0.4)
         return Turn(Action(calls=(Call("finish"),)))
 
-    assert WatchedPlay(0.2)(CounterEnvironment(), TASK, thinks).outcome == "environment_error"
-    assert WatchedPlay(0.2, thinking=5.0)(CounterEnvironment(), TASK, thinks).outcome == "finished"
+    assert watched_play(0.2)(CounterEnvironment(), TASK, thinks).outcome == "environment_error"
+    assert watched_play(0.2, thinking=5.0)(CounterEnvironment(), TASK, thinks).outcome == "finished"
     began = time.monotonic()
-    hung = WatchedPlay(0.2, thinking=60.0)(CounterEnvironment(lambda task, step: hang()), TASK, script("add"))
+    hung = watched_play(0.2, thinking=60.0)(CounterEnvironment(lambda task, step: hang()), TASK, script("add"))
     assert time.monotonic() - began < patience(2)
     assert hung.error.startswith("step took longer than 0.2 s")
-    brief = WatchedPlay(0.2, thinking=0.5)
+    brief = watched_play(0.2, thinking=0.5)
     assert brief(CounterEnvironment(), TASK, lambda *_: hang()).error.startswith("act took longer than 0.5 s")  # type: ignore[arg-type]

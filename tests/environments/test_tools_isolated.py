@@ -11,7 +11,7 @@ from patience import patience
 
 from cojax.environment import EnvironmentFailure, Traits, play, traits_of
 from cojax.environment.replay import follow
-from cojax.environment.watch import WatchedPlay
+from cojax.environment.watch import watched_play
 from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.types import Action, Call, Task
 from environments.tools import ToolEnvironment
@@ -104,7 +104,7 @@ def test_a_tool_that_hangs_in_this_process_is_given_up():
         over.wait(patience(60))
 
     environment = ToolEnvironment("slow", [wait], dict, [{}])
-    found = WatchedPlay(0.3)(environment, Task("slow", "wait", {}), follow([call("wait")]), max_turns=1)
+    found = watched_play(0.3)(environment, Task("slow", "wait", {}), follow([call("wait")]), max_turns=1)
     over.set()
     assert found.outcome == "environment_error"
     assert found.error.startswith("step took longer than 0.3 s and was abandoned")

@@ -10,7 +10,6 @@ from cojax.report import read_run
 from cojax.storage.files import Log, StorageError, write_json
 from environments import load
 from experiments.study import stored
-from experiments.study.arms import COMMON
 from experiments.study.comparison import differing_parts, mismatch
 from experiments.study.record import (
     budget,
@@ -25,7 +24,7 @@ from experiments.study.record import (
 )
 from experiments.study.runs import ROOT
 from experiments.study.stored import check_record
-from experiments.study.tables import jobs
+from experiments.study.tables import COMMON, jobs
 
 
 def test_held_out_tasks_are_kept_recovered_lost_or_never_solved():

@@ -67,36 +67,36 @@ def test_a_note_about_each_failure_is_in_view_at_the_next_trial():
     engine = Counter()
     groups, trials, labels = evaluated(engine, 3, reflects=True)
     # One more a trial: tasks of one, two and three are solved after the first, second and third.
-    assert [trial.success for trial in trials] == [0.25, 0.5, 0.75]
-    assert [trial.episodes for trial in trials] == [4, 3, 2]
-    assert [trial.turns for trial in trials] == [8, 9, 8]
-    assert [trial.notes for trial in trials] == [0, 3, 2]
+    assert [trial["success"] for trial in trials] == [0.25, 0.5, 0.75]
+    assert [trial["episodes"] for trial in trials] == [4, 3, 2]
+    assert [trial["turns"] for trial in trials] == [8, 9, 8]
+    assert [trial["notes"] for trial in trials] == [0, 3, 2]
     assert [group.score for group in groups] == [1.0, 1.0, 1.0, 0.0]
     assert [group.task for group in groups] == list(WORLD.tasks("eval", 4))
     assert labels == ["first", "note2", "trial2", "note3", "trial3"]
     last = engine.heard[-1]
     assert last.index("1. count to 2 instead") < last.index("2. count to 3 instead")
-    assert trials[1].tokens > sum(len(turn.action_tokens) for turn in groups[1].trajectories[0].turns)
+    assert trials[1]["tokens"] > sum(len(turn.action_tokens) for turn in groups[1].trajectories[0].turns)
 
 
 def test_without_notes_it_is_tried_again_as_it_was():
     engine = Counter(luck=1)
     _groups, trials, labels = evaluated(engine, 3, reflects=False)
-    assert [trial.success for trial in trials] == [0.25, 0.5, 0.5]
+    assert [trial["success"] for trial in trials] == [0.25, 0.5, 0.5]
     assert labels == ["first", "trial2", "trial3"]
     assert len({text for text in engine.heard if "count to 4" in text}) == 1
 
 
 def test_what_is_solved_is_not_tried_again():
     _, trials, labels = evaluated(Counter(), 5, reflects=True, count=1)
-    assert ([trial.success for trial in trials], labels) == ([1.0], ["first"])
+    assert ([trial["success"] for trial in trials], labels) == ([1.0], ["first"])
 
 
 @pytest.mark.parametrize("note", ["", "   ", "<think>count to 9 instead</think>", "<think>count to 9 instead"])
 def test_a_note_that_says_nothing_is_none(note: str):
     engine = Counter(note)
     _, trials, _ = evaluated(engine, 2, reflects=True)
-    assert [(trial.success, trial.notes) for trial in trials] == [(0.25, 0), (0.25, 0)]
+    assert [(trial["success"], trial["notes"]) for trial in trials] == [(0.25, 0), (0.25, 0)]
     assert not any("You tried what follows" in text for text in engine.heard)
 
 
@@ -117,7 +117,7 @@ def test_a_task_that_was_lost_is_not_tried_again_and_a_lost_trial_changes_nothin
             raise RuntimeError("no such world")
 
     _, trials, _ = evaluated(Counter(), 2, reflects=True, world=CounterEnvironment(on_start=broken), retries=0)
-    assert [(trial.success, trial.episodes) for trial in trials] == [(1 / 3, 4), (2 / 3, 2)]
+    assert [(trial["success"], trial["episodes"]) for trial in trials] == [(1 / 3, 4), (2 / 3, 2)]
 
     class Dying(Counter):
         def generate(self, prompt, sampling, *, session, seed):
@@ -126,7 +126,7 @@ def test_a_task_that_was_lost_is_not_tried_again_and_a_lost_trial_changes_nothin
             return super().generate(prompt, sampling, session=session, seed=seed)
 
     groups, trials, _ = evaluated(Dying(), 2, reflects=True, retries=0)
-    assert [trial.success for trial in trials] == [0.25, 0.25]
+    assert [trial["success"] for trial in trials] == [0.25, 0.25]
     assert all(group.valid for group in groups)
     with pytest.raises(RolloutError, match="lost to the machinery"):
         evaluated(Dying(), 2, reflects=True, retries=0, error_rate=0.3)

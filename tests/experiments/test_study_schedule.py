@@ -12,9 +12,8 @@ from patience import patience
 
 from cojax.storage.files import RunDirectoryError, lock_folder
 from experiments.study import schedule
-from experiments.study.arms import COMMON
 from experiments.study.runs import StudyRun
-from experiments.study.tables import jobs
+from experiments.study.tables import COMMON, jobs
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,9 +11,8 @@ from study_records import record
 from cojax.storage.files import StorageError, lock_folder, write_json
 from experiments.study import __main__ as command
 from experiments.study import stored
-from experiments.study.arms import ARMS
 from experiments.study.comparison import mismatch
-from experiments.study.tables import TABLES, jobs
+from experiments.study.tables import ARMS, TABLES, jobs
 
 
 def lines(path):

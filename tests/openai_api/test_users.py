@@ -12,7 +12,7 @@ from patience import patience
 from cojax import openai_api as calls
 from cojax.environment import EngineError, EnvironmentFailure
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.quality import EmbeddingError, EndpointEmbedding
+from cojax.quality import EmbeddingError, endpoint_embedding
 from cojax.rollout.endpoint import chat_endpoint
 from cojax.settings.tree import LLMSettings
 from cojax.types import Message
@@ -33,7 +33,7 @@ def explorer(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
 
 
 def embedding(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
-    return EndpointEmbedding(url, "m", timeout=seconds, deadline=seconds, attempts=attempts)(["hello"])
+    return endpoint_embedding(url, "m", timeout=seconds, deadline=seconds, attempts=attempts)(["hello"])
 
 
 def evaluation(url: str, seconds: float = 20.0, attempts: int = 2) -> object:

@@ -275,8 +275,8 @@ def test_within_spreads_what_it_keeps() -> None:
 
 def test_varied_takes_each_kind_in_turn() -> None:
     kinds = [("finished", 1.0), ("finished", 1.0), ("finished", 0.0), ("timeout", 0.0)]
-    episodes = [("task", {"outcome": outcome, "reward": reward, "n": n}) for n, (outcome, reward) in enumerate(kinds)]
-    assert [line["n"] for _, line in pick_varied(episodes, 3)] == [2, 0, 3]
+    episodes = [{"outcome": outcome, "reward": reward, "n": n} for n, (outcome, reward) in enumerate(kinds)]
+    assert [line["n"] for line in pick_varied(episodes, 3)] == [2, 0, 3]
 
 
 def test_the_command_rebuilds_and_tells(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

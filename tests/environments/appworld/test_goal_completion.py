@@ -2,9 +2,10 @@
 
 import pytest
 
-from cojax.evaluation.evaluate import MEASURES
+from cojax.evaluation.evaluate import measured
 from cojax.types import Group, Task, Trajectory
-from environments.appworld.audit import goal_completion
+from environments.appworld import measures
+from experiments import appworld
 
 
 def of_scenario(name: str, *rewards: float | None) -> Group:
@@ -20,8 +21,8 @@ def of_scenario(name: str, *rewards: float | None) -> Group:
 
 
 def figures(groups: list[Group]) -> tuple[float, float]:
-    found = goal_completion(groups)
-    return found.tgc, found.sgc
+    found = measured(appworld.get_config(), groups)
+    return found["TGC"]["value"] / 100, found["SGC"]["value"] / 100
 
 
 def test_goal_completion_is_over_tasks_and_over_scenarios() -> None:
@@ -30,8 +31,8 @@ def test_goal_completion_is_over_tasks_and_over_scenarios() -> None:
         of_scenario("b_1", 1.0), of_scenario("b_2", 0.0), of_scenario("b_3", 1.0),
     ]  # fmt: skip
     assert figures(groups) == (pytest.approx(5 / 6), 0.5)
-    measures = MEASURES["appworld"](groups)
-    tgc, sgc = measures["TGC"], measures["SGC"]
+    found = measured(appworld.get_config(), groups)
+    tgc, sgc = found["TGC"], found["SGC"]
     assert (tgc["value"], sgc["value"]) == (pytest.approx(100 * 5 / 6), 50.0)
     assert (tgc["count"], sgc["count"]) == (6, 2)
     assert 0 < tgc["low"] < tgc["value"] < tgc["high"] <= 100
@@ -46,4 +47,4 @@ def test_goal_completion_of_several_samples_counts_scenarios_sample_by_sample() 
 def test_goal_completion_counts_a_lost_episode_as_the_benchmark_does() -> None:
     assert figures([of_scenario("a_1", 1.0), of_scenario("a_2", None)]) == (0.5, 0.0)
     with pytest.raises(ValueError, match="no task has 'task' in its setup"):
-        goal_completion([Group(Task("desk", "x", {}), of_scenario("a_1", 1.0).trajectories)])
+        measures([Group(Task("desk", "x", {}), of_scenario("a_1", 1.0).trajectories)])
