@@ -123,13 +123,11 @@ _BIAS = (
 
 
 def parameters(config: ModelConfig) -> tuple[Parameter, ...]:
-    """The table's rows that a model of this config has."""
-    return (
-        *_CORE,
-        *(_SPARSE if config.sparse else _DENSE),
-        *(() if config.tie_word_embeddings else _HEAD),
-        *(_QK_NORM if config.qk_norm else ()),
-        *(_BIAS if config.attention_bias else ()),
+    """The rows of its family that a model of this config has."""
+    return tuple(
+        Parameter(tuple(path.split("/")), tuple(axes.split()), name, inputs)
+        for path, axes, name, inputs in config.family.rows
+        if not (path == "head/kernel" and config.tie_word_embeddings)
     )
 
 

@@ -56,7 +56,7 @@ class Attention(nnx.Module):
         width, size = config.hidden_size, config.head_dim
 
         def project(heads: int) -> nnx.LinearGeneral:
-            bias = config.attention_bias
+            bias = config.family.attention_bias
             return _linear(config, width, (heads, size), width, rngs, use_bias=bias)
 
         self.query = project(config.num_attention_heads)
@@ -65,9 +65,9 @@ class Attention(nnx.Module):
         heads, product = config.num_attention_heads, _flat_product if config.dtype == "bfloat16" else None
         fan = heads * size * 2 * config.num_hidden_layers
         self.output = _linear(config, (heads, size), width, fan, rngs, axis=(-2, -1), dot_general=product)
-        if config.qk_norm:
+        self.normed = config.family.has("layers/attention/query_norm/scale")
+        if self.normed:
             self.query_norm, self.key_norm = _norm(config, size, rngs), _norm(config, size, rngs)
-        self.normed = config.qk_norm
 
     def __call__(self, x: jax.Array, rotate: Rotation, attend: Attend) -> jax.Array:
         query, key, value = self.query(x), self.key(x), self.value(x)
@@ -77,15 +77,16 @@ class Attention(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """SwiGLU: down(silu(gate(x)) · up(x))."""
+    """down(activation(gate(x)) · up(x)): SwiGLU, where the family's activation is silu."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         width, inner = config.hidden_size, config.intermediate_size
         self.gate, self.up = (_linear(config, width, inner, width, rngs) for _ in range(2))
         self.down = _linear(config, inner, width, inner * 2 * config.num_hidden_layers, rngs)
+        self.activation = config.family.activation
 
     def __call__(self, x: jax.Array, mesh: Mesh | None = None) -> jax.Array:
-        inner = jax.nn.silu(self.gate(x)) * self.up(x)
+        inner = self.activation(self.gate(x)) * self.up(x)
         return self.down(constrain(inner, mesh, *[None] * (inner.ndim - 2), "mlp"))
 
 

@@ -16,7 +16,18 @@ from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.local import LocalEngine
 
 CONFIG = ModelConfig(
-    61, 32, 40, 2, 4, 2, 16, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
+    61,
+    32,
+    40,
+    2,
+    4,
+    2,
+    16,
+    model_type="qwen3_moe",
+    num_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=24,
+    norm_topk_prob=True,
 )
 WAYS = pytest.mark.parametrize("way", [mix_dense, mix_grouped])
 ZERO = jnp.int32(0)
