@@ -35,12 +35,12 @@ def shape(kind: str, width: int) -> dict[str, object]:
 def write(kind: str, folder: Path, width: int) -> None:
     from cojax.policy.config import ModelConfig
     from cojax.policy.parameters import parameters
-    from cojax.policy.pretrained import Outline, write_tensors
+    from cojax.policy.pretrained import write_tensors
 
     hf = shape(kind, width)
     config = ModelConfig.from_hf(hf)
     draw = np.random.default_rng(0)
-    outlines = [Outline(n, "BF16", r.hf_shape(config)) for r in parameters(config) for _, n in r.pieces(config)]
+    outlines = {n: ("BF16", r.hf_shape(config)) for r in parameters(config) for _, n in r.pieces(config)}
 
     def arrays() -> Iterator[tuple[str, np.ndarray]]:
         for outline in outlines:
