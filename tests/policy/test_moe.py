@@ -101,7 +101,8 @@ def test_a_row_is_the_same_bits_in_any_company(way) -> None:
 def test_no_token_is_dropped_when_all_choose_one_expert(way) -> None:
     x, _, _, kernels = drawn(64, 1, 8)
     found = way(x, jnp.full((64, 1), 5), jnp.ones((64, 1)), kernels, ZERO)
-    expected = (jax.nn.silu(x @ kernels.gate[5]) * (x @ kernels.up[5])) @ kernels.down[5]
+    gate, up, down = (matrix[5] for matrix in kernels)
+    expected = (jax.nn.silu(x @ gate) * (x @ up)) @ down
     np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
 
 
