@@ -87,14 +87,12 @@ class StoredTensor:
         return array.reshape(self.shape)
 
 
-FLOATS = tuple(_DTYPES)  # the codes that can be read
-
-
 def dtype_code(name: str) -> str:
     """The format's code of "float32", "bfloat16" or "float16". Raises ValueError for another."""
-    if (code := {dtype.name: code for code, dtype in _DTYPES.items()}.get(name)) is not None:
-        return code
-    raise ValueError(f"dtype {name!r} is not supported; available: float32, bfloat16, float16")
+    codes = {dtype.name: code for code, dtype in _DTYPES.items()}
+    if name not in codes:
+        raise ValueError(f"dtype {name!r} is not supported; available: {', '.join(codes)}")
+    return codes[name]
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
@@ -322,8 +320,8 @@ def _check(entries: Mapping[str, StoredTensor], config: ModelConfig, declared: s
             faults.append(f"{name} has shape {entry.shape}, expected {shape}")
         elif declared and entry.dtype != dtype_code(declared):
             faults.append(f"{name} has dtype {entry.dtype}, expected {dtype_code(declared)} as {CONFIG} declares")
-        elif entry.dtype not in FLOATS:
-            faults.append(f"{name} has dtype {entry.dtype}, expected one of {', '.join(FLOATS)}")
+        elif entry.dtype not in _DTYPES:
+            faults.append(f"{name} has dtype {entry.dtype}, expected one of {', '.join(_DTYPES)}")
     raise_faults(faults)
 
 
