@@ -15,18 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Literal
 
+from cojax.learner import batch as packing
 from cojax.learner.advantages import ADVANTAGES
-from cojax.learner.batch import (
-    DTYPES,
-    Pair,
-    RowShape,
-    TrainBatch,
-    draw_pairs,
-    pack,
-    pack_examples,
-    pack_pairs,
-    staleness,
-)
+from cojax.learner.batch import DTYPES, Pair, RowShape, TrainBatch
 from cojax.learner.losses import LOSSES, Loss
 from cojax.learner.weightings import WEIGHTINGS
 from cojax.policy.logprobs import TokenScores
@@ -198,13 +189,13 @@ class Objective:
         rows = self.rows(sizes or [len(group.trajectories) for group in groups], shape)
         for part in self._deal(groups, seed):
             if self.loss.pairs:
-                batch, facts = pack_pairs(part, seed, shape, rows)
+                batch, facts = packing.pack_pairs(part, seed, shape, rows)
             else:
-                batch, facts = pack(
+                batch, facts = packing.pack(
                     part, self.advantage, shape, weighting=self.weighting, skip_flat=not self.loss.flat_groups,
                     together=self.loss.together, rows=rows,
                 )  # fmt: skip
-            packed.append((batch, facts | staleness(batch, seed[1])))
+            packed.append((batch, facts | packing.staleness(batch, seed[1])))
         return [batch for batch, _ in packed], _sum_facts([facts for _, facts in packed], shape.length)
 
     def rows(self, sizes: Sequence[int], shape: RowShape) -> int:
@@ -301,7 +292,7 @@ class HardNegatives:
 
         `sizes` are as in `Objective.batches`.
         """
-        drawn = [pair for group in groups for pair in draw_pairs(group, seed, self.least)]
+        drawn = [pair for group in groups for pair in packing.draw_pairs(group, seed, self.least)]
         pairs = [Pair(better, worse, self.weight) for better, worse in drawn]
         failures = [t for group in groups for t in group.valid if t.reward < 1.0]
         facts = {
@@ -310,4 +301,4 @@ class HardNegatives:
             "hard_pairs": float(len(pairs)),
         }
         rows = self.rows(sizes or [len(group.trajectories) for group in groups], shape)
-        return pack_examples(pairs, shape, rows), facts
+        return packing.pack_examples(pairs, shape, rows), facts

@@ -259,9 +259,8 @@ class ModelConfig:
     @property
     def layer_windows(self) -> tuple[int, ...] | None:
         """The window of every layer, the largest number where it has none; None where no layer has one."""
-        if not self.sliding_window:
-            return None
-        return tuple(self.sliding_window if kind == SLIDING else _LARGEST for kind in self.layer_types)
+        windows = tuple(self.sliding_window if kind == SLIDING else _LARGEST for kind in self.layer_types)
+        return windows if self.sliding_window else None
 
     def __post_init__(self) -> None:
         if self.model_type not in FAMILIES:

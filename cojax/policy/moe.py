@@ -77,9 +77,8 @@ class SparseFeedForward(nnx.Module):
 
     def mixed(self, x: jax.Array, routing: Routing, mesh: Mesh | None = None) -> jax.Array:
         """[..., D] → [..., D] with a given routing of these tokens."""
-        gate, up, down = (matrix[...].astype(self.dtype) for matrix in (self.gate, self.up, self.down))
+        kernels = self.gate[...].astype(self.dtype), self.up[...].astype(self.dtype), self.down[...].astype(self.dtype)
         flat = x.reshape(-1, x.shape[-1])
-        kernels = gate, up, down
         mixed = mix(flat, routing, kernels) if mesh is None else _mix_over(mesh, flat, routing, kernels)
         return mixed.reshape(x.shape)
 

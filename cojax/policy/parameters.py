@@ -55,13 +55,9 @@ class Parameter:
             numbers = dict(zip(stacked, index, strict=True))
             yield index, self.hf.format(layer=numbers.get("layers"), expert=numbers.get("experts"))
 
-    def piece_shape(self, config: ModelConfig) -> tuple[int, ...]:
-        """Shape of one such array in our layout."""
-        return self.shape(config)[len(self.stacked) :]
-
     def hf_shape(self, config: ModelConfig) -> tuple[int, ...]:
         """Shape of one such array in a Hugging Face file."""
-        shape = self.piece_shape(config)
+        shape = self.shape(config)[len(self.stacked) :]
         if self.inputs is None:
             return shape
         summed, kept = math.prod(shape[: self.inputs]), math.prod(shape[self.inputs :])
@@ -76,7 +72,7 @@ class Parameter:
         """Inverse of `to_hf`, a view; raises ValueError for another shape."""
         if array.shape != self.hf_shape(config):
             raise ValueError(f"has shape {tuple(array.shape)}, expected {self.hf_shape(config)}")
-        return (array.T if self.inputs else array).reshape(self.piece_shape(config))
+        return (array.T if self.inputs else array).reshape(self.shape(config)[len(self.stacked) :])
 
 
 def parameters(config: ModelConfig) -> tuple[Parameter, ...]:
