@@ -19,7 +19,7 @@ from benchmarks.results import Row, Spread, timed
 from cojax.compile.programs import parameter_count
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters
-from cojax.policy.pretrained import CONFIG, SINGLE, Outline, dtype_code, write_tensors
+from cojax.policy.pretrained import CONFIG, SINGLE, dtype_code, write_tensors
 
 _LAYERS, _HEAD_DIM = 22, 64
 _PIECE = 64 * 2**20  # bytes that the plain copies read or write at a time
@@ -104,13 +104,13 @@ def temporary_folder(needed: int, setting: str = "--gigabytes") -> Iterator[Path
 def write_random(folder: Path, config: ModelConfig) -> None:
     """Writes a model folder of random numbers, one tensor in memory at a time."""
     code = dtype_code(config.param_dtype)
-    outlines = [Outline(n, code, row.hf_shape(config)) for row in parameters(config) for _, n in row.pieces(config)]
+    outlines = {n: (code, row.hf_shape(config)) for row in parameters(config) for _, n in row.pieces(config)}
     draw = np.random.default_rng(0)
 
     def arrays() -> Iterator[tuple[str, np.ndarray]]:
-        for outline in outlines:
-            values = draw.random(outline.shape, dtype=np.float32) - np.float32(0.5)
-            yield outline.name, values.astype(jnp.dtype(config.param_dtype))
+        for name, (_, shape) in outlines.items():
+            values = draw.random(shape, dtype=np.float32) - np.float32(0.5)
+            yield name, values.astype(jnp.dtype(config.param_dtype))
 
     folder.mkdir()
     write_tensors(folder / SINGLE, outlines, arrays())

@@ -39,13 +39,13 @@ SHAPES: Mapping[str, ModelConfig] = {
     # Qwen/Qwen2.5-7B-Instruct.
     "7b": ModelConfig(
         vocab_size=152_064, hidden_size=3584, intermediate_size=18_944, num_hidden_layers=28, num_attention_heads=28,
-        num_key_value_heads=4, rope_theta=1e6, tie_word_embeddings=False, attention_bias=True, qk_norm=False,
+        num_key_value_heads=4, rope_theta=1e6, tie_word_embeddings=False, model_type="qwen2",
     ),
     "30b-a3b": ModelConfig(
         hidden_size=2048, intermediate_size=6144, num_hidden_layers=48, num_attention_heads=32,
         **{**_QWEN3, "rope_theta": 1e7, "num_key_value_heads": 4}, max_position_embeddings=262_144,
         tie_word_embeddings=False, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768,
-        norm_topk_prob=True,
+        model_type="qwen3_moe", norm_topk_prob=True,
     ),
 }  # fmt: skip
 

@@ -31,7 +31,7 @@ MODELS: Mapping[str, ModelConfig] = {
     "grouped-query": dataclasses.replace(_SHAPE, num_key_value_heads=2),
     "sparse": dataclasses.replace(
         _SHAPE, num_key_value_heads=2, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=64,
-        norm_topk_prob=True,
+        model_type="qwen3_moe", norm_topk_prob=True,
     ),
 }  # fmt: skip
 CASES = tuple((name, dtype) for name in MODELS for dtype in ("float32", "bfloat16"))

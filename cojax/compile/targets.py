@@ -5,6 +5,7 @@ It loads no JAX until a program is compiled: the command lists the targets befor
 
 import contextlib
 import dataclasses
+import importlib.resources
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ class Chip:
     flops: float
     bandwidth: float
     interconnect: float
-    description: str = ""
+    description: str = ""  # the file of what XLA has to know of a card in place of asking its driver
 
     @property
     def limit(self) -> int:
@@ -58,36 +59,9 @@ class Target:
     count: int
 
 
-# What XLA has to know of a card in place of asking its driver. The figures are those of the H100 SXM with 80 GB.
-_H100 = """
-gpu_device_info {
-  name: "NVIDIA H100 80GB HBM3"
-  cuda_compute_capability { major: 9 }
-  core_count: 132
-  fpus_per_core: 128
-  threads_per_warp: 32
-  threads_per_block_limit: 1024
-  threads_per_core_limit: 2048
-  registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
-  shared_memory_per_block: 49152
-  shared_memory_per_block_optin: 232448
-  shared_memory_per_core: 233472
-  l2_cache_size: 52428800
-  clock_rate_ghz: 1.98
-  memory_bandwidth: 3352320000000
-  device_memory_size: 84942979072
-  block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535
-}
-platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 10 patch: 2 }
-device_description_str: "NVIDIA H100 80GB HBM3"
-"""
 V5E = Chip("TPU v5e", "TPU v5 lite", "tpu", int(15.75 * GIB), 197e12, 819e9, 200e9)
 V5P = Chip("TPU v5p", "TPU v5", "tpu", int(95.74 * GIB), 459e12, 2765e9, 600e9)
-H100 = Chip("H100 SXM 80 GB", "NVIDIA H100 80GB HBM3", "cuda", 84_942_979_072, 989e12, 3352e9, 450e9, _H100)
+H100 = Chip("H100 SXM 80 GB", "NVIDIA H100 80GB HBM3", "cuda", 84_942_979_072, 989e12, 3352e9, 450e9, "h100.txt")
 
 # A TPU slice is named as in the cloud: v5e by its chips, v5p by its cores, two a chip.
 TARGETS: Mapping[str, Target] = {
@@ -128,7 +102,8 @@ def devices(target: Target) -> "Sequence[jax.Device]":
 
     chip, of_card = target.chip, {}
     if chip.description:
-        of_card = {"topology": target.topology, "target_config": chip.description}
+        text = importlib.resources.files("cojax.compile").joinpath(chip.description).read_text(encoding="utf-8")
+        of_card = {"topology": target.topology, "target_config": text}
     try:
         with _silent():
             return topologies.get_topology_desc(target.topology, chip.platform, **of_card).devices

@@ -4,7 +4,6 @@ They are admitted if they fit together: the same code and settings, and folders 
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import secrets
@@ -49,20 +48,11 @@ class DistributedError(RuntimeError):
     """The processes of a run cannot work together. The message says which one, why, and what to do."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Connected:
-    """This process's number, how many there are, and the connections of its `Wire`."""
-
-    process: int
-    processes: int
-    connections: dict[int, socket.socket]
-
-
-def start(how: DistributedSettings) -> Connected:
-    """Connects this process with the others. Raises DistributedError.
+def start(how: DistributedSettings) -> tuple[int, int, dict[int, socket.socket]]:
+    """Connects this process with the others: its number, how many there are, and the connections of its `Wire`.
 
     Where `coordinator`, HOST:PORT of process 0, is "", or `processes` or `process` is None, JAX finds it. All must be
-    there within `startup` seconds. A process that is silent for `silence` seconds is lost.
+    there within `startup` seconds. A process that is silent for `silence` seconds is lost. Raises DistributedError.
     """
     # Its handler would replace ours of SIGTERM, by which process 0 decides when to stop.
     jax.config.update("jax_enable_preemption_service", False)
@@ -87,11 +77,11 @@ def start(how: DistributedSettings) -> Connected:
             with socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=processes) as server:
                 token = secrets.token_hex(16)
                 client.key_value_set(_KEY, json.dumps({"port": server.getsockname()[1], "token": token}))
-                return Connected(0, processes, accept(server, token, processes, how.startup, how.silence))
+                return 0, processes, accept(server, token, processes, how.startup, how.silence)
         said = json.loads(client.blocking_key_value_get(_KEY, round(1000 * how.startup)))
         host = address.rpartition(":")[0].strip("[]")
         found = connect(host, said["port"], said["token"], process, how.startup, how.silence)
-        return Connected(process, processes, {0: found})
+        return process, processes, {0: found}
 
 
 def find_devices() -> None:

@@ -16,9 +16,8 @@ import optax
 from jax.sharding import Mesh
 from jax.stages import Lowered, Wrapped
 
-from cojax.learner import batch as packing
 from cojax.learner import update as arithmetic
-from cojax.learner.batch import RowShape, TrainBatch
+from cojax.learner.batch import Example, RowShape, TrainBatch, describe, live_rows, pack_examples, skipped_metrics
 from cojax.learner.losses import LOSSES
 from cojax.learner.objective import ADVANTAGE, WEIGHTING, HardNegatives, Objective, bind, objective
 from cojax.learner.optimizer import compensate_rounding
@@ -185,23 +184,23 @@ class Learner:
         return state, {**packed.facts, **arithmetic.combine_updates(updates)}
 
     def pack(self, groups: Sequence[Group], step: int, sizes: Sequence[int] = ()) -> StepBatches:
-        """The batches of the step after `step`, as `update` takes them. Raises what `packing.pack` raises."""
+        """The batches of the step after `step`, as `update` takes them. Raises what `batch.pack` raises."""
         if step + 1 in self.skip_steps:  # no batch is made: making it may be what fails
-            return StepBatches((), (), facts=packing.skipped_metrics(groups))
+            return StepBatches((), (), facts=skipped_metrics(groups))
         seed = self.seed, step
         batches, facts = self.objective.batches(groups, seed, self.shape, sizes)
         pairs, counts = (None, {}) if self.hard is None else self.hard.pack(groups, seed, self.shape, sizes)
         order = [number % len(batches) for number in range(self.updates_per_batch)]
         return StepBatches(batches, order, pairs, {**facts, **counts})
 
-    def pack_examples(self, examples: Sequence[packing.Example], most: int) -> TrainBatch:
+    def pack_examples(self, examples: Sequence[Example], most: int) -> TrainBatch:
         """Pairs or trajectories as a batch, whose shape holds `most` of what the loss learns from."""
         rows = self.shape.holding(most, 2 if self.objective.loss.pairs else 1)
-        return packing.pack_examples(examples, self.shape, rows)
+        return pack_examples(examples, self.shape, rows)
 
     def live(self, batch: TrainBatch) -> np.int32:
         """The number of micro-batches that hold tokens; they come first."""
-        return np.int32(-(-packing.live_rows(batch) // self.micro_rows))
+        return np.int32(-(-live_rows(batch) // self.micro_rows))
 
     def prepare(self, state: TrainState, batch: TrainBatch, count: np.int32, hard: bool = False) -> TrainBatch:
         """[B, T] on the host → [M, b, T] on the devices, with reference and old log-probs where they are needed.
@@ -349,7 +348,7 @@ def required_route_shape(routes: str, config: ModelConfig, loss: str, reads: boo
 def learn_round(
     learner: Learner,
     state: TrainState,
-    examples: Sequence[packing.Example],
+    examples: Sequence[Example],
     epochs: int,
     batch_size: int,
     seed: tuple[int | str, ...],
@@ -374,7 +373,7 @@ def learn_round(
         for index in random.Random(repr(("epoch", epoch, seed))).sample(range(len(batches)), len(batches))
     ]
     state, metrics = learner.update(state, StepBatches(batches, order))
-    counts = [packing.describe(batches[index]) for index in order]
+    counts = [describe(batches[index]) for index in order]
     sums = {name: sum(one[name] for one in counts) for name in ("tokens_trained", "tokens_processed")}
     return state, {**arithmetic.combine_updates(counts), **metrics, **sums}
 

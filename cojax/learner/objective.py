@@ -79,17 +79,20 @@ def bind(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any]) -> B
     reads, bound = _inputs(name, function), functools.partial(function, **settings)
     inputs = [jax.ShapeDtypeStruct(_SHAPE, DTYPES.get(read, jnp.float32)) for read in reads]
 
+    faults: list[str] = []
+
     def checked(*arrays: jax.Array) -> Any:
-        _check_returned(name, returned := bound(*arrays))
-        return returned
+        returned = bound(*arrays)
+        faults[:] = _faults(name, returned)
+        return () if faults else returned
 
     try:
         traced = jax.make_jaxpr(checked)(*inputs)
-    except _NoLoss:
-        raise
     except Exception as error:  # a user's loss may raise anything
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"loss {name!r} cannot be traced: {type(error).__name__}: {reason}") from error
+    if faults:
+        raise ValueError(faults[0])
     uses, learns = (_inputs_of(traced.jaxpr, reads, results) for results in (None, 1))
     if not learns & {"logprobs", "entropy"}:
         raise ValueError(f"loss {name!r} depends on neither logprobs nor entropy, so it has no gradient")
@@ -127,26 +130,21 @@ def _inputs(name: str, function: Loss) -> tuple[str, ...]:
     return tuple(one.name for one in given)
 
 
-class _NoLoss(ValueError):
-    """What a function returned is not what a loss returns."""
-
-
-def _check_returned(name: str, returned: Any) -> None:
-    """Raises _NoLoss unless it is a pair, loss and facts, with one float for each token in each of its arrays."""
+def _faults(name: str, returned: Any) -> list[str]:
+    """Why this is no pair, loss and facts, with one float for each token in each of its arrays; nothing where it is."""
     pair = isinstance(returned, (tuple, list)) and len(returned) == 2
     if not pair or not isinstance(returned[1], dict) or not all(isinstance(fact, str) for fact in returned[1]):
-        raise _NoLoss(
+        return [
             f"loss {name!r} returns {_outline(returned)[:100]}; expected a pair, the loss of each token and a dict of "
             "facts: return per_token, {}"
-        )
+        ]
     per_token, facts = returned
     arrays = {"its loss": per_token, **{f"its fact {fact!r}": array for fact, array in facts.items()}}
-    for what, array in arrays.items():
-        if getattr(array, "shape", None) != _SHAPE or not jnp.issubdtype(array.dtype, jnp.floating):
-            raise _NoLoss(
-                f"loss {name!r}: {what} is {_outline(array)} of arrays {list(_SHAPE)}; expected one float for each "
-                "token"
-            )
+    return [
+        f"loss {name!r}: {what} is {_outline(array)} of arrays {list(_SHAPE)}; expected one float for each token"
+        for what, array in arrays.items()
+        if getattr(array, "shape", None) != _SHAPE or not jnp.issubdtype(array.dtype, jnp.floating)
+    ]
 
 
 def _outline(returned: Any) -> str:

@@ -27,7 +27,6 @@ from cojax.policy.sharding import ROWS, devices_along, place, shard
 from cojax.rollout.engine import Weights
 
 _T = TypeVar("_T")
-Shardings = tuple[jax.sharding.Sharding, ...] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +93,7 @@ class Placement:
         step = evaluate(lambda _: jnp.int32(0), params)
         return TrainState(place(step, everywhere), params, opt_state)
 
-    def shardings(self, state: TrainState) -> Shardings:
+    def shardings(self, state: TrainState) -> tuple[Sharding, ...] | None:
         """The sharding of each leaf of the state; None on one device."""
         return None if self.mesh is None else tuple(leaf.sharding for leaf in jax.tree.leaves(state))
 

@@ -22,9 +22,7 @@ from cojax.policy.attention import block_scores_bytes
 from cojax.policy.transformer import REMAT
 
 AUTO = "auto"  # in place of a name of REMAT: `fastest_that_fits` decides
-_FASTEST_FIRST = tuple(REMAT)
 GIB = 2**30
-_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 class DeviceMemoryError(RuntimeError):
@@ -66,15 +64,15 @@ def fastest_that_fits(learner: Learner, state: TrainState, sizes: Sequence[int],
     but not run. Where free memory is not known, the last entry is taken.
     """
     devices = learner.placement.devices
-    available = free_bytes(devices)
+    available, fastest_first = free_bytes(devices), tuple(REMAT)
     if available is not None and available >= least_bytes(learner):
         full, pairs = full_batches(learner, sizes)
-        for remat in _FASTEST_FIRST[:-1]:
+        for remat in fastest_first[:-1]:
             candidate = dataclasses.replace(learner, remat=remat)
             programs = [lower().compile() for lower in candidate.programs(state, full, pairs).values()]
             if needed_bytes(programs, len(devices), _batch_bytes(full, pairs) + beside) <= available:
                 return candidate
-    return dataclasses.replace(learner, remat=_FASTEST_FIRST[-1])
+    return dataclasses.replace(learner, remat=fastest_first[-1])
 
 
 def full_batches(learner: Learner, sizes: Sequence[int]) -> tuple[TrainBatch, TrainBatch | None]:
@@ -149,17 +147,12 @@ def check_fits(need: int, advice: str) -> None:
 def needed_bytes(programs: Sequence[jax.stages.Compiled], devices: int, arrays: int = 0) -> int:
     """Bytes that the largest of the programs takes on `devices` devices that share a memory, and `arrays` more.
 
-    `arrays` are the bytes of arrays that are yet to be allocated.
+    A program takes temporaries, and results that reuse no argument's memory. `arrays` are the bytes of arrays that are
+    yet to be allocated.
     """
-    return arrays + devices * max(extra_bytes(program) for program in programs)
-
-
-def extra_bytes(program: jax.stages.Compiled) -> int:
-    """Bytes on each device beside the program's arguments: temporaries, and results that reuse no argument's memory."""
-    sizes = program.memory_analysis()
-    if sizes is None:
-        return 0
-    return sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    known = [sizes for program in programs if (sizes := program.memory_analysis())]
+    extra = [one.temp_size_in_bytes + one.output_size_in_bytes - one.alias_size_in_bytes for one in known]
+    return arrays + devices * max(extra, default=0)
 
 
 def free_bytes(devices: Sequence[jax.Device]) -> int | None:
@@ -180,7 +173,7 @@ def free_bytes(devices: Sequence[jax.Device]) -> int | None:
     return len(devices) * min(left) if left else None
 
 
-def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
+def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Bytes that this process can still take: the machine's, or those that its control groups leave if they are fewer.
 
     Cached files count as available. None where the system does not report it (it is not Linux).

@@ -1,4 +1,4 @@
-"""The data of the loop: `Loop` holds the parts and settings, which never change; `State` holds all that changes."""
+"""The data of the loop: `Loop` holds objects and settings, which never change; `State` holds all that changes."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +55,7 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """Everything that stays: the parts, and the paper's settings (Table 9) by their names.
+    """Everything that stays: the objects, and the paper's settings (Table 9) by their names.
 
     Evolution: `evolve` is an entry of `synthesis.EVOLUTIONS`, which is also given the memories of the detectors
     `reads`. Every `evolve_every` steps it prepares at most `contexts` expeditions. They find at most

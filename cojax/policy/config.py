@@ -4,9 +4,10 @@ Rotary frequencies are plain, scaled linearly, by YaRN or as in Llama 3.1.
 """
 
 import dataclasses
+import itertools
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cojax.durable import regular_file
+from cojax.policy.family import FULL, LLAMA, QWEN2, QWEN3, QWEN3_MOE, SLIDING, Family
 
 # Names that an entry of each type may hold; an unknown name could change the arithmetic unnoticed.
 _KNOWN: Mapping[str, frozenset[str]] = {
@@ -177,9 +179,6 @@ def write_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
 
 
 _DTYPES = ("float32", "bfloat16", "float16")
-# Fields that change the arithmetic, with the only value that this decoder supports.
-_FIXED: Mapping[str, Any] = {"hidden_act": "silu", "use_sliding_window": False, "mlp_bias": False}
-_FIXED_SPARSE: Mapping[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 _SPARSE_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
 _LARGEST = 2**31 - 1  # of a size
 LARGEST_HEADER = 100_000_000  # bytes of JSON; more is a damaged length, not a header
@@ -206,53 +205,7 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """Models of one Hugging Face class: the parts that they have, and what their config.json says and leaves out.
-
-    `attention_bias` and `qk_norm` are as in `ModelConfig`; with `sparse` the feed-forward parts are mixtures of
-    experts. `fixed` are fields that change the arithmetic, with the only supported value; `written` are fields
-    that our files hold besides the shape. `left_out` gives the fields of `ModelConfig` that a file does not name.
-    """
-
-    model_type: str
-    architecture: str
-    attention_bias: bool = False
-    qk_norm: bool = False
-    sparse: bool = False
-    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    left_out: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda hf: {}
-
-    def describes(self, config: "ModelConfig") -> bool:
-        """Whether its models have the parts of this one."""
-        found = config.attention_bias, config.qk_norm, config.sparse
-        return config.layer_windows is None and found == (self.attention_bias, self.qk_norm, self.sparse)
-
-
-FAMILIES: Mapping[str, Family] = {
-    family.model_type: family
-    for family in (
-        Family(
-            "llama",
-            "LlamaForCausalLM",
-            fixed={"pretraining_tp": 1},
-            # Its class takes tokens 1 and 2 for the ends of a text where none are named.
-            written={"mlp_bias": False, "bos_token_id": None, "eos_token_id": None},
-            # The first files have no grouped heads.
-            left_out=lambda hf: {
-                "max_position_embeddings": 2_048,
-                "num_key_value_heads": hf.get("num_attention_heads"),
-            },
-        ),
-        Family("qwen2", "Qwen2ForCausalLM", attention_bias=True),
-        # In other families head_dim is hidden_size / heads.
-        Family("qwen3", "Qwen3ForCausalLM", qk_norm=True, left_out=lambda hf: {"head_dim": 128}),
-        Family(
-            "qwen3_moe", "Qwen3MoeForCausalLM", qk_norm=True, sparse=True, fixed=_FIXED_SPARSE, written=_FIXED_SPARSE
-        ),
-    )
-}
+FAMILIES: Mapping[str, Family] = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "qwen3_moe": QWEN3_MOE}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,13 +213,10 @@ class ModelConfig:
     """The shape of a decoder. `dtype` is that of computation, `param_dtype` that of stored parameters; head_dim 0 means
     hidden_size / heads.
 
-    `attention_bias` puts a bias on query, key and value (Qwen2); `qk_norm` normalises each head's queries and keys
-    (Qwen3); Llama has neither. With `num_experts`, every layer sends each token through `num_experts_per_tok` experts
-    of width `moe_intermediate_size`, and intermediate_size is unused; `norm_topk_prob` makes the chosen experts'
-    weights sum to 1. `rope_scaling` None is plain rotary embedding. `windows` are the attention windows of the
-    layers in turn, repeated over all of them: a token sees the last so many tokens, itself among them; 0 is no window.
-    `model_type` names the family whose class a file of the model is for: "" is the first one that has these parts, and
-    stays where none has.
+    `model_type` names the family, an entry of FAMILIES. In a family with experts, every layer sends each token through
+    `num_experts_per_tok` of `num_experts` experts of width `moe_intermediate_size`, and intermediate_size is unused;
+    `norm_topk_prob` makes the chosen experts' weights sum to 1. `rope_scaling` None is plain rotary embedding.
+    `sliding_window` is the reach of the family's sliding layers; 0 is no window.
     """
 
     vocab_size: int
@@ -279,8 +229,6 @@ class ModelConfig:
     rope_theta: float = 10_000.0
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = True
-    attention_bias: bool = False
-    qk_norm: bool = True
     max_position_embeddings: int = 32_768
     dtype: str = "float32"
     param_dtype: str = "float32"
@@ -289,8 +237,13 @@ class ModelConfig:
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = False
     rope_scaling: RopeScaling | None = None
-    windows: tuple[int, ...] = ()
-    model_type: str = ""
+    sliding_window: int = 0
+    model_type: str = "qwen3"
+
+    @property
+    def family(self) -> Family:
+        """The family named by `model_type`."""
+        return FAMILIES[self.model_type]
 
     @property
     def sparse(self) -> bool:
@@ -298,33 +251,32 @@ class ModelConfig:
         return self.num_experts > 0
 
     @property
-    def layer_windows(self) -> tuple[int, ...] | None:
-        """The window of every layer, the largest number where it has none; None where no layer has one."""
-        if not any(self.windows):
-            return None
-        return tuple(self.windows[i % len(self.windows)] or _LARGEST for i in range(self.num_hidden_layers))
+    def layer_types(self) -> tuple[str, ...]:
+        """The kind of every layer; all of them are FULL without a window."""
+        kinds = self.family.layers if self.sliding_window else (FULL,)
+        return tuple(itertools.islice(itertools.cycle(kinds), self.num_hidden_layers))
 
     @property
-    def family(self) -> Family:
-        """The family named by `model_type`. Raises ValueError for parts that no family has."""
-        if self.model_type:
-            return FAMILIES[self.model_type]
-        if self.layer_windows is not None:
-            raise ValueError(f"windows {self.windows} have no Hugging Face class among {', '.join(FAMILIES)}")
-        if self.qk_norm and self.attention_bias:
-            raise ValueError(
-                "qk_norm with attention_bias has no Hugging Face class; Qwen3 has the norm alone, Qwen2 the bias alone"
-            )
-        raise ValueError("experts without qk_norm have no Hugging Face class; Qwen3-MoE has the norm")
+    def layer_windows(self) -> tuple[int, ...] | None:
+        """The window of every layer, the largest number where it has none; None where no layer has one."""
+        windows = tuple(self.sliding_window if kind == SLIDING else _LARGEST for kind in self.layer_types)
+        return windows if self.sliding_window else None
 
     def __post_init__(self) -> None:
+        if self.model_type not in FAMILIES:
+            raise ValueError(f"model_type {self.model_type!r:.80} is not supported; available: {', '.join(FAMILIES)}")
+        if isinstance(self.rope_scaling, Mapping):  # read from JSON
+            object.__setattr__(self, "rope_scaling", RopeScaling(**self.rope_scaling))
         _check_numbers(self)
-        object.__setattr__(self, "windows", tuple(self.windows))  # a list, where it was read from JSON
-        if any(type(window) is not int or not 0 <= window <= _LARGEST for window in self.windows):
-            raise ValueError(f"windows are {self.windows!r:.80}; expected whole numbers of tokens, 0 for no window")
-        fitting = [name for name, family in FAMILIES.items() if family.describes(self)]
-        if self.model_type not in fitting:
-            object.__setattr__(self, "model_type", fitting[0] if fitting else "")
+        if self.sparse != self.family.sparse:
+            raise ValueError(
+                f"num_experts is {self.num_experts}, but layers of {self.model_type} have "
+                f"{'some' if self.family.sparse else 'none'}; change it or model_type ({', '.join(FAMILIES)})"
+            )
+        if self.sliding_window and SLIDING not in self.family.layers:
+            raise ValueError(
+                f"sliding_window is {self.sliding_window}, but no layer of {self.model_type} is {SLIDING}; expected 0"
+            )
         if not self.head_dim:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
@@ -365,21 +317,21 @@ class ModelConfig:
             raise ValueError(f"config.json is damaged or incomplete: {error}") from error
 
     def to_hf(self) -> dict[str, Any]:
-        """A config.json that transformers reads as the class of the family that has these parts.
-
-        Raises ValueError for a combination of bias, norm and experts that no family has.
-        """
+        """A config.json that transformers reads as the class of the family."""
         family = self.family
-        left_out = {"qk_norm", "param_dtype", "rope_theta", "rope_scaling", "windows", "model_type"}
+        left_out = {"param_dtype", "rope_theta", "rope_scaling", "sliding_window"}
         left_out |= set() if self.sparse else set(_SPARSE_FIELDS)
+        sliding = {"sliding_window": self.sliding_window, "layer_types": list(self.layer_types)}
         return {
             "architectures": [family.architecture],
-            "model_type": family.model_type,
             **{name: value for name, value in dataclasses.asdict(self).items() if name not in left_out},
+            "attention_bias": family.attention_bias,
             "dtype": self.param_dtype,
             "torch_dtype": self.param_dtype,
             **write_rope(self.rope_theta, self.rope_scaling),
-            **{name: value for name, value in _FIXED.items() if name != "mlp_bias"},
+            "hidden_act": family.hidden_act,
+            "use_sliding_window": self.sliding_window > 0,
+            **(sliding if self.sliding_window else {}),
             **family.written,
         }
 
@@ -389,12 +341,14 @@ def _fields(hf: Mapping[str, Any]) -> dict[str, Any]:
     family = FAMILIES.get(hf.get("model_type"))  # type: ignore[arg-type]
     if family is None:
         raise ValueError(f"model_type {hf.get('model_type')!r:.80} is not supported; available: {', '.join(FAMILIES)}")
-    _refuse_unsupported(hf, family)
-    names = {field.name for field in dataclasses.fields(ModelConfig)} - {"windows"}
-    found = {name: hf[name] for name in names if hf.get(name) is not None}
-    values = family.left_out(hf) | found
-    values["rope_theta"], values["rope_scaling"] = read_rope(hf)
-    values["attention_bias"], values["qk_norm"] = family.attention_bias, family.qk_norm
+    names = {field.name for field in dataclasses.fields(ModelConfig)}
+    # The files of some families name a window that no layer has.
+    names -= set() if SLIDING in family.layers else {"sliding_window"}
+    values = family.left_out(hf) | {name: hf[name] for name in names if hf.get(name) is not None}
+    _refuse_unsupported(hf, family, family.layers if values.get("sliding_window") else (FULL,))
+    values["rope_theta"], values["rope_scaling"] = read_rope(
+        {**hf, "rope_theta": hf.get("rope_theta") or family.rope_theta}
+    )
     values["tie_word_embeddings"] = bool(hf.get("tie_word_embeddings"))
     values["dtype"] = values["param_dtype"] = hf.get("dtype") or hf.get("torch_dtype") or "float32"
     if family.sparse:
@@ -412,14 +366,15 @@ def _check_numbers(config: ModelConfig) -> None:
             raise ValueError(f"{field.name} is {value!r:.80}; expected a whole number of at most {most:,}")
         if field.type is float and not (real and math.isfinite(value)):
             raise ValueError(f"{field.name} is {value!r:.80}; expected a finite number")
-        may_be_0 = field.name == "head_dim" or (field.name in _SPARSE_FIELDS and not config.sparse)
+        may_be_0 = field.name in ("head_dim", "sliding_window") or (field.name in _SPARSE_FIELDS and not config.sparse)
         if (whole or real) and value <= 0 and not (value == 0 and may_be_0):
             raise ValueError(f"{field.name} is {value}; expected a positive number")
 
 
-def _refuse_unsupported(hf: Mapping[str, Any], family: Family) -> None:
+def _refuse_unsupported(hf: Mapping[str, Any], family: Family, layers: tuple[str, ...]) -> None:
     """Raises ValueError, naming the field, for a value that changes the arithmetic and is not supported."""
-    for name, expected in {**_FIXED, **family.fixed}.items():
+    fixed = {"hidden_act": family.hidden_act, "use_sliding_window": SLIDING in layers, "mlp_bias": False}
+    for name, expected in {**fixed, **family.fixed}.items():
         found = hf.get(name)
         if found is not None and found != expected:
             raise ValueError(f"config.json has {name}={found!r:.80}; only {expected!r} is supported")
@@ -428,8 +383,9 @@ def _refuse_unsupported(hf: Mapping[str, Any], family: Family) -> None:
             f"config.json has attention_bias={hf['attention_bias']!r:.80}; "
             f"for {family.model_type} only {family.attention_bias} is supported"
         )
-    if unlike := sorted(set(hf.get("layer_types") or ()) - {"full_attention"}):
-        raise ValueError(f"config.json has layer_types with {unlike[0]!r:.80}; only 'full_attention' is supported")
+    for found, expected in zip(hf.get("layer_types") or (), itertools.cycle(layers), strict=False):
+        if found != expected:
+            raise ValueError(f"config.json has layer_types with {found!r:.80}; only {expected!r} is supported there")
     if hf.get("quantization_config"):
         raise ValueError("config.json has quantization_config; only unquantised weights are supported")
 

@@ -21,6 +21,8 @@ from cojax.policy.sharding import ROWS, RULES
 
 # The most experts whose numbers, and -1, fit into one byte.
 _BYTE = 128
+# The SwiGLU matrices of E experts: gate and up [E, D, F], down [E, F, D].
+Kernels = tuple[jax.Array, jax.Array, jax.Array]
 _EXPERT, _TENSOR = RULES["experts"], RULES["mlp"]
 
 
@@ -30,14 +32,6 @@ class Routing(NamedTuple):
     experts: jax.Array
     weights: jax.Array
     probabilities: jax.Array
-
-
-class Kernels(NamedTuple):
-    """The SwiGLU matrices of E experts: gate and up [E, D, F], down [E, F, D]."""
-
-    gate: jax.Array
-    up: jax.Array
-    down: jax.Array
 
 
 class SparseFeedForward(nnx.Module):
@@ -83,7 +77,7 @@ class SparseFeedForward(nnx.Module):
 
     def mixed(self, x: jax.Array, routing: Routing, mesh: Mesh | None = None) -> jax.Array:
         """[..., D] → [..., D] with a given routing of these tokens."""
-        kernels = Kernels(*(matrix[...].astype(self.dtype) for matrix in (self.gate, self.up, self.down)))
+        kernels = self.gate[...].astype(self.dtype), self.up[...].astype(self.dtype), self.down[...].astype(self.dtype)
         flat = x.reshape(-1, x.shape[-1])
         mixed = mix(flat, routing, kernels) if mesh is None else _mix_over(mesh, flat, routing, kernels)
         return mixed.reshape(x.shape)
@@ -102,8 +96,8 @@ def mix(x: jax.Array, routing: Routing, kernels: Kernels, first: jax.Array | int
 
 def mix_grouped(x: jax.Array, experts: jax.Array, weights: jax.Array, kernels: Kernels, first: jax.Array) -> jax.Array:
     """`mix` by grouped products: the N · k visits, sorted by expert, times the matrices of their expert."""
-    tokens, chosen = experts.shape
-    count = kernels.gate.shape[0]
+    gate, up, down = kernels
+    count, (tokens, chosen) = gate.shape[0], experts.shape
     local = experts.reshape(-1) - first
     local = jnp.where((local >= 0) & (local < count), local, count)
     order = jnp.argsort(local, stable=True)
@@ -111,23 +105,24 @@ def mix_grouped(x: jax.Array, experts: jax.Array, weights: jax.Array, kernels: K
     # Rows after the last group belong to other devices: a grouped product leaves them undefined.
     here = (jnp.arange(tokens * chosen) < jnp.sum(sizes))[:, None]
     visits = jnp.where(here, _permuted(jnp.repeat(x, chosen, axis=0), order), 0)
-    inner = jax.nn.silu(jax.lax.ragged_dot(visits, kernels.gate, sizes))
-    inner = jnp.where(here, inner * jax.lax.ragged_dot(visits, kernels.up, sizes), 0)
-    visited = jnp.where(here, jax.lax.ragged_dot(inner, kernels.down, sizes), 0)
+    inner = jax.nn.silu(jax.lax.ragged_dot(visits, gate, sizes))
+    inner = jnp.where(here, inner * jax.lax.ragged_dot(visits, up, sizes), 0)
+    visited = jnp.where(here, jax.lax.ragged_dot(inner, down, sizes), 0)
     visited = _permuted(visited, jnp.argsort(order)).reshape(tokens, chosen, -1)
     return jnp.sum(visited.astype(jnp.float32) * weights[..., None], axis=1).astype(x.dtype)
 
 
 def mix_dense(x: jax.Array, experts: jax.Array, weights: jax.Array, kernels: Kernels, first: jax.Array) -> jax.Array:
     """`mix` by products over all experts, with weight 0 for those not chosen: a row involves no other row."""
-    count, width = kernels.gate.shape[0], x.shape[1]
+    gate, up, down = kernels
+    count, width = gate.shape[0], x.shape[1]
     slots = first + jnp.arange(count)
     share = jnp.sum(jnp.where(experts[:, :, None] == slots, weights[:, :, None], 0.0), axis=1)
     product = functools.partial(jnp.einsum, "nd,edf->nef", x)
-    inner = jax.nn.silu(product(kernels.gate)) * product(kernels.up)
+    inner = jax.nn.silu(product(gate)) * product(up)
     # Selected, not only multiplied: the output of an expert that was not chosen need not be finite.
     inner = jnp.where(share[..., None] > 0, inner * share[..., None].astype(inner.dtype), 0)
-    return inner.reshape(x.shape[0], -1) @ kernels.down.reshape(-1, width)
+    return inner.reshape(x.shape[0], -1) @ down.reshape(-1, width)
 
 
 def _mix_over(mesh: Mesh, x: jax.Array, routing: Routing, kernels: Kernels) -> jax.Array:
@@ -136,7 +131,7 @@ def _mix_over(mesh: Mesh, x: jax.Array, routing: Routing, kernels: Kernels) -> j
     def part(x: jax.Array, routing: Routing, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
         first = jax.lax.axis_index(_EXPERT) * gate.shape[0]
         # Partial sums are added in float32, as they are within one device.
-        mixed = mix(x, routing, Kernels(gate, up, down), first).astype(jnp.float32)
+        mixed = mix(x, routing, (gate, up, down), first).astype(jnp.float32)
         return jax.lax.psum(mixed, (_EXPERT, _TENSOR)).astype(x.dtype)
 
     # Not check_vma=True: with it jax 0.10 drops part of ragged_dot's gradient where the experts are split.

@@ -55,13 +55,9 @@ class Parameter:
             numbers = dict(zip(stacked, index, strict=True))
             yield index, self.hf.format(layer=numbers.get("layers"), expert=numbers.get("experts"))
 
-    def piece_shape(self, config: ModelConfig) -> tuple[int, ...]:
-        """Shape of one such array in our layout."""
-        return self.shape(config)[len(self.stacked) :]
-
     def hf_shape(self, config: ModelConfig) -> tuple[int, ...]:
         """Shape of one such array in a Hugging Face file."""
-        shape = self.piece_shape(config)
+        shape = self.shape(config)[len(self.stacked) :]
         if self.inputs is None:
             return shape
         summed, kept = math.prod(shape[: self.inputs]), math.prod(shape[self.inputs :])
@@ -76,60 +72,15 @@ class Parameter:
         """Inverse of `to_hf`, a view; raises ValueError for another shape."""
         if array.shape != self.hf_shape(config):
             raise ValueError(f"has shape {tuple(array.shape)}, expected {self.hf_shape(config)}")
-        return (array.T if self.inputs else array).reshape(self.piece_shape(config))
-
-
-def _p(path: str, axes: str, hf: str, inputs: int | None = None) -> Parameter:
-    prefix = "model.layers.{layer}." if axes.startswith("layers") else ""
-    return Parameter(tuple(path.split("/")), tuple(axes.split()), prefix + hf, inputs)
-
-
-# fmt: off
-#   path                                 logical axes                      Hugging Face name, inputs
-_CORE = (
-    _p("embed/embedding",                "vocabulary embed",               "model.embed_tokens.weight"),
-    _p("layers/attention_norm/scale",    "layers embed",                   "input_layernorm.weight"),
-    _p("layers/attention/query/kernel",  "layers embed heads head_dim",    "self_attn.q_proj.weight", 1),
-    _p("layers/attention/key/kernel",    "layers embed kv_heads head_dim", "self_attn.k_proj.weight", 1),
-    _p("layers/attention/value/kernel",  "layers embed kv_heads head_dim", "self_attn.v_proj.weight", 1),
-    _p("layers/attention/output/kernel", "layers heads head_dim embed",    "self_attn.o_proj.weight", 2),
-    _p("layers/feed_forward_norm/scale", "layers embed",                   "post_attention_layernorm.weight"),
-    _p("final_norm/scale",               "embed",                          "model.norm.weight"),
-)
-_DENSE = (
-    _p("layers/feed_forward/gate/kernel", "layers embed mlp",              "mlp.gate_proj.weight", 1),
-    _p("layers/feed_forward/up/kernel",  "layers embed mlp",               "mlp.up_proj.weight", 1),
-    _p("layers/feed_forward/down/kernel", "layers mlp embed",              "mlp.down_proj.weight", 1),
-)
-_SPARSE = (
-    _p("layers/feed_forward/router",     "layers embed router",            "mlp.gate.weight", 1),
-    _p("layers/feed_forward/gate",       "layers experts embed mlp",       "mlp.experts.{expert}.gate_proj.weight", 1),
-    _p("layers/feed_forward/up",         "layers experts embed mlp",       "mlp.experts.{expert}.up_proj.weight", 1),
-    _p("layers/feed_forward/down",       "layers experts mlp embed",       "mlp.experts.{expert}.down_proj.weight", 1),
-)
-_HEAD = (
-    _p("head/kernel",                    "embed vocabulary",               "lm_head.weight", 1),
-)
-_QK_NORM = (
-    _p("layers/attention/query_norm/scale", "layers head_dim",             "self_attn.q_norm.weight"),
-    _p("layers/attention/key_norm/scale", "layers head_dim",               "self_attn.k_norm.weight"),
-)
-_BIAS = (
-    _p("layers/attention/query/bias",    "layers heads head_dim",          "self_attn.q_proj.bias", 0),
-    _p("layers/attention/key/bias",      "layers kv_heads head_dim",       "self_attn.k_proj.bias", 0),
-    _p("layers/attention/value/bias",    "layers kv_heads head_dim",       "self_attn.v_proj.bias", 0),
-)
-# fmt: on
+        return (array.T if self.inputs else array).reshape(self.shape(config)[len(self.stacked) :])
 
 
 def parameters(config: ModelConfig) -> tuple[Parameter, ...]:
-    """The table's rows that a model of this config has."""
-    return (
-        *_CORE,
-        *(_SPARSE if config.sparse else _DENSE),
-        *(() if config.tie_word_embeddings else _HEAD),
-        *(_QK_NORM if config.qk_norm else ()),
-        *(_BIAS if config.attention_bias else ()),
+    """The rows of its family that a model of this config has."""
+    return tuple(
+        Parameter(tuple(path.split("/")), tuple(axes.split()), name, inputs)
+        for path, axes, name, inputs in config.family.rows
+        if not (path == "head/kernel" and config.tie_word_embeddings)
     )
 
 

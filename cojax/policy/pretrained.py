@@ -15,7 +15,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,8 +39,14 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {
     "F16": np.dtype(np.float16),
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
+# Tensors to be written: name → the format's code of the dtype, and the shape.
+Outlines = dict[str, tuple[str, tuple[int, ...]]]
 _LARGEST_RANK = 8  # axes of a tensor
 _LONGEST_NAME = 200  # characters of a tensor's name
+
+
+def _bytes(code: str, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * _DTYPES[code].itemsize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +66,7 @@ class StoredTensor:
             return f"{self.name} in {self.path} ends at byte {self.end}, but the file has {size}: it is truncated"
         if self.dtype not in _DTYPES:
             return ""  # its size is not known; whoever reads it says so
-        length = math.prod(self.shape) * _DTYPES[self.dtype].itemsize
+        length = _bytes(self.dtype, self.shape)
         if self.end - self.start != length:
             return (
                 f"{self.name} in {self.path} takes {self.end - self.start} bytes, expected {length} for "
@@ -81,14 +87,12 @@ class StoredTensor:
         return array.reshape(self.shape)
 
 
-FLOATS = tuple(_DTYPES)  # the codes that can be read
-
-
 def dtype_code(name: str) -> str:
     """The format's code of "float32", "bfloat16" or "float16". Raises ValueError for another."""
-    if (code := {dtype.name: code for code, dtype in _DTYPES.items()}.get(name)) is not None:
-        return code
-    raise ValueError(f"dtype {name!r} is not supported; available: float32, bfloat16, float16")
+    codes = {dtype.name: code for code, dtype in _DTYPES.items()}
+    if name not in codes:
+        raise ValueError(f"dtype {name!r} is not supported; available: {', '.join(codes)}")
+    return codes[name]
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
@@ -116,21 +120,7 @@ def _entry(path: Path, name: str, record: Any, origin: int) -> StoredTensor:
     return StoredTensor(path, name, str(record["dtype"]), tuple(shape), origin + start, origin + end)
 
 
-@dataclasses.dataclass(frozen=True)
-class Outline:
-    """A tensor to be written."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
-
-
-def write_tensors(path: Path, outlines: Sequence[Outline], arrays: Iterator[tuple[str, np.ndarray]]) -> None:
+def write_tensors(path: Path, outlines: Outlines, arrays: Iterator[tuple[str, np.ndarray]]) -> None:
     """Writes one file, taking from `arrays` exactly the outlined ones, in their order, each dropped when written.
 
     The file is durable but not atomic: write it under a passing name. Raises ValueError for an array that is not as
@@ -138,18 +128,18 @@ def write_tensors(path: Path, outlines: Sequence[Outline], arrays: Iterator[tupl
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for outline in outlines:
-        place = [offset, offset := offset + outline.size]
-        header[outline.name] = {"dtype": outline.dtype, "shape": list(outline.shape), "data_offsets": place}
+    for name, (code, shape) in outlines.items():
+        place = [offset, offset := offset + _bytes(code, shape)]
+        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": place}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with writing(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for outline in outlines:
+        for expected, (code, shape) in outlines.items():
             name, array = next(arrays)
             found = name, _CODES.get(array.dtype), array.shape
-            if found != (outline.name, outline.dtype, outline.shape):
-                raise ValueError(f"{path}: found {found}, expected {(outline.name, outline.dtype, outline.shape)}")
+            if found != (expected, code, shape):
+                raise ValueError(f"{path}: found {found}, expected {(expected, code, shape)}")
             file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
@@ -171,16 +161,16 @@ def writing(path: Path) -> Iterator[BinaryIO]:
         ) from error
 
 
-def divided(outlines: Iterable[Outline], largest: int) -> list[list[Outline]]:
+def divided(outlines: Outlines, largest: int) -> list[Outlines]:
     """The outlines in order, cut into files of at most `largest` bytes of tensors; a larger tensor has its own."""
-    files: list[list[Outline]] = [[]]
+    files: list[Outlines] = [{}]
     filled = 0
-    for outline in outlines:
-        if files[-1] and filled + outline.size > largest:
-            files.append([])
+    for name, outline in outlines.items():
+        if files[-1] and filled + _bytes(*outline) > largest:
+            files.append({})
             filled = 0
-        files[-1].append(outline)
-        filled += outline.size
+        files[-1][name] = outline
+        filled += _bytes(*outline)
     return files
 
 
@@ -239,9 +229,7 @@ def write_arrays(
     Raises ValueError for an array that is not the model's, OSError with the fix when the disk refuses.
     """
     code = dtype_code(config.param_dtype)
-    outlines = [
-        Outline(name, code, row.hf_shape(config)) for row in parameters(config) for _, name in row.pieces(config)
-    ]
+    outlines = {name: (code, row.hf_shape(config)) for row in parameters(config) for _, name in row.pieces(config)}
     files = divided(outlines, largest)
     count = len(files)
     names = [SINGLE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
@@ -255,8 +243,8 @@ def write_arrays(
         for path in passing:
             path.unlink(missing_ok=True)
     if count > 1:
-        places = {outline.name: name for name, contents in zip(names, files, strict=True) for outline in contents}
-        total = {"total_size": sum(outline.size for outline in outlines)}
+        places = {tensor: name for name, contents in zip(names, files, strict=True) for tensor in contents}
+        total = {"total_size": sum(_bytes(*outline) for outline in outlines.values())}
         _write_json(folder / INDEX, {"metadata": total, "weight_map": places})
     kept = {*names, *([INDEX] if count > 1 else [])}
     for old in (*folder.glob("model*.safetensors"), folder / INDEX):
@@ -332,8 +320,8 @@ def _check(entries: Mapping[str, StoredTensor], config: ModelConfig, declared: s
             faults.append(f"{name} has shape {entry.shape}, expected {shape}")
         elif declared and entry.dtype != dtype_code(declared):
             faults.append(f"{name} has dtype {entry.dtype}, expected {dtype_code(declared)} as {CONFIG} declares")
-        elif entry.dtype not in FLOATS:
-            faults.append(f"{name} has dtype {entry.dtype}, expected one of {', '.join(FLOATS)}")
+        elif entry.dtype not in _DTYPES:
+            faults.append(f"{name} has dtype {entry.dtype}, expected one of {', '.join(_DTYPES)}")
     raise_faults(faults)
 
 
@@ -398,7 +386,7 @@ class Policy:
     """π_θ. `params` is the pytree that training and export use, spread over `mesh`; None is one device."""
 
     config: ModelConfig
-    params: Params
+    params: Params = dataclasses.field(repr=False)
     mesh: Mesh | None = None
 
     def logits(self, tokens: ArrayLike) -> jax.Array:

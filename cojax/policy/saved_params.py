@@ -1,9 +1,8 @@
 """Arrays in folders, by Orbax: parameters for servers, which read them one by one, and branches of checkpoints."""
 
 import contextlib
-import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,31 +65,21 @@ def explained(folder: Path) -> Iterator[None]:
         raise ValueError(f"the arrays in {folder} cannot be read: {reason}. Restore them from a copy") from error
 
 
-class SavedParams:
-    """What `save_params` wrote to `folder`, read one array at a time. Raises ValueError or OSError.
+def saved_outlines(folder: Path) -> dict[tuple[str, ...], tuple[tuple[int, ...], str]]:
+    """Path of each array that `save_params` wrote to `folder` → its shape and dtype. Raises as `read_saved` does."""
+    saved = named(outlines(reader_of_arrays(), folder.absolute()))
+    return {path: (tuple(leaf.shape), np.dtype(leaf.dtype).name) for path, leaf in saved}
+
+
+def read_saved(
+    reader: ocp.Checkpointer, folder: Path, path: Sequence[str], shape: tuple[int, ...], dtype: str
+) -> np.ndarray:
+    """The array at this path in a folder of `save_params`. Raises ValueError or OSError.
 
     Not for one process of several: Orbax waits for the others.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._reader = folder.absolute(), reader_of_arrays()
-
-    @functools.cached_property
-    def outlines(self) -> dict[tuple[str, ...], tuple[tuple[int, ...], str]]:
-        """Path of each array → its shape and dtype."""
-        return {
-            path: (tuple(leaf.shape), np.dtype(leaf.dtype).name)
-            for path, leaf in named(outlines(self._reader, self._folder))
-        }
-
-    def read(self, path: Sequence[str]) -> np.ndarray:
-        """The array at this path."""
-        shape, dtype = self.outlines[tuple(path)]
-        wanted: Any = jax.ShapeDtypeStruct(shape, np.dtype(dtype))
-        for key in reversed(path):
-            wanted = {key: wanted}
-        found = read_arrays(self._reader, self._folder, wanted)
-        for key in path:
-            assert isinstance(found, Mapping)
-            found = found[key]
-        return np.asarray(found)
+    wanted: Any = jax.ShapeDtypeStruct(shape, np.dtype(dtype))
+    for key in reversed(path):
+        wanted = {key: wanted}
+    (found,) = jax.tree.leaves(read_arrays(reader, folder.absolute(), wanted))
+    return np.asarray(found)

@@ -23,30 +23,26 @@ from cojax.policy.parameters import Params
 from cojax.policy.sharding import RULES, constrain
 
 Attend = Callable[..., jax.Array]  # query, key, value → mixed values
+Rotate = Callable[[jax.Array], jax.Array]
 
 
-class Rotation(NamedTuple):
-    """cos and sin of every position's angles, float32[B, T, 1, head_dim]."""
+def rotation(config: ModelConfig, positions: jax.Array) -> Rotate:
+    """What rotates [B, T, heads, head_dim], in HF's layout: entry i pairs with i + head_dim / 2.
 
-    cos: jax.Array
-    sin: jax.Array
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Rotates [B, T, heads, head_dim] in HF's layout: entry i pairs with i + head_dim / 2."""
-        first, second = jnp.split(x, 2, axis=-1)
-        turned = jnp.concatenate([-second, first], axis=-1)
-        return (x * self.cos + turned * self.sin).astype(x.dtype)
-
-
-def rotation(config: ModelConfig, positions: jax.Array) -> Rotation:
-    """Angles θ_i(p) = p · rope_theta^(−2i / head_dim) (RoFormer, arXiv 2104.09864) of positions int32[B, T].
-
-    With rope scaling the frequencies are stretched, and cos and sin are multiplied by its factor.
+    The angles are θ_i(p) = p · rope_theta^(−2i / head_dim) (RoFormer, arXiv 2104.09864) of positions int32[B, T]. With
+    rope scaling the frequencies are stretched, and cos and sin are multiplied by its factor.
     """
     turns, factor = frequencies(config.rope_theta, config.head_dim, config.rope_scaling)
     angles = positions[..., None, None].astype(jnp.float32) * turns
     angles = jnp.concatenate([angles, angles], axis=-1)
-    return Rotation(jnp.cos(angles) * factor, jnp.sin(angles) * factor)
+    cos, sin = jnp.cos(angles) * factor, jnp.sin(angles) * factor
+
+    def rotate(x: jax.Array) -> jax.Array:
+        first, second = jnp.split(x, 2, axis=-1)
+        turned = jnp.concatenate([-second, first], axis=-1)
+        return (x * cos + turned * sin).astype(x.dtype)
+
+    return rotate
 
 
 class Attention(nnx.Module):
@@ -56,7 +52,7 @@ class Attention(nnx.Module):
         width, size = config.hidden_size, config.head_dim
 
         def project(heads: int) -> nnx.LinearGeneral:
-            bias = config.attention_bias
+            bias = config.family.attention_bias
             return _linear(config, width, (heads, size), width, rngs, use_bias=bias)
 
         self.query = project(config.num_attention_heads)
@@ -65,11 +61,11 @@ class Attention(nnx.Module):
         heads, product = config.num_attention_heads, _flat_product if config.dtype == "bfloat16" else None
         fan = heads * size * 2 * config.num_hidden_layers
         self.output = _linear(config, (heads, size), width, fan, rngs, axis=(-2, -1), dot_general=product)
-        if config.qk_norm:
+        self.normed = config.family.has("layers/attention/query_norm/scale")
+        if self.normed:
             self.query_norm, self.key_norm = _norm(config, size, rngs), _norm(config, size, rngs)
-        self.normed = config.qk_norm
 
-    def __call__(self, x: jax.Array, rotate: Rotation, attend: Attend) -> jax.Array:
+    def __call__(self, x: jax.Array, rotate: Rotate, attend: Attend) -> jax.Array:
         query, key, value = self.query(x), self.key(x), self.value(x)
         if self.normed:
             query, key = self.query_norm(query), self.key_norm(key)
@@ -77,15 +73,16 @@ class Attention(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """SwiGLU: down(silu(gate(x)) · up(x))."""
+    """down(activation(gate(x)) · up(x)): SwiGLU, where the family's activation is silu."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         width, inner = config.hidden_size, config.intermediate_size
         self.gate, self.up = (_linear(config, width, inner, width, rngs) for _ in range(2))
         self.down = _linear(config, inner, width, inner * 2 * config.num_hidden_layers, rngs)
+        self.activation = config.family.activation
 
     def __call__(self, x: jax.Array, mesh: Mesh | None = None) -> jax.Array:
-        inner = jax.nn.silu(self.gate(x)) * self.up(x)
+        inner = self.activation(self.gate(x)) * self.up(x)
         return self.down(constrain(inner, mesh, *[None] * (inner.ndim - 2), "mlp"))
 
 
@@ -98,16 +95,16 @@ class Block(nnx.Module):
         self.feed_forward_norm = _norm(config, config.hidden_size, rngs)
         self.feed_forward = (SparseFeedForward if config.sparse else FeedForward)(config, rngs)
 
-    def __call__(self, x: jax.Array, rotate: Rotation, attend: Attend, mesh: Mesh | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array, rotate: Rotate, attend: Attend, mesh: Mesh | None = None) -> jax.Array:
         x = self.after_attention(x, rotate, attend)
         return x + self.feed_forward(self.feed_forward_norm(x), mesh)
 
-    def after_attention(self, x: jax.Array, rotate: Rotation, attend: Attend) -> jax.Array:
+    def after_attention(self, x: jax.Array, rotate: Rotate, attend: Attend) -> jax.Array:
         """The first half of the layer: the residual stream after attention."""
         return x + self.attention(self.attention_norm(x), rotate, attend)
 
     def routed(
-        self, x: jax.Array, rotate: Rotation, attend: Attend, routes: jax.Array | None = None, mesh: Mesh | None = None
+        self, x: jax.Array, rotate: Rotate, attend: Attend, routes: jax.Array | None = None, mesh: Mesh | None = None
     ) -> tuple[jax.Array, jax.Array]:
         """Calls a sparse block, and returns the experts that its router chooses too, int32[N, k].
 

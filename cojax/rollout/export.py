@@ -24,7 +24,7 @@ from cojax.durable import sync_folder, sync_tree
 from cojax.policy import pretrained
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params, parameters
-from cojax.policy.saved_params import SavedParams
+from cojax.policy.saved_params import read_saved, reader_of_arrays, saved_outlines
 from cojax.storage.checkpoint import disk_error
 from cojax.storage.files import LARGEST_JSON, explain, is_number, read_json, write_json
 
@@ -251,21 +251,22 @@ def restore_item(item: Path, folder: Path, label: str) -> None:
 
     Raises FileNotFoundError where a file is missing, ValueError for arrays that are not those of config.json.
     """
-    config, saved = ModelConfig.from_hf(item), SavedParams(item / _PARAMS)
+    config = ModelConfig.from_hf(item)
     wanted = {row.path: (row.shape(config), config.param_dtype) for row in parameters(config)}
-    found = saved.outlines
+    found = saved_outlines(item / _PARAMS)
     if different := sorted(path for path in wanted.keys() | found.keys() if wanted.get(path) != found.get(path)):
         path = different[0]
         raise pretrained.DamagedFile(
             f"{'/'.join(path)} in {item / _PARAMS} is {found.get(path, 'missing')}, expected "
             f"{wanted.get(path, 'nothing')} by its {pretrained.CONFIG}; let the trainer write another version"
         )
-    write_weights(folder, config, _arrays(config, saved), label=label)
+    write_weights(folder, config, _arrays(config, item / _PARAMS), label=label)
 
 
-def _arrays(config: ModelConfig, saved: SavedParams) -> Iterator[tuple[str, np.ndarray]]:
+def _arrays(config: ModelConfig, saved: Path) -> Iterator[tuple[str, np.ndarray]]:
+    reader = reader_of_arrays()
     for row in parameters(config):
-        leaf = saved.read(row.path)
+        leaf = read_saved(reader, saved, row.path, row.shape(config), config.param_dtype)
         for index, name in row.pieces(config):
             yield name, row.to_hf(leaf[index], config)
 

@@ -9,10 +9,11 @@ import functools
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -21,7 +22,7 @@ import jax
 from ml_collections import ConfigDict
 
 from cojax.distributed.operations import Follower, Lead, lead_array_files
-from cojax.distributed.start import Connected, admit, ask_admission, find_devices, start
+from cojax.distributed.start import admit, ask_admission, find_devices, start
 from cojax.distributed.wire import Message, Wire
 from cojax.host.processes import end_all
 from cojax.learner.placement import advanced, copied, finite, piece, replicated
@@ -50,11 +51,11 @@ _SIGNALLED = 128  # exit statuses from here on are of runs that a signal stopped
 class Leading:
     """Process 0 of several."""
 
-    def __init__(self, config: ConfigDict, connected: Connected) -> None:
+    def __init__(self, config: ConfigDict, count: int, connections: Mapping[int, socket.socket]) -> None:
         self._failed, self._deadline = threading.Lock(), config.distributed.deadline
         self._ready = threading.Event()  # the wire may report before the rest is made
-        self.wire = Wire(connected.connections, config.distributed.silence, self._lost, self._beat, self._heard)
-        self._lead = Lead(self.wire, connected.processes - 1)
+        self.wire = Wire(connections, config.distributed.silence, self._lost, self._beat, self._heard)
+        self._lead = Lead(self.wire, count - 1)
         self.together = Together(
             self._lead, lead_array_files(self._lead), on_stop=lambda number: os.kill(os.getpid(), number)
         )
@@ -98,9 +99,9 @@ class Leading:
 class Following:
     """One of the other processes."""
 
-    def __init__(self, config: ConfigDict, connected: Connected) -> None:
-        self.number, self._deadline, self._asked = connected.process, config.distributed.deadline, 0
-        self.wire = Wire(connected.connections, config.distributed.silence, self._lost, self._beat, self._heard)
+    def __init__(self, config: ConfigDict, number: int, connections: Mapping[int, socket.socket]) -> None:
+        self.number, self._deadline, self._asked = number, config.distributed.deadline, 0
+        self.wire = Wire(connections, config.distributed.silence, self._lost, self._beat, self._heard)
         self._follower = Follower(self.wire, {})
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._receive)
@@ -182,17 +183,17 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
     lock = None if preflight or section.process is None else _lock(folder, section.process)
     if lock and not section.process:
         lock.close()  # the run takes it once all processes are there
-    connected = start(DistributedSettings(**section))
-    if connected.processes == 1:
+    process, count, connections = start(DistributedSettings(**section))
+    if count == 1:
         yield ALONE
         return
     facts = {**_facts(config), "check": preflight}
-    if connected.process:
-        following = Following(config, connected)
+    if process:
+        following = Following(config, process, connections)
         try:
             ask_admission(following.wire, facts, section.startup)
             find_devices()
-            lock = lock or (None if preflight else _lock(folder, connected.process))
+            lock = lock or (None if preflight else _lock(folder, process))
             yield following
         except Exception:
             _leave_with(1)
@@ -200,11 +201,11 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
         finally:
             del lock
         return
-    leading = Leading(config, connected)
+    leading = Leading(config, count, connections)
     status, line = 1, ""
     try:
         folders = processes.shared_folders(config)
-        admit(leading.wire, connected.processes, facts, folders, section.startup, keep=not preflight)
+        admit(leading.wire, count, facts, folders, section.startup, keep=not preflight)
         find_devices()
         processes.check_several(config)
         yield leading.together

@@ -146,8 +146,8 @@ def follow(wire: Wire) -> None:
 
 
 if __name__ == "__main__":
-    connected = start(DistributedSettings(True, f"127.0.0.1:{PORT}", 2, PROCESS, 120.0, 20.0))
-    wire = Wire(connected.connections, 20.0, lost)
+    _, _, connections = start(DistributedSettings(True, f"127.0.0.1:{PORT}", 2, PROCESS, 120.0, 20.0))
+    wire = Wire(connections, 20.0, lost)
     if PROCESS:
         ask_admission(wire, FACTS, 60.0)
         find_devices()

@@ -26,7 +26,7 @@ TOKENS = [
 ]
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 TIED = ModelConfig(
-    len(TOKENS), 64, 96, 2, 4, 2, rope_theta=1e5, rms_norm_eps=1e-5, qk_norm=False, max_position_embeddings=128
+    len(TOKENS), 64, 96, 2, 4, 2, rope_theta=1e5, rms_norm_eps=1e-5, model_type="llama", max_position_embeddings=128
 )
 UNTIED = dataclasses.replace(TIED, tie_word_embeddings=False, num_key_value_heads=1, head_dim=32)
 METADATA: Mapping[str, Any] = {

@@ -24,7 +24,7 @@ TINY = "hidden_size=32,intermediate_size=48,num_attention_heads=4,num_key_value_
 DENSE = ModelConfig(10, 4, 8, 3, 2, 1, 2)
 SPARSE = ModelConfig(
     10, 4, 8, 3, 2, 1, 2, tie_word_embeddings=False, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=5,
-    dtype="bfloat16", param_dtype="bfloat16",
+    model_type="qwen3_moe", dtype="bfloat16", param_dtype="bfloat16",
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ VOCABULARY = 2**17
 DENSE = ModelConfig(VOCABULARY, 256, 768, 4, 8, 4, 32, tie_word_embeddings=False, param_dtype="bfloat16")
 SPARSE = ModelConfig(
     VOCABULARY, 256, 768, 2, 8, 4, 32, tie_word_embeddings=False, param_dtype="bfloat16", num_experts=8,
-    num_experts_per_tok=2, moe_intermediate_size=256, norm_topk_prob=True,
+    model_type="qwen3_moe", num_experts_per_tok=2, moe_intermediate_size=256, norm_topk_prob=True,
 )  # fmt: skip
 
 

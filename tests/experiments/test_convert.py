@@ -91,7 +91,7 @@ def test_quantised_tensors_are_what_the_package_reads(tmp_path: Path) -> None:
 
 def test_what_a_file_may_leave_out(tmp_path: Path) -> None:
     """One key head for each head, a base of 10,000, a size of heads from the width, tokens without names."""
-    config = ModelConfig(len(TOKENS), 64, 96, 1, 4, 4, qk_norm=False, max_position_embeddings=64)
+    config = ModelConfig(len(TOKENS), 64, 96, 1, 4, 4, model_type="llama", max_position_embeddings=64)
     left_out = (
         "llama.attention.head_count_kv", "llama.rope.freq_base", "llama.rope.dimension_count", "llama.vocab_size",
         "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id", "tokenizer.ggml.unknown_token_id",

@@ -26,7 +26,18 @@ from cojax.types import Group
 
 DENSE = ModelConfig(16, 32, 48, 2, 4, 2, 16)
 SPARSE = ModelConfig(
-    16, 32, 48, 2, 4, 2, 16, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
+    16,
+    32,
+    48,
+    2,
+    4,
+    2,
+    16,
+    model_type="qwen3_moe",
+    num_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=24,
+    norm_topk_prob=True,
 )
 CASES = {"dense": (DENSE, {"fsdp": 4, "tensor": -1}), "sparse": (SPARSE, {"data": -1, "fsdp": 2, "expert": 2})}
 

@@ -17,7 +17,18 @@ from cojax.policy.sharding import make_mesh, shard
 
 DENSE = ModelConfig(16, 32, 48, 2, 4, 2, 16)
 SPARSE = ModelConfig(
-    16, 32, 48, 2, 4, 2, 16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
+    16,
+    32,
+    48,
+    2,
+    4,
+    2,
+    16,
+    model_type="qwen3_moe",
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=24,
+    norm_topk_prob=True,
 )
 
 

@@ -14,8 +14,10 @@ from cojax.policy.logprobs import token_logprobs
 from cojax.policy.parameters import cast_for_compute, leaf_of, parameters
 from cojax.policy.transformer import initialize
 
-WIDE = ModelConfig(64, 64, 128, 2, 4, 2, 16, attention_bias=True, qk_norm=False)
-SPARSE = ModelConfig(64, 32, 48, 2, 4, 2, 16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
+WIDE = ModelConfig(64, 64, 128, 2, 4, 2, 16, model_type="qwen2")
+SPARSE = ModelConfig(
+    64, 32, 48, 2, 4, 2, 16, model_type="qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24
+)
 
 
 def half(config, **changes):

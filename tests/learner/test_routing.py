@@ -20,7 +20,17 @@ from cojax.policy.moe import RouteShape
 from cojax.types import Action, Group, Task, Trajectory, Turn, from_json, to_json
 
 CONFIG = ModelConfig(
-    16, 8, 16, 2, 2, 1, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8, norm_topk_prob=True
+    16,
+    8,
+    16,
+    2,
+    2,
+    1,
+    model_type="qwen3_moe",
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=8,
+    norm_topk_prob=True,
 )
 SHAPE = RouteShape.of(CONFIG)
 PARAMS = initialize(CONFIG, 0)

@@ -10,7 +10,7 @@ from small_runs import tree
 from tiny_learner import CONFIG, PARAMS, make_learner
 
 from cojax.policy.adapters import Lora
-from cojax.policy.saved_params import SavedParams
+from cojax.policy.saved_params import read_saved, reader_of_arrays
 from cojax.rollout.export import restore_item, write_item, write_weights
 
 
@@ -44,4 +44,5 @@ def test_the_largest_finite_number_passes(tmp_path):
     params["final_norm"]["scale"] = params["final_norm"]["scale"].at[3].set(65_519.0)
     learner = make_learner()
     write_item(tmp_path / "item", CONFIG, learner.weights(learner.init(params), 3).save, "float16", "")
-    assert SavedParams(tmp_path / "item/params").read(("final_norm", "scale"))[3] == 65_504.0
+    folder, path = tmp_path / "item/params", ("final_norm", "scale")
+    assert read_saved(reader_of_arrays(), folder, path, (CONFIG.hidden_size,), "float16")[3] == 65_504.0

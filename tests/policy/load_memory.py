@@ -10,6 +10,7 @@ tensor.
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 import time
@@ -35,22 +36,22 @@ def shape(kind: str, width: int) -> dict[str, object]:
 def write(kind: str, folder: Path, width: int) -> None:
     from cojax.policy.config import ModelConfig
     from cojax.policy.parameters import parameters
-    from cojax.policy.pretrained import Outline, write_tensors
+    from cojax.policy.pretrained import write_tensors
 
     hf = shape(kind, width)
     config = ModelConfig.from_hf(hf)
     draw = np.random.default_rng(0)
-    outlines = [Outline(n, "BF16", r.hf_shape(config)) for r in parameters(config) for _, n in r.pieces(config)]
+    outlines = {n: ("BF16", r.hf_shape(config)) for r in parameters(config) for _, n in r.pieces(config)}
 
     def arrays() -> Iterator[tuple[str, np.ndarray]]:
-        for outline in outlines:
-            values = 0.02 * draw.standard_normal(outline.shape, dtype=np.float32)
-            yield outline.name, values.astype(ml_dtypes.bfloat16)
+        for name, (_, size) in outlines.items():
+            values = 0.02 * draw.standard_normal(size, dtype=np.float32)
+            yield name, values.astype(ml_dtypes.bfloat16)
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(hf))
     write_tensors(folder / "model.safetensors", outlines, arrays())
-    print(sum(outline.size for outline in outlines) / 1e6)
+    print(sum(2 * math.prod(size) for _, size in outlines.values()) / 1e6)
 
 
 def measure(folder: Path) -> dict[str, float]:

@@ -22,7 +22,18 @@ initialize = functools.cache(transformer.initialize)
 # No width is that of another array, so that `check_kept` knows the logits by their shape.
 DENSE = ModelConfig(80, 32, 48, 2, 4, 2, 16, tie_word_embeddings=False)
 SPARSE = ModelConfig(
-    80, 32, 48, 2, 4, 2, 16, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
+    80,
+    32,
+    48,
+    2,
+    4,
+    2,
+    16,
+    model_type="qwen3_moe",
+    num_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=24,
+    norm_topk_prob=True,
 )
 MESHES = {
     "dense": (DENSE, ({"fsdp": 8}, {"data": 4, "tensor": 2}, {"data": 2, "fsdp": 2, "tensor": 2})),

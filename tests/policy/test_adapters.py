@@ -17,7 +17,18 @@ from cojax.policy.transformer import initialize
 
 DENSE = ModelConfig(64, 32, 48, 2, 4, 2, 16, tie_word_embeddings=False)
 SPARSE = ModelConfig(
-    64, 32, 48, 2, 4, 2, 16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
+    64,
+    32,
+    48,
+    2,
+    4,
+    2,
+    16,
+    model_type="qwen3_moe",
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=24,
+    norm_topk_prob=True,
 )
 CONFIGS = {"dense": DENSE, "sparse": SPARSE, "bfloat16": dataclasses.replace(DENSE, dtype="bfloat16")}
 LORA = Lora(rank=3, alpha=6.0)
@@ -102,7 +113,7 @@ def test_every_matrix_of_the_layers_is_a_row_and_nothing_else():
         "layers/feed_forward/down/kernel",
     ]  # fmt: skip
     assert names(SPARSE)[4:] == ["layers/feed_forward/gate", "layers/feed_forward/up", "layers/feed_forward/down"]
-    assert names(dataclasses.replace(DENSE, attention_bias=True, qk_norm=False), "query", "down") == [
+    assert names(dataclasses.replace(DENSE, model_type="qwen2"), "query", "down") == [
         "layers/attention/query/kernel",
         "layers/feed_forward/down/kernel",
     ]

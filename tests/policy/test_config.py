@@ -9,7 +9,9 @@ import jax
 import pytest
 from transformers import AutoConfig
 
-from cojax.policy.config import FAMILIES, Family, ModelConfig, RopeScaling
+from cojax.policy.config import FAMILIES, ModelConfig, RopeScaling
+from cojax.policy.family import FULL, LLAMA, QWEN3_MOE, SLIDING, Family
+from cojax.policy.parameters import parameters
 from cojax.policy.transformer import hidden_states, initialize
 
 TINY = ModelConfig(61, 32, 40, 2, 4, 2, 16, rope_theta=5e5)
@@ -25,8 +27,7 @@ def test_reads_the_published_qwen3_4b_file() -> None:
     }  # fmt: skip
     config = ModelConfig.from_hf(hf)
     assert (config.head_dim, config.rope_theta, config.dtype) == (128, 5e6, "bfloat16")
-    assert config.qk_norm
-    assert not config.attention_bias
+    assert config.model_type == "qwen3"
     assert ModelConfig.from_hf(hf, dtype="float32").param_dtype == "bfloat16"
 
 
@@ -39,8 +40,7 @@ def test_reads_qwen2_with_its_bias_and_default_head_size(tmp_path: Path) -> None
     (tmp_path / "config.json").write_text(json.dumps(hf))
     config = ModelConfig.from_hf(tmp_path)
     assert (config.head_dim, config.rope_theta) == (128, 1e6)
-    assert config.attention_bias
-    assert not config.qk_norm
+    assert config.model_type == "qwen2"
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,10 @@ def test_refuses_what_it_does_not_compute(change: dict, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "qk_norm", "bias"),
-    [("Qwen3Config", True, False), ("Qwen2Config", False, True), ("LlamaConfig", False, False)],
+    ("name", "model_type"), [("Qwen3Config", "qwen3"), ("Qwen2Config", "qwen2"), ("LlamaConfig", "llama")]
 )
-def test_transformers_reads_what_it_writes(tmp_path: Path, name: str, qk_norm: bool, bias: bool) -> None:
-    config = ModelConfig(61, 32, 40, 2, 4, 2, 16, rope_theta=5e5, qk_norm=qk_norm, attention_bias=bias)
+def test_transformers_reads_what_it_writes(tmp_path: Path, name: str, model_type: str) -> None:
+    config = dataclasses.replace(TINY, model_type=model_type)
     (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
     read = AutoConfig.from_pretrained(tmp_path)
     assert type(read).__name__ == name
@@ -92,38 +91,87 @@ def test_reads_llama_with_what_its_files_leave_out() -> None:
     }  # fmt: skip
     config = ModelConfig.from_hf(hf)
     assert (config.num_key_value_heads, config.head_dim, config.max_position_embeddings) == (32, 128, 2_048)
-    assert not any((config.qk_norm, config.attention_bias, config.tie_word_embeddings))
+    assert (config.model_type, config.tie_word_embeddings) == ("llama", False)
     written = config.to_hf()
     assert (written["bos_token_id"], written["eos_token_id"]) == (None, None)
 
 
-def test_windows_are_whole_numbers_that_no_file_names() -> None:
-    config = dataclasses.replace(TINY, windows=[4, 0])  # as read from JSON
-    assert (config.windows, config.layer_windows, TINY.layer_windows) == ((4, 0), (4, 2**31 - 1), None)
-    assert ModelConfig.from_hf({**TINY.to_hf(), "windows": [4]}) == TINY
-    with pytest.raises(ValueError, match=r"windows are .*expected whole numbers"):
-        dataclasses.replace(TINY, windows=(-1,))
+@pytest.fixture
+def banded(monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
+    """A model of a family whose files no other reads: windows in every second layer, a rope and names of its own."""
+    rows = tuple((path, axes, name.replace("self_attn", "attn"), inputs) for path, axes, name, inputs in LLAMA.rows)
+    family = Family(
+        "banded", "BandedForCausalLM", rows, hidden_act="gelu", activation=jax.nn.gelu, layers=(SLIDING, FULL),
+        rope_theta=1e6,
+    )  # fmt: skip
+    monkeypatch.setitem(FAMILIES, "banded", family)  # type: ignore[arg-type]
+    return dataclasses.replace(TINY, num_hidden_layers=3, model_type="banded", sliding_window=4)
 
 
-def test_a_family_with_the_parts_of_another_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FAMILIES, "mistral", Family("mistral", "MistralForCausalLM"))  # type: ignore[arg-type]
-    plain = dataclasses.replace(TINY, qk_norm=False)
-    read = ModelConfig.from_hf({**plain.to_hf(), "model_type": "mistral"})
-    assert (plain.to_hf()["model_type"], read.to_hf()["architectures"]) == ("llama", ["MistralForCausalLM"])
-    assert dataclasses.replace(read, qk_norm=True).model_type == "qwen3"
+def test_a_further_family_is_an_entry(banded: ModelConfig) -> None:
+    written = banded.to_hf()
+    assert (written["architectures"], written["hidden_act"]) == (["BandedForCausalLM"], "gelu")
+    assert written["layer_types"] == ["sliding_attention", "full_attention", "sliding_attention"]
+    assert (written["sliding_window"], written["use_sliding_window"]) == (4, True)
+    assert ModelConfig.from_hf(written) == banded
+    left_out = {"rope_theta": None, "rope_parameters": None, "layer_types": None, "use_sliding_window": None}
+    assert ModelConfig.from_hf({**written, **left_out}) == dataclasses.replace(banded, rope_theta=1e6)
+    assert {"model.layers.2.attn.q_proj.weight", "lm_head.weight"} <= {
+        name
+        for row in parameters(dataclasses.replace(banded, tie_word_embeddings=False))
+        for _, name in row.pieces(banded)
+    }
 
 
-def test_has_no_name_for_norm_with_bias() -> None:
-    with pytest.raises(ValueError, match="has no Hugging Face class"):
-        ModelConfig(61, 32, 40, 2, 4, 2, 16, attention_bias=True).to_hf()
-    with pytest.raises(ValueError, match=r"windows \(4, 0\) have no Hugging Face class among llama, qwen2"):
-        dataclasses.replace(TINY, windows=(4, 0)).to_hf()
-    with pytest.raises(ValueError, match="experts without qk_norm"):
-        dataclasses.replace(MOE, qk_norm=False).to_hf()
+def test_layers_have_the_windows_of_their_kind(banded: ModelConfig) -> None:
+    assert (banded.layer_windows, TINY.layer_windows) == ((4, 2**31 - 1, 4), None)
+    plain = dataclasses.replace(banded, sliding_window=0)
+    assert (plain.layer_windows, set(plain.layer_types)) == (None, {"full_attention"})
+    # Files of Qwen2 name a window that no layer has.
+    assert ModelConfig.from_hf({**TINY.to_hf(), "sliding_window": 4}) == TINY
+    with pytest.raises(ValueError, match="layer_types with 'full_attention'; only 'sliding_attention'"):
+        ModelConfig.from_hf({**banded.to_hf(), "layer_types": ["full_attention"] * 3})
+    with pytest.raises(ValueError, match="use_sliding_window=False; only True"):
+        ModelConfig.from_hf({**banded.to_hf(), "use_sliding_window": False})
+    with pytest.raises(ValueError, match="hidden_act='silu'; only 'gelu'"):
+        ModelConfig.from_hf({**banded.to_hf(), "hidden_act": "silu"})
+    with pytest.raises(ValueError, match="sliding_window is 4, but no layer of qwen3 is sliding_attention"):
+        dataclasses.replace(TINY, sliding_window=4)
+    with pytest.raises(ValueError, match="sliding_window is -1; expected a positive number"):
+        dataclasses.replace(banded, sliding_window=-1)
+
+
+def test_refuses_a_family_that_it_does_not_compute() -> None:
+    with pytest.raises(ValueError, match=r"banded has layers .*chunked_attention.*expected one or more of full_att"):
+        Family("banded", "", LLAMA.rows, layers=("chunked_attention",))
+    with pytest.raises(ValueError, match="banded has experts with gelu"):
+        Family("banded", "", QWEN3_MOE.rows, hidden_act="gelu", activation=jax.nn.gelu)
+    with pytest.raises(ValueError, match="model_type 'qwen9' is not supported; available: llama, qwen2"):
+        dataclasses.replace(TINY, model_type="qwen9")
+    with pytest.raises(ValueError, match="num_experts is 8, but layers of qwen3 have none"):
+        dataclasses.replace(MOE, model_type="qwen3")
+    with pytest.raises(ValueError, match="num_experts is 0, but layers of qwen3_moe have some"):
+        dataclasses.replace(TINY, model_type="qwen3_moe")
+
+
+def test_a_config_survives_json() -> None:
+    config = dataclasses.replace(TINY, rope_scaling=RopeScaling("yarn", 4.0, 64))
+    assert ModelConfig(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
 
 
 MOE = ModelConfig(
-    61, 32, 40, 2, 4, 2, 16, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
+    61,
+    32,
+    40,
+    2,
+    4,
+    2,
+    16,
+    model_type="qwen3_moe",
+    num_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=24,
+    norm_topk_prob=True,
 )
 
 

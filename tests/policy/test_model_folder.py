@@ -21,10 +21,10 @@ from cojax.policy.pretrained import load, read_params, write_model
 
 DENSE = ModelConfig(61, 32, 40, 2, 4, 2, 16)
 MOE = ModelConfig(
-    61, 32, 40, 2, 4, 2, 16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24,
+    61, 32, 40, 2, 4, 2, 16, model_type="qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24,
     tie_word_embeddings=False, dtype="bfloat16", param_dtype="bfloat16",
 )  # fmt: skip
-QWEN2 = ModelConfig(61, 32, 40, 3, 4, 1, attention_bias=True, qk_norm=False, dtype="float16", param_dtype="float16")
+QWEN2 = ModelConfig(61, 32, 40, 3, 4, 1, model_type="qwen2", dtype="float16", param_dtype="float16")
 UP = "model.layers.1.mlp.up_proj.weight"
 
 

@@ -16,7 +16,18 @@ from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.local import LocalEngine
 
 CONFIG = ModelConfig(
-    61, 32, 40, 2, 4, 2, 16, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
+    61,
+    32,
+    40,
+    2,
+    4,
+    2,
+    16,
+    model_type="qwen3_moe",
+    num_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=24,
+    norm_topk_prob=True,
 )
 WAYS = pytest.mark.parametrize("way", [mix_dense, mix_grouped])
 ZERO = jnp.int32(0)
@@ -26,8 +37,13 @@ def drawn(tokens: int, chosen: int, experts: int) -> tuple[jax.Array, jax.Array,
     draw = np.random.default_rng(0)
     normal = lambda *shape: jnp.asarray(draw.standard_normal(shape), jnp.float32)  # noqa: E731
     picked = np.stack([draw.permutation(experts)[:chosen] for _ in range(tokens)]).astype(np.int32)
-    kernels = Kernels(*(0.4 * normal(*shape) for shape in ((experts, 8, 6), (experts, 8, 6), (experts, 6, 8))))
-    return normal(tokens, 8), jnp.asarray(picked), jnp.asarray(draw.random((tokens, chosen)), jnp.float32), kernels
+    gate, up, down = (0.4 * normal(*shape) for shape in ((experts, 8, 6), (experts, 8, 6), (experts, 6, 8)))
+    return (
+        normal(tokens, 8),
+        jnp.asarray(picked),
+        jnp.asarray(draw.random((tokens, chosen)), jnp.float32),
+        (gate, up, down),
+    )
 
 
 @WAYS
@@ -36,7 +52,7 @@ def test_by_hand(way) -> None:
 
     silu(2) = 2 · 0.8807971 = 1.7615942; 1.7615942 · (0.25 · 6 + 0.5 · 2) = 4.4039855. Token 0 gives 0.
     """
-    kernels = Kernels(jnp.ones((3, 1, 1)), jnp.array([1.0, 2.0, 3.0]).reshape(3, 1, 1), jnp.ones((3, 1, 1)))
+    kernels = jnp.ones((3, 1, 1)), jnp.array([1.0, 2.0, 3.0]).reshape(3, 1, 1), jnp.ones((3, 1, 1))
     experts, weights = jnp.array([[2, 0], [1, 2]]), jnp.array([[0.25, 0.5], [0.7, 0.3]])
     found = way(jnp.array([[2.0], [0.0]]), experts, weights, kernels, ZERO)
     np.testing.assert_allclose(found, [[4.4039855], [0.0]], rtol=1e-6)
@@ -61,7 +77,7 @@ def test_parts_of_the_experts_add_up(way) -> None:
     x, experts, weights, kernels = drawn(20, 2, 8)
     whole = way(x, experts, weights, kernels, ZERO)
     parts = [
-        way(x, experts, weights, Kernels(*(matrix[first : first + 3] for matrix in kernels)), jnp.int32(first))
+        way(x, experts, weights, tuple(matrix[first : first + 3] for matrix in kernels), jnp.int32(first))
         for first in (0, 3, 6)
     ]
     np.testing.assert_allclose(sum(parts), whole, atol=1e-4, rtol=0)
@@ -85,7 +101,8 @@ def test_a_row_is_the_same_bits_in_any_company(way) -> None:
 def test_no_token_is_dropped_when_all_choose_one_expert(way) -> None:
     x, _, _, kernels = drawn(64, 1, 8)
     found = way(x, jnp.full((64, 1), 5), jnp.ones((64, 1)), kernels, ZERO)
-    expected = (jax.nn.silu(x @ kernels.gate[5]) * (x @ kernels.up[5])) @ kernels.down[5]
+    gate, up, down = (matrix[5] for matrix in kernels)
+    expected = (jax.nn.silu(x @ gate) * (x @ up)) @ down
     np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
 
 
@@ -93,7 +110,7 @@ def test_no_token_is_dropped_when_all_choose_one_expert(way) -> None:
 def test_an_expert_not_chosen_need_not_be_finite(way) -> None:
     """Its overflow must not reach a token that never visits it."""
     x, _, _, kernels = drawn(6, 1, 2)
-    large = Kernels(*(matrix.at[1].set(1e25) for matrix in kernels))
+    large = tuple(matrix.at[1].set(1e25) for matrix in kernels)
     found = way(x, jnp.zeros((6, 1), jnp.int32), jnp.ones((6, 1)), large, ZERO)
     assert np.isfinite(found).all()
 

@@ -10,7 +10,7 @@ from cojax.policy.parameters import from_hf, leaf_of, parameters, to_hf
 
 CONFIGS = {
     "qwen3": ModelConfig(61, 32, 40, 2, 4, 2, 16),
-    "qwen2": ModelConfig(61, 32, 40, 3, 4, 1, tie_word_embeddings=False, attention_bias=True, qk_norm=False),
+    "qwen2": ModelConfig(61, 32, 40, 3, 4, 1, tie_word_embeddings=False, model_type="qwen2"),
     "bfloat16": ModelConfig(61, 32, 40, 2, 4, 2, 16, dtype="bfloat16", param_dtype="bfloat16"),
 }
 

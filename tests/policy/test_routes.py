@@ -14,7 +14,18 @@ from cojax.policy.logprobs import token_scores
 from cojax.policy.moe import RouteShape, differing_share
 
 CONFIG = ModelConfig(
-    29, 32, 40, 2, 4, 2, 16, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
+    29,
+    32,
+    40,
+    2,
+    4,
+    2,
+    16,
+    model_type="qwen3_moe",
+    num_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=24,
+    norm_topk_prob=True,
 )
 SHAPE = RouteShape(2, 2, 8)
 

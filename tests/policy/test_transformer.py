@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from references import cached_hidden_states, hidden_states, initialize, one_segment, reference
 
-from cojax.policy.config import ModelConfig
-from cojax.policy.transformer import logits, make_cache, rotation, unstack
+from cojax.policy.config import FAMILIES, ModelConfig
+from cojax.policy.family import FULL, QWEN3, SLIDING, Family
+from cojax.policy.transformer import block_of, logits, make_cache, rotation, unstack
 
 CONFIG = ModelConfig(61, 32, 40, 2, 4, 2, 16)
 
@@ -39,10 +40,13 @@ def test_cached_logits_are_those_of_transformers(name: str) -> None:
     np.testing.assert_allclose(logits(config, params, jnp.concatenate(found)), values["logits"], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("windows", "reach"), [((3,), 4), ((3, 0), 12), ((0, 2), 12)])
-def test_layers_that_differ_in_their_windows(windows: tuple[int, ...], reach: int) -> None:
+@pytest.mark.parametrize(("layers", "reach"), [((SLIDING,), 4), ((SLIDING, FULL), 12), ((FULL, SLIDING), 12)])
+def test_layers_that_differ_in_their_windows(
+    layers: tuple[str, ...], reach: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A token is seen `reach` tokens later at most, by all layers together; cached states are the uncached ones."""
-    config = dataclasses.replace(CONFIG, windows=windows)
+    monkeypatch.setitem(FAMILIES, name := "-".join(layers), Family(name, "", QWEN3.rows, layers=layers))  # type: ignore[arg-type]
+    config = dataclasses.replace(CONFIG, model_type=name, sliding_window=3)
     params, tokens = initialize(config, 0), np.arange(12, dtype=np.int32)[None]
     row = one_segment(tokens)
     found = hidden_states(config, params, tokens, *row)
@@ -55,6 +59,17 @@ def test_layers_that_differ_in_their_windows(windows: tuple[int, ...], reach: in
         hidden, cache, _ = cached_hidden_states(config, split, cache, fed, fed)
         cached.append(hidden[0])
     np.testing.assert_allclose(jnp.concatenate(cached), found[0], atol=1e-5, rtol=0)
+
+
+def test_a_family_has_its_own_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+    family = Family("gelu", "", QWEN3.rows, hidden_act="gelu", activation=jax.nn.gelu)
+    monkeypatch.setitem(FAMILIES, "gelu", family)  # type: ignore[arg-type]
+    config = dataclasses.replace(CONFIG, model_type="gelu")
+    kernels = {name: np.eye(32, 40, dtype=np.float32) for name in ("gate", "up")} | {"down": np.eye(40, 32)}
+    layer = jax.tree.map(lambda leaf: leaf[0], initialize(config, 0)["layers"])
+    layer["feed_forward"] = {name: {"kernel": jnp.asarray(kernel, jnp.float32)} for name, kernel in kernels.items()}
+    x = jax.random.normal(jax.random.key(0), (3, 32))
+    np.testing.assert_allclose(block_of(config, layer).feed_forward(x), jax.nn.gelu(x) * x, atol=1e-6, rtol=0)
 
 
 def test_packed_segments_do_not_see_each_other() -> None:

@@ -26,7 +26,7 @@ from cojax.rollout.local import LocalEngine
 DENSE = ModelConfig(104, 64, 128, 2, 8, 4, 8, max_position_embeddings=256)
 SPARSE = ModelConfig(
     104, 64, 128, 2, 8, 4, 8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True,
-    max_position_embeddings=256,
+    model_type="qwen3_moe", max_position_embeddings=256,
 )  # fmt: skip
 CASES: dict[str, tuple[ModelConfig, dict[str, int]]] = {
     "data": (DENSE, {"data": 2}),

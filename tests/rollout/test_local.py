@@ -14,7 +14,8 @@ import pytest
 from patience import patience
 
 from cojax.environment import EngineError, OutOfContext
-from cojax.policy.config import ModelConfig
+from cojax.policy.config import FAMILIES, ModelConfig
+from cojax.policy.family import FULL, QWEN3, SLIDING, Family
 from cojax.policy.logprobs import token_logprobs
 from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import Params, initialize
@@ -118,8 +119,9 @@ def test_logprobs_are_the_learners(engine: LocalEngine) -> None:
     np.testing.assert_allclose(found[73:], second.logprobs, atol=2e-5, rtol=0)
 
 
-def test_logprobs_are_the_learners_where_layers_have_windows() -> None:
-    config = dataclasses.replace(CONFIG, windows=(5, 0))
+def test_logprobs_are_the_learners_where_layers_have_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "windowed", Family("windowed", "", QWEN3.rows, layers=(SLIDING, FULL)))  # type: ignore[arg-type]
+    config = dataclasses.replace(CONFIG, model_type="windowed", sliding_window=5)
     made, prompt = initialize(config, 0), [random.Random(0).randrange(101) for _ in range(40)]
     running = LocalEngine(config, slots=2, max_length=64, lanes=1, prefill_rows=1, prefill_chunks=(8,))
     running.load(Weights(0, lambda: to_hf(config, made)))

@@ -15,7 +15,18 @@ from cojax.rollout.local import LocalEngine
 from cojax.types import Action, Task, Trajectory, Turn
 
 CONFIG = ModelConfig(
-    61, 32, 40, 2, 4, 2, 16, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
+    61,
+    32,
+    40,
+    2,
+    4,
+    2,
+    16,
+    model_type="qwen3_moe",
+    num_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=24,
+    norm_topk_prob=True,
 )
 PARAMS = initialize(CONFIG, 0)
 SHAPE = RouteShape.of(CONFIG)

@@ -31,7 +31,18 @@ from cojax.rollout.sglang.engine import newest_version
 CONFIGS = {
     "dense": ModelConfig(96, 32, 40, 2, 4, 2, 16, tie_word_embeddings=False),
     "sparse": ModelConfig(
-        96, 32, 40, 2, 4, 2, 16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
+        96,
+        32,
+        40,
+        2,
+        4,
+        2,
+        16,
+        model_type="qwen3_moe",
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
     ),
 }
 DENSE = CONFIGS["dense"]

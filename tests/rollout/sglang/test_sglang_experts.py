@@ -24,7 +24,7 @@ from cojax.settings.tree import SGLangSettings
 
 CONFIG = ModelConfig(
     112, 16, 24, 2, 2, 1, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=8, norm_topk_prob=True,
-    tie_word_embeddings=False,
+    model_type="qwen3_moe", tie_word_embeddings=False,
 )  # fmt: skip
 PARAMS = initialize(CONFIG, 0)
 SHAPE = RouteShape.of(CONFIG)

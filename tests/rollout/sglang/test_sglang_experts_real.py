@@ -22,7 +22,7 @@ from cojax.types import Action, Task, Trajectory, Turn
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 CONFIG = ModelConfig(
     112, 64, 128, 2, 4, 2, 16, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True,
-    max_position_embeddings=512, tie_word_embeddings=False,
+    model_type="qwen3_moe", max_position_embeddings=512, tie_word_embeddings=False,
 )  # fmt: skip
 PARAMS = initialize(CONFIG, 0)
 

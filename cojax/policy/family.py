@@ -1,0 +1,116 @@
+"""Families of models: what the layers of each are made of, and how its Hugging Face files say so.
+
+A further family is a file that makes a `Family` of these rows and its own, and an entry of `FAMILIES` in config.py.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+Row = tuple[str, str, str, int | None]  # the fields of a `Parameter`, path and axes as text
+
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers, as in layer_types of a config.json
+
+
+def row(path: str, axes: str, name: str, inputs: int | None = None) -> Row:
+    """A row of a table; the Hugging Face name of what is in a layer begins with that of the layer."""
+    return path, axes, ("model.layers.{layer}." if axes.startswith("layers") else "") + name, inputs
+
+
+# Each: path, logical axes, Hugging Face name, inputs.
+CORE = (
+    row("embed/embedding", "vocabulary embed", "model.embed_tokens.weight"),
+    row("layers/attention_norm/scale", "layers embed", "input_layernorm.weight"),
+    row("layers/attention/query/kernel", "layers embed heads head_dim", "self_attn.q_proj.weight", 1),
+    row("layers/attention/key/kernel", "layers embed kv_heads head_dim", "self_attn.k_proj.weight", 1),
+    row("layers/attention/value/kernel", "layers embed kv_heads head_dim", "self_attn.v_proj.weight", 1),
+    row("layers/attention/output/kernel", "layers heads head_dim embed", "self_attn.o_proj.weight", 2),
+    row("layers/feed_forward_norm/scale", "layers embed", "post_attention_layernorm.weight"),
+    row("final_norm/scale", "embed", "model.norm.weight"),
+)
+DENSE = (
+    row("layers/feed_forward/gate/kernel", "layers embed mlp", "mlp.gate_proj.weight", 1),
+    row("layers/feed_forward/up/kernel", "layers embed mlp", "mlp.up_proj.weight", 1),
+    row("layers/feed_forward/down/kernel", "layers mlp embed", "mlp.down_proj.weight", 1),
+)
+SPARSE = (
+    row("layers/feed_forward/router", "layers embed router", "mlp.gate.weight", 1),
+    row("layers/feed_forward/gate", "layers experts embed mlp", "mlp.experts.{expert}.gate_proj.weight", 1),
+    row("layers/feed_forward/up", "layers experts embed mlp", "mlp.experts.{expert}.up_proj.weight", 1),
+    row("layers/feed_forward/down", "layers experts mlp embed", "mlp.experts.{expert}.down_proj.weight", 1),
+)
+HEAD = (row("head/kernel", "embed vocabulary", "lm_head.weight", 1),)
+QK_NORM = (
+    row("layers/attention/query_norm/scale", "layers head_dim", "self_attn.q_norm.weight"),
+    row("layers/attention/key_norm/scale", "layers head_dim", "self_attn.k_norm.weight"),
+)
+BIAS = (
+    row("layers/attention/query/bias", "layers heads head_dim", "self_attn.q_proj.bias", 0),
+    row("layers/attention/key/bias", "layers kv_heads head_dim", "self_attn.k_proj.bias", 0),
+    row("layers/attention/value/bias", "layers kv_heads head_dim", "self_attn.v_proj.bias", 0),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Models of one Hugging Face class.
+
+    `rows` is the table of their parameters: they have a bias, a norm of queries and keys, or experts where these have
+    rows. `activation` is the function of the feed-forward parts, which config.json calls `hidden_act`. `layers` are the
+    kinds of the layers in turn, repeated over all of them: a token of a SLIDING one sees only the last `sliding_window`
+    tokens, itself among them. `rope_theta` is that of a file that names none, and `left_out` gives the other fields of
+    `ModelConfig` that a file leaves out. `fixed` are fields that change the arithmetic, with the only supported value;
+    `written` are fields that our files hold besides the shape.
+    """
+
+    model_type: str
+    architecture: str
+    rows: tuple[Row, ...]
+    hidden_act: str = "silu"
+    activation: Callable[[jax.Array], jax.Array] = jax.nn.silu
+    layers: tuple[str, ...] = (FULL,)
+    rope_theta: float = 10_000.0
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    left_out: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda hf: {}
+
+    def __post_init__(self) -> None:
+        if not self.layers or set(self.layers) - {FULL, SLIDING}:
+            raise ValueError(f"{self.model_type} has layers {self.layers}; expected one or more of {FULL}, {SLIDING}")
+        if self.sparse and self.activation is not jax.nn.silu:
+            raise ValueError(f"{self.model_type} has experts with {self.hidden_act}; they compute with silu alone")
+
+    def has(self, path: str) -> bool:
+        """Whether its models have the parameter at this path."""
+        return any(path == own for own, *_ in self.rows)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the feed-forward parts are mixtures of experts."""
+        return self.has("layers/feed_forward/router")
+
+    @property
+    def attention_bias(self) -> bool:
+        """Whether queries, keys and values have a bias."""
+        return self.has("layers/attention/query/bias")
+
+
+LLAMA = Family(
+    "llama",
+    "LlamaForCausalLM",
+    (*CORE, *DENSE, *HEAD),
+    fixed={"pretraining_tp": 1},
+    # Its class takes tokens 1 and 2 for the ends of a text where none are named.
+    written={"mlp_bias": False, "bos_token_id": None, "eos_token_id": None},
+    # The first files have no grouped heads.
+    left_out=lambda hf: {"max_position_embeddings": 2_048, "num_key_value_heads": hf.get("num_attention_heads")},
+)
+QWEN2 = Family("qwen2", "Qwen2ForCausalLM", (*CORE, *DENSE, *HEAD, *BIAS))
+# In other families head_dim is hidden_size / heads.
+QWEN3 = Family("qwen3", "Qwen3ForCausalLM", (*CORE, *DENSE, *HEAD, *QK_NORM), left_out=lambda hf: {"head_dim": 128})
+_ALL_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+QWEN3_MOE = Family(
+    "qwen3_moe", "Qwen3MoeForCausalLM", (*CORE, *SPARSE, *HEAD, *QK_NORM), fixed=_ALL_SPARSE, written=_ALL_SPARSE
+)
