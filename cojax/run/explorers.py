@@ -20,7 +20,7 @@ from cojax.rollout.chat import PolicyActors
 from cojax.run import parts
 from cojax.run.parts import Parts
 from cojax.settings.base import JUDGES, attempts, choose, settings
-from cojax.settings.tree import LLMSettings, ModelExplorerSettings, ScriptedSettings
+from cojax.settings.tree import LLMSettings, ModelExplorerSettings, ScriptedSettings, leaves_of
 from cojax.signals import guidance
 from cojax.types import Message, Task, Turn
 from cojax.validation import Attempters, Attempts, Exclusions, Validation
@@ -65,7 +65,7 @@ def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplo
 
 def _fields(section: ConfigDict, own: type) -> dict[str, Any]:
     """The settings that each explorer has, and those in `own`, as keywords."""
-    return {name: section[name] for name in ("runs", "steps", *(field.name for field in dataclasses.fields(own)))}
+    return {name: section[name] for name in ("runs", "steps", *leaves_of(own))}
 
 
 def llm(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:

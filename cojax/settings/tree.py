@@ -498,6 +498,7 @@ class LLMSettings:
     send_seed: bool = True
 
 
+@dataclasses.dataclass(frozen=True)
 class SGLangSettings:
     """Servers for engine.name=sglang: running ones, or ones launched on this host.
 
