@@ -29,7 +29,7 @@ from cojax.learner import placement as placing
 from cojax.learner.batch import pack_sequences
 from cojax.learner.learner import Learner, StepBatches
 from cojax.learner.update import TrainState
-from cojax.policy import adapters, attention, logprobs, moe, transformer
+from cojax.policy import adapters, attention, family, logprobs, moe, transformer
 from cojax.policy import config as shapes
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params
@@ -44,7 +44,7 @@ from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 
 # Modules whose code decides which policy the same settings give.
 _DECIDING = (
-    adapters, attention, control_tokens, logprobs, losses, moe, objective, optimizer, packing,
+    adapters, attention, control_tokens, family, logprobs, losses, moe, objective, optimizer, packing,
     placing, rendering, shapes, step, transformer, update, vocabulary,
 )  # fmt: skip
 _LOG = logging.getLogger(__name__)
@@ -237,7 +237,9 @@ def cache() -> Path:
 
 def fingerprint() -> str:
     """A hash of the code that decides the result, for the key of `cached`. Comments and docstrings do not count."""
-    return content_hash([without_prose(inspect.getsource(module)) for module in (sys.modules[__name__], *_DECIDING)])
+    code = [without_prose(inspect.getsource(module)) for module in (sys.modules[__name__], *_DECIDING)]
+    # The templates that stand in files beside that code.
+    return content_hash([*code, rendering.CHATML, rendering.TOOLS_SECTION])
 
 
 def without_prose(source: str) -> str:

@@ -129,8 +129,12 @@ def test_a_damaged_model_says_what_to_delete(cache):
         load_params(folder, SMALL)
 
 
-def test_the_fingerprint_is_stable():
-    assert warm_start.fingerprint() == warm_start.fingerprint()
+@pytest.mark.parametrize("name", ["CHATML", "TOOLS_SECTION"])
+def test_the_fingerprint_is_stable_and_of_the_templates_too(monkeypatch, name):
+    before = warm_start.fingerprint()
+    assert warm_start.fingerprint() == before
+    monkeypatch.setattr(warm_start.rendering, name, "another")
+    assert warm_start.fingerprint() != before
 
 
 def test_prose_is_no_part_of_the_code_that_decides_a_warm_start():

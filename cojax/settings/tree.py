@@ -66,7 +66,7 @@ class Settings:
     initial_explorer: the explorer that finds D_0, e.g. scripted; "" is explorer.name
     perturbation: above 0: flips the last bit of half of the initial parameters, drawn by this number, to measure what
         rounding alone changes; 0 flips none
-    policy: a preset of cojax/settings/presets.py, or ""
+    policy: a preset of cojax/settings/presets.toml, or ""
     """
 
     # One training run: its steps, its task set and how it evolves.
