@@ -46,12 +46,17 @@ def reserved(name: str) -> tuple[str, ...]:
 
 
 def measures(name: str, groups: Sequence[Group]) -> Mapping[str, Mapping[str, Any]]:
-    """Further measures of the tasks of a split, by `measures` of the environment's file; none without it.
+    """Further measures of the tasks of a split, by `measures` in the file of an environment of the folder.
 
     Each has `values`, a share for each unit that is drawn, over which its interval is taken, and their number of
     `episodes`. `value` and `count` are those of another mean that it stands for, where there is one.
     """
-    return vars(module(name)).get("measures", lambda groups: {})(groups)
+    return own(name).get("measures", lambda groups: {})(groups)
+
+
+def own(name: str) -> Mapping[str, Any]:
+    """What the file of an environment of the folder defines. Empty for others: there a name may mean something else."""
+    return vars(module(name)) if name in available() else {}
 
 
 @functools.cache

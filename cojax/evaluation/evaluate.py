@@ -247,10 +247,10 @@ def measured(config: ConfigDict, groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def kinds_of(config: ConfigDict) -> tuple[str, Callable[[Task], Iterable[str]]]:
-    """What success is listed by, and the kinds of a task: KINDS of the environment's module, or `evaluation.by`."""
+    """What success is listed by, and the kinds of a task: KINDS of our environment's file, or `evaluation.by`."""
     key = config.evaluation.by
-    own = (key, kinds_by(key)) if key else ("", lambda task: ())
-    return vars(worlds.module(config.environment.name)).get("KINDS", own)
+    given = (key, kinds_by(key)) if key else ("", lambda task: ())
+    return worlds.own(config.environment.name).get("KINDS", given)
 
 
 def evaluate(
