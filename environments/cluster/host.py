@@ -138,7 +138,7 @@ def code_of(name: str) -> str:
         f"{package}/{path.relative_to(ROOT / package)}": path
         for package in {"cojax", __name__.partition(".")[0]}
         for path in (ROOT / package).rglob("*")
-        if path.suffix in (".py", ".md", ".txt", ".toml")
+        if path.suffix in (".py", ".md", ".txt", ".toml", ".json")
     }
     if name not in worlds.available():
         named = worlds.full_name(name).partition(":")[0]
