@@ -52,8 +52,9 @@ class Metrics:
         self._wandb = _start_wandb(folder, wandb, config or {}) if wandb else None
         # No writing thread of tensorboardX is used, as a full disk ends it and its caller then waits for ever.
         self._board: EventsWriter | None = None
+        records = [record for record in self.log.read() if record["step"] <= step]
         with self._told():
-            self._board = _new_board(folder / "tensorboard", [one for one in self.log.read() if one["step"] <= step])
+            self._board = _new_board(folder / "tensorboard", records)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends a record, which must hold `step`. On the boards, nested keys become names such as signals/rare.

@@ -28,7 +28,7 @@ from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.signals.tools import tools_of
 from cojax.types import Action, Call, Message, Observation, Task, TaskDraft, Trajectory, Triplet, Turn, normalise
 from cojax.validation import Exclusions, answers, consistency, mention, safety
-from environments.appworld import prompt
+from environments.appworld import environment as appworld
 from environments.appworld.report import answer_text
 from environments.bfcl import calls
 from environments.desk import grammar
@@ -121,8 +121,8 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "answers": (answered, 8_000),
     "code": (coded, 12_000),
     "drafts": (drafted, 8_000),
-    "code blocks": (lambda text: prompt.code_of(Action(text)), 200_000),
-    "an open code block": (lambda text: prompt.code_of(Action("```python\n" + text)), 200_000),
+    "code blocks": (lambda text: appworld.code_of(Action(text)), 200_000),
+    "an open code block": (lambda text: appworld.code_of(Action("```python\n" + text)), 200_000),
     "Python calls": (calls.read, 20_000),
     "arguments": (lambda text: calls.examine({text: [text]}), 200_000),
     "the desk's queries": (grammar.read, 200_000),

@@ -55,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--live, --task and --draft are of one run; name one")
     if not 0 <= chosen.port < 65_536:
         parser.error(f"--port={chosen.port}; expected 0 to 65535")
-    return _carry_out(parser, chosen.workdirs, lambda: _act(chosen))
+    # A KeyError names a task or a draft that was asked for and is not there.
+    return _carry_out(parser, chosen.workdirs, lambda: _act(chosen), (OSError, KeyError))
 
 
 def compare(arguments: Sequence[str] | None = None) -> int:
@@ -82,10 +83,16 @@ def compare(arguments: Sequence[str] | None = None) -> int:
     return _carry_out(parser, folders, show) or main([*map(str, folders), f"--out={chosen.out}"])
 
 
-def _carry_out(parser: CommandLineParser, folders: Sequence[str | Path], show: Callable[[], None]) -> int:
+def _carry_out(
+    parser: CommandLineParser,
+    folders: Sequence[str | Path],
+    show: Callable[[], None],
+    worded: tuple[type[Exception], ...] = (OSError,),
+) -> int:
     """The exit status: 0, or 2 where showing these runs fails, with one line that says why.
 
-    A run that is named twice ends the command before anything is read.
+    Errors of the types `worded` say it themselves; others come of a damaged record. A run that is named twice ends the
+    command before anything is read.
     """
     try:
         check_folders(folders)
@@ -93,7 +100,7 @@ def _carry_out(parser: CommandLineParser, folders: Sequence[str | Path], show: C
         parser.error(str(error))
     try:
         show()
-    except (OSError, KeyError) as error:
+    except worded as error:
         message = str(error.args[0] if isinstance(error, KeyError) else error)  # a KeyError's own text is its repr
     except NOT_WRITTEN as error:
         message = not_written(folders, error)

@@ -118,7 +118,7 @@ def serve(folder: str | Path, port: int = 0, ready: Callable[[str], None] = lamb
     report = LiveReport(Path(folder))
     report.data()
     try:
-        server = Server(report, port)
+        server = ReportServer(report, port)
     except OSError as error:
         raise OSError(f"port {port} cannot be served ({error}); choose another --port") from error
     with server:
@@ -126,7 +126,7 @@ def serve(folder: str | Path, port: int = 0, ready: Callable[[str], None] = lamb
         server.serve_forever()
 
 
-class Server(http.server.ThreadingHTTPServer):
+class ReportServer(http.server.ThreadingHTTPServer):
     """The server of a live report, on this machine's own address alone. Port 0 is a free one.
 
     It has at most THREADS connections at a time. One that owes a request is cut off after READING, or for a new one.
@@ -179,7 +179,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = READING
-    server: Server
+    server: ReportServer
     protocol_version = "HTTP/1.1"
 
     def handle(self) -> None:

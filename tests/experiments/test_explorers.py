@@ -163,7 +163,7 @@ def test_explorers_and_their_validation_are_built_from_the_configuration(config:
     config.explorer.name, config.explorer.mistakes = "careless", 0.2
     careless = assemble.explorer(config, made)
     assert isinstance(careless, ScriptedExplorer)
-    assert vars(careless) == {**vars(scripted), "name": "careless", "mistakes": 0.2}
+    assert vars(careless) == {**vars(scripted), "name": "careless", "mistakes": 0.2, "play": careless.play}
 
     config.explorer.name, config.explorer.runs, config.validation.judge = "llm", 2, "note"
     config.validation.evaluation_similarity = 0.7

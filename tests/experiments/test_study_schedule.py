@@ -21,12 +21,14 @@ ROOT = Path(__file__).parents[2]
 def test_of_runs_that_share_a_warm_start_one_goes_ahead(monkeypatch, tmp_path):
     monkeypatch.setattr(schedule, "_POLL", 0.01)
     begun, goes = [], {name: threading.Event() for name in ("static-101", "static-102", "own-101")}
+    all_three = threading.Barrier(3, timeout=patience(30))
 
     def run(job, workdir, core, deadline, stop, warmed):
         begun.append(job.name)
-        if job.name == "static-102":
-            warmed()
         if job.name in goes:
+            all_three.wait()
+            if job.name == "static-102":
+                warmed()
             assert goes[job.name].wait(patience(30))
         return ""
 

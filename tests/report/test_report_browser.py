@@ -274,7 +274,7 @@ def test_a_live_page_draws_what_is_new_and_says_when_it_ends(
 
     monkeypatch.setattr(live.LiveReport, "newer", noted)
     monkeypatch.setattr(live, "PATIENCE", 0.5)
-    with live.Server(live.LiveReport(folder)) as server, ThreadPoolExecutor() as threads:
+    with live.ReportServer(live.LiveReport(folder)) as server, ThreadPoolExecutor() as threads:
         threads.submit(server.serve_forever)
         shown = threads.submit(dom, f"http://127.0.0.1:{server.server_port}/", tmp_path)
         try:

@@ -114,7 +114,7 @@ def test_a_folder_that_is_no_run_and_a_port_that_is_none_are_refused(
     assert (status, "not found; pass the workdir of a run" in line) == (2, True)
     status, line = said(str(run), "--live", "--port=70000")
     assert (status, "--port=70000; expected 0 to 65535" in line) == (2, True)
-    with live.Server(live.LiveReport(run)) as taken:
+    with live.ReportServer(live.LiveReport(run)) as taken:
         status, line = said(str(run), "--live", f"--port={taken.server_port}")
         assert (status, "choose another --port" in line) == (2, True)
     status, line = said(str(run), str(run))
@@ -125,7 +125,7 @@ def test_a_folder_that_is_no_run_and_a_port_that_is_none_are_refused(
 
 @pytest.fixture
 def server(run: Path) -> Iterator[ThreadingHTTPServer]:
-    with live.Server(live.LiveReport(run)) as made:
+    with live.ReportServer(live.LiveReport(run)) as made:
         threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         yield made
         made.shutdown()
