@@ -70,7 +70,7 @@ def collected_with_a_loss(
             return
         with lock:
             if not killed.is_set() and episode.server is victim:
-                nodes.kill(victim.place.id)
+                nodes.kill(victim.id)
                 struck.extend(victim.open)
                 killed.set()
         assert killed.wait(patience(200))

@@ -54,7 +54,7 @@ def test_the_desk_is_the_same_on_nodes(desk, nodes):
     local = environments.load("desk")
     tasks = local.tasks("eval", 60)
     used: Counter[str] = Counter()
-    found = collected(desk, tasks, Solving(tasks, lambda episode: used.update([episode.server.place.id])))
+    found = collected(desk, tasks, Solving(tasks, lambda episode: used.update([episode.server.id])))
     assert found == collected(local, tasks, Solving(tasks))
     assert all(trajectory.reward == 1.0 for trajectory in found)
     assert used.keys() == {one.node_id for one in nodes.nodes}
@@ -196,7 +196,7 @@ def test_an_environment_that_limits_its_episodes_does_so_on_each_node(nodes):
     assert traits_of(environment).concurrency == 6
     task, started = trial("", "none"), []
     started += [environment.start(task) for _ in range(6)]
-    assert Counter(one.server.place.id for one in started).most_common()[0][1] == 2
+    assert Counter(one.server.id for one in started).most_common()[0][1] == 2
     with ThreadPoolExecutor(1) as threads:
         seventh = threads.submit(environment.start, task)
         assert not seventh.done()
@@ -231,7 +231,7 @@ for task in local.tasks("eval", 20):
     one, other = (play(e, task, follow(task.solution), max_turns=20) for e in (environment, local))
     assert (one.reward, one.checks, one.outcome) == (other.reward, other.checks, other.outcome)
     assert one.reward == 1.0
-print(" ".join(node.place.id for node in environment.nodes.live), flush=True)
+print(" ".join(node.id for node in environment.nodes.live), flush=True)
 sys.stdin.read()
 """
 
