@@ -1,6 +1,6 @@
 """Compiles the cells of the table in docs/pods.md: python -m benchmarks.compile_table [--minutes=100] [--only=h100x8]
 
-One cell after another, each in a process of its own, and each stored in results/compile as it ends. The command run
+One cell after another, each in a process of its own, and each stored in benchmarks/compiled as it ends. The command run
 again goes on with the cells that are missing. A cell that does not fit is followed by one with the suggested settings,
 and so on until one fits.
 """
@@ -25,7 +25,7 @@ from cojax.settings.command_line import CommandLineParser
 from cojax.storage.files import read_json, write_json, write_text
 
 ROOT = Path(__file__).parents[1]
-RESULTS, PAGE = ROOT / "results/compile", ROOT / "docs/pods.md"
+RESULTS, PAGE = ROOT / "benchmarks/compiled", ROOT / "docs/pods.md"
 MARKS = "<!-- table: begin -->", "<!-- table: end -->"
 MODELS = {"Qwen3-4B": "4b", "Qwen2.5-7B": "7b", "Qwen3-30B-A3B": "30b-a3b"}
 METHODS = {"full": {}, "lora": {"learner.lora.rank": 16}}

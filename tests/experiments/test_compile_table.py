@@ -126,5 +126,5 @@ def test_suggestions_come_to_an_end(compiler):
 
 def test_the_committed_page_is_made_from_the_committed_cells(monkeypatch):
     root = Path(__file__).parents[2]
-    monkeypatch.setattr(table, "RESULTS", root / "results/compile")
+    monkeypatch.setattr(table, "RESULTS", root / "benchmarks/compiled")
     assert f"{table.MARKS[0]}\n{table.table()}\n{table.MARKS[1]}" in (root / "docs/pods.md").read_text()
