@@ -157,7 +157,7 @@ def test_a_table_is_made_of_the_seeds_that_every_arm_has_finished():
     assert "| move | 0.0 | 2.0 |" in page
     assert "| duplicate of task | 0.0 | 2.0 |" in page
     assert "left out: seeds 3" in page
-    assert "![success](pair/success.png)" in page
+    assert "draws its pictures into `pair/`: success." in page
 
 
 def test_budgets_are_compared_with_the_tables_own_reference():
