@@ -16,6 +16,7 @@ equal values.
 
 import random
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,23 +31,16 @@ def read_words(file: str) -> Mapping[str, tuple[str, ...]]:
 # The kinds share no word, so a word alone determines its kind.
 WORDS = read_words("words.txt")
 
-SHELVES: Mapping[str, frozenset[str]] = {
-    "files": frozenset({"folder", "text", "copies"}),
-    "folders": frozenset({"shared"}),
-    "notes": frozenset({"text"}),
-    "contacts": frozenset({"address"}),
-    "calendar": frozenset({"day", "guests"}),
-    "mail": frozenset({"text", "flagged", "forwarded"}),
-    "sent": frozenset({"texts"}),
-}
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+SHELVES: Mapping[str, frozenset[str]] = {shelf: frozenset(row["attributes"]) for shelf, row in _TABLE.items()}
+SINGULAR = {shelf: row["entity"] for shelf, row in _TABLE.items() if "entity" in row}
+# The shelf that holds a slot's words; texts, days and addresses are on none.
+SHELF = {row["noun"]: shelf for shelf, row in _TABLE.items() if "noun" in row}
 
 Entity = Mapping[str, Any]
 State = dict[str, dict[str, Entity]]
 Change = tuple[str, str, Entity | None]  # shelf, name, what stands there afterwards (None: nothing)
 
-SINGULAR = {
-    "files": "file", "folders": "folder", "notes": "note", "contacts": "contact", "calendar": "event", "mail": "mail",
-}  # fmt: skip
 REASONS = (
     *(f"no such {word}" for word in (*SINGULAR.values(), "address", "day", "tool")),
     *(f"{word} exists" for word in SINGULAR.values()),
@@ -54,10 +48,6 @@ REASONS = (
     "already finished",
     "no call",
 )
-# The shelf that holds a slot's words; texts, days and addresses are on none.
-SHELF = {
-    "file": "files", "folder": "folders", "note": "notes", "person": "contacts", "sender": "mail", "event": "calendar",
-}  # fmt: skip
 
 
 def copy(office: Mapping[str, Mapping[str, Entity]], shelves: Mapping[str, frozenset[str]] = SHELVES) -> State:
