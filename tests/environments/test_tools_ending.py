@@ -11,7 +11,7 @@ from cojax.environment.replay import follow
 from cojax.run.explorers import ending
 from cojax.settings import base
 from cojax.types import Action, Call, Task
-from environments.setups import SetupReport
+from environments.soundness import SetupReport
 from environments.tools import ToolEnvironment
 from environments.tools.episode import ended, free_name
 
