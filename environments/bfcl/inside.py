@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cojax.types import Action, Call, Task, Triplet, normalise
-from . import calls, official, wordings
+from . import calls, official, tools
 from .episode import SEPARATOR, Dialogue
 from .official import CATEGORIES, Official
 
@@ -83,7 +83,7 @@ class Bfcl:
         return Dialogue(self._official, self._classes, task)
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
-        turns = wordings.phrase(steps)
+        turns = tools.phrase(steps)
         return None if turns is None else SEPARATOR.join(turns)
 
     def popularity(self) -> Mapping[str, float]:
@@ -135,9 +135,9 @@ def _withheld_functions(missed: Mapping[str, Sequence[str]], answers: Sequence[S
     Officially these are undocumented but can be called; if they were really withheld, the task would be unsolvable.
     """
     withheld = {}
-    for turn, tools in missed.items():
+    for turn, names in missed.items():
         early = {calls.read(text)[0] for answer in answers[: int(turn)] for text in answer}
-        if left := [tool for tool in tools if tool not in early]:
+        if left := [tool for tool in names if tool not in early]:
             withheld[turn] = left
     return withheld
 
