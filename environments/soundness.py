@@ -277,15 +277,15 @@ class SetupReport:
         taken: list[Action] = []
         with opened(environment, setup) as episode:
             *offered, ending = ask(episode.affordances) or (Action(),)
-            self.endings |= _tools(ending)
+            self.endings |= _called(ending)
             self.walked |= {tool["function"]["name"] for tool in ask(episode.tools)}
             for _ in range(_TRIED):
-                offered = [action for action in offered if _tools(action) != _tools(ending)]
+                offered = [action for action in offered if _called(action) != _called(ending)]
                 if not offered or len(taken) == _STEPS:
                     break
                 # A tool of which no call was made yet comes first.
-                action = rng.choice([one for one in offered if not _tools(one) <= self.taken] or offered)
-                self.taken |= _tools(action)
+                action = rng.choice([one for one in offered if not _called(one) <= self.taken] or offered)
+                self.taken |= _called(action)
                 observation, clean = self._step(episode, action)
                 if observation.ok and not observation.done:
                     taken.append(action)
@@ -301,14 +301,14 @@ class SetupReport:
         self.actions += 1
         changed = ask(_state, episode) != before
         if observation.ok:
-            self.worked |= _tools(action)
-            self.changed |= _tools(action) if changed else set()
+            self.worked |= _called(action)
+            self.changed |= _called(action) if changed else set()
         elif changed and not observation.done:
             self.unclean.append(f"{signature(action):.200} is refused and changes the state")
         return observation, observation.ok or not changed
 
 
-def _tools(action: Action) -> set[str]:
+def _called(action: Action) -> set[str]:
     return {call.name for call in action.calls}
 
 

@@ -59,7 +59,7 @@ def make(
         return found
 
     with contextlib.closing(made()) as first:
-        kind = function_of(action, path) or _kind_of_actions(first)
+        kind: Any = function_of(action, path) or _kind_of_actions(first)
         _expect_no_judge(first)
         begun = [_resets(first, given) for given in (resets, evaluation)]
     train, held_out = (_tasks(query, given, solve) for given in begun)

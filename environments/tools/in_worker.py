@@ -16,8 +16,7 @@ from cojax.worlds import function
 from ..worker import Bounds, IsolatedEnvironment, isolate
 from ..worker.served import ServedEpisode
 from ..worker.venv import Recipe, interpreter
-from .environment import ToolEnvironment
-from .episode import ended, free_name
+from .environment import ToolEnvironment, ended, free_name
 from .toolset import Refused
 
 # The most calls of an action that are sent, as environments/tools carries out; characters of a text, and of arguments.

@@ -94,6 +94,6 @@ def _reusing() -> Iterator[ToolEnvironment]:
 
 
 def _worker(environment: ToolEnvironment) -> IsolatedEnvironment:
-    opener = environment._rules.open
+    opener = environment._open
     assert isinstance(opener, Opener)
     return opener.worker

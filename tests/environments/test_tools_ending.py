@@ -13,7 +13,7 @@ from cojax.settings import base
 from cojax.types import Action, Call, Task
 from environments.soundness import SetupReport
 from environments.tools import ToolEnvironment
-from environments.tools.episode import ended, free_name
+from environments.tools.environment import ended, free_name
 
 SETUP = {"jobs": {"wash": "open", "cook": "open"}}
 
