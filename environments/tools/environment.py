@@ -328,7 +328,9 @@ class ToolEpisode:
             self.answer, self._finished = spoken_answer(action), True
             return Observation(done=True)
         if not action.calls:
-            return self._refused((action.error or f"no call; end the episode by {self._environment._ending.name}")[:200])
+            return self._refused(
+                (action.error or f"no call; end the episode by {self._environment._ending.name}")[:200]
+            )
         messages, ok = [], True
         for number, call in enumerate(action.calls, 1):
             rest = self._finished or number > _CALLS

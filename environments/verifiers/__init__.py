@@ -1,8 +1,7 @@
 """Tasksets of the package `verifiers` (MIT) as an environment; see docs/verifiers.md.
 
 taskset.py      in a worker: loads a taskset, refuses what has no counterpart here; its tasks
-episode.py      in a worker: one rollout: tools, state, stops, rewards
-inside.py       in a worker: the source of episodes
+inside.py       in a worker: the source of episodes; one rollout: tools, state, stops, rewards
 """
 
 import json

@@ -30,9 +30,8 @@ from .comparison import differing_facts, differing_parts, mismatch, variables_of
 from .launch import VARIABLES
 from .markdown import percent, render_page
 from .record import Record, record_or_reason
-from .runs import ROOT, StudyRun, configuration_of, settings_of
 from .summary import Records, complete_seeds, summarise
-from .tables import DEFAULT_SEEDS, DEVELOPMENT_SEEDS, TABLES, Table
+from .tables import DEFAULT_SEEDS, DEVELOPMENT_SEEDS, ROOT, TABLES, StudyRun, Table, configuration_of, settings_of
 
 _ALL = "all"
 # Records that are part of the repository.

@@ -10,7 +10,6 @@ from cojax.settings.presets import resolve
 from cojax.types import content_hash
 from experiments.study.markdown import render_page
 from experiments.study.record import budget, environment_of, least_popular
-from experiments.study.runs import configuration_of
 from experiments.study.summary import (
     ENOUGH,
     LONG,
@@ -21,7 +20,7 @@ from experiments.study.summary import (
     weakest_tenth,
     worst_tenth,
 )
-from experiments.study.tables import ARMS, COMMON, SEEDS, TABLES, Table, jobs
+from experiments.study.tables import ARMS, COMMON, SEEDS, TABLES, Table, configuration_of, jobs
 
 GROUND_ARMS = sorted(arm for arm in ARMS if arm.startswith(("wide-", "deep-")))
 GROUND_TABLES = ("primary", "wide", "wide-actions", "wide-growth", "deep")
