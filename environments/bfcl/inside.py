@@ -45,11 +45,10 @@ class Bfcl:
             entry["function"]["name"]: name for name, entries in benchmark.documentation.items() for entry in entries
         }
         self._parameters = {tool: benchmark.parameters(name, tool) for tool, name in self._classes.items()}
-        tasks: dict[str, tuple[Task, ...]] = {}
-        self._names: dict[str, str] = {}
-        for name, entries in benchmark.entries.items():
-            tasks[name] = tuple(self._task(*entry, long=name == "long_context") for entry in entries)
-            self._names |= {task.id: entry["id"] for task, (entry, _) in zip(tasks[name], entries, strict=True)}
+        tasks = {
+            name: tuple(self._task(*entry, long=name == "long_context") for entry in entries)
+            for name, entries in benchmark.entries.items()
+        }
         mixed = list(tasks["base"])
         random.Random(_SPLIT_SEED).shuffle(mixed)
         dev = round(dev_fraction * len(mixed))
@@ -98,10 +97,6 @@ class Bfcl:
         """The other tools of the same class. Raises KeyError for an unknown tool."""
         home = self._classes[tool]
         return tuple(other for other, name in self._classes.items() if name == home and other != tool)
-
-    def names(self) -> Mapping[str, str]:
-        """Task id → the benchmark's own id, for reports."""
-        return self._names
 
     def _task(self, entry: Mapping[str, Any], answer: Mapping[str, Any], long: bool) -> Task:
         """The task of an official entry; a turn of the user is "" where functions are announced."""

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from cojax.types import Action, Call, Task, normalise
 from ..tools.toolset import Refused
 from . import office
-from .office import State
+from .office import FINISH, State, effect, perform
 from .skills import DESK, Skill, Suite, carry_out, follow
-from .tools import FINISH, effect, perform
 
 NAME = "desk"
 JOINER = ", then "

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from cojax.types import Call, Triplet
 from ..tools.wording import calls_with_observations
 from .generator import JOINER
+from .office import FINISH
 from .skills import DESK, Skill, Suite, Template
-from .tools import FINISH
 
 Done = tuple[Call, str]  # a call and what was observed
 

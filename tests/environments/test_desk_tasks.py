@@ -12,9 +12,8 @@ from cojax.environment import play
 from cojax.types import Action, Call, Task, Triplet, Turn, content_hash, normalise, to_json
 from environments.desk import generator, office
 from environments.desk.episode import DeskEpisode
-from environments.desk.office import WORDS
+from environments.desk.office import TOOLS, WORDS
 from environments.desk.skills import SKILLS
-from environments.desk.tools import TOOLS
 
 DESK = environments.load("desk")
 SPLITS = ("seed", "dev", "eval", "challenge")
