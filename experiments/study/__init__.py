@@ -13,8 +13,8 @@ schedule.py    runs in order, several at a time; two of them never train the sam
 record.py      a finished run → its record, which holds all that tables and figures need
 comparison.py  how a record differs from a configuration, and from another record
 stored.py      records in OUT/runs, one compressed file an arm; what a record has to look like
-summary.py     records → NAME.json: means, intervals, paired differences, success by kind of task
-markdown.py    NAME.json → NAME.md, by page.md.jinja
+summary.py     records → NAME.json: means, intervals, paired differences, success by kind of task; → NAME.md, by
+               page.md.jinja
 figures.py     records → pictures
 __main__.py    the command
 """

@@ -8,7 +8,6 @@ from study_records import known, record
 from cojax.run.checks import check
 from cojax.settings.presets import resolve
 from cojax.types import content_hash
-from experiments.study.markdown import render_page
 from experiments.study.record import budget, environment_of, least_popular
 from experiments.study.summary import (
     ENOUGH,
@@ -16,6 +15,7 @@ from experiments.study.summary import (
     MANY,
     held_out_tasks,
     long_tasks,
+    render_page,
     summarise,
     weakest_tenth,
     worst_tenth,
