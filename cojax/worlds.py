@@ -138,7 +138,7 @@ def examine(name: str, given: Mapping[str, Any]) -> None:
     `make`, with the defaults of those that are not given.
     """
     defaults = {setting: declared.default for setting, declared in registry.settings(maker(name)).items()}
-    vars(module(name)).get("examine", lambda **settings: None)(**(defaults | given))
+    vars(module(name)).get("examine", lambda **settings: None)(**{**defaults, **given})
 
 
 def _is_module(name: str) -> bool:

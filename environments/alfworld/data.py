@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cojax.durable import replacing
-from ..worker.venv import InstallError, cache, home, locked, run_module
+from ..worker.venv import InstallError, cache, home, locked, run_module, write_whole
 
 # The first is the default of an installation.
 ROOTS = ("tiny", "official")
@@ -100,8 +99,7 @@ def _write_list(root: Path) -> None:
     found = list(_playable(games(root)))
     if missing := [split for split in SPLITS if not any(one["split"] == split for one in found)]:
         raise InstallError(f"{games(root)} has no solvable game in {', '.join(missing)}")
-    with replacing(root / _LIST) as file:
-        file.write(json.dumps(found).encode())
+    write_whole(root / _LIST, json.dumps(found))
 
 
 def _playable(folder: Path) -> Iterator[dict[str, Any]]:

@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cojax.durable import replacing
-from ..worker.venv import ROOT, InstallError, Recipe, cache, home, locked
+from ..worker.venv import ROOT, InstallError, Recipe, cache, home, locked, write_whole
 
 RECIPE = Recipe(
     requirements=("appworld==0.1.3.post1",),
@@ -141,8 +140,7 @@ def _settle(name: str, making: Path) -> None:
             made.chmod(0o700)
             made.rename(target)
         target.chmod(0o700)
-        with replacing(target / _STAMP) as file:
-            file.write(json.dumps(_expected_stamp(name)).encode())
+        write_whole(target / _STAMP, json.dumps(_expected_stamp(name)))
 
 
 def _place(name: str) -> Path:

@@ -5,6 +5,7 @@ inside.py       in a worker: the source of episodes, each of an environment of t
 
 from typing import Any, Literal
 
+from cojax.worlds import function
 from ..tools import ToolEnvironment
 from ..tools.in_worker import examine_success, packaged, read_json
 from ..worker.venv import Recipe
@@ -48,6 +49,7 @@ def make(
     """
     settings = dict(locals())
     examine(**settings)
+    settings["affordances"] = function("affordances", affordances) if affordances else None
     return packaged(
         __name__, NAME, RECIPE, settings, by_text=False, made_by=module, action=action, evaluation=_resets(evaluation),
         query=query, reward=reward, resets=_resets(resets) or [{"seed": seed} for seed in range(_SEEDS)], full=full,

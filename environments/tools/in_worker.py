@@ -12,7 +12,6 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure, PolicyLoss, Traits
 from cojax.types import Action, Call, Evaluation, Message, Task
-from cojax.worlds import function
 from ..worker import Bounds, IsolatedEnvironment, isolate
 from ..worker.served import ServedEpisode
 from ..worker.venv import Recipe, interpreter
@@ -117,12 +116,11 @@ def packaged(
     """The environment of a package's official tasks, whose worlds are made in a worker by the module `home`.inside.
 
     An official task gets the package's own verdict, any other one a replay of its solution. A text without calls ends
-    an episode `by_text`, else a tool of ours does. Of `settings`, those of `make`: `lookups` are names of tools, parted
-    by commas; a call may take `deadline` seconds, and each process `memory` GiB. `told` is told to the worker, as are
+    an episode `by_text`, else a tool of ours does. `settings` are those of `make`, with the function `affordances` in
+    place of its name: `lookups` are names of tools, parted by commas; a call may take `deadline` seconds, and each process `memory` GiB. `told` is told to the worker, as are
     `path` and `arguments`.
     """
-    affordances, deadline, path = settings["affordances"], settings["deadline"], folders(settings["path"])
-    tried = function("affordances", affordances) if affordances else None
+    deadline, path = settings["deadline"], folders(settings["path"])
     worker = isolate(
         f"{home}.inside",
         python=settings["python"] or interpreter(name, recipe),
@@ -148,7 +146,7 @@ def packaged(
                 split: [ended(task, ending) if ending else task for task in tasks] for split, tasks in splits.items()
             },
             judge=lambda task, world, answer, finished: world.verdict() if task.id in official else None,
-            affordances=tried,
+            affordances=settings["affordances"],
             lookups=settings["lookups"].split(",") if settings["lookups"] else None,
             instructions=settings["instructions"],
             ending=ending,

@@ -7,6 +7,7 @@ inside.py       in a worker: the source of episodes; one rollout: tools, state, 
 import json
 from typing import Any
 
+from cojax.worlds import function
 from ..tools import ToolEnvironment
 from ..tools.in_worker import MOST, examine_success, packaged, read_json
 from ..worker.venv import Recipe
@@ -43,6 +44,7 @@ def make(
     """
     settings = dict(locals())
     examine(**settings)
+    settings["affordances"] = function("affordances", affordances) if affordances else None
     return packaged(
         __name__, NAME, RECIPE, settings, by_text=True, taskset=module, most=min(tasks, MOST), full=full, state=state,
         evaluation=json.loads(evaluation) if evaluation else None, solution=solution,

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import cojax
-from cojax.durable import replacing
 from cojax.environment import InstallError
 
 # Seconds that a whole installation may take.
@@ -106,8 +105,7 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
         with tempfile.TemporaryDirectory() as scratch:
             for statement in filter(None, (recipe.prepare, recipe.proof)):
                 _run([str(folder / "bin" / "python"), "-c", statement], f"{name} does not work", {"TMPDIR": scratch})
-        with replacing(mark) as file:
-            file.write(json.dumps({"recipe": _fingerprint(recipe), "python": ".".join(map(str, version))}).encode())
+        write_whole(mark, json.dumps({"recipe": _fingerprint(recipe), "python": ".".join(map(str, version))}))
         say(f"{name}: installed")
     return folder
 
@@ -202,6 +200,13 @@ def _names(recipe: Recipe) -> str:
 
 def _fingerprint(recipe: Recipe) -> str:
     return hashlib.sha256(repr(recipe).encode()).hexdigest()[:16]
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file of which readers see all or nothing."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text)
+    part.replace(path)
 
 
 @contextlib.contextmanager
