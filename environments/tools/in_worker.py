@@ -117,8 +117,8 @@ def packaged(
 
     An official task gets the package's own verdict, any other one a replay of its solution. A text without calls ends
     an episode `by_text`, else a tool of ours does. `settings` are those of `make`, with the function `affordances` in
-    place of its name: `lookups` are names of tools, parted by commas; a call may take `deadline` seconds, and each process `memory` GiB. `told` is told to the worker, as are
-    `path` and `arguments`.
+    place of its name: `lookups` are names of tools, parted by commas; a call may take `deadline` seconds, and each
+    process `memory` GiB. `told` is told to the worker, as are `path` and `arguments`.
     """
     deadline, path = settings["deadline"], folders(settings["path"])
     worker = isolate(
