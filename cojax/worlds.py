@@ -22,7 +22,7 @@ from cojax.types import Group
 
 FOLDER = imports.FOLDERS["environments"]
 # Modules of the folder that are not environments.
-_OTHERS = {"worker", "cluster", "tools", "install", "check", "setups", "solutions"}
+_OTHERS = {"worker", "cluster", "tools", "install", "check", "soundness"}
 
 
 def available() -> list[str]:
@@ -134,9 +134,11 @@ def settings_from_text(name: str, given: Mapping[str, str]) -> dict[str, Any]:
 def examine(name: str, given: Mapping[str, Any]) -> None:
     """Raises ValueError for settings of an environment that nothing may be made of, and which must not be stored.
 
-    It is the function `examine` of the environment's module that knows them, if there is one.
+    It is the function `examine` of the environment's module that knows them, if there is one. It gets all settings of
+    `make`, with the defaults of those that are not given.
     """
-    vars(module(name)).get("examine", lambda **settings: None)(**given)
+    defaults = {setting: declared.default for setting, declared in registry.settings(maker(name)).items()}
+    vars(module(name)).get("examine", lambda **settings: None)(**{**defaults, **given})
 
 
 def _is_module(name: str) -> bool:

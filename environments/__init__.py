@@ -3,20 +3,6 @@
 `cojax.worlds` finds and loads them, also where this folder is `cojax.environments`, as in a wheel.
 """
 
-from cojax.worlds import (
-    available,
-    examine,
-    full_name,
-    function,
-    load,
-    load_plain,
-    maker,
-    module,
-    reserved,
-    settings_from_text,
-)
+from cojax.worlds import available, examine, load, maker, reserved, settings_from_text
 
-__all__ = [
-    "available", "examine", "full_name", "function", "load", "load_plain", "maker", "module", "reserved",
-    "settings_from_text",
-]  # fmt: skip
+__all__ = ["available", "examine", "load", "maker", "reserved", "settings_from_text"]

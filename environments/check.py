@@ -15,7 +15,7 @@ calls it does not; and an episode answers garbage. It prints one JSON line a spl
     thrown, answered   garbage, floods and endless calls; those after which the next episode was sound
     faults, seconds    readable lines; wall time
 
-Setups without tasks, as environments/tools makes them, are checked by tasks made for that (setups.py): a walk over the
+Setups without tasks, as environments/tools makes them, are checked by tasks made for that: a walk over the
 actions that each offers. No episode may answer otherwise because of what another was told. The line has `setups` in
 place of `tasks`, and `unnoticed`: the tools of which no call changed the state, so that dropping one goes unnoticed.
 That is right for a look-up. `unclean` names calls that were refused and changed the state all the same. `untried`,
@@ -48,8 +48,7 @@ from cojax.environment import Environment, EnvironmentFailure, traits_of
 from cojax.environment.watch import HangingCall, watched
 from cojax.types import Task, to_json
 from .cluster import place
-from .setups import SetupReport, examine_openings
-from .solutions import SplitReport
+from .soundness import SetupReport, SplitReport, examine_openings
 from .worker.venv import InstallError
 
 _SPLITS = ("seed", "dev", "eval", "challenge")

@@ -31,7 +31,6 @@ from cojax.validation import Exclusions, answers, consistency, mention, safety
 from environments.appworld import environment as appworld
 from environments.appworld.report import answer_text
 from environments.bfcl import calls
-from environments.desk import grammar
 from experiments.study import reflexion
 
 TASK = Task("desk", "move report", {})
@@ -125,7 +124,6 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "an open code block": (lambda text: appworld.code_of(Action("```python\n" + text)), 200_000),
     "Python calls": (calls.read, 20_000),
     "arguments": (lambda text: calls.examine({text: [text]}), 200_000),
-    "the desk's queries": (grammar.read, 200_000),
     "tools in code": (lambda text: tools_of(Action(text), "appworld"), 200_000),
     "thoughts": (lambda text: reflexion.request(_failed(text), 4_000), 200_000),
     "actions in a canonical form": (lambda text: acting._canonical(f"f({text})"), 200_000),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..worker.venv import InstallError, cache, home, locked, run_module
+from ..worker.venv import InstallError, cache, home, locked, run_module, write_whole
 
 # The first is the default of an installation.
 ROOTS = ("tiny", "official")
@@ -57,19 +57,16 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
     Raises InstallError, which says what to do.
     """
     root = _place(name)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with locked(root.with_suffix(".lock"), say):
-            if _complete(root) and (name == "tiny" or games(root) == _downloaded(root)):
-                say(f"alfworld: {name} games already in {games(root)}")
-                return
-            if name == "tiny":
-                _generate(python, root, say)
-            else:
-                _link(root)
-            _write_list(root)
-    except OSError as error:
-        raise InstallError(f"cannot write ALFWorld's {name} games to {root}: {error}") from error
+    with locked(root, f"ALFWorld's {name} games", say):
+        root.mkdir(exist_ok=True)
+        if _complete(root) and (name == "tiny" or games(root) == _downloaded(root)):
+            say(f"alfworld: {name} games already in {games(root)}")
+            return
+        if name == "tiny":
+            _generate(python, root, say)
+        else:
+            _link(root)
+        _write_list(root)
     say(f"alfworld: {len(listed(root))} {name} games ready in {games(root)}")
 
 
@@ -102,9 +99,7 @@ def _write_list(root: Path) -> None:
     found = list(_playable(games(root)))
     if missing := [split for split in SPLITS if not any(one["split"] == split for one in found)]:
         raise InstallError(f"{games(root)} has no solvable game in {', '.join(missing)}")
-    part = root / f"{_LIST}.part"
-    part.write_text(json.dumps(found))
-    part.replace(root / _LIST)
+    write_whole(root / _LIST, json.dumps(found))
 
 
 def _playable(folder: Path) -> Iterator[dict[str, Any]]:

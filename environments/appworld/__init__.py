@@ -5,14 +5,12 @@ tiny/           a small data root of our own, built by the installed package
 prompt.txt      the prompt of a policy
 skills.txt      ONE table of the scripted explorer's skills: words, code
 skills.py       reads it; actions of skills → code, and → a query
-offers.py       arguments that would work now
 environment.py  the environment and its episodes, as the trainer sees them; the code blocks in a policy's messages
 report.py       reads the reports of the worker that ran code; compares what was done with what a solution does
-inside.py       a worker where a model's code runs, without ground truth
-judge.py        a worker where its calls are made again and judged
-world.py        one world in one process, its calls recorded or made again
-access.py       limits a call to its documented route in the server, as a user who logged in
-changes.py      the changes that calls made in the databases
+inside.py       a worker where a model's code runs, without ground truth; the skills that would work now
+judge.py        a worker where its calls are made again and judged; the changes that they made in the databases
+world.py        one world in one process, its calls recorded or made again; each is limited to its documented route in
+                the server, as a user who logged in
 audit.py        the TGC and SGC of played tasks; the check `python -m environments.check appworld`
 """
 

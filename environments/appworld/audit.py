@@ -17,7 +17,7 @@ from typing import Any
 from cojax.environment import EnvironmentFailure, Episode, play
 from cojax.environment.replay import follow
 from cojax.types import Action, Call, Group, Task, Trajectory
-from ..solutions import GARBAGE, SplitReport
+from ..soundness import GARBAGE, SplitReport
 from . import data as roots
 from .environment import NAME, AppWorld, AppWorldEpisode
 

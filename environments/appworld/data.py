@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..worker.venv import ROOT, InstallError, Recipe, cache, home, locked
+from ..worker.venv import ROOT, InstallError, Recipe, cache, home, locked, write_whole
 
 RECIPE = Recipe(
     requirements=("appworld==0.1.3.post1",),
@@ -95,13 +95,8 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
     Existing data is never overwritten: official data copied there by hand is checked and used. Raises InstallError,
     which says what to do.
     """
-    place = _place(name)
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with locked(place.with_suffix(".lock"), say):
-            _provide(name, python, say)
-    except OSError as error:
-        raise InstallError(f"cannot write AppWorld's {name} data to {place.parent}: {error}") from error
+    with locked(_place(name), f"AppWorld's {name} data", say, mode=0o700):
+        _provide(name, python, say)
 
 
 def _provide(name: str, python: str, say: Callable[[str], None]) -> None:
@@ -145,9 +140,7 @@ def _settle(name: str, making: Path) -> None:
             made.chmod(0o700)
             made.rename(target)
         target.chmod(0o700)
-        stamp = target / f"{_STAMP}.part"
-        stamp.write_text(json.dumps(_expected_stamp(name)))
-        stamp.replace(target / _STAMP)
+        write_whole(target / _STAMP, json.dumps(_expected_stamp(name)))
 
 
 def _place(name: str) -> Path:

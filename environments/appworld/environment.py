@@ -194,7 +194,7 @@ class AppWorldEpisode:
         return Observation((Message("user", printed),), ok=observation.ok, done=self.done)
 
     def state(self) -> Mapping[str, Any]:
-        """The changes of the calls so far in the databases, the answer and the status of the task; see changes.py."""
+        """The changes of the calls so far in the databases, the answer and the status of the task; see judge.py."""
         return self._replay_calls().state()
 
     def affordances(self) -> tuple[Action, ...]:

@@ -1,20 +1,23 @@
 """The worker in which a model's code runs: on a root without ground truth, in an interpreter of AppWorld's own.
 
 The trainer uses only the printed output and the calls that it reports, which the judge replays; see environment.py.
+Also finds the skills that would work now, with arguments from the world.
 """
 
 import functools
+import itertools
 import json
 import os
+import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from cojax.types import Action, Message, Observation, Task, content_hash
+from cojax.types import Action, Call, Message, Observation, Task, content_hash
 from ..worker.kernel import succeeds
 from ..worker.served import Episodes, PlainEpisode
 from . import world
-from .offers import Offers
+from .skills import ENDING, KINDS, SKILLS, ApiSkill
 from .world import World
 
 # The role of the message with the calls of a step, which only environment.py reads.
@@ -88,3 +91,108 @@ def check_sealed(data: str, truth: Sequence[str]) -> None:
                 f"a model's code runs as user {os.getuid()} here, who cannot enter {needed}: let others enter every "
                 f"folder above it (chmod o+x), or run as an ordinary user and {_ALLOW}"
             )
+
+
+# Kinds of values that an action may change; all others are looked up once.
+_CHANGING = ("liked", "playlist", "artist", "followed", "note", "todo", "project", "alarm")
+# The most values of a kind that are offered, and the most actions of one skill.
+_VALUES = 6
+_OF_SKILL = 5
+# The most characters of an output that could be an answer.
+_ANSWER = 100
+
+Values = list[tuple[Any, ...]]
+
+
+class Offers:
+    """The values in a world that skills can take as arguments, looked up without leaving a trace."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.rng = random.Random(0)
+        self.tokens: dict[str, str | None] = {}
+        self.known: dict[str, Values] = {}
+
+    def now(self, salt: str, last: str) -> tuple[Action, ...]:
+        """Actions of one call each, drawn by `salt`; last those that complete the task, also with the `last` output."""
+        self.rng = random.Random(salt)
+        for kind in _CHANGING:
+            self.known.pop(kind, None)
+        found = [call for skill in SKILLS.values() for call in self.calls(skill)]
+        answers = [{}, {"answer": last}] if 0 < len(last) <= _ANSWER else [{}]
+        return tuple(Action(calls=(call,)) for call in (*found, *(Call(ENDING, given) for given in answers)))
+
+    def calls(self, skill: ApiSkill) -> list[Call]:
+        """Some calls of the skill, each with other arguments; none where an argument has no value."""
+        kinds = [_some(self.values(kind), _VALUES, self.rng) for kind in skill.slots]
+        chosen = list(itertools.islice(itertools.product(*kinds), 200))
+        return [
+            Call(skill.name, dict(zip(skill.parameters, itertools.chain.from_iterable(values), strict=True)))
+            for values in _some(chosen, _OF_SKILL, self.rng)
+        ]
+
+    def values(self, kind: str) -> Values:
+        """The values of the kind, each a tuple of the arguments that it gives."""
+        if kind not in self.known:
+            self.known[kind] = list(dict.fromkeys(_values(self, kind)))
+        return self.known[kind]
+
+    def rows(self, app: str, api: str, **arguments: Any) -> list[Mapping[str, Any]]:
+        """The first page of a list, of the supervisor's own account where there is one."""
+        if (token := self.token(app)) is not None:
+            arguments["access_token"] = token
+        rows = self.world.look(app, api, **arguments)
+        return rows if isinstance(rows, list) else []
+
+    def token(self, app: str) -> str | None:
+        if app not in self.tokens:
+            profile = self.world.look("supervisor", "show_profile") or {}
+            accounts = self.world.look("supervisor", "show_account_passwords") or []
+            passwords = {account["account_name"]: account["password"] for account in accounts}
+            name = profile.get("phone_number" if app == "phone" else "email")
+            entered = self.world.look(app, "login", username=name, password=passwords.get(app, "")) or {}
+            self.tokens[app] = entered.get("access_token")
+        return self.tokens[app]
+
+
+def _listed(scene: Offers, endpoint: str, columns: Sequence[str]) -> Values:
+    """The columns of a list's rows; a first page, or one of several drawn at random where there are more."""
+    app, api = endpoint.split(".")
+    rows = scene.rows(app, api, page_limit=20)
+    if len(rows) == 20:
+        # Drawn by the world, not by time: an episode offers the same songs throughout.
+        page = random.Random(f"{scene.world.id} {api}").randrange(3)
+        rows = scene.rows(app, api, page_limit=20, page_index=page) or rows
+    return [(" ".join(row[column] for column in columns),) for row in rows]
+
+
+def _todos(scene: Offers) -> Iterable[tuple[Any, ...]]:
+    for project in scene.rows("todoist", "show_projects", page_limit=20)[:4]:
+        token = scene.token("todoist")
+        listed = scene.world.look("todoist", "show_tasks", project_id=project["project_id"], access_token=token)
+        for task in (listed or {}).get("no_section_tasks", ()):
+            if not task["is_completed"]:
+                yield task["title"], project["name"]
+
+
+def _alarms(scene: Offers) -> Iterable[tuple[Any, ...]]:
+    return [(row["label"], not row["enabled"]) for row in scene.rows("phone", "show_alarms", page_limit=20)]
+
+
+_FUNCTIONS: Mapping[str, Callable[[Offers], Iterable[tuple[Any, ...]]]] = {"todos": _todos, "alarms": _alarms}
+
+
+def _values(scene: Offers, kind: str) -> Iterable[tuple[Any, ...]]:
+    """The values of the kind, as skills.txt says."""
+    match KINDS[kind].split():
+        case [name] if name in _FUNCTIONS:
+            return _FUNCTIONS[name](scene)
+        case [one, "but", other]:
+            return [value for value in scene.values(one) if value not in scene.values(other)]
+        case [endpoint, *columns] if "." in endpoint and endpoint[0].isalpha():
+            return _listed(scene, endpoint, columns)
+    return [(value,) for value in json.loads(f"[{KINDS[kind]}]")]
+
+
+def _some(items: Values | list[Any], count: int, rng: random.Random) -> list[Any]:
+    return rng.sample(items, min(count, len(items)))

@@ -2,17 +2,30 @@
 
 It makes a model's calls again and judges them by their effects. So the process that ran the code can claim no more than
 calls that honest code could have made.
+
+The effects are the changes in the databases of a world, as JSON. Equal actions give equal JSON. So it leaves out
+everything in which two worlds may differ after the same actions:
+
+- the id of an added row, and ids that refer to it: the row's content stands in their place
+- times (`…_at`, of which only whether there is one is kept, for example for a denied request), unless a user chooses
+  them (`scheduled_send_at`); `…_expiry` and `last_logged_in`
+- codes drawn at random (invitations, confirmations, verifications) and contents of made-up binary files
+- the order of rows
+
+A row whose other columns stayed the same did not change. The benchmark ignores the instruction's own row and the cards
+of the people behind it, and so does this.
 """
 
 import functools
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.types import Call, Check, Evaluation, Message, Observation, Task
+from cojax.types import Call, Check, Evaluation, Message, Observation, Task, canonical
 from ..worker.served import Episodes, PlainEpisode
 from . import world
-from .changes import changes
-from .report import achieved
+from .report import achieved, finite
 from .world import World
 
 
@@ -90,3 +103,87 @@ def replay(opened: World, calls: Sequence[Call]) -> Observation:
         if not alike:
             differing.append(Message("differing", call.name))
     return Observation(tuple(differing), ok, opened.completed)
+
+
+_VOLATILE = re.compile(
+    r"^(id|record_hash|last_logged_in|.*_expiry|(verification|password_reset|invitation|invite|confirmation)_code)$"
+)
+_WHEN = re.compile(r"^(?!scheduled_send).*_at$")
+# The package draws these in place of contents that it does not keep.
+_MADE_UP = re.compile(r"binary:\w{10}\.\.\.")
+# New rows that refer to one another are followed to this depth.
+_DEPTH = 4
+# The answer that `complete_task` stores where none was given.
+_NO_ANSWER = '"<<NOT_GIVEN>>"'
+
+
+def changes(stock: Any) -> dict[str, Any]:
+    """Table → rows added, removed and changed since the world was opened, and the answer and status of its task.
+
+    `stock` is an open AppWorld; it is not changed.
+    """
+    from appworld.collections.models import ModelCollectionPair
+
+    stock.models.clear_ids_record_hashes()
+    start = stock.task.model_collection
+    pair = ModelCollectionPair(start.from_db_home_path, start, stock.models.to_db_home_path, stock.models)
+    try:
+        tables = {name: pair.changed_records(name) for name in sorted(pair.changed_model_names())}
+        added = {(name, row.id): row for name, (rows, _, _) in tables.items() for row in rows}
+        described = {name: entry for name, rows in tables.items() if (entry := _table(pair, name, rows, added))}
+        task = pair.end.supervisor.Task.all()[0]
+    finally:
+        # Reading the start pointed every model at it.
+        stock.models.reset_db_home_path()
+    answer = None if task.answer == _NO_ANSWER else json.loads(task.answer, parse_constant=str, parse_float=finite)
+    return {"tables": described, "answer": answer, "status": task.status}
+
+
+Added = Mapping[tuple[str, Any], Any]  # a table and an id → the added row
+
+
+def _table(pair: Any, name: str, rows: tuple[list[Any], list[Any], list[Any]], new: Added) -> dict[str, list[Any]]:
+    """Rows added, changed (by id, with their new values) and removed (by id); empty where there are none."""
+    app, _, kind = name.partition(".")
+    added, updated, removed = rows
+    before = {row.id: row for row in pair.start[app][kind].by_ids([row.id for row in updated])}
+    changed = []
+    for row in updated:
+        old, now = _columns(app, before[row.id], new), _columns(app, row, new)
+        if differing := {column: now[column] for column in now if now[column] != old[column]}:
+            changed.append({"id": row.id, **differing})
+    entry = {
+        "added": [_columns(app, row, new) for row in added],
+        "changed": changed,
+        "removed": [{"id": row.id} for row in removed],
+    }
+    return {part: sorted(found, key=canonical) for part, found in entry.items() if found}
+
+
+def _columns(app: str, row: Any, new: Added, depth: int = 0) -> dict[str, Any]:
+    """What a row holds, without what may differ."""
+    from appworld.common.utils import modelize
+
+    mapping = type(row).field_mapping()
+
+    def reference(named: str, value: Any) -> Any:
+        """The id of an original row; the content of an added row."""
+        name = mapping.get(f"{named}_id", mapping.get(f"{named}_ids", named))
+        kind = modelize(name.removesuffix("_ids").removesuffix("_id"))
+        if (found := new.get((f"{app}.{kind}", value))) is None:
+            return value
+        return "new" if depth >= _DEPTH else {"new": _columns(app, found, new, depth + 1)}
+
+    def plain(column: str, value: Any) -> Any:
+        if _WHEN.match(column):
+            return value is not None
+        if isinstance(value, str) and _MADE_UP.fullmatch(value):
+            return "binary"
+        if isinstance(value, dict):
+            return {name: plain(name, inner) for name, inner in value.items()}
+        if column.endswith("_ids") and isinstance(value, list):
+            return [reference(column.removesuffix("_ids"), one) for one in value]
+        return reference(column.removesuffix("_id"), value) if column.endswith("_id") else value
+
+    values = json.loads(json.dumps(row.dict(), default=str))
+    return {column: plain(column, value) for column, value in sorted(values.items()) if not _VOLATILE.match(column)}

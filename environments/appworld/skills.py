@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cojax.types import Call, Triplet
+from ..tools.toolset import document
 
 ENDING = "supervisor.complete_task"
 # The r-th skill has the weight r ** -POPULARITY for an unguided explorer.
@@ -104,7 +105,7 @@ def _fill(text: str, given: Mapping[str, Any]) -> str:
 
 def _function(name: str, description: str, parameters: tuple[str, ...]) -> dict[str, Any]:
     schema = {"type": "object", "properties": {parameter: {} for parameter in parameters}}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+    return document(name, description, schema)
 
 
 _JOINER = ", then "

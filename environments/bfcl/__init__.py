@@ -4,8 +4,7 @@ calls.py        calls: read from Python, limited, run on the API instances of an
 official.py     reads the wheel: tasks, documentation, APIs, checker; the only importer of it
 episode.py      one dialogue: user turns, calls, force-quit, verdict
 tools.txt       ONE table of tools: the user's request for a call of each, and what is tried for its parameters
-arguments.py    which calls would work now
-wordings.py     calls → the user's turns
+tools.py        reads it: calls → the user's turns; which calls would work now
 inside.py       the environment, as it runs inside the wheel's own virtual environment
 """
 

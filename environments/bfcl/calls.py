@@ -27,44 +27,27 @@ ERROR = "Error during execution: "
 def read(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     """The name, positional and keyword arguments of one call written in Python.
 
-    Raises ValueError for anything but a bare name called with literals: no attribute, nested call, star or operator.
+    Raises ValueError for anything but a bare name called with literals that JSON has: no attribute, nested call, star
+    or operator.
     """
     try:
         call = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise ValueError(f"{text[:100]!r} is no Python expression; expected one call") from error
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise ValueError(f"{text[:100]!r} is no call of a bare name; expected name(argument=literal, ...)")
-    named: dict[str, Any] = {}
-    for keyword in call.keywords:
-        if keyword.arg is None or keyword.arg in named:
-            raise ValueError(f"{text[:100]!r} has a starred or repeated argument; expected each name once")
-        named[keyword.arg] = _literal(keyword.value)
-    return call.func.id, [_literal(argument) for argument in call.args], named
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError("it is no call of a bare name")
+        named = {keyword.arg: _literal(keyword.value) for keyword in call.keywords if keyword.arg is not None}
+        if len(named) < len(call.keywords):
+            raise ValueError("it has a starred or repeated argument")
+        return call.func.id, list(map(_literal, call.args)), named
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
+        raise ValueError(f"{text[:100]!r} cannot be read ({error}); expected name(argument=literal, ...)") from error
 
 
 def _literal(node: ast.expr) -> Any:
-    match node:
-        case ast.Constant(value=bool() | int() | float() | str() | None as value):
-            return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return -value
-        case ast.List() | ast.Tuple():
-            return [_literal(element) for element in node.elts]
-        case ast.Dict():
-            if None in node.keys:
-                raise ValueError("a dictionary is unpacked in an argument; expected literals only")
-            return {
-                _key(key): _literal(value) for key, value in zip(node.keys, node.values, strict=True) if key is not None
-            }
-    raise ValueError(f"{type(node).__name__} in an argument; expected literals only")
-
-
-def _key(node: ast.expr) -> Any:
-    key = _literal(node)
-    if not isinstance(key, str):
-        raise ValueError(f"dictionary key {key!r}; expected text, as JSON knows no other")
-    return key
+    """The value of a literal as JSON. Raises ValueError or TypeError where it is none."""
+    keys = [key for inner in ast.walk(node) if isinstance(inner, ast.Dict) for key in inner.keys]
+    if not all(isinstance(key, ast.Constant) and isinstance(key.value, str) for key in keys):
+        raise ValueError("a key of a dictionary is no text")
+    return json.loads(json.dumps(ast.literal_eval(node)))
 
 
 def examine(arguments: Mapping[str, Any]) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, canonical
-from .arguments import Scene, offers
 from .calls import ERROR, Apis, Result, brief, portrait
 from .official import Official
+from .tools import Scene, offers
 
 # Stands between the turns of a query. An empty turn announces functions withheld so far.
 SEPARATOR = "\n\n[next turn]\n\n"

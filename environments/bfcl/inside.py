@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cojax.types import Action, Call, Task, Triplet, normalise
-from . import calls, official, wordings
+from . import calls, official, tools
 from .episode import SEPARATOR, Dialogue
 from .official import CATEGORIES, Official
 
@@ -45,11 +45,10 @@ class Bfcl:
             entry["function"]["name"]: name for name, entries in benchmark.documentation.items() for entry in entries
         }
         self._parameters = {tool: benchmark.parameters(name, tool) for tool, name in self._classes.items()}
-        tasks: dict[str, tuple[Task, ...]] = {}
-        self._names: dict[str, str] = {}
-        for name, entries in benchmark.entries.items():
-            tasks[name] = tuple(self._task(*entry, long=name == "long_context") for entry in entries)
-            self._names |= {task.id: entry["id"] for task, (entry, _) in zip(tasks[name], entries, strict=True)}
+        tasks = {
+            name: tuple(self._task(*entry, long=name == "long_context") for entry in entries)
+            for name, entries in benchmark.entries.items()
+        }
         mixed = list(tasks["base"])
         random.Random(_SPLIT_SEED).shuffle(mixed)
         dev = round(dev_fraction * len(mixed))
@@ -83,7 +82,7 @@ class Bfcl:
         return Dialogue(self._official, self._classes, task)
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
-        turns = wordings.phrase(steps)
+        turns = tools.phrase(steps)
         return None if turns is None else SEPARATOR.join(turns)
 
     def popularity(self) -> Mapping[str, float]:
@@ -98,10 +97,6 @@ class Bfcl:
         """The other tools of the same class. Raises KeyError for an unknown tool."""
         home = self._classes[tool]
         return tuple(other for other, name in self._classes.items() if name == home and other != tool)
-
-    def names(self) -> Mapping[str, str]:
-        """Task id → the benchmark's own id, for reports."""
-        return self._names
 
     def _task(self, entry: Mapping[str, Any], answer: Mapping[str, Any], long: bool) -> Task:
         """The task of an official entry; a turn of the user is "" where functions are announced."""
@@ -135,9 +130,9 @@ def _withheld_functions(missed: Mapping[str, Sequence[str]], answers: Sequence[S
     Officially these are undocumented but can be called; if they were really withheld, the task would be unsolvable.
     """
     withheld = {}
-    for turn, tools in missed.items():
+    for turn, names in missed.items():
         early = {calls.read(text)[0] for answer in answers[: int(turn)] for text in answer}
-        if left := [tool for tool in tools if tool not in early]:
+        if left := [tool for tool in names if tool not in early]:
             withheld[turn] = left
     return withheld
 

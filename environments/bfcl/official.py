@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..tools.toolset import document
+
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 CLASSES = (
     "GorillaFileSystem", "MathAPI", "MessageAPI", "TwitterAPI", "TicketAPI", "TradingBot", "TravelAPI",
@@ -101,8 +103,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _tool(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     """The documentation as an OpenAI function, without the description of the response, as officially."""
-    function = {"name": entry["name"], "description": entry["description"], "parameters": _schema(entry["parameters"])}
-    return {"type": "function", "function": function}
+    return document(entry["name"], entry["description"], _schema(entry["parameters"]))
 
 
 def _schema(node: Mapping[str, Any]) -> dict[str, Any]:

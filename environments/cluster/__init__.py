@@ -6,8 +6,7 @@ trainer ── nodes ── one node each ──Ray── actor ── the envir
 (threads)  (which)  (calls, losses)       (a thread an episode)
 
 nodes.py       which node gets an episode; nodes that are lost and nodes that join; the calls of one
-host.py        the actor: serves the calls
-messages.py    what crosses, and its bounds
+host.py        the actor: serves the calls; what crosses, and its bounds
 connection.py  the only importer of Ray
 
 Where an episode is played does not change what happens in it. A lost node raises EnvironmentFailure in its episodes:

@@ -1,4 +1,13 @@
-"""The actor of a node: makes the environment there and serves its episodes, each on a thread of its own."""
+"""The actor of a node: makes the environment there and serves its episodes, each on a thread of its own.
+
+What crosses between the trainer and a node are bytes, one JSON object in ASCII each, of bounded size:
+
+trainer → node   {"id", "episode", "op", "arguments"}   episode 0 is the environment itself
+node → trainer   {"id", "counted": seconds, "value"} or {"id", "counted", "failure": type, "message"}
+                 {"counted": {id: seconds}}   when asked for it
+
+`counted` is how much of a call's time counts against its deadlines.
+"""
 
 import asyncio
 import concurrent.futures
@@ -18,6 +27,7 @@ from cojax.environment import (
     PLAYING,
     EnvironmentFailure,
     EpisodeFailure,
+    LimitExceeded,
     PolicyLoss,
     Progress,
     ask,
@@ -28,7 +38,7 @@ from cojax.types import to_json
 from ..worker import wire
 from ..worker.served import Operations, describe, environment_operations, episode_operations
 from ..worker.venv import ROOT
-from . import messages
+from ..worker.wire import Malformed, Scan, read
 
 # Calls in which a policy's code may have caused what an environment raises; as `cojax.environment.play` attributes it.
 _OF_THE_POLICY = ("step", "evaluate")
@@ -56,7 +66,7 @@ class Host:
         episode = request["episode"]
         if episode not in self._episodes:
             if episode and request["op"] != "reset":
-                return messages.failed(request["id"], EnvironmentFailure("the episode is closed"), 0.0)
+                return failed(request["id"], EnvironmentFailure("the episode is closed"), 0.0)
             calls = self._episodes[episode] = queue.SimpleQueue()
             operations = self._operations() if episode else self._service
             threading.Thread(target=self._serve, args=(calls, operations), name="episode", daemon=True).start()
@@ -118,12 +128,12 @@ class Host:
 
         def answered() -> bytes:
             value = to_json(operations[op](*request["arguments"]))
-            return messages.answer(number, episode, value, _counted(progress))
+            return answer(number, episode, value, _counted(progress))
 
         try:
             return ask(answered, failure=failure)
         except EnvironmentFailure as error:
-            return messages.failed(number, error, _counted(progress))
+            return failed(number, error, _counted(progress))
         finally:
             PLAYING.reset(playing)
             self._current.pop(number, None)
@@ -152,3 +162,71 @@ def code_of(name: str) -> str:
 
 def _counted(progress: Progress) -> float:
     return max(0.0, running() - progress.since)
+
+
+# The failures that cross as they are, the narrowest first.
+FAILURES: dict[str, type[EnvironmentFailure]] = {
+    one.__name__: one for one in (PolicyLoss, LimitExceeded, EpisodeFailure, EnvironmentFailure)
+}
+# The most bytes of a request.
+REQUEST = 64 * 2**20
+# The bounds of an episode's reply, in bytes and values.
+_OUTPUT, _VALUES = 32 * 2**20, 1_000_000
+
+
+def request(number: int, episode: int, op: str, arguments: list[Any]) -> bytes:
+    """A call. Raises EnvironmentFailure for one that is too long."""
+    line = wire.encode({"id": number, "episode": episode, "op": op, "arguments": arguments})
+    if len(line) > REQUEST:
+        raise EnvironmentFailure(f"{op} has {len(line):,} bytes, more than the {REQUEST:,} that can be sent to a node")
+    return line
+
+
+def answer(number: int, episode: int, value: Any, counted: float) -> bytes:
+    """The reply with a value. Raises LimitExceeded for one that is too long, ValueError for one that is not JSON."""
+    line = wire.encode({"id": number, "counted": counted, "value": value})
+    if len(line) > (most := _bounds(episode)[0]):
+        raise LimitExceeded(f"the reply has {len(line):,} bytes, more than the {most:,} that a node may send")
+    return line
+
+
+def failed(number: int, error: EnvironmentFailure, counted: float) -> bytes:
+    """The reply that says why there is no value."""
+    name = next(name for name, kind in FAILURES.items() if isinstance(error, kind))
+    return wire.encode({"id": number, "counted": counted, **wire.failed(name, str(error))})
+
+
+def reply(line: object, number: int, episode: int) -> tuple[float, Any, EnvironmentFailure | None]:
+    """(seconds counted, value, failure) of a reply to that call. Raises Malformed where it is none."""
+    found = decoded(line, *_bounds(episode))
+    counted = read(float, found.get("counted"))
+    if found.get("id") != number:
+        raise Malformed(f"found a reply to call {found.get('id')!r:.50}, expected one to {number}")
+    if found.keys() == {"id", "counted", "value"}:
+        return counted, found["value"], None
+    if found.keys() != {"id", "counted", "failure", "message"} or found["failure"] not in FAILURES:
+        raise Malformed("a reply has neither a value nor a known failure")
+    return counted, None, FAILURES[found["failure"]](read(str, found["message"]))
+
+
+def progress(line: object) -> dict[str, float]:
+    """Call → seconds that it has counted so far. Raises Malformed."""
+    found = read(dict, decoded(line, _OUTPUT, _VALUES).get("counted"))
+    return {number: read(float, seconds) for number, seconds in found.items()}
+
+
+def decoded(line: object, most: int = _OUTPUT, values: int = _VALUES) -> dict[str, Any]:
+    """The JSON object of a reply, whose size and depth are bounded before it is parsed. Raises Malformed."""
+    if not isinstance(line, bytes) or len(line) > most:
+        raise Malformed(f"a reply is no text of at most {most:,} bytes")
+    scan = Scan(values)
+    try:
+        for start in range(0, len(line), wire.PART):
+            scan.take(line[start : start + wire.PART])
+        return wire.decode(line)
+    except ValueError as error:
+        raise Malformed(f"a reply cannot be read: {error}") from error
+
+
+def _bounds(episode: int) -> tuple[int, int]:
+    return (_OUTPUT, _VALUES) if episode else (wire.SERVICE_OUTPUT, wire.SERVICE_VALUES)

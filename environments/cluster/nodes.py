@@ -12,9 +12,8 @@ from cojax.environment import PLAYING, Abandoned, EnvironmentFailure, Traits, ru
 from ..worker import wire
 from ..worker.served import await_reply
 from ..worker.wire import Malformed, read
-from . import messages
+from . import host
 from .connection import RayCluster
-from .host import code_of
 
 _T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
@@ -81,7 +80,7 @@ class Node:
             raise EnvironmentFailure(self.lost)
         with self._lock:
             number = next(self._numbers)
-        line = messages.request(number, episode, op, arguments)
+        line = host.request(number, episode, op, arguments)
         try:
             future = self.cluster.send(self.actor.call, line)
         except Exception as error:
@@ -113,7 +112,7 @@ class Node:
             self.fail(f"{type(error).__name__}: {error}")
             raise EnvironmentFailure(self.lost) from error
         try:
-            counted, value, failure = messages.reply(line, number, episode)
+            counted, value, failure = host.reply(line, number, episode)
             return counted, (value, failure)
         except Malformed as error:
             raise EnvironmentFailure(f"{self.place} answers wrongly: {error}") from error
@@ -124,8 +123,8 @@ class Node:
             return
         try:
             if self._beat is not None and self._beat.done():
-                self._counted = messages.progress(found := self._beat.result())
-                self.process = int(messages.decoded(found)["process"])
+                self._counted = host.progress(found := self._beat.result())
+                self.process = int(host.decoded(found)["process"])
                 self.heard, self._beat = running(), None
             if self._beat is None:
                 self._beat = self.cluster.send(self.actor.beat)
@@ -153,7 +152,7 @@ class Nodes:
 
     def __init__(self, cluster: RayCluster, name: str, settings: Mapping[str, Any]) -> None:
         self.cluster, self.name = cluster, name
-        self.order = wire.encode({"name": name, "settings": dict(settings), "code": code_of(name)})
+        self.order = wire.encode({"name": name, "settings": dict(settings), "code": host.code_of(name)})
         self.described: dict[str, Any] = {}
         self.live: list[Node] = []
         self._starting: list[Node] = []
@@ -303,7 +302,7 @@ class Nodes:
     def _check_description(self, made: concurrent.futures.Future[Any]) -> None:
         """Keeps what the first node says of the environment. Raises EnvironmentFailure for a node that differs."""
         try:
-            found = messages.decoded(made.result())
+            found = host.decoded(made.result())
         except Malformed:
             raise
         except Exception as error:

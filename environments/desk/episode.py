@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, canonical
 from ..tools.toolset import Refused
 from . import office
+from .office import FINISH, documentation, effect, perform, words
 from .skills import DESK, Suite
-from .tools import FINISH, documentation, effect, perform, words
 
 _T = TypeVar("_T")
 

@@ -1,15 +1,13 @@
-"""The desk's language: `phrase` words calls as a query, `read` parses a query."""
+"""The desk's language: `phrase` words calls as a query."""
 
-import functools
 import hashlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from cojax.types import Call, Triplet
 from ..tools.wording import calls_with_observations
-from .generator import JOINER, Plan
+from .generator import JOINER
+from .office import FINISH
 from .skills import DESK, Skill, Suite, Template
-from .tools import FINISH
 
 Done = tuple[Call, str]  # a call and what was observed
 
@@ -40,23 +38,6 @@ def phrase(steps: Sequence[Triplet], suite: Suite = DESK) -> str | None:
         clauses.append(clause)
     dangling = {index for index, (call, _) in enumerate(done) if _looks(call, suite)} - explained
     return JOINER.join(clauses) if clauses and not dangling else None
-
-
-def read(query: str, suite: Suite = DESK) -> Plan:
-    """The skills a query names, with their words. Raises ValueError for a clause outside the language."""
-    return tuple(_read_clause(clause, suite) for clause in query.split(JOINER))
-
-
-def _read_clause(clause: str, suite: Suite) -> tuple[Skill, dict[str, str]]:
-    for skill, pattern in _patterns(suite):
-        if (match := pattern.fullmatch(clause)) and _in_language(skill, match.groupdict(), suite):
-            return skill, match.groupdict()
-    raise ValueError(f"clause {clause!r} matches no skill; the wordings stand in environments/desk/skills.txt")
-
-
-@functools.cache
-def _patterns(suite: Suite) -> tuple[tuple[Skill, re.Pattern[str]], ...]:
-    return tuple((skill, re.compile(re.sub(r"{(\w+)}", r"(?P<\1>\\w+)", skill.wording))) for skill in suite.skills)
 
 
 def _looks(call: Call, suite: Suite) -> bool:

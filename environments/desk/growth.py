@@ -11,10 +11,9 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from . import tools
-from .office import WORDS, State, read_words
+from . import office
+from .office import WORDS, Rule, State, Tool, read_words
 from .skills import Skill, Suite
-from .tools import Rule, Tool
 
 # Kinds of words that name records, one for each application of a suite; and those of attributes.
 RECORDS = ("file", "note", "event", "person", "folder")
@@ -110,23 +109,23 @@ def _tools(app: Application) -> Iterator[Tool]:
     def tool(form: str, slots: Mapping[str, str], rule: Rule, description: str, gives: str = "") -> Tool:
         return Tool(app.tools[form], description, slots, rule, gives)
 
-    added = tools.add(shelf, *attributes, require=tools.is_word, **_BARE)
+    added = office.add(shelf, *attributes, require=office.is_word, **_BARE)
     yield tool("add", {"record": f"new_{shelf}", **values}, added, "Add a record.")
     for attribute in attributes:
-        put = tools.put(shelf, attribute, require=tools.is_word)
+        put = office.put(shelf, attribute, require=office.is_word)
         yield tool(f"set_{attribute}", {**record, attribute: attribute}, put, f"Set the {attribute}.")
-        told = tools.read(shelf, attribute)
+        told = office.read(shelf, attribute)
         yield tool(f"get_{attribute}", record, told, f"Tell the {attribute} of a record.", attribute)
     if len(attributes) > 1:
-        put = tools.put(shelf, *attributes, require=tools.is_word)
+        put = office.put(shelf, *attributes, require=office.is_word)
         yield tool("fill", {**record, **values}, put, "Set all of a record.")
-    yield tool("drop", record, tools.remove(shelf), "Remove a record.")
-    yield tool("rename", {**record, "name": f"new_{shelf}"}, tools.rename(shelf), "Give a record another name.")
-    yield tool("mark", record, tools.turn_on(shelf, "marked"), "Mark a record.")
-    link = tools.extend(shelf, "links", require=lambda state, _, other: tools.found(state, shelf, other))
+    yield tool("drop", record, office.remove(shelf), "Remove a record.")
+    yield tool("rename", {**record, "name": f"new_{shelf}"}, office.rename(shelf), "Give a record another name.")
+    yield tool("mark", record, office.turn_on(shelf, "marked"), "Mark a record.")
+    link = office.extend(shelf, "links", require=lambda state, _, other: office.found(state, shelf, other))
     yield tool("link", {**record, "other": shelf}, link, "Link a record to another.")
-    yield tool("lock", record, tools.turn_on(shelf, "locked"), "Lock a record.")
-    yield tool("seek", record, tools.read(shelf, attributes[-1]), "Look at a record.", attributes[-1])
+    yield tool("lock", record, office.turn_on(shelf, "locked"), "Lock a record.")
+    yield tool("seek", record, office.read(shelf, attributes[-1]), "Look at a record.", attributes[-1])
 
 
 def _skills(

@@ -1,4 +1,4 @@
-"""The office: its words and its state.
+"""The office: its words, its state, and what each tool does to it: the tools of tools.txt.
 
 State: shelf → name → entity, a plain JSON dict:
 
@@ -11,14 +11,19 @@ State: shelf → name → entity, a plain JSON dict:
     sent      address → texts [text]
 
 Entities are replaced, never mutated, so a state is copied in seven dict copies. Lists are sorted: equal offices are
-equal values.
+equal values. The rules of tools are pure functions: they return changes, and make none.
 """
 
+import dataclasses
 import random
 import re
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from cojax.types import Call
+from ..tools.toolset import Refused, document
 
 
 def read_words(file: str) -> Mapping[str, tuple[str, ...]]:
@@ -30,23 +35,16 @@ def read_words(file: str) -> Mapping[str, tuple[str, ...]]:
 # The kinds share no word, so a word alone determines its kind.
 WORDS = read_words("words.txt")
 
-SHELVES: Mapping[str, frozenset[str]] = {
-    "files": frozenset({"folder", "text", "copies"}),
-    "folders": frozenset({"shared"}),
-    "notes": frozenset({"text"}),
-    "contacts": frozenset({"address"}),
-    "calendar": frozenset({"day", "guests"}),
-    "mail": frozenset({"text", "flagged", "forwarded"}),
-    "sent": frozenset({"texts"}),
-}
+_SHELVES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+SHELVES: Mapping[str, frozenset[str]] = {shelf: frozenset(row["attributes"]) for shelf, row in _SHELVES.items()}
+SINGULAR = {shelf: row["entity"] for shelf, row in _SHELVES.items() if "entity" in row}
+# The shelf that holds a slot's words; texts, days and addresses are on none.
+SHELF = {row["noun"]: shelf for shelf, row in _SHELVES.items() if "noun" in row}
 
 Entity = Mapping[str, Any]
 State = dict[str, dict[str, Entity]]
 Change = tuple[str, str, Entity | None]  # shelf, name, what stands there afterwards (None: nothing)
 
-SINGULAR = {
-    "files": "file", "folders": "folder", "notes": "note", "contacts": "contact", "calendar": "event", "mail": "mail",
-}  # fmt: skip
 REASONS = (
     *(f"no such {word}" for word in (*SINGULAR.values(), "address", "day", "tool")),
     *(f"{word} exists" for word in SINGULAR.values()),
@@ -54,10 +52,6 @@ REASONS = (
     "already finished",
     "no call",
 )
-# The shelf that holds a slot's words; texts, days and addresses are on none.
-SHELF = {
-    "file": "files", "folder": "folders", "note": "notes", "person": "contacts", "sender": "mail", "event": "calendar",
-}  # fmt: skip
 
 
 def copy(office: Mapping[str, Mapping[str, Entity]], shelves: Mapping[str, frozenset[str]] = SHELVES) -> State:
@@ -106,3 +100,199 @@ def apply(state: State, changes: Sequence[Change]) -> None:
             del state[shelf][name]
         else:
             state[shelf][name] = entity
+
+
+Rule = Callable[..., str | tuple[Change, ...]]  # of a tool: (state, words) → what a look-up tells, or the changes
+Requirement = Callable[[State, str, str], object]  # (state, attribute, word); raises `Refused`
+_WORD = re.compile(r"[a-z0-9]{1,24}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tool:
+    """One tool. `slots` say what each parameter takes (`new_note`: a title not in use); a look-up `gives` a kind.
+
+    The rule receives the state and one word per parameter. A look-up returns its one-word observation, any other
+    tool the changes it makes; both raise `Refused`.
+    """
+
+    name: str
+    description: str
+    slots: Mapping[str, str]
+    rule: Rule
+    gives: str = ""
+
+    @property
+    def application(self) -> str:
+        return self.name.split("_")[0]
+
+
+def effect(state: State, call: Call, tools: Mapping[str, Tool]) -> tuple[str, tuple[Change, ...]]:
+    """The observation and changes of a call of one of these tools; the state is not modified. Raises `Refused`."""
+    tool = tools.get(call.name) if isinstance(call.name, str) else None
+    if tool is None:
+        raise Refused("no such tool")
+    result = tool.rule(state, *words(call.arguments, tuple(tool.slots)))
+    if isinstance(result, str):
+        return result, ()
+    if all(state[shelf].get(name) == entity for shelf, name, entity in result):
+        raise Refused("unchanged")
+    return "ok", result
+
+
+def perform(state: State, call: Call, tools: Mapping[str, Tool]) -> str:
+    """Makes the call's changes, and returns its observation. Raises `Refused`."""
+    observation, changes = effect(state, call, tools)
+    apply(state, changes)
+    return observation
+
+
+def words(arguments: Any, parameters: tuple[str, ...]) -> list[str]:
+    """The arguments in the parameters' order; `Refused` unless these are all and each is one lower-case word."""
+    if isinstance(arguments, Mapping) and set(arguments) == set(parameters):
+        values = [arguments[name] for name in parameters]
+        if all(isinstance(value, str) and _WORD.fullmatch(value) for value in values):
+            return values
+    raise Refused(expects(parameters))
+
+
+def expects(parameters: tuple[str, ...]) -> str:
+    return f"expects {' '.join(parameters)}"
+
+
+def is_fit(state: State, attribute: str, word: str) -> None:
+    """Raises `Refused` for a folder that there is not, an address that no contact has, and a day that is none."""
+    if attribute in ("folder", "copies"):
+        found(state, "folders", word)
+    elif attribute == "day":
+        is_word(state, attribute, word)
+    elif attribute in ("shared", "guests", "forwarded"):
+        known = [contact["address"] for contact in state["contacts"].values()]
+        if word not in known:
+            raise Refused("no such address")
+
+
+def is_word(state: State, attribute: str, word: str) -> None:
+    """Raises `Refused` for a word that is none of the attribute's kind."""
+    if word not in WORDS[attribute]:
+        raise Refused(f"no such {attribute}")
+
+
+def read(shelf: str, attribute: str) -> Rule:
+    """Tells an attribute."""
+    return lambda state, name: str(found(state, shelf, name)[attribute])
+
+
+def add(shelf: str, *attributes: str, require: Requirement = is_fit, **bare: Any) -> Rule:
+    """Adds an entity with these attributes; those in `bare` are what they are in every new one."""
+
+    def rule(state: State, name: str, *words: str) -> tuple[Change, ...]:
+        _free(state, shelf, name)
+        return ((shelf, name, {**_valued(state, attributes, words, require), **bare}),)
+
+    return rule
+
+
+def put(shelf: str, *attributes: str, require: Requirement = is_fit) -> Rule:
+    """Replaces these attributes."""
+
+    def rule(state: State, name: str, *words: str) -> tuple[Change, ...]:
+        return ((shelf, name, {**found(state, shelf, name), **_valued(state, attributes, words, require)}),)
+
+    return rule
+
+
+def extend(shelf: str, attribute: str, require: Requirement = is_fit) -> Rule:
+    """Adds a word to an attribute that is a list."""
+
+    def rule(state: State, name: str, word: str) -> tuple[Change, ...]:
+        entity = found(state, shelf, name)
+        require(state, attribute, word)
+        return ((shelf, name, {**entity, attribute: sorted({*entity[attribute], word})}),)
+
+    return rule
+
+
+def turn_on(shelf: str, switch: str) -> Rule:
+    return lambda state, name: ((shelf, name, {**found(state, shelf, name), switch: True}),)
+
+
+def rename(shelf: str) -> Rule:
+    def rule(state: State, name: str, new: str) -> tuple[Change, ...]:
+        entity = found(state, shelf, name)
+        _free(state, shelf, new)
+        return ((shelf, name, None), (shelf, new, entity))
+
+    return rule
+
+
+def remove(shelf: str) -> Rule:
+    def rule(state: State, name: str) -> tuple[Change, ...]:
+        found(state, shelf, name)
+        return ((shelf, name, None),)
+
+    return rule
+
+
+def mail_send() -> Rule:
+    def rule(state: State, address: str, text: str) -> tuple[Change, ...]:
+        is_fit(state, "forwarded", address)
+        texts = state["sent"].get(address, {"texts": []})["texts"]
+        return (("sent", address, {"texts": sorted([*texts, text])}),)
+
+    return rule
+
+
+def found(state: State, shelf: str, name: str) -> Entity:
+    """The entity of that name; `Refused` where there is none."""
+    if (entity := state[shelf].get(name)) is None:
+        raise Refused(f"no such {SINGULAR.get(shelf, 'record')}")
+    return entity
+
+
+def _free(state: State, shelf: str, name: str) -> None:
+    if name in state[shelf]:
+        raise Refused(f"{SINGULAR.get(shelf, 'record')} exists")
+
+
+def _valued(state: State, attributes: Sequence[str], words: Sequence[str], require: Requirement) -> dict[str, str]:
+    valued = dict(zip(attributes, words, strict=True))
+    for attribute, word in valued.items():
+        require(state, attribute, word)
+    return valued
+
+
+_MAKERS: Mapping[str, Callable[..., Rule]] = {
+    maker.__name__: maker for maker in (read, add, put, extend, turn_on, rename, remove, mail_send)
+}
+
+
+def _tool(row: str) -> Tool:
+    """The tool of a row of tools.txt."""
+    name, parameters, written, description, *gives = (cell.strip() for cell in row.split("|"))
+    slots = {parameter: slot or parameter for parameter, _, slot in (one.partition(":") for one in parameters.split())}
+    maker, *given = written.split()
+    bare: dict[str, Any] = {word.removesuffix("=[]"): [] for word in given if word.endswith("=[]")}
+    rule = _MAKERS[maker](*(word for word in given if not word.endswith("=[]")), **bare)
+    return Tool(name, description, slots, rule, *gives)
+
+
+_TABLE = Path(__file__).with_name("tools.txt").read_text(encoding="utf-8")
+TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in map(_tool, re.findall(r"^[^#\n].+", _TABLE, re.MULTILINE))}
+
+FINISH = "finish"
+
+
+def documentation(tools: Iterable[Tool] = TOOLS.values()) -> tuple[Mapping[str, Any], ...]:
+    """The tools in OpenAI function format, `finish` last."""
+    documented = [_function(tool.name, tool.description, tool.slots, required=tool.slots) for tool in tools]
+    return (*documented, _function(FINISH, "End the work, with the answer if one was asked for.", ("answer",), ()))
+
+
+def _function(name: str, description: str, parameters: Iterable[str], required: Iterable[str]) -> dict[str, Any]:
+    schema = {
+        "type": "object",
+        "properties": {parameter: {"type": "string"} for parameter in parameters},
+        "required": list(required),
+        "additionalProperties": False,
+    }
+    return document(name, description, schema)

@@ -18,8 +18,7 @@ from typing import Any
 
 from cojax.types import Call
 from . import office
-from .office import State
-from .tools import FINISH, TOOLS, Tool
+from .office import FINISH, TOOLS, State, Tool
 
 _CALL = re.compile(r"(\w+)\(([\w, ]*)\)(?: > (\w+))?")
 _SLOT = re.compile(r"{(\w+)}")

@@ -2,8 +2,7 @@
 
 launch.py       settings → the worker: of a command, confined, or of an address
 inside.py       in a worker: one server, or one session, an episode
-connection.py   in a worker: a session with a server, by the official SDK
-transports.py   in a worker: the ways to a server, over stdio and over streamable HTTP
+connection.py   in a worker: the ways to a server, over stdio and over streamable HTTP; a session, by the official SDK
 snapshot.py     in a worker: a folder → JSON
 resources.py    a server's resources as two tools
 world.py        setup → a world: an episode's server, as environments/tools acts on it; servers of several episodes
@@ -14,7 +13,6 @@ data.py         reads it; installs the servers, makes the folders of their episo
 
 import contextlib
 import functools
-import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -84,14 +82,14 @@ def make(
     Raises ValueError for settings that make no environment, InstallError where `python -m environments.install mcp` was
     not run, and EnvironmentFailure where the server does not start. docs/mcp.md describes the settings.
     """
+    settings = dict(locals())
     if not command and not url:
         if (known := SERVERS.get(server)) is None:
             raise ValueError(f"server {server!r} not found; available: {', '.join(SERVERS)}; or give a `command`")
         command, folders, state = known.started(), folders or str(known.folder), state or known.state
         setups, affordances = setups or known.setups, affordances or known.affordances
         variables = f"{known.variables} {variables}"
-    given = {"folders": folders, "variables": variables, "visible": visible, "errors": errors, "reset": reset}
-    examine(command=command, url=url, unconfined=unconfined, headers=headers, reuse=reuse, **given)
+    examine(**(settings | {"command": command, "folders": folders, "variables": variables}))
     starts = Path(folders).expanduser().absolute() if folders else None
     begun = _setups(setups, starts)
     limits = Bounds(deadline=deadline, memory=int(memory * 2**30), processes=_PROCESSES, values=_VALUES)
@@ -124,19 +122,15 @@ def make(
     return environment
 
 
-def examine(**settings: Any) -> None:
+def examine(*, command: str, url: str, headers: str, errors: str, reset: str, reuse: bool, **others: Any) -> None:
     """Raises ValueError for settings that contradict each other, that cannot be read, or that may hold a secret."""
-    defaults = {name: parameter.default for name, parameter in inspect.signature(make).parameters.items()}
-    given = defaults | settings
-    command, url, headers, errors, reset, reuse = (
-        given[name] for name in ("command", "url", "headers", "errors", "reset", "reuse")
-    )
     try:
         re.compile(errors)
     except re.error as error:
         raise ValueError(f"errors is {errors!r}, which is no regular expression: {error}") from error
     if command and url:
         raise ValueError("command and url name two servers; expected one of them")
+    given = {"headers": headers, **others}
     if strange := [name for name in (("folders", "variables", "visible") if url else ("headers",)) if given[name]]:
         meant = "a server at a url starts elsewhere" if url else "a command takes `variables`, and no headers"
         raise ValueError(f"{strange[0]} is given, but {meant}; leave it out")
@@ -148,7 +142,7 @@ def examine(**settings: Any) -> None:
             f"reset is {reset!r:.100}, but each episode has a server of its own; leave it out, or set reuse=True: a "
             "server then serves several episodes, and whatever it keeps beside its state is read by later ones"
         )
-    if url and not given["unconfined"]:
+    if url and not others["unconfined"]:
         raise ValueError(
             "a server at a url is not confined: what a policy has it do, it does; if it may, set unconfined=True"
         )
@@ -157,7 +151,7 @@ def examine(**settings: Any) -> None:
         launch.headers_of(headers)
     elif command:
         launch.words_of(command)
-        launch.variables_of(given["variables"])
+        launch.variables_of(others["variables"])
 
 
 def _opener(

@@ -13,9 +13,8 @@ from typing import Any
 
 from cojax.types import Action, Evaluation, Message, Observation, Task
 from ..worker.served import Episodes, PlainEpisode
-from .connection import Connection
+from .connection import Address, Connection, Process, rehearse
 from .snapshot import snapshot
-from .transports import Address, Process, rehearse
 
 # The most characters of an answer.
 _ANSWER = 200_000

@@ -3,15 +3,14 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from ..tools.toolset import document
+
 NAMES = LIST, READ = "list_resources", "read_resource"
 _NOTHING = {"type": "object", "properties": {}}
 _URI = {"type": "object", "properties": {"uri": {"type": "string"}}, "required": ["uri"]}
-DOCUMENTS: tuple[Mapping[str, Any], ...] = tuple(
-    {"type": "function", "function": {"name": name, "description": said, "parameters": parameters}}
-    for name, said, parameters in (
-        (LIST, "List the resources that can be read.", _NOTHING),
-        (READ, "Read a resource.", _URI),
-    )
+DOCUMENTS: tuple[Mapping[str, Any], ...] = (
+    document(LIST, "List the resources that can be read.", _NOTHING),
+    document(READ, "Read a resource.", _URI),
 )
 # Pages of a list.
 _PAGES = 100

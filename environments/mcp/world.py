@@ -14,7 +14,7 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure, LimitExceeded, PolicyLoss, waiting
 from cojax.types import Action, Call, Task, canonical, signature, to_json
-from ..tools.episode import read
+from ..tools.environment import read
 from ..tools.toolset import Refused
 from ..worker import IsolatedEnvironment
 from ..worker.served import ServedEpisode

@@ -1,7 +1,6 @@
 """Environments of the package `openenv` (BSD-3-Clause) as an environment; see docs/openenv.md.
 
-session.py      in a worker: one environment of the package: its tools, steps, state and rewards
-inside.py       in a worker: the source of episodes
+inside.py       in a worker: the source of episodes, each of an environment of the package
 """
 
 from typing import Any, Literal
@@ -48,20 +47,17 @@ def make(
     Raises ValueError for settings that make no environment, InstallError where `python -m environments.install openenv`
     was not run, and EnvironmentFailure where the class fails.
     """
-    examine(module=module, arguments=arguments, resets=resets, evaluation=evaluation, full=full)
-    tried = function("affordances", affordances) if affordances else None
+    settings = dict(locals())
+    examine(**settings)
+    settings["affordances"] = function("affordances", affordances) if affordances else None
     return packaged(
-        __name__, NAME, RECIPE, by_text=False, path=path, arguments=arguments, python=python, visible=visible,
-        memory=memory, affordances=tried, lookups=lookups, instructions=instructions, concurrency=concurrency,
-        deadline=deadline, made_by=module, action=action, evaluation=_resets(evaluation), query=query, reward=reward,
-        resets=_resets(resets) or [{"seed": seed} for seed in range(_SEEDS)], full=full, state=state,
-        ignore=ignore.split(","), solution=solution,
+        __name__, NAME, RECIPE, settings, by_text=False, made_by=module, action=action, evaluation=_resets(evaluation),
+        query=query, reward=reward, resets=_resets(resets) or [{"seed": seed} for seed in range(_SEEDS)], full=full,
+        state=state, ignore=ignore.split(","), solution=solution,
     )  # fmt: skip
 
 
-def examine(
-    *, module: str = "", arguments: str = "{}", resets: str = "", evaluation: str = "", full: float = 1.0, **others: Any
-) -> None:
+def examine(*, module: str, arguments: str, resets: str, evaluation: str, full: float, **others: Any) -> None:
     """Raises ValueError for settings that cannot be read."""
     if ":" not in module:
         raise ValueError(f"module is {module!r}; name the class: --config.environment.module=package.module:Class")

@@ -1,14 +1,36 @@
-"""The source of episodes, as it runs in a worker inside the package's own virtual environment."""
+"""The source of episodes, in a worker inside the package's own virtual environment: each is one environment of the
+package, in this process, as its server would serve it to one client."""
 
+import asyncio
+import contextlib
+import itertools
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
-from cojax.types import Task
-from ..tools.in_worker import actions_of, function_of
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.mcp_environment import MCPEnvironment
+from openenv.core.env_server.mcp_types import CallToolAction, ListToolsAction
+from openenv.core.env_server.serialization import deserialize_action, serialize_observation
+from openenv.core.env_server.types import Action as PackageAction
+from openenv.core.env_server.types import Observation as PackageObservation
+from openenv.core.rubrics import LLMJudge
+from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
+
+from cojax.environment import EnvironmentFailure
+from cojax.types import Action, Call, Evaluation, Message, Observation, Task
+from ..tools.in_worker import actions_of, finite, function_of, opening, share_of
+from ..tools.toolset import document
 from ..worker.served import Episodes
 
 NAME = "openenv"
+# The tool of an environment whose actions are no calls of tools.
+ACT = "act"
+_NO_STATE = "its state holds nothing but {}"
+# The most characters of an answer.
+_ANSWER = 200_000
 
 
 def make(
@@ -27,19 +49,27 @@ def make(
 ) -> Episodes:
     """Episodes and official tasks; wording and verdicts by replay are made outside of the worker."""
     sys.path += path
-    from .session import Made, SessionEpisode
+    by, solve, read = (function_of(name, path) for name in (made_by, solution, state))
 
-    made = Made(function_of(made_by, path), arguments, function_of(action, path))
-    made.examine()
-    solve, read = function_of(solution, path), function_of(state, path)
-    train, held_out = (_tasks(query, made.resets(given), solve) for given in (resets, evaluation))
+    def made() -> Environment:
+        """A fresh environment. Raises ValueError for what is none."""
+        found = by(**arguments) if by else None
+        if not isinstance(found, Environment):
+            raise ValueError(f"{by!r:.100} makes {type(found).__name__}; expected an Environment of openenv")
+        return found
+
+    with contextlib.closing(made()) as first:
+        kind: Any = function_of(action, path) or _kind_of_actions(first)
+        _expect_no_judge(first)
+        begun = [_resets(first, given) for given in (resets, evaluation)]
+    train, held_out = (_tasks(query, given, solve) for given in begun)
     if not train:
         raise ValueError(f"resets is {resets!r}, a split that has no task")
     if shared := {task.id for task in train} & {task.id for task in held_out}:
         raise ValueError(f"{len(shared)} of the resets are also in evaluation; expected others")
     return Episodes(
         NAME,
-        lambda task: SessionEpisode(made, task.setup, reward, full, read, ignore),
+        lambda task: SessionEpisode(made(), kind, task.setup, reward, full, read, ignore),
         {"train": train, "dev": held_out, "eval": held_out},
     )
 
@@ -52,3 +82,165 @@ def _tasks(query: str, resets: Sequence[Mapping[str, Any]], solution: Callable[.
         task = Task(NAME, query, dict(reset), actions)
         made[task.id] = task
     return tuple(made.values())
+
+
+def _kind_of_actions(environment: Environment) -> type[PackageAction]:
+    """The class of the environment's actions. Raises ValueError where it cannot be known."""
+    if isinstance(environment, MCPEnvironment):
+        return CallToolAction
+    bases = (base for kind in type(environment).__mro__ for base in vars(kind).get("__orig_bases__", ()))
+    for one in itertools.chain.from_iterable(map(get_args, bases)):
+        if isinstance(one, type) and issubclass(one, PackageAction):
+            return one
+    raise ValueError(
+        f"the actions of {type(environment).__name__} are unknown; name their class: action=package.module:Class"
+    )
+
+
+def _expect_no_judge(environment: Environment) -> None:
+    """Raises ValueError for an environment that has no counterpart here."""
+    rubric = environment.rubric
+    rubrics = [rubric, *(found for _, found in rubric.named_rubrics())] if rubric else []
+    if any(isinstance(one, LLMJudge) for one in rubrics):
+        raise ValueError(
+            "its rubric asks a model over a network, and so gives no verifiable reward; see docs/openenv.md"
+        )
+
+
+def _resets(environment: Environment, given: Sequence[Mapping[str, Any]] | str) -> Sequence[Mapping[str, Any]]:
+    """The arguments of each reset: as given, or of each task of the split that is named. Raises ValueError."""
+    if not isinstance(given, str) or not given:
+        return given or ()
+    try:
+        return [{"split": given, "index": index} for index in range(environment.num_tasks(given))]
+    except (AttributeError, KeyError, ValueError) as error:
+        raise ValueError(f"{type(environment).__name__} has no split {given!r} of its own: {error!r}") from error
+
+
+class SessionEpisode:
+    """An episode of a fresh environment, whose actions are of the class `kind`.
+
+    `read`, environment → JSON, adds to its state, without the keys that `ignore` names.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        kind: type[PackageAction],
+        reset: Mapping[str, Any],
+        reward: str,
+        full: float,
+        read: Callable[..., Any] | None,
+        ignore: Sequence[str],
+    ) -> None:
+        self._environment, self._kind = environment, kind
+        self._reset, self._read, self._ignore = reset, read, set(ignore)
+        self._reward, self._full = reward, full
+        self._rewards: list[Any] = []
+        self._runner = asyncio.Runner()
+        self._documents: tuple[Mapping[str, Any], ...] = ()
+        self._over = False
+
+    def reset(self) -> tuple[Message, ...]:
+        shown = self._made("reset", **self._reset)
+        if shown.done:
+            raise ValueError(f"the episode is over before its first action: reset({self._named()}) returned done")
+        self._documents = self._tools()
+        text = _written(self._seen(shown))
+        lacks = "" if self.state() else _NO_STATE.format(" and ".join(sorted(self._ignore)))
+        return opening(f"At the start the environment shows {text}" if text else "", lacks)
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return self._documents
+
+    def step(self, action: Action) -> Observation:
+        """Takes a step for each call. The role of a message is "user" for an error."""
+        messages, done = [], self._over
+        for call in action.calls:
+            if done:
+                messages.append(Message("user", "the episode is over"))
+                continue
+            text, worked, done = self._step(call)
+            messages.append(Message("tool" if worked else "user", text[:_ANSWER]))
+        self._over = done
+        return Observation(tuple(messages), done=done)
+
+    def state(self) -> Mapping[str, Any]:
+        """The environment's state, and what the reader adds."""
+        held = self._environment.state.model_dump(mode="json")
+        own = {name: value for name, value in held.items() if name not in self._ignore}
+        return own if self._read is None else {**own, "read": to_jsonable_python(self._read(self._environment))}
+
+    def affordances(self) -> tuple[Action, ...]:
+        return ()
+
+    def evaluate(self) -> Evaluation:
+        """The sum of the rewards of all steps, or the last, over the reward of success, as a number in [0, 1]."""
+        counted = self._rewards if self._reward == "sum" else self._rewards[-1:]
+        for number, reward in enumerate(counted, len(self._rewards) - len(counted) + 1):
+            finite(reward, f"the environment's reward of step {number} after reset({self._named()})")
+        share = share_of(sum(map(float, counted)), self._full, "the sum of the environment's rewards")
+        return Evaluation(share, (), share)
+
+    def close(self) -> None:
+        """Nothing: the environment ends with its process."""
+
+    def _named(self) -> str:
+        """The arguments of the reset in one line."""
+        return ", ".join(f"{name}={value!r}" for name, value in self._reset.items())[:200]
+
+    def _made(self, name: str, *arguments: Any, **named: Any) -> Any:
+        """The observation of a step or a reset: by its own asynchronous form if it has one, as its server does."""
+        own = f"{name}_async"
+        kind = type(self._environment)
+        asynchronous = vars(Environment)[own] is not next(vars(one)[own] for one in kind.__mro__ if own in vars(one))
+        call = self._environment.__getattribute__(own if asynchronous else name)
+        shown = self._runner.run(call(*arguments, **named)) if asynchronous else call(*arguments, **named)
+        if not isinstance(shown, PackageObservation):
+            raise EnvironmentFailure(f"{name} returned {type(shown).__name__}; expected an Observation of openenv")
+        return shown
+
+    def _tools(self) -> tuple[Mapping[str, Any], ...]:
+        if self._kind is not CallToolAction:
+            schema = self._kind.model_json_schema()
+            parameters = {key: value for key, value in schema.items() if key not in ("title", "description")}
+            parameters["properties"] = {k: v for k, v in schema.get("properties", {}).items() if k != "metadata"}
+            return (document(ACT, schema.get("description", "") if self._kind.__doc__ else "", parameters),)
+        listed = self._made("step", ListToolsAction())
+        return tuple(document(tool.name, tool.description, tool.input_schema) for tool in listed.tools)
+
+    def _step(self, call: Call) -> tuple[str, bool, bool]:
+        """What a call shows, whether it worked, and whether the episode is over."""
+        if self._kind is CallToolAction:
+            given = {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
+        elif call.name == ACT:
+            given = dict(call.arguments)
+        else:
+            return f"there is no tool {call.name!r:.100}", False, False
+        try:
+            shown = self._made("step", deserialize_action(given, self._kind))
+        except ValidationError as error:
+            places = (f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors())
+            return "; ".join(places), False, False
+        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+            return f"{type(error).__name__}: {error}", False, False
+        self._rewards.append(0.0 if shown.reward is None else shown.reward)
+        if self._kind is not CallToolAction:
+            return _written(self._seen(shown)), True, bool(shown.done)
+        if shown.error is not None:
+            return shown.error.message, False, bool(shown.done)
+        blocks = to_jsonable_python(shown.result.content)
+        text = "\n".join(block.get("text", "") or json.dumps(block) for block in blocks)
+        return text, not shown.result.is_error, bool(shown.done)
+
+    def _seen(self, shown: Any) -> dict[str, Any]:
+        """An observation without its reward, which is for training, and without what is empty."""
+        seen = serialize_observation(shown)["observation"]
+        return {name: value for name, value in seen.items() if value not in (None, {}, [])}
+
+
+def _written(seen: Any) -> str:
+    """An observation as text: itself where it is one text, else JSON."""
+    if isinstance(seen, Mapping) and len(seen) == 1 and isinstance(only := next(iter(seen.values())), str):
+        return only
+    return json.dumps(to_jsonable_python(seen, inf_nan_mode="strings"), ensure_ascii=False) if seen else ""

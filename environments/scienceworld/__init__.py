@@ -1,12 +1,11 @@
 """ScienceWorld: the official simulator of the wheel `scienceworld` (Apache-2.0), its thirty tasks and its score.
 
 engine.py       the simulator in a JVM within the process; the only importer of the wheel
-record.py       what the simulator tells of its objects → the state
 limits.py       how many commands an episode may have
 solving.py      the simulator's own solutions of official tasks, shortened
 data.py         where these are kept; finds Java
 commands.txt    the system message, which lists the commands
-inside.py       the environment and its worlds, as they run inside the wheel's own virtual environment
+inside.py       the environment and its worlds, as they run inside the wheel's own virtual environment; their state
 """
 
 from typing import Literal

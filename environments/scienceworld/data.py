@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..worker.venv import InstallError, cache, run_module
+from ..worker.venv import InstallError, cache, locked, run_module
 from .limits import TASKS
 
 # The first is the default of an installation.
@@ -51,22 +51,19 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
     """
     library = jvm()
     place = folder(name)
-    left = [task for task in TASKS if not _file(place, task).exists()]
-    if not left:
-        say(f"scienceworld: solutions already in {place}")
-        return
-    say(f"scienceworld: the simulator solves {_COUNTS[name]} variations of each split of {len(left)} tasks")
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InstallError(f"cannot write {place}: {error}; set COJAX_CACHE to a writable folder") from error
 
     def solve(task: str) -> None:
         given = [library, task, str(_COUNTS[name]), str(_file(place, task))]
         run_module(python, f"{__package__}.solving", given, "ScienceWorld cannot solve its tasks", _PATIENCE)
         say(f"scienceworld: {task}")
 
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with locked(place, "ScienceWorld's solutions", say), concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        place.mkdir(exist_ok=True)
+        left = [task for task in TASKS if not _file(place, task).exists()]
+        if not left:
+            say(f"scienceworld: solutions already in {place}")
+            return
+        say(f"scienceworld: the simulator solves {_COUNTS[name]} variations of each split of {len(left)} tasks")
         for done in [pool.submit(solve, task) for task in left]:
             done.result()
     say(f"scienceworld: solutions ready in {place}")

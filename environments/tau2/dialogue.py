@@ -16,7 +16,7 @@ from cojax.environment import Environment, EnvironmentFailure, Episode, EpisodeF
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
 from cojax.openai_api import ApiClient, CallFailed, check_address, with_retries
 from cojax.types import Action, Message, Observation, Task, content_hash
-from .tasks import CUSTOMER
+from .world import CUSTOMER
 
 # Tokens that a reply may have, of which a thought may take most; the most characters of what the customer says.
 _TOKENS, _LONGEST_REPLY = 2_048, 10_000

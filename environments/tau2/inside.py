@@ -15,21 +15,11 @@ from ..tools.toolset import Refused, Tool, perform, toolset
 from ..worker.served import PlainEpisode
 from . import official
 from .official import Domain
-from .tasks import ENDING, NAME, REPLY, conversation_of, scenarios, strangers, task_of
-from .world import World, offers, phrase
+from .world import ENDING, NAME, REPLY, World, conversation_of, offers, phrase, scenarios, strangers, task_of
 
 # The most calls of an action that are carried out.
 _CALLS = 64
-_DONE = {"name": ENDING, "description": "Call this function when you are done with the task.", "parameters": {}}
-_REPLY = {
-    "name": REPLY,
-    "description": "Sends the customer a message with what they asked to know. They read it and do not answer.",
-    "parameters": {
-        "type": "object",
-        "properties": {"message": {"type": "string", "description": "What the customer is told."}},
-        "required": ["message"],
-    },
-}
+_OWN = json.loads(Path(__file__).with_name("tools.json").read_text(encoding="utf-8"))
 
 
 def make(domain: str = "telecom", instructions: str = "official", user: str = "written") -> Environment:
@@ -48,7 +38,7 @@ def make(domain: str = "telecom", instructions: str = "official", user: str = "w
     known = {tasks[name].id: wheel.tasks[name] for split in names.values() for name in split}
     environment = ToolEnvironment(
         NAME,
-        tools=[*wheel.tools, *([] if wheel.solo else [_REPLY]), _DONE],
+        tools=[*wheel.tools, *([] if wheel.solo else [_OWN[REPLY]]), _OWN[ENDING]],
         open=lambda setup: World(wheel, setup),
         setups=_setups(wheel, records, {name for split in names.values() for name in split}),
         splits={split: [tasks[name] for name in ids] for split, ids in names.items()},

@@ -42,8 +42,7 @@ Optional:
 `phrase`        steps → query, in place of the plain wording; see `cojax.environment.Environment.phrase`.
 `traits`        What a run must know of the world, see `cojax.environment.Traits`.
 
-environment.py  the environment: setups, splits, reference ends, look-ups
-episode.py      one episode; the tool that ends it, and the answer
+environment.py  the environment: setups, splits, reference ends, look-ups; one episode; the tool that ends it
 toolset.py      functions and documents → tools, and their calls
 commands.py     worlds that take commands as text
 arguments.py    arguments worth trying, from schemas and values seen

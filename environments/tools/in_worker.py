@@ -15,8 +15,7 @@ from cojax.types import Action, Call, Evaluation, Message, Task
 from ..worker import Bounds, IsolatedEnvironment, isolate
 from ..worker.served import ServedEpisode
 from ..worker.venv import Recipe, interpreter
-from .environment import ToolEnvironment
-from .episode import ended, free_name
+from .environment import ToolEnvironment, ended, free_name
 from .toolset import Refused
 
 # The most calls of an action that are sent, as environments/tools carries out; characters of a text, and of arguments.
@@ -112,37 +111,24 @@ def folders(given: str) -> tuple[str, ...]:
 
 
 def packaged(
-    home: str,
-    name: str,
-    recipe: Recipe,
-    *,
-    by_text: bool,
-    path: str,
-    arguments: str,
-    python: str,
-    visible: str,
-    memory: float,
-    affordances: Callable[..., Any] | None,
-    lookups: str,
-    instructions: str,
-    concurrency: int,
-    deadline: float,
-    **given: Any,
+    home: str, name: str, recipe: Recipe, settings: Mapping[str, Any], *, by_text: bool, **told: Any
 ) -> ToolEnvironment:
     """The environment of a package's official tasks, whose worlds are made in a worker by the module `home`.inside.
 
     An official task gets the package's own verdict, any other one a replay of its solution. A text without calls ends
-    an episode `by_text`, else a tool of ours does. `lookups` are names of tools, parted by commas. A call may take
-    `deadline` seconds, and each process `memory` GiB. `given` is told to the worker, as are `path` and `arguments`.
+    an episode `by_text`, else a tool of ours does. `settings` are those of `make`, with the function `affordances` in
+    place of its name: `lookups` are names of tools, parted by commas; a call may take `deadline` seconds, and each
+    process `memory` GiB. `told` is told to the worker, as are `path` and `arguments`.
     """
+    deadline, path = settings["deadline"], folders(settings["path"])
     worker = isolate(
         f"{home}.inside",
-        python=python or interpreter(name, recipe),
-        bounds=Bounds(deadline=deadline, memory=int(memory * 2**30), processes=64),
-        visible=(*folders(path), *folders(visible)),
-        path=folders(path),
-        arguments=json.loads(arguments),
-        **given,
+        python=settings["python"] or interpreter(name, recipe),
+        bounds=Bounds(deadline=deadline, memory=int(settings["memory"] * 2**30), processes=64),
+        visible=(*path, *folders(settings["visible"])),
+        path=path,
+        arguments=json.loads(settings["arguments"]),
+        **told,
     )
     try:
         splits = {split: worker.tasks(split, MOST) for split in ("train", "dev", "eval")}
@@ -160,12 +146,12 @@ def packaged(
                 split: [ended(task, ending) if ending else task for task in tasks] for split, tasks in splits.items()
             },
             judge=lambda task, world, answer, finished: world.verdict() if task.id in official else None,
-            affordances=affordances,
-            lookups=lookups.split(",") if lookups else None,
-            instructions=instructions,
+            affordances=settings["affordances"],
+            lookups=settings["lookups"].split(",") if settings["lookups"] else None,
+            instructions=settings["instructions"],
             ending=ending,
             traits=Traits(
-                concurrency=concurrency,
+                concurrency=settings["concurrency"],
                 deadline=_VERDICT * deadline,
                 worded_alike=True,
                 incomparable=incomparable or worker.traits.incomparable,

@@ -1,8 +1,7 @@
 """Tasksets of the package `verifiers` (MIT) as an environment; see docs/verifiers.md.
 
 taskset.py      in a worker: loads a taskset, refuses what has no counterpart here; its tasks
-episode.py      in a worker: one rollout: tools, state, stops, rewards
-inside.py       in a worker: the source of episodes
+inside.py       in a worker: the source of episodes; one rollout: tools, state, stops, rewards
 """
 
 import json
@@ -43,17 +42,16 @@ def make(
     Raises ValueError for settings that make no environment and for a taskset that has no counterpart here, InstallError
     where `python -m environments.install verifiers` was not run, and EnvironmentFailure where the taskset fails.
     """
-    examine(module=module, arguments=arguments, evaluation=evaluation, full=full)
-    tried = function("affordances", affordances) if affordances else None
+    settings = dict(locals())
+    examine(**settings)
+    settings["affordances"] = function("affordances", affordances) if affordances else None
     return packaged(
-        __name__, NAME, RECIPE, by_text=True, path=path, arguments=arguments, python=python, visible=visible,
-        memory=memory, affordances=tried, lookups=lookups, instructions=instructions, concurrency=concurrency,
-        deadline=deadline, taskset=module, evaluation=json.loads(evaluation) if evaluation else None,
-        most=min(tasks, MOST), full=full, state=state, solution=solution,
+        __name__, NAME, RECIPE, settings, by_text=True, taskset=module, most=min(tasks, MOST), full=full, state=state,
+        evaluation=json.loads(evaluation) if evaluation else None, solution=solution,
     )  # fmt: skip
 
 
-def examine(*, module: str = "", arguments: str = "{}", evaluation: str = "", full: float = 1.0, **others: Any) -> None:
+def examine(*, module: str, arguments: str, evaluation: str, full: float, **others: Any) -> None:
     """Raises ValueError for settings that cannot be read."""
     if not module:
         raise ValueError("module is empty; name the taskset's module: --config.environment.module=my_taskset")

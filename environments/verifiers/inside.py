@@ -1,14 +1,33 @@
-"""The source of rollouts, as it runs in a worker inside the package's own virtual environment."""
+"""The source of rollouts, in a worker inside the package's own virtual environment, and one rollout of a task by the
+package's own parts: its trace, its tools, its stops, its rewards.
 
-import os
+The package would start servers and a harness, which speak over a network. Here the policy has the harness's part, and
+the tools are called directly; `RolloutEpisode` does what the package's Rollout and its harness `null` do. It keeps the
+folders of its runtimes below the user's folder, which is that of a worker's scratch files.
+"""
+
+import asyncio
+import inspect
+import itertools
+import json
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import verifiers.v1 as vf
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from verifiers.v1 import graph
+from verifiers.v1.errors import TaskError
+from verifiers.v1.runtimes import SubprocessConfig, make_runtime
+from verifiers.v1.state import state_cls
+from verifiers.v1.utils.decorators import invoke
+
 from cojax.environment import Traits
-from ..tools.in_worker import function_of
+from cojax.types import Action, Call, Check, Evaluation, Message, Observation
+from ..tools.in_worker import finite, function_of, opening, share_of
 from ..worker.served import Episodes
+from .taskset import Source, divided, documented, documents, query_of, served, system_of
 
 
 def make(
@@ -23,11 +42,6 @@ def make(
 ) -> Episodes:
     """Episodes and official tasks; wording and verdicts by replay are made outside of the worker."""
     sys.path += path
-    # The package keeps the folders of its runtimes below the user's folder.
-    os.environ["HOME"] = tempfile.gettempdir()
-    from .episode import RolloutEpisode
-    from .taskset import Source, divided, documents
-
     train = Source.of(taskset, path, arguments, most)
     held_out = Source.of(taskset, path, {**arguments, **evaluation}, most) if evaluation else None
     read = function_of(state, path)
@@ -40,3 +54,170 @@ def make(
         lambda: offered,
         Traits(incomparable="" if state else train.incomparable()),
     )
+
+
+# The most characters of a tool's answer.
+_ANSWER = 200_000
+
+
+class RolloutEpisode:
+    """An episode of one task. `read`, (trace, toolsets) → JSON, adds to its state; `full` is the reward of success."""
+
+    def __init__(self, source: Source, task: Any, read: Callable[..., Any] | None, full: float) -> None:
+        self._source, self._task, self._read, self._full = source, task, read, full
+        self._trace = vf.Trace(
+            task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
+            state=state_cls(type(task))(),
+            agent=vf.AgentInfo(config=vf.AgentConfig()),
+        )
+        self._runner = asyncio.Runner()
+        self._runtime = make_runtime(SubprocessConfig(), name=self._trace.id)
+        self._messages: list[Any] = []
+        self._tools: dict[str, tuple[MCPServer, str]] = {}
+        self._toolsets: list[Any] = []
+        self._offered: list[Mapping[str, Any]] = []
+        self._documents: list[vf.Tool] = []
+        self._numbers = itertools.count(1)
+        self._verdict: Evaluation | None = None
+        self._over = False
+
+    def reset(self) -> tuple[Message, ...]:
+        self._runner.run(self._open())
+        system = system_of(self._task)
+        self._messages = [vf.SystemMessage(content=system)] if system else []
+        self._messages.append(vf.UserMessage(content=query_of(self._task)))
+        return opening(system)
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return tuple(self._offered)
+
+    def step(self, action: Action) -> Observation:
+        """Takes the action as a model's reply, and makes its calls. The role of a message is "user" for an error."""
+        if self._over:
+            return Observation(tuple(Message("user", "the episode is over") for _ in action.calls), done=True)
+        seen = self._runner.run(self._turn(action))
+        self._over = seen.done
+        return seen
+
+    def state(self) -> Mapping[str, Any]:
+        """The taskset's own state, and what the reader adds; nothing where there is none."""
+        own = self._trace.state.model_dump(mode="json", exclude={"artifacts"})
+        if self._read is None:
+            return own
+        return {**own, "read": self._read(self._trace, list(self._toolsets))}
+
+    def affordances(self) -> tuple[Action, ...]:
+        return ()
+
+    def evaluate(self) -> Evaluation:
+        """The taskset's rewards, over the reward of success, as a number in [0, 1]. Scored once."""
+        if self._verdict is None:
+            self._runner.run(self._score())
+            rewards = {name: one for name, one in self._trace.rewards.items() if one is not None}
+            for name, one in rewards.items():
+                finite(one.value, f"the taskset's reward {name!r} of task {self._task.data.idx}")
+            checks = tuple(Check(name, one.score >= 1.0) for name, one in rewards.items())
+            share = share_of(self._trace.reward, self._full, "the sum of the taskset's rewards")
+            self._verdict = Evaluation(share, checks, share)
+        return self._verdict
+
+    def close(self) -> None:
+        """Nothing: the episode ends with its process."""
+
+    async def _open(self) -> None:
+        await self._runtime.start()
+        await invoke(self._task.setup, {"trace": self._trace, "runtime": self._runtime})
+        for toolset, own in self._source.toolsets(self._task):
+            self._share_state(toolset)
+            await toolset.setup()
+            if own:
+                await toolset.setup_task(self._task.data)
+            self._toolsets.append(toolset)
+            server = served(toolset)
+            for tool in await server.list_tools():
+                self._offered.append(documented(toolset, tool))
+                document = self._offered[-1]["function"]
+                self._tools[document["name"]] = (server, tool.name)
+                self._documents.append(vf.Tool(**document))
+        if stop := await self._holding():
+            raise ValueError(f"the episode is over before its first action: the stop {stop} holds")
+
+    def _share_state(self, toolset: Any) -> None:
+        """Has the toolset read and write the trace's state directly, and not through the package's HTTP channel."""
+        adapter, trace = toolset._state_adapter, self._trace
+
+        async def pull() -> Any:
+            return adapter.validate_json(trace.state.model_dump_json())
+
+        async def push(before: bytes) -> None:
+            if (after := adapter.dump_json(toolset.state)) != before:
+                trace.state = type(trace.state).model_validate_json(after)
+
+        toolset._pull_state, toolset._push_state = pull, push
+
+    async def _turn(self, action: Action) -> Observation:
+        calls = [(f"call_{next(self._numbers)}", call) for call in action.calls]
+        self._commit(action, calls)
+        answers = [(await self._answer(call), number, call) for number, call in calls]
+        for (text, _), number, call in answers:
+            self._messages.append(vf.ToolMessage(tool_call_id=number, content=text, name=call.name))
+        if action.error and not calls:
+            self._messages.append(vf.UserMessage(content=f"error: {action.error}"))
+        messages = tuple(Message("tool" if worked else "user", text) for (text, worked), _, _ in answers)
+        return Observation(messages, done=await self._stopped())
+
+    def _commit(self, action: Action, calls: list[tuple[str, Call]]) -> None:
+        """Adds the action to the trace as the reply of a model, its thought apart."""
+        thought, _, text = action.text.rpartition("</think>")
+        made = [
+            vf.ToolCall(id=number, name=call.name, arguments=json.dumps(dict(call.arguments))) for number, call in calls
+        ]
+        said = text.partition("<tool_call>")[0].strip() if made else text.strip()
+        message = vf.AssistantMessage(
+            content=said, reasoning_content=thought.replace("<think>", "").strip() or None, tool_calls=made or None
+        )
+        turn = graph.prepare_turn(self._trace, list(self._messages), self._documents)
+        reason = "tool_calls" if made else "stop"
+        turn.commit(vf.Response(id=self._trace.id, created=0, model="policy", message=message, finish_reason=reason))
+        self._messages.append(message)
+
+    async def _answer(self, call: Call) -> tuple[str, bool]:
+        """The answer to a call, and whether it worked."""
+        if call.name not in self._tools:
+            return f"error: unknown tool {call.name!r:.100}", False
+        server, name = self._tools[call.name]
+        try:
+            result = await server.call_tool(name, dict(call.arguments))
+        except ToolError as error:
+            return str(error)[:_ANSWER], False
+        blocks = [block.text if block.type == "text" else str(block) for block in result.content]
+        return "\n".join(blocks)[:_ANSWER], not result.is_error
+
+    async def _stopped(self) -> bool:
+        """Whether a stop of the task ends the rollout, as the package asks before each turn."""
+        if stop := await self._holding():
+            graph.prepare_turn(self._trace, list(self._messages), self._documents).commit_prompt()
+            self._trace.stop(stop)
+        return bool(stop)
+
+    async def _holding(self) -> str:
+        """The name of a stop of the task that holds now, "" where none does. Raises TypeError for an answer that is no
+        truth value."""
+        for stop in self._task.hooks("stop"):
+            found = invoke(stop, {vf.Trace: self._trace})
+            if not isinstance(held := await found if inspect.isawaitable(found) else found, bool):
+                raise TypeError(f"the stop {stop.__name__} returned {type(held).__name__}; expected True or False")
+            if held:
+                return stop.__name__
+        return ""
+
+    async def _score(self) -> None:
+        """Ends the rollout and scores it. Raises what the taskset raises."""
+        self._trace.is_completed = True
+        await invoke(self._task.finalize, {"trace": self._trace, "runtime": self._runtime})
+        try:
+            await self._task.score(self._trace, self._runtime)
+        except TaskError as error:  # its reason names no reward
+            names = [name for name, one in self._trace.rewards.items() if one is None]
+            raise ValueError(f"task {self._task.data.idx} has no reward {', '.join(names)}: {error}") from error
+        self._trace.ok = True

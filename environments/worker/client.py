@@ -140,13 +140,7 @@ class Connection:
         own = [] if top in _OURS else [_root(top)]
         boot = _boot(roots)
         with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-s", "-P", "-c", boot, "supervisor", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            process = started(sys.executable, boot, "supervisor", theirs)
         self.process, self.socket, self.bounds = process, ours, launch["bounds"]
         self.sending = threading.Lock()
         self.pending: dict[int, concurrent.futures.Future[dict[str, Any]]] = {0: concurrent.futures.Future()}
@@ -269,6 +263,16 @@ def _shut(ours: socket.socket, process: subprocess.Popen[bytes], owner: int) -> 
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def started(
+    python: str, boot: str, module: str, end: socket.socket, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """A process that runs a module of this package by the code `boot`, and holds that end of a socket pair."""
+    command, nowhere = [python, "-s", "-P", "-c", boot, module, str(end.fileno())], subprocess.DEVNULL
+    return subprocess.Popen(
+        command, pass_fds=(end.fileno(),), env=env, stdin=nowhere, stdout=nowhere, start_new_session=True
+    )
 
 
 def _boot(roots: list[Any]) -> str:

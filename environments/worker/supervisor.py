@@ -27,6 +27,7 @@ from typing import Any
 from cojax.environment import running
 from . import wire
 from .bounds import Bounds
+from .client import started
 from .forkserver import PACKET
 
 # Seconds that the fork server gets to end by itself.
@@ -121,15 +122,9 @@ async def _serve(connection: socket.socket, trainer: int | None) -> None:
 def _launch(order: dict[str, Any], control: socket.socket) -> subprocess.Popen[bytes]:
     """Starts the fork server with the environment's own interpreter and almost none of our environment variables."""
     variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
-    return subprocess.Popen(
-        [order["python"], "-s", "-P", "-c", order["boot"], "forkserver", str(control.fileno())],
-        pass_fds=(control.fileno(),),
-        # Sets have one order in every child of every fork server.
-        env={**variables, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    # Sets have one order in every child of every fork server.
+    variables |= {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"}
+    return started(order["python"], order["boot"], "forkserver", control, variables)
 
 
 async def _first_word(control: socket.socket, order: dict[str, Any]) -> dict[str, Any]:

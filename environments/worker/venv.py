@@ -77,11 +77,7 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
         if shutil.which(program) is None:
             raise InstallError(f"{name} needs the program {program}, which is not on PATH; on Debian and Ubuntu: {way}")
     folder = home(name)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InstallError(f"cannot write {folder.parent}: {error}; set COJAX_CACHE to a writable folder") from error
-    with locked(folder.with_suffix(".lock"), say):
+    with locked(folder, f"the environment {name}", say):
         mark = folder / _MARK
         version = _version(python) if python else None
         if _marked(folder, recipe) and _runs(folder, version):
@@ -109,9 +105,7 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
         with tempfile.TemporaryDirectory() as scratch:
             for statement in filter(None, (recipe.prepare, recipe.proof)):
                 _run([str(folder / "bin" / "python"), "-c", statement], f"{name} does not work", {"TMPDIR": scratch})
-        part = mark.with_suffix(".part")
-        part.write_text(json.dumps({"recipe": _fingerprint(recipe), "python": ".".join(map(str, version))}))
-        part.replace(mark)
+        write_whole(mark, json.dumps({"recipe": _fingerprint(recipe), "python": ".".join(map(str, version))}))
         say(f"{name}: installed")
     return folder
 
@@ -208,13 +202,25 @@ def _fingerprint(recipe: Recipe) -> str:
     return hashlib.sha256(repr(recipe).encode()).hexdigest()[:16]
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file of which readers see all or nothing."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text)
+    part.replace(path)
+
+
 @contextlib.contextmanager
-def locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Locks the file, so that installations of one environment wait for each other; the lock ends with the process."""
-    with open(path, "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("another installation is under way; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def locked(place: Path, what: str, say: Callable[[str], None], mode: int = 0o777) -> Iterator[None]:
+    """Makes the folder that is to hold `place`, and locks a file there, so that installations of one thing wait for
+    each other; the lock ends with the process. Raises InstallError for an OSError, also of the block."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True, mode=mode)
+        with open(place.with_suffix(".lock"), "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say("another installation is under way; waiting for it")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise InstallError(f"cannot write {what} to {place}: {error}; set COJAX_CACHE to a writable folder") from error

@@ -28,11 +28,9 @@ from cojax.storage.files import RunDirectoryError, lock_folder, read_json, write
 from . import figures, schedule, stored, tables
 from .comparison import differing_facts, differing_parts, mismatch, variables_of, with_stored_variables
 from .launch import VARIABLES
-from .markdown import percent, render_page
 from .record import Record, record_or_reason
-from .runs import ROOT, StudyRun, configuration_of, settings_of
-from .summary import Records, complete_seeds, summarise
-from .tables import DEFAULT_SEEDS, DEVELOPMENT_SEEDS, TABLES, Table
+from .summary import Records, complete_seeds, percent, render_page, summarise
+from .tables import DEFAULT_SEEDS, DEVELOPMENT_SEEDS, ROOT, TABLES, StudyRun, Table, configuration_of, settings_of
 
 _ALL = "all"
 # Records that are part of the repository.

@@ -16,7 +16,7 @@ from cojax.settings.ranges import is_open, leaves
 from cojax.signals import SIGNALS
 from cojax.storage.files import read_json
 from .launch import VARIABLES
-from .runs import ROOT, StudyRun, plain_configuration
+from .tables import ROOT, StudyRun, plain_configuration
 
 _DEADLINE = "limits.environment_deadline"
 _SIGNALS = "signal_settings"

@@ -23,7 +23,7 @@ from cojax.signals import SIGNALS
 from cojax.storage.files import StorageError, read_json
 from cojax.types import INFRASTRUCTURE, Task, content_hash
 from .comparison import mismatch
-from .runs import StudyRun
+from .tables import StudyRun
 
 # How many tasks of the development split span the plane, which is then the same for every run.
 SPANNING = 300

@@ -1,5 +1,6 @@
 """Makes runs in order, several at a time, each on its own core."""
 
+import concurrent.futures
 import functools
 import os
 import subprocess
@@ -15,7 +16,7 @@ from cojax.host.processes import descendants, end
 from cojax.storage.files import RunDirectoryError, last_lines, lock_folder
 from .comparison import begun_otherwise
 from .launch import OTHERS, VARIABLES
-from .runs import ROOT, StudyRun
+from .tables import ROOT, StudyRun
 
 _POLL = 0.5  # seconds
 # Seconds that a run may take to stop: it first ends its step and writes a checkpoint.
@@ -37,7 +38,6 @@ def run_all(
     """
     left, warm = list(jobs), dict[tuple[Any, ...], bool]()  # of those begun: whether their warm start is made
     queue, ending = threading.Lock(), threading.Lock()
-    errors: list[BaseException] = []
 
     def take() -> StudyRun | None:
         """Waits for the next run that can begin: those that share a warm start wait until one of them has made it."""
@@ -66,18 +66,16 @@ def run_all(
                             del warm[job.warm_start]
                 with ending:
                     on_end(job, why, time.monotonic() - began)
-        except BaseException as error:
-            errors.append(error)
+        except BaseException:
             stop.set()
+            raise
 
-    threads = [threading.Thread(target=work, args=(core,), name=f"core {core}") for core in cores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive():  # signals reach the main thread between two waits
-            thread.join(_POLL)
-    if errors:
-        raise errors[0]
+    with concurrent.futures.ThreadPoolExecutor(len(cores)) as pool:
+        working = [pool.submit(work, core) for core in cores]
+        while concurrent.futures.wait(working, _POLL).not_done:
+            pass  # signals reach the main thread between two waits
+    for ended in working:
+        ended.result()
 
 
 def command(job: StudyRun, workdir: Path) -> list[str]:

@@ -21,7 +21,7 @@ from cojax.storage.episodes import expanded
 from cojax.storage.files import encode_record, parse_record, replace_file
 from .comparison import mismatch
 from .record import COLUMNS, CURVES, ORIGIN_COUNTS, ORIGIN_MEASURES, Record
-from .runs import StudyRun
+from .tables import StudyRun
 
 # Beyond these a number is damage, and means of such numbers would overflow.
 _GREATEST = 10**100

@@ -13,7 +13,7 @@ from cojax.environment import traits_of
 from cojax.types import Action, Call, Task
 from environments.mcp import RECIPE, make
 from environments.mcp.world import NAME, Opener
-from environments.setups import SetupReport
+from environments.soundness import SetupReport
 from environments.tools import ToolEnvironment
 from environments.worker import IsolatedEnvironment
 from environments.worker.venv import interpreter
@@ -94,6 +94,6 @@ def _reusing() -> Iterator[ToolEnvironment]:
 
 
 def _worker(environment: ToolEnvironment) -> IsolatedEnvironment:
-    opener = environment._rules.open
+    opener = environment._open
     assert isinstance(opener, Opener)
     return opener.worker

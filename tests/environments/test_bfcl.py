@@ -17,7 +17,7 @@ from cojax.environment.replay import follow
 from cojax.rollout.chat import parse
 from cojax.types import Action, Call, Task, Trajectory
 from environments import check
-from environments.solutions import GARBAGE
+from environments.soundness import GARBAGE
 from environments.worker import IsolatedEnvironment
 
 pytestmark = pytest.mark.real

@@ -4,9 +4,8 @@ import random
 import pytest
 
 from cojax.types import Action, Call, Message, Observation, Triplet
-from environments.bfcl.arguments import OMIT, TRIED, Scene, offers
 from environments.bfcl.calls import Apis
-from environments.bfcl.wordings import WORDINGS, phrase, word
+from environments.bfcl.tools import OMIT, TRIED, WORDINGS, Scene, offers, phrase, word
 
 END = Action()
 

@@ -10,7 +10,7 @@ import environments
 from cojax.types import Action, Call, Evaluation
 from environments import check
 from environments.desk.episode import DeskEpisode
-from environments.solutions import GARBAGE, SplitReport
+from environments.soundness import GARBAGE, SplitReport
 
 
 def checked(environment, tasks, every=False):

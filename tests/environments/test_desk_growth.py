@@ -5,12 +5,13 @@ import itertools
 import random
 
 import pytest
+from desk_queries import read
 
 import environments
 from cojax import registry
 from cojax.environment import play
 from cojax.types import Action, Call, Task, Triplet, Turn, content_hash, normalise
-from environments.desk import Desk, demonstrator, generator, grammar, growth
+from environments.desk import Desk, generator, growth
 from environments.desk.skills import suite_of
 
 GROWN = environments.load("desk", suites=6)
@@ -62,8 +63,8 @@ def test_each_skill_is_solvable_and_a_bungled_demonstration_fails(suite, skill):
         query = skill.word(plan[0][1])
         task = Task("desk", query, setup, tuple(Action(calls=(call,)) for call in calls))
         assert played(task, task.solution).reward == 1.0
-        assert grammar.read(query, suite) == plan
-        bungled = demonstrator.demonstrate(task, plan, (1.0, 1.0), rng, suite)
+        assert read(query, suite) == plan
+        bungled = generator.demonstrate(task, plan, (1.0, 1.0), rng, suite)
         assert played(task, bungled).reward == 0.0, (query, bungled)
         branches[calls[-2].name] += 1
     assert len(branches) == len(skill.branches)
@@ -127,7 +128,7 @@ def test_a_steep_demonstrator_makes_its_mistakes_in_the_least_popular_skills_alo
     suites = growth.suites(2, 5, 0)
     splits = generator.grown_splits(1, 0.0, 0.0)
     for task, actions in Desk(suites, splits, 8.0).demonstrations(600, 1, (0.0, 1.0)):
-        ((skill, _),) = grammar.read(task.query, suite := suite_of(task.setup, suites))
+        ((skill, _),) = read(task.query, suite := suite_of(task.setup, suites))
         place = suite.skills.index(skill) / (len(suite.skills) - 1)
         right[place > 0.5].append(actions == task.solution)
     # The integral of x ** 8 over each half, divided by its length: .0004 and .222.

@@ -8,7 +8,7 @@ import pytest
 import environments
 from cojax.types import Action, Call, Check, Task
 from environments.desk.episode import DeskEpisode
-from environments.desk.tools import TOOLS
+from environments.desk.office import TOOLS
 
 OFFICE = {
     "files": {

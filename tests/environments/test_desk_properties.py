@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 import environments
 from cojax.types import Action, Call, canonical
-from environments.desk.office import WORDS
-from environments.desk.tools import FINISH, TOOLS
+from environments.desk.office import FINISH, TOOLS, WORDS
 
 DESK = environments.load("desk")
 TASKS = DESK.tasks("dev", 20)

@@ -5,15 +5,15 @@ import itertools
 import random
 
 import pytest
+from desk_queries import read
 
 import environments
 from cojax.environment import play
 from cojax.types import Action, Call, Task, Triplet, Turn, content_hash, normalise, to_json
-from environments.desk import demonstrator, generator, grammar, office
+from environments.desk import generator, office
 from environments.desk.episode import DeskEpisode
-from environments.desk.office import WORDS
+from environments.desk.office import TOOLS, WORDS
 from environments.desk.skills import SKILLS
-from environments.desk.tools import TOOLS
 
 DESK = environments.load("desk")
 SPLITS = ("seed", "dev", "eval", "challenge")
@@ -55,16 +55,16 @@ def test_each_skill_is_solvable_and_every_change_of_it_matters(skill):
         query = skill.word(plan[0][1])
         task = Task("desk", query, setup, tuple(Action(calls=(call,)) for call in calls))
         assert earned(task, task.solution) == 1.0
-        assert grammar.read(query) == plan
+        assert read(query) == plan
         matter = [i for i, call in enumerate(calls) if call.name != "finish" and not TOOLS[call.name].gives]
         assert len(matter) == (0 if skill.answers else 1)
         for index in matter:
             assert earned(task, task.solution[:index] + task.solution[index + 1 :]) == 0.0
         if skill.answers:
             assert earned(task, (Action(calls=(Call("finish"),)),)) == 0.0
-        demonstration = demonstrator.demonstrate(task, plan, (1.0, 1.0), rng)
+        demonstration = generator.demonstrate(task, plan, (1.0, 1.0), rng)
         assert earned(task, demonstration) == 0.0, (query, demonstration)
-        assert earned(task, demonstrator.demonstrate(task, plan, (0.0, 0.0), rng)) == 1.0
+        assert earned(task, generator.demonstrate(task, plan, (0.0, 0.0), rng)) == 1.0
         branches[calls[-2].name] += 1
     assert len(branches) == len(skill.branches)
     assert sum(branches.values()) >= 30
@@ -89,7 +89,7 @@ def test_solutions_earn_their_reward_within_the_limits(tasks, split):
         assert len(task.solution) <= most + 1
         assert task.solution[-1].calls[0].name == "finish"
         assert (task.environment, task.origin, task.lineage) == ("desk", "seed", None)
-    lengths = collections.Counter(len(grammar.read(task.query)) for task in tasks[split])
+    lengths = collections.Counter(len(read(task.query)) for task in tasks[split])
     assert set(lengths) == set(generator.SPLITS[split].lengths)
 
 
@@ -114,7 +114,7 @@ def test_tasks_are_the_same_every_time_and_a_larger_count_extends(tasks):
 
 def test_skills_are_uniform_on_dev_skewed_on_seed_and_rare_on_challenge(tasks):
     def share_of_popular(split):
-        skills = [skill for task in tasks[split] for skill, _ in grammar.read(task.query)]
+        skills = [skill for task in tasks[split] for skill, _ in read(task.query)]
         return sum(SKILLS.index(skill) < 15 for skill in skills) / len(skills)
 
     assert 0.45 < share_of_popular("dev") < 0.55
@@ -134,7 +134,7 @@ def test_the_phrase_of_a_solution_means_that_solution(tasks, split):
     for task in tasks[split]:
         query = DESK.phrase(done(task))
         assert query is not None, task.query
-        assert generator.solve(grammar.read(query), task.setup) == tuple(action.calls[0] for action in task.solution)
+        assert generator.solve(read(query), task.setup) == tuple(action.calls[0] for action in task.solution)
         same += query == task.query
     # Only the words that a condition leaves open may differ.
     assert same > 150
@@ -157,7 +157,7 @@ def test_the_phrase_of_a_random_walk_means_what_the_walk_did():
         if query is None:
             continue
         phrased += 1
-        calls = generator.solve(grammar.read(query), task.setup)
+        calls = generator.solve(read(query), task.setup)
         assert calls is not None, (query, steps)
         replay = DeskEpisode(task)
         for call in calls[:-1]:
@@ -229,14 +229,14 @@ def test_phrase_has_no_words_for_a_refused_call():
 
 def test_read_refuses_what_it_does_not_know():
     with pytest.raises(ValueError, match="clause 'move ana to archive' matches no skill"):
-        grammar.read("cancel standup, then move ana to archive")
+        read("cancel standup, then move ana to archive")
 
 
 def test_demonstrations_are_noisier_for_rare_skills():
     rewards = collections.defaultdict(list)
     for task, actions in DESK.demonstrations(1500, seed=1):
         assert actions[-1].calls[0].name == "finish"
-        plan = grammar.read(task.query)
+        plan = read(task.query)
         if len(plan) == 1:
             rewards[SKILLS.index(plan[0][0]) // 10].append(earned(task, actions))
     share = {third: sum(values) / len(values) for third, values in rewards.items()}

@@ -11,9 +11,9 @@ from cojax.environment.replay import follow
 from cojax.run.explorers import ending
 from cojax.settings import base
 from cojax.types import Action, Call, Task
-from environments.setups import SetupReport
+from environments.soundness import SetupReport
 from environments.tools import ToolEnvironment
-from environments.tools.episode import ended, free_name
+from environments.tools.environment import ended, free_name
 
 SETUP = {"jobs": {"wash": "open", "cook": "open"}}
 

@@ -10,7 +10,7 @@ from cojax.environment import Traits, play
 from cojax.environment.replay import follow
 from cojax.types import NO_CALL, Action, Call, Message, Observation, Task, Triplet
 from environments import check
-from environments.setups import SetupReport
+from environments.soundness import SetupReport
 from environments.tools import ToolEnvironment
 
 SETUP = {"items": {"milk": {"day": "monday"}, "tea": {"day": "tuesday"}}}

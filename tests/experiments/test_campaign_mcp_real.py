@@ -14,7 +14,7 @@ from campaign.cases import Canary, Case
 from cojax.environment import EnvironmentFailure, Traits
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
 from cojax.types import Evaluation
-from environments import setups
+from environments import soundness
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
@@ -65,7 +65,7 @@ def test_servers_that_serve_several_episodes_leave_traces() -> None:
     ("module", "name", "broken", "reason"),
     [
         (mcp, "traits_of", lambda environment: Traits(), "an evaluation shows what training left"),
-        (setups, "_remembered", lambda *_: "", "what a server keeps goes unnoticed by the check"),
+        (soundness, "_remembered", lambda *_: "", "what a server keeps goes unnoticed by the check"),
     ],
 )
 def test_reused_servers_that_go_unnoticed_are_found(

@@ -22,9 +22,19 @@ from experiments import desk_smollm2
 from experiments.study import stored
 from experiments.study.__main__ import _parser, main, plan_tables, select_arms
 from experiments.study.figures import colours
-from experiments.study.runs import changes, configuration_of, settings_of
 from experiments.study.summary import estimate, paired_difference
-from experiments.study.tables import ARMS, COMMON, DEVELOPMENT_SEEDS, ON_DEVELOPMENT_TASKS, SEEDS, TABLES, jobs
+from experiments.study.tables import (
+    ARMS,
+    COMMON,
+    DEVELOPMENT_SEEDS,
+    ON_DEVELOPMENT_TASKS,
+    SEEDS,
+    TABLES,
+    changes,
+    configuration_of,
+    jobs,
+    settings_of,
+)
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,20 +8,19 @@ from study_records import known, record
 from cojax.run.checks import check
 from cojax.settings.presets import resolve
 from cojax.types import content_hash
-from experiments.study.markdown import render_page
 from experiments.study.record import budget, environment_of, least_popular
-from experiments.study.runs import configuration_of
 from experiments.study.summary import (
     ENOUGH,
     LONG,
     MANY,
     held_out_tasks,
     long_tasks,
+    render_page,
     summarise,
     weakest_tenth,
     worst_tenth,
 )
-from experiments.study.tables import ARMS, COMMON, SEEDS, TABLES, Table, jobs
+from experiments.study.tables import ARMS, COMMON, SEEDS, TABLES, Table, configuration_of, jobs
 
 GROUND_ARMS = sorted(arm for arm in ARMS if arm.startswith(("wide-", "deep-")))
 GROUND_TABLES = ("primary", "wide", "wide-actions", "wide-growth", "deep")

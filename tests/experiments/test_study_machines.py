@@ -6,7 +6,7 @@ import pytest
 
 from experiments.study.comparison import begun_otherwise, differing_facts, variables_of, with_stored_variables
 from experiments.study.launch import VARIABLES
-from experiments.study.runs import StudyRun
+from experiments.study.tables import StudyRun
 
 OLD = {
     "versions": {"jax": "0.10.2", "numpy": "2.4.6"},

@@ -22,9 +22,8 @@ from experiments.study.record import (
     refusal_counts,
     solved_tasks,
 )
-from experiments.study.runs import ROOT
 from experiments.study.stored import check_record
-from experiments.study.tables import COMMON, jobs
+from experiments.study.tables import COMMON, ROOT, jobs
 
 
 def test_held_out_tasks_are_kept_recovered_lost_or_never_solved():

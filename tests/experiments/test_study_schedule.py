@@ -12,8 +12,7 @@ from patience import patience
 
 from cojax.storage.files import RunDirectoryError, lock_folder
 from experiments.study import schedule
-from experiments.study.runs import StudyRun
-from experiments.study.tables import COMMON, jobs
+from experiments.study.tables import COMMON, StudyRun, jobs
 
 ROOT = Path(__file__).parents[2]
 

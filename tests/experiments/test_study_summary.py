@@ -12,10 +12,9 @@ from cojax.storage.files import Log, StorageError, write_json
 from cojax.types import Action, Call, Lineage, Task, Trajectory, content_hash
 from environments import load
 from experiments.study import figures
-from experiments.study.markdown import render_page
 from experiments.study.record import failures_of, worth_of
 from experiments.study.stored import check_record
-from experiments.study.summary import breakdowns, prior_mastery, summarise
+from experiments.study.summary import breakdowns, prior_mastery, render_page, summarise
 from experiments.study.tables import COMMON, Table, jobs
 
 

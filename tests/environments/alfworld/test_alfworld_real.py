@@ -19,7 +19,7 @@ from cojax.types import Action, Call, Task, canonical
 from environments import check
 from environments.alfworld import RECIPE
 from environments.alfworld.data import games, root_of
-from environments.solutions import GARBAGE
+from environments.soundness import GARBAGE
 from environments.worker import IsolatedEnvironment
 from environments.worker.venv import interpreter
 

@@ -15,7 +15,7 @@ import sys
 
 from starlette.routing import Mount, Route
 
-from environments.appworld import access, world
+from environments.appworld import world
 
 PLAIN = {"phone_number": "5551234567", "user_email": "a@example.com", "append_or_prepend": "append"}
 # Real requests that are tried for each argument, of either kind.
@@ -62,7 +62,7 @@ def main():
     watch(opened.stock.requester.client.app)
     documents = {(app, doc["api_name"]): doc for app in opened.stock.task.allowed_apps for doc in described(app)}
     strayed, unreached, recorded, turn = [], [], [], 0
-    leads_elsewhere = access.leads_elsewhere
+    leads_elsewhere = world.leads_elsewhere
     for (app, api), doc in documents.items():
         route = f"{doc['method']} {doc['path']}"
         plain = {slot: PLAIN.get(slot, "1") for slot in slots(doc["path"])}
@@ -81,11 +81,11 @@ def main():
                 if reached(lambda app=app, api=api, given=given: opened.stock.apis[app][api](**given))[0]:
                     strayed.append([app, api, slot, value, list(ran)])
             recorded += opened.calls
-            access.leads_elsewhere = lambda argument: False
+            world.leads_elsewhere = lambda argument: False
             for given, value in few:
                 if reached(lambda app=app, api=api, given=given: opened.call(app, api, given))[0] not in ([], [route]):
                     strayed.append([app, api, slot, value, list(ran)])
-            access.leads_elsewhere = leads_elsewhere
+            world.leads_elsewhere = leads_elsewhere
             opened.calls = None
     shutil.rmtree(os.environ["APPWORLD_ROOT"])
     answer = {

@@ -11,8 +11,8 @@ from patience import patience
 
 from cojax.types import Task
 from environments.appworld import data as roots
-from environments.appworld.access import leads_elsewhere
 from environments.appworld.environment import AppWorld
+from environments.appworld.world import leads_elsewhere
 from environments.worker.venv import interpreter
 
 HERE = Path(__file__).parent

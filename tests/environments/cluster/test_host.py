@@ -11,7 +11,7 @@ from patience import patience
 import environments
 from cojax.environment import LimitExceeded, excuse
 from cojax.types import Task, to_json
-from environments.cluster import messages
+from environments.cluster import host as messages
 from environments.cluster.host import Host, code_of
 
 

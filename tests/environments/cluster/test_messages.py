@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, PolicyLoss
-from environments.cluster import messages
+from environments.cluster import host as messages
 from environments.worker.wire import Malformed
 
 

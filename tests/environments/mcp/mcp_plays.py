@@ -70,6 +70,6 @@ class Following:
 
 def processes(environment: ToolEnvironment) -> set[int]:
     """The processes behind an environment."""
-    opener = environment._rules.open
+    opener = environment._open
     assert isinstance(opener, Opener)
     return descendants(opener.worker.supervisor)

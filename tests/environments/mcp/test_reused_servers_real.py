@@ -7,7 +7,7 @@ import pytest
 from mcp_plays import FINISH, call, command, processes
 
 from environments.mcp import make
-from environments.setups import SetupReport
+from environments.soundness import SetupReport
 
 pytestmark = pytest.mark.real
 TEA = call("add", title="tea", day="friday")

@@ -17,7 +17,7 @@ from cojax.environment.replay import follow, replay
 from cojax.types import Action, Call, canonical
 from environments import check
 from environments.scienceworld.limits import TASKS
-from environments.solutions import GARBAGE
+from environments.soundness import GARBAGE
 from environments.worker import IsolatedEnvironment
 
 pytestmark = pytest.mark.nightly

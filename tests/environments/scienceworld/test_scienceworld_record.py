@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from environments.scienceworld.record import goals, state_of
+from environments.scienceworld.inside import goals, state_of
 
 EMPTY = (
     "propMaterial", "propContainer", "propDevice", "propPortal", "propElectricalConnection", "propLife",

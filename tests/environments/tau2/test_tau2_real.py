@@ -14,7 +14,7 @@ from cojax.environment import play
 from cojax.environment.replay import follow, replay
 from cojax.types import Action, Call, Observation, Task, Trajectory, canonical
 from environments import check
-from environments.solutions import GARBAGE, SplitReport
+from environments.soundness import GARBAGE, SplitReport
 from environments.tau2 import RECIPE
 from environments.worker import IsolatedEnvironment
 from environments.worker.venv import interpreter

@@ -3,7 +3,7 @@
 from typing import Any
 
 from cojax.types import Action, Call
-from environments.tau2.tasks import conversation_of, scenarios, setup_of, strangers, task_of
+from environments.tau2.world import conversation_of, scenarios, setup_of, strangers, task_of
 
 FLIGHT_MODE = {"env_type": "user", "func_name": "turn_airplane_mode_on", "arguments": {}}
 NO_DATA = {"env_type": "user", "func_name": "turn_data_off", "arguments": {}}

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from environments import check, full_name, install, load, maker, module, settings_from_text
-from environments.setups import SetupReport
+from environments.soundness import SetupReport
 from environments.tools import ToolEnvironment
 
 SOURCE = """
