@@ -1,7 +1,7 @@
 """Success of the policy that the engine holds, on the development split and on the held-out one."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -38,27 +38,20 @@ def dev_score(config: ConfigDict, made: Parts, step: int, tasks: Sequence[Task])
     return score(groups), _by(config, groups)
 
 
-@dataclasses.dataclass(frozen=True)
-class HeldOut:
-    """Success on the evaluation split: overall, for each value of evaluation.by, and of each task, by its id.
+def held_out_score(
+    config: ConfigDict, made: Parts, description: str, trials: int = 1
+) -> tuple[dict[str, Any], Sequence[Trajectory]]:
+    """Success on the evaluation split, as in zero_shot.json and final.json, and the episodes of at most SHOWN tasks.
 
-    `by_tool` has it for each tool, over the tasks whose solution calls it. Tasks without a valid episode have no score.
-    `episodes` are those of at most SHOWN tasks, spread evenly over the split. All of this is of the first trial. Where
-    failed tasks are tried again, `trials` holds the result of each trial, and `tasks_at_last` the score of each task's
-    last one.
+    It is overall, for each value of evaluation.by (`by`), for each tool, over the tasks whose solution calls it
+    (`by_tool`), and of each task, by its id: which were kept, recovered and lost. Tasks without a valid episode have no
+    score. Where there is nothing to evaluate on, the success is None, and there are no tasks.
+
+    A failed task is tried up to `trials` times. Then `trials` holds the result of each trial, and `tasks_at_last` the
+    score of each task's last one; all else is of the first trial.
     """
-
-    score: Score
-    by: dict[str, float]
-    tasks: Mapping[str, float]
-    episodes: Sequence[Trajectory] = ()
-    trials: Sequence[Mapping[str, Any]] = ()
-    tasks_at_last: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    by_tool: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-
-
-def held_out_score(config: ConfigDict, made: Parts, description: str, trials: int = 1) -> HeldOut:
-    """Success on the evaluation split. A failed task is tried up to `trials` times."""
+    if not made.evaluation:
+        return {"success": None, "tasks": {}}, ()
     section, count = config.evaluation, 0
 
     def play(environment: Environment, tasks: Sequence[Task], label: str) -> list[Group]:
@@ -78,14 +71,23 @@ def held_out_score(config: ConfigDict, made: Parts, description: str, trials: in
         return groups
 
     groups = play(made.evaluated_in, made.evaluation, "eval")
-    tools = success_by_tool(groups, config.explorer.ending)
-    first = HeldOut(score(groups), _by(config, groups), _scores(groups), shown(groups), by_tool=tools)
+    found = score(groups)
+    record: dict[str, Any] = {
+        "success": found.success,
+        "error": found.error,
+        "partial": found.partial,
+        "lost": found.lost,
+        "bounds": list(found.bounds),
+        "by": _by(config, groups),
+        "by_tool": success_by_tool(groups, config.explorer.ending),
+        "tasks": _scores(groups),
+    }
     if trials == 1:
-        return first
+        return record, shown(groups)
     # Notes are bounded in characters: a token has at least one or two, so half of the context is left for them.
     retry = find("retrial", "reflexion", RETRIALS)
     last, told = retry(play, made.evaluated_in, groups, trials, section.reflect, config.engine.max_length)
-    return dataclasses.replace(first, trials=told, tasks_at_last=_scores(last))
+    return {**record, "trials": told, "tasks_at_last": _scores(last)}, shown(groups)
 
 
 def shown(groups: Sequence[Group]) -> list[Trajectory]:

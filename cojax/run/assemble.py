@@ -1,6 +1,5 @@
 """Configuration → objects. No ConfigDict goes into cojax or environments."""
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,7 +42,6 @@ from cojax.run import explorers, methods, policies
 from cojax.run import initial_policy as initial_policies
 from cojax.run.engines import check_routes
 from cojax.run.entries import entry, learned_by, made_environment, made_signals, reads_initial
-from cojax.run.initial_policy import InitialPolicy
 from cojax.run.parts import Parts, check_evolution, kinds, limits, own_tasks
 from cojax.run.processes import as_text, mesh_of
 from cojax.settings.base import choose, settings
@@ -153,7 +151,7 @@ def fitted(config: ConfigDict, made: Learner, state: TrainState) -> Learner:
     return chosen
 
 
-def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesis]) -> InitialPolicy:
+def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesis]) -> tuple[Params, Mapping[str, Any]]:
     """The policy before the first step. `found` finds D_0, whose solutions a warm start may use.
 
     A perturbation comes after the warm start, so that runs that differ in it share one.
@@ -164,8 +162,8 @@ def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesi
         tasks = made.development or found().tasks
         return dev_score(config, made, step, tasks[: config.warm_start.check_tasks])[0].success
 
-    begins = initial_policies.initial_policy(config, made, score, lambda: found().tasks)
-    return dataclasses.replace(begins, params=perturbed(begins.params, config.perturbation))
+    params, origin = initial_policies.initial_policy(config, made, score, lambda: found().tasks)
+    return perturbed(params, config.perturbation), origin
 
 
 def initial(config: ConfigDict, made: Parts) -> Synthesis:

@@ -28,8 +28,8 @@ def train(argv: Sequence[str]) -> None:
     # Now, so that a wrong flag need not wait for JAX.
     from cojax.report.console import CONSOLE
     from cojax.run import configuration, hosts, preflight
-    from cojax.run.processes import in_words, keep_compiled
-    from cojax.run.train import EXPECTED, run
+    from cojax.run.processes import EXPECTED, in_words, keep_compiled
+    from cojax.run.train import run
 
     absl_logging.set_verbosity(absl_logging.WARNING)
     end_descendants_at_exit()
@@ -42,7 +42,7 @@ def train(argv: Sequence[str]) -> None:
             sys.exit(preflight.check(config, processes) if _CHECK.value else run(config, processes))
     except EXPECTED as error:
         logging.getLogger("cojax").info("the run ended", exc_info=True)
-        CONSOLE.print(f"error: {in_words(error)}", style="bold red", markup=False, soft_wrap=True)
+        CONSOLE.print(f"error: {in_words(error)}", style="bold red")
         sys.exit(1)
 
 

@@ -1,8 +1,7 @@
 """The initial tasks of a run, and the part of them that is held out where the environment has no evaluation tasks."""
 
 import dataclasses
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -13,8 +12,6 @@ from cojax.run import assemble
 from cojax.run.parts import Parts
 from cojax.storage.checksums import has_valid_checksum, with_checksum
 from cojax.storage.files import read_json, write_json
-from cojax.storage.run_directory import RunDirectory
-from cojax.storage.run_files import Verified
 from cojax.synthesis import Synthesis
 from cojax.types import Task, content_hash, normalise, setup_hash
 
@@ -23,43 +20,32 @@ FILE = "held_out.json"
 _SHARE, _FEWEST, _MOST = 0.2, 20, 200
 
 
-class InitialTasks:
-    """D_0, found when it is first asked for, since exploring may take minutes.
+def initial_tasks(config: ConfigDict, made: Parts) -> tuple[Synthesis, tuple[Task, ...]]:
+    """D_0 to train on, which may take minutes to find, and the part of it that is held out.
 
-    Where the environment has no evaluation tasks, a part of D_0 is held out and stored in held_out.json.
+    Tasks are held out where the environment has no evaluation tasks, and with them the drafts behind them.
     """
+    whole = assemble.initial(config, made)
+    if made.evaluation:
+        return whole, ()
+    training, held = divided(whole.tasks)
+    names = {task.id for task in whole.tasks} - {task.id for task in training}
+    drafts = tuple(record for record in whole.drafts if record["task"] not in names)
+    return dataclasses.replace(whole, tasks=training, drafts=drafts), held
 
-    def __init__(self, config: ConfigDict, made: Parts, directory: RunDirectory, verified: Verified | None):
-        self._config, self._made = config, made
-        self._path, self._begun = directory.folder / FILE, verified is not None
-        if not self._begun:
-            self._path.unlink(missing_ok=True)
 
-    @functools.cached_property
-    def _found(self) -> tuple[Synthesis, tuple[Task, ...]]:
-        whole = assemble.initial(self._config, self._made)
-        if self._made.evaluation:
-            return whole, ()
-        training, held = divided(whole.tasks)
-        names = {task.id for task in whole.tasks} - {task.id for task in training}
-        drafts = tuple(record for record in whole.drafts if record["task"] not in names)
-        return dataclasses.replace(whole, tasks=training, drafts=drafts), held
+def evaluated(made: Parts, path: Path, begun: bool, found: Callable[[], tuple[Synthesis, tuple[Task, ...]]]) -> Parts:
+    """The parts of a run whose environment has no evaluation tasks, with the held-out ones in their place.
 
-    def training(self) -> Synthesis:
-        """D_0 without what is held out, and without the drafts behind it."""
-        return self._found[0]
-
-    def evaluated(self) -> Parts:
-        """The run's parts, with the held-out tasks as evaluation tasks where the environment has none."""
-        if self._made.evaluation:
-            return self._made
-        if self._begun:
-            held = stored(self._path)
-        else:
-            held = self._found[1]
-            write_json(self._path, with_checksum({"tasks": [task_record(task) for task in held]}))
-            CONSOLE.print(_said(len(self._found[0].tasks), len(held)), soft_wrap=True)
-        return dataclasses.replace(self._made, evaluation=held, from_initial=True)
+    They are stored at `path`, from which a run that has `begun` reads them. `found` is `initial_tasks`.
+    """
+    if begun:
+        held = stored(path)
+    else:
+        training, held = found()
+        write_json(path, with_checksum({"tasks": [task_record(task) for task in held]}))
+        CONSOLE.print(_said(len(training.tasks), len(held)))
+    return dataclasses.replace(made, evaluation=held, from_initial=True)
 
 
 def divided(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ...]]:

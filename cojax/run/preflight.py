@@ -56,10 +56,10 @@ def check(config: ConfigDict, together: Together = ALONE) -> int:
     for examine in EXAMINATIONS:
         name = examine.__name__.removeprefix("_")
         try:
-            CONSOLE.print(f"ok      {name}: {examine(config, state)}", markup=False, soft_wrap=True)
+            CONSOLE.print(f"ok      {name}: {examine(config, state)}")
         except Exception as error:
             failed = True
-            CONSOLE.print(f"failed  {name}: {error}", style="bold red", markup=False, soft_wrap=True)
+            CONSOLE.print(f"failed  {name}: {error}", style="bold red")
             if name == "configuration":
                 break
     if "parts" in state:

@@ -6,7 +6,7 @@ written again where they are lost, and then verified.
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -22,15 +22,14 @@ from cojax.learner.update import TrainState, divided, united
 from cojax.loop import Loop, State
 from cojax.loop.evolution import evolution_record
 from cojax.loop.records import save
+from cojax.policy.transformer import Params
 from cojax.pool import TaskPool
 from cojax.preference.rounds import version
 from cojax.report.console import CONSOLE, explorer_line
 from cojax.report.run import origin_line
 from cojax.rollout.local import LocalEngine
 from cojax.run import assemble, engines, held_out, methods, policies, trained
-from cojax.run.engines import CacheTooLarge
 from cojax.run.entries import reads_initial
-from cojax.run.initial_policy import InitialPolicy
 from cojax.run.parts import Parts
 from cojax.run.processes import read_params
 from cojax.storage.files import write_json
@@ -57,15 +56,13 @@ def begin(
         with loop.learner.hosts.operation("copy", train_state) as finish:
             second = finish(copied(train_state))
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(second)) / 2**20
-        CONSOLE.print(f"second agent: begins as the policy, {size:,.0f} MiB of parameters and moments", soft_wrap=True)
+        CONSOLE.print(f"second agent: begins as the policy, {size:,.0f} MiB of parameters and moments")
     state = State(0, train_state, TaskPool.of(initial.tasks), signals.init(loop.detectors), second=second)
     save(loop, state, directory)
     spent = f"; {explorer_line(initial.figures)}" if initial.figures else ""
     reason = traits_of(loop.environment).incomparable
     own = f"of the environment's own, and nothing is synthesized: {reason}"
-    CONSOLE.print(
-        f"D_0: {len(initial.tasks)} tasks {own if reason else 'by unguided exploration'}{spent}", soft_wrap=True
-    )
+    CONSOLE.print(f"D_0: {len(initial.tasks)} tasks {own if reason else 'by unguided exploration'}{spent}")
     return state
 
 
@@ -121,26 +118,18 @@ def resume(config: ConfigDict, loop: Loop, train_state: TrainState, directory: R
 
 
 def parts(config: ConfigDict, directory: RunDirectory, found: Verified | None) -> Parts:
-    """`assemble.parts`. Where the slots of the local engine follow free memory, they do so once in a run.
+    """`assemble.parts`, with the slots of the local engine that a run that goes on from `found` began with.
 
-    Sampled bits depend on their number, which engine.json holds. A run that does not go on from `found` chooses anew.
-    Raises ValueError for a damaged file, and for a number that no longer fits.
+    Raises ValueError as `engines.remembered`.
     """
-    path, chosen = directory.folder / "engine.json", config.copy_and_resolve_references()
-    if found is None:
-        path.unlink(missing_ok=True)
-    elif config.engine.slots is None and (slots := engines.kept(path)):
-        chosen.engine.slots = slots
-        CONSOLE.print(f"engine: {slots} slots, as the run began", soft_wrap=True)
-    try:
-        made = assemble.parts(chosen)
-    except CacheTooLarge as error:
-        if found is None:
-            raise
-        raise error.once_begun() from error
-    if chosen.engine.slots is None and isinstance(made.engine, LocalEngine):
-        engines.keep(path, made.engine.slots)
-    return made
+    path = directory.folder / "engine.json"
+    for name in (path.name, held_out.FILE) if found is None else ():
+        (directory.folder / name).unlink(missing_ok=True)
+
+    def slots_of(made: Parts) -> int | None:
+        return made.engine.slots if isinstance(made.engine, LocalEngine) else None
+
+    return engines.remembered(config, path, found is not None, assemble.parts, slots_of)
 
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, found: Verified | None) -> None:
@@ -157,7 +146,7 @@ def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, 
 
 def initial_policy(
     config: ConfigDict, made: Parts, initial: Callable[[], Synthesis], directory: RunDirectory, found: Verified | None
-) -> InitialPolicy:
+) -> tuple[Params, Mapping[str, Any]]:
     """The policy before the first step.
 
     A run that goes on from `found` with a warm-started model folder needs no cache: it has the policy in base/, or
@@ -170,20 +159,24 @@ def initial_policy(
         if params is None and not reads_initial(config) and directory.files.has_zero_shot:
             params = read_params(made.together, config.model.path, made.model, config.seed, made.mesh)
         if params is not None:
-            CONSOLE.print(f"policy: {origin_line(origin)}", soft_wrap=True, markup=False)
-            return InitialPolicy(params, origin)
+            CONSOLE.print(f"policy: {origin_line(origin)}")
+            return params, origin
     return assemble.initial_policy(config, made, initial)
 
 
 def keep_model(
-    made: Parts, begins: InitialPolicy, config: ConfigDict, directory: RunDirectory, found: Verified | None
+    made: Parts,
+    params: Params,
+    origin: Mapping[str, Any],
+    config: ConfigDict,
+    directory: RunDirectory,
+    found: Verified | None,
 ) -> None:
-    """Writes model.json and base/ of a run as `keep_tokenizer` does."""
+    """Writes model.json and base/ of a run that begins with this policy, as `keep_tokenizer` does."""
     places = ("model.json", "base")
     has_begun = found is not None and not any(map(directory.files.lacks, places))
     plain = json.loads(json.dumps(config.to_dict()))
-    reference = reads_initial(config)
-    trained.keep(directory.folder, made.model, begins.params, plain, has_begun, begins.origin, reference, made.together)
+    trained.keep(directory.folder, made.model, params, plain, has_begun, origin, reads_initial(config), made.together)
     if found is not None:
         for name in places:
             directory.files.prove(name)

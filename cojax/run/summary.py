@@ -7,7 +7,7 @@ from typing import Any, get_args
 from ml_collections import ConfigDict
 
 from cojax import signals
-from cojax.evaluation.scores import HeldOut, held_out_score
+from cojax.evaluation.scores import held_out_score
 from cojax.host.stopwatch import Stopwatch
 from cojax.learner.learner import Learner
 from cojax.learner.update import TrainState
@@ -25,16 +25,15 @@ def summarise(
     steps: int,
     directory: RunDirectory,
     zero_shot: float | None,
-    final: HeldOut | None,
+    final: Mapping[str, Any],
     clock: Stopwatch,
     similarities: Mapping[str, float],
 ) -> dict[str, Any]:
     """summary.json: the result, the counts of what happened, and the seconds of each part.
 
-    `zero_shot` and `final` are None where there is nothing to evaluate on. `trials` are the successes after each trial,
-    where failed tasks are tried again. `final_by` is the final success for each kind of task, where evaluation.by names
-    a key of kinds. `similarities` are as cojax/run/parts.py records them. `origin` is as in
-    cojax/run/trained.py.
+    `final` is as in final.json. `trials` are the successes after each trial, where failed tasks are tried again.
+    `final_by` is the final success for each kind of task, where evaluation.by names a key of kinds.
+    `similarities` are as cojax/run/parts.py records them. `origin` is as in cojax/run/trained.py.
     """
     records = list(directory.metrics.read())
     evolutions = [record["evolution"] for record in records if "evolution" in record]
@@ -46,9 +45,9 @@ def summarise(
     return {
         "origin": origin_of(directory.folder, steps),
         "zero_shot": zero_shot,
-        "final": final.score.success if final else None,
-        **({"final_by": final.by} if final and final.by else {}),
-        **({"trials": [trial["success"] for trial in final.trials]} if final and final.trials else {}),
+        "final": final["success"],
+        **({"final_by": final["by"]} if final.get("by") else {}),
+        **({"trials": [trial["success"] for trial in final["trials"]]} if "trials" in final else {}),
         **similarities,
         "steps": steps,
         "tasks_initial": tasks - sum(added.values()),
@@ -124,35 +123,12 @@ def zero_shot_score(
             return float(success) if made.evaluation else None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} cannot be read ({error}). Delete it: it is measured again.") from error
-    if not made.evaluation:
-        directory.files.add_evaluation("zero_shot", record(None), ())
-        return None
     with clock("evaluation"):
-        made.engine.load(learner.weights(state, 0))
-        found = held_out_score(config, made, "zero-shot evaluation")
-    directory.files.add_evaluation("zero_shot", record(found), found.episodes)
-    score = found.score
-    CONSOLE.print(f"zero-shot: {100 * score.success:.1f} % on {score.tasks} {config.evaluation.split} tasks")
-    return score.success
-
-
-def record(found: HeldOut | None) -> dict[str, Any]:
-    """zero_shot.json and final.json. Scores by task show which tasks were kept, recovered and lost.
-
-    Where there is nothing to evaluate on, the success is null, and there are no tasks.
-    """
-    if found is None:
-        return {"success": None, "tasks": {}}
-    score = found.score
-    record = {
-        "success": score.success,
-        "error": score.error,
-        "partial": score.partial,
-        "lost": score.lost,
-        "bounds": list(score.bounds),
-        "by": found.by,
-        "by_tool": found.by_tool,
-        "tasks": found.tasks,
-    }
-    again = {"trials": [*found.trials], "tasks_at_last": found.tasks_at_last} if found.trials else {}
-    return {**record, **again}
+        if made.evaluation:
+            made.engine.load(learner.weights(state, 0))
+        found, episodes = held_out_score(config, made, "zero-shot evaluation")
+    directory.files.add_evaluation("zero_shot", found, episodes)
+    success, count = found["success"], len(found["tasks"])
+    if made.evaluation:
+        CONSOLE.print(f"zero-shot: {100 * success:.1f} % on {count} {config.evaluation.split} tasks")
+    return success

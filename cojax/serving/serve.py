@@ -291,7 +291,7 @@ async def _serve(config: ConfigDict, host: str, stop: threading.Event, run: str,
     except asyncio.CancelledError:
         return 0
     except EngineError as error:
-        CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
+        CONSOLE.print(f"error: {error}", style="bold red")
     return 1
 
 
@@ -394,7 +394,7 @@ def run(host: str, follow: str, router: str) -> None:
         config = configuration()
         sys.exit(serve(config, host, stop, follow, router))
     except FAULTS as error:
-        CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
+        CONSOLE.print(f"error: {error}", style="bold red")
         sys.exit(1)
 
 

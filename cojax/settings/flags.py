@@ -4,10 +4,10 @@ import difflib
 import itertools
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from absl import flags
+from absl import app, flags
 from ml_collections import config_flags
 
 from cojax.command import worded
@@ -29,6 +29,13 @@ TRUSTED = flags.DEFINE_multi_string(
 CONTINUED = str(EXPERIMENTS / "continued.py")
 # Flags that set entries and their settings, whose types are not known before the entry is chosen: name → text.
 OF_ENTRIES: dict[str, str] = {}
+
+
+def start(main: Callable[[list[str]], None], about: str | None) -> None:
+    """Runs a command that needs a configuration, with the arguments of this process; `about` is what --help shows."""
+    sys.modules["__main__"].__doc__ = about
+    flags.mark_flag_as_required("config")
+    app.run(main, flags_parser=parse)
 
 
 def parse(argv: list[str]) -> list[str]:

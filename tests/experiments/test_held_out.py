@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from types import SimpleNamespace
 
 import pytest
 
 from cojax.environment import Traits
-from cojax.run import held_out, parts
-from cojax.run.held_out import InitialTasks, divided, of_run, stored
+from cojax.run import held_out, parts, states
+from cojax.run.held_out import divided, evaluated, initial_tasks, of_run, stored
 from cojax.settings import base
 from cojax.storage.checksums import with_checksum
 from cojax.synthesis import Synthesis
@@ -55,8 +56,9 @@ def initial(tmp_path, monkeypatch, found, *, evaluation=(), begun=False):
     calls = []
     monkeypatch.setattr(held_out.assemble, "initial", lambda *_: calls.append(1) or Synthesis(found, drafts))
     made = dataclasses.make_dataclass("Made", [("evaluation", tuple), ("from_initial", bool, False)])(evaluation)
-    directory = SimpleNamespace(folder=tmp_path)
-    return InitialTasks(None, made, directory, object() if begun else None), calls
+    training = functools.cache(functools.partial(initial_tasks, None, made))
+    parts_of = functools.partial(evaluated, made, tmp_path / held_out.FILE, begun, training)
+    return SimpleNamespace(training=lambda: training()[0], evaluated=parts_of), calls
 
 
 def test_held_out_tasks_are_stored_with_the_run_and_read_when_it_goes_on(tmp_path, monkeypatch, capsys):
@@ -83,10 +85,11 @@ def test_too_few_tasks_are_all_trained_on(tmp_path, monkeypatch, capsys):
 
 
 def test_an_environment_with_evaluation_tasks_keeps_all_of_d_0(tmp_path, monkeypatch):
-    (tmp_path / held_out.FILE).write_text("of another run")
     first, _ = initial(tmp_path, monkeypatch, tasks(100, 100), evaluation=tasks(1, 1))
-    assert first.evaluated().evaluation == tasks(1, 1)
     assert len(first.training().tasks) == 100
+    (tmp_path / held_out.FILE).write_text("of another run")
+    monkeypatch.setattr(held_out.assemble, "parts", lambda config: SimpleNamespace(engine=None))
+    states.parts(base.get_config(), SimpleNamespace(folder=tmp_path), None)
     assert not (tmp_path / held_out.FILE).exists()
 
 
@@ -132,6 +135,10 @@ def test_no_more_expeditions_are_made_at_a_time_than_the_environment_can_have():
     assert [parts.width(config, stating(concurrency=most), 4) for most in (None, 2, 9)] == [3, 2, 3]
 
 
+def measured_similarity(*given):
+    return parts.similarities(*given).get("evaluation_similarity_measured")
+
+
 def test_the_similarity_is_measured_where_an_environment_words_all_alike():
     config = base.get_config()
     apart = [task(n, query) for n, query in enumerate(("open the door", "buy some milk", "call my sister back"))]
@@ -139,9 +146,9 @@ def test_the_similarity_is_measured_where_an_environment_words_all_alike():
     alike = [task(0, f'move with title "{title}" and day "{day}"') for title in titles for day in days]
     assert parts.similarity(config, stating(), alike) == 0.7
     assert parts.similarity(config, stating(worded_alike=True), apart) == 0.7
-    assert parts.measured_similarity(config, stating(worded_alike=True), alike[:1]) == 0.0
-    assert parts.measured_similarity(config, stating(worded_alike=True), []) is None
-    measured = parts.measured_similarity(config, stating(worded_alike=True), alike)
+    assert measured_similarity(config, stating(worded_alike=True), alike[:1]) == 0.0
+    assert measured_similarity(config, stating(worded_alike=True), []) is None
+    measured = measured_similarity(config, stating(worded_alike=True), alike)
     assert measured is not None
     assert 0.7 < measured < 0.95
     assert parts.similarity(config, stating(worded_alike=True), alike) == measured
