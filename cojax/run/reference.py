@@ -6,6 +6,7 @@ python -m experiments.reference learner.loss evolve   # those with one of these 
 
 import itertools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from cojax.command import CommandLineParser
 from cojax.registry.annotations import description
@@ -14,15 +15,7 @@ from cojax.settings.presets import PRESETS
 from cojax.settings.tree import ENTRIES, LEAVES, OPEN, SECTIONS, Leaf, leaves_of, purpose_of
 from cojax.signals import SIGNALS
 
-_HEAD = """# Settings
-
-Written by `python -m experiments.reference > docs/settings.md`; do not edit. `cojax settings` prints the same, and
-`cojax settings WORD` the settings with that word in their names.
-
-Set a setting by `--config.NAME=VALUE`. An experiment (for example `experiments/desk.py`) overrides some defaults, and a
-preset (`--config.policy=NAME`) overrides others; a flag overrides both. If a range ends in `package.module:name`, you
-can name one of your own.
-"""
+_HEAD = Path(__file__).with_name("reference.md").read_text("utf-8")
 _FROM_OUTSIDE = "or `package.module:name`"
 
 

@@ -56,7 +56,7 @@ def summarise(
         "verdicts": dict.fromkeys(get_args(Status), 0) | _sum(map(verdicts_of, evolutions)),
         "added": added,
         **_probed(evolutions),
-        "initial": _initial(directory),
+        "initial": read_json(path) if (path := directory.folder / "initial.json").exists() else {},
         "explorer": _explored(evolutions),
         "quality": evolutions[-1].get("quality", {}) if evolutions else {},
         "outcomes": _sum(record["outcomes"] for record in records),
@@ -78,12 +78,6 @@ def _hard_negatives(records: Sequence[Mapping[str, Any]]) -> float | None:
         return None
     agents = [one[agent] for one in rounds for agent in ("target", "second") if agent in one]
     return sum(agent["hard"] for agent in agents) / sum(agent["failures"] for agent in agents)
-
-
-def _initial(directory: RunDirectory) -> dict[str, Any]:
-    """initial.json: the counts of finding D_0, and its cost where a model explored."""
-    path = directory.folder / "initial.json"
-    return read_json(path) if path.exists() else {}
 
 
 def _explored(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -14,10 +14,11 @@ from cojax.settings.tree import LEAVES, OPEN
 
 # Characters of an unknown name that an error shows.
 _SHOWN = 100
-_NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text("utf-8"))
+NAMES: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("names.toml").read_text("utf-8"))
 # The settings that our own entries declare, and those of older releases.
-ENTRY_SETTINGS = tuple(f"{section}.{name}" for section, names in _NAMES["declared"].items() for name in names)
-GONE: Mapping[str, Sequence[Any]] = _NAMES["gone"]
+ENTRY_SETTINGS = tuple(f"{section}.{name}" for section, names in NAMES["declared"].items() for name in names)
+GONE: Mapping[str, Sequence[Any]] = NAMES["gone"]
+FREE_SETTINGS = frozenset(NAMES["free"])
 # Settings that choose an entry which has settings.
 _CHOOSING = {words.partition(",")[0] for words in OPEN.values()} & LEAVES.keys()
 RANGES: dict[str, Any] = {name: leaf.range for name, leaf in LEAVES.items()}

@@ -14,8 +14,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import AXES
 from cojax.policy.transformer import make_cache
 from cojax.run import assemble, engines, processes, states
-from cojax.settings.ranges import check_ranges
-from cojax.settings.tree import FREE_SETTINGS
+from cojax.settings.ranges import FREE_SETTINGS, check_ranges
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from experiments import appworld, bfcl, desk
 

@@ -25,7 +25,7 @@ from cojax.report.comparison import ended_run
 from cojax.report.episodes import words_of
 from cojax.rollout import export
 from cojax.rollout.sglang.client import ReleasedMemoryFile
-from cojax.run import engines, held_out, preflight, summary, trained
+from cojax.run import engines, held_out, preflight, trained
 from cojax.run.policies import keep_tokenizer
 from cojax.run.trained import origin_of
 from cojax.storage import files
@@ -94,7 +94,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "shape": ("model.json", trained.kept_shape),
     "origin": ("config.json", origin_of),
     "result": ("final.json", ended_run),
-    "initial tasks": ("initial.json", lambda folder: summary._initial(files_of(folder))),
+    "initial tasks": ("initial.json", lambda folder: files.read_json(folder / "initial.json")),
     "asleep": ("asleep.json", lambda folder: ReleasedMemoryFile(folder / "asleep.json")),
     "asleep, carried": ("asleep.json", lambda folder: preflight._carry(folder, folder / "check")),
     "warm start": ("warm_start.json", warm_start.read_record),
