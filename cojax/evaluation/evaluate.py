@@ -24,7 +24,6 @@ from ml_collections import ConfigDict
 
 from cojax import worlds
 from cojax.environment import Environment
-from cojax.evaluation import scores
 from cojax.host.processes import end_all, end_descendants_at_exit, tell
 from cojax.policy.config import ModelConfig
 from cojax.report import write_evaluation_report
@@ -35,10 +34,10 @@ from cojax.rollout.export import other_model, write_tokenizer
 from cojax.run import engines, entries, parts, processes, trained
 from cojax.run.configuration import configuration
 from cojax.run.entries import entry
-from cojax.run.held_out import of_run
 from cojax.run.machine import facts
 from cojax.run.policies import announce
 from cojax.run.processes import EXPECTED, in_words, keep_compiled, log_to
+from cojax.run.states import held_out_by
 from cojax.run.trained import origin_of
 from cojax.scoring import describe, estimate, kinds_by
 from cojax.settings.presets import PRESETS
@@ -145,7 +144,7 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
         engine.load(subject.policy.weights())
         chat = Chat(subject.policy.tokenizer, TOOL_DOCUMENTS[config.model.tools])
         announce(chat, config.model.tools)
-        yield PolicyActors(engine, chat, scores.sampling(config, chat, sampling))
+        yield PolicyActors(engine, chat, parts.sampling(config, chat, sampling))
     finally:
         engine.close()
         # A copy for servers, as large as the model.
@@ -408,7 +407,7 @@ def run(named: Sequence[str | None], only_splits: Sequence[str] | None, samples:
             for path in (home, out):
                 expect_no_link(path)
         tell(out=str(out.absolute()))
-        held = of_run(checkpoint) if checkpoint else ()
+        held = held_out_by(checkpoint) if checkpoint else ()
         result = evaluate(config, subject, splits, samples, out, held)
         show_evaluation(result, write_evaluation_report(out))
     except EXPECTED as error:

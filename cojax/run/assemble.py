@@ -14,7 +14,6 @@ from ml_collections import ConfigDict
 
 from cojax import worlds
 from cojax.environment import Charted, Environment, traits_of
-from cojax.evaluation.scores import dev_score, sampling
 from cojax.explorer import Explorer, Metered
 from cojax.explorer.llm.chat_model import Journal
 from cojax.explorer.llm.explorer import LLMExplorer
@@ -42,8 +41,9 @@ from cojax.run import explorers, methods, policies
 from cojax.run import initial_policy as initial_policies
 from cojax.run.engines import check_routes
 from cojax.run.entries import entry, learned_by, made_environment, made_signals, reads_initial
-from cojax.run.parts import Parts, check_evolution, kinds, limits, own_tasks
+from cojax.run.parts import Parts, check_evolution, kinds, limits, own_tasks, sampling
 from cojax.run.processes import as_text, mesh_of
+from cojax.run.summary import dev_score
 from cojax.settings.base import choose, settings
 from cojax.similarity import NearDuplicates
 from cojax.storage.files import Log

@@ -10,7 +10,7 @@ from cojax.environment import Environment, traits_of
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import Chat
 from cojax.rollout.collect import Limits
-from cojax.rollout.engine import Engine
+from cojax.rollout.engine import Engine, Sampling
 from cojax.run.methods import evolves
 from cojax.run.processes import ALONE, Together
 from cojax.settings.base import settings
@@ -62,6 +62,11 @@ def limits(config: ConfigDict, environment: Environment) -> Limits:
         if stated.deadline is not None:
             own["environment_deadline"] = stated.deadline
     return Limits(**own)
+
+
+def sampling(config: ConfigDict, chat: Chat, temperature: float) -> Sampling:
+    """How the policy is sampled at this temperature."""
+    return Sampling(temperature=temperature, max_tokens=config.sampling.max_tokens, stop_tokens=chat.stops)
 
 
 def width(config: ConfigDict, environment: Environment, usual: int) -> int:

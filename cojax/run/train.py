@@ -19,7 +19,6 @@ from ml_collections import ConfigDict
 
 from cojax.coevolve import coevolve
 from cojax.coevolving import coevolving
-from cojax.evaluation.scores import held_out_score
 from cojax.host.background import settle
 from cojax.host.processes import end_all, tell
 from cojax.host.stopwatch import Stopwatch
@@ -29,7 +28,7 @@ from cojax.metrics import Metrics
 from cojax.report import command as report
 from cojax.report import write_report
 from cojax.report.console import CONSOLE, seconds_left, show_step, show_summary
-from cojax.run import assemble, held_out, methods, states
+from cojax.run import assemble, methods, states
 from cojax.run.checks import check_run
 from cojax.run.configuration import file_given
 from cojax.run.entries import defaults, described
@@ -37,7 +36,7 @@ from cojax.run.machine import facts
 from cojax.run.parts import similarities
 from cojax.run.policies import announce, with_absolute_path
 from cojax.run.processes import ALONE, Together, as_of_one, log_to, outlines
-from cojax.run.summary import summarise, zero_shot_score
+from cojax.run.summary import held_out_score, summarise, zero_shot_score
 from cojax.settings.compatibility import in_todays_keys
 from cojax.storage.checksums import with_checksum
 from cojax.storage.files import write_json
@@ -103,7 +102,7 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
     together.on_stop = stop.ask
     with clock("warm_start"):
         parts = dataclasses.replace(states.parts(config, directory, verified), together=together)
-    initial_tasks = functools.cache(functools.partial(held_out.initial_tasks, config, parts))
+    initial_tasks = functools.cache(functools.partial(states.initial_tasks, config, parts))
     try:
         with clock("warm_start"):
             announce(parts.chat, config.model.tools)
@@ -117,7 +116,7 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
             if not parts.evaluation:
                 # An explorer may sample the policy.
                 parts.engine.load(learner.weights(train_state, 0))
-                parts = held_out.evaluated(parts, directory.folder / held_out.FILE, resuming, initial_tasks)
+                parts = states.evaluated(parts, directory.folder / states.HELD_OUT, resuming, initial_tasks)
             loop = assemble.loop(config, parts, learner, clock)
             del params  # the learner has copied what it needs
         train_state = train_state if resuming else states.rehearsed(config, loop, train_state)

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from cojax.environment import Traits, traits_of
-from cojax.evaluation.scores import dev_score, held_out_score, success_by_tool
 from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.run import assemble
+from cojax.run.summary import dev_score, held_out_score, success_by_tool
 from cojax.settings.base import get_config
 from cojax.types import Action, Call, Group, Task, Trajectory
 from environments.desk import Desk
