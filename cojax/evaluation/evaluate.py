@@ -26,8 +26,8 @@ from cojax import worlds
 from cojax.environment import Environment
 from cojax.host.processes import end_all, end_descendants_at_exit, tell
 from cojax.policy.config import ModelConfig
-from cojax.report import write_evaluation_report
 from cojax.report.console import CONSOLE, bar, show_evaluation
+from cojax.report.page import write_evaluation_report
 from cojax.rollout.chat import TOOL_DOCUMENTS, Actors, Chat, PolicyActors
 from cojax.rollout.collect import EpisodeCollector
 from cojax.rollout.export import other_model, write_tokenizer

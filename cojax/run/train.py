@@ -26,8 +26,8 @@ from cojax.learner.update import NonFiniteUpdate
 from cojax.loop import Loop, State
 from cojax.metrics import Metrics
 from cojax.report import command as report
-from cojax.report import write_report
 from cojax.report.console import CONSOLE, seconds_left, show_step, show_summary
+from cojax.report.page import write_report
 from cojax.run import assemble, methods, states
 from cojax.run.checks import check_run
 from cojax.run.configuration import file_given
