@@ -16,6 +16,9 @@ from typing import Any, NoReturn
 
 from cojax import __version__, imports
 
+# Of every command: it says itself what is wrong, and needs no PyTorch.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 # Name → the module that is run, and what it does.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("experiments.run", "train by a configuration, or go on with a run; --check only tries everything"),

@@ -8,12 +8,8 @@ and `transformers` read it. It appears whole or not at all, and nothing is overw
 """
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 from cojax.command import CommandLineParser
 from cojax.convert import smollm2

@@ -3,21 +3,17 @@
 The policy, a `Subject`, is a checkpoint of a run, a model folder, or a chat endpoint.
 """
 
+import contextlib
 import dataclasses
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-import contextlib
-import shutil
-from collections.abc import Iterator
 
 from absl import logging as absl_logging
 from ml_collections import ConfigDict

@@ -12,11 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from cojax.command import CommandLineParser
 from cojax.durable import sync_folder, sync_tree
@@ -26,6 +22,9 @@ from cojax.rollout.export import write_tokenizer
 from cojax.run import trained
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.files import explain, write_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def export(policy: trained.TrainedPolicy, folder: Path) -> None:
@@ -61,7 +60,7 @@ def appearing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def save_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def save_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
     """Writes tokenizer and chat template, and the tokens that end a turn, for those who do not read the template."""
     write_tokenizer(folder, tokenizer)
     tokens = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}

@@ -12,9 +12,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-
 from ml_collections import ConfigDict
 
 from cojax.coevolve import coevolve
