@@ -8,6 +8,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -15,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import logging as absl_logging
 from ml_collections import ConfigDict
 
 from cojax import worlds
@@ -99,12 +99,6 @@ def of_folder(config: ConfigDict, folder: Path) -> Subject:
     policy = trained.of_folder(folder, trained.stored_shape(own, folder))
     identity = {"model": policy.content, "dtype": policy.model.dtype}
     return Subject(folder.resolve().name, identity, policy, {"folder": str(folder.resolve())})
-
-
-def of_endpoint(url: str, model: str) -> Subject:
-    """A model behind an OpenAI-compatible chat endpoint."""
-    name = "".join(character if character.isalnum() or character in "-._" else "-" for character in model)
-    return Subject(name.strip("-.") or "endpoint", {"endpoint": url.rstrip("/"), "model": model})
 
 
 @contextlib.contextmanager
@@ -353,7 +347,9 @@ def subject_of(
         return of_checkpoint(config, workdir, step), workdir / "evaluations"
     if model:
         return of_folder(config, Path(model)), Path("runs/evaluations")
-    return of_endpoint(str(endpoint), endpoint_model or ""), Path("runs/evaluations")
+    asked = endpoint_model or ""
+    name = re.sub(r"[^\w.-]", "-", asked).strip("-.") or "endpoint"
+    return Subject(name, {"endpoint": str(endpoint).rstrip("/"), "model": asked}), Path("runs/evaluations")
 
 
 def _check(config: ConfigDict, samples: int) -> None:
@@ -385,7 +381,6 @@ def _stop(number: int, frame: Any) -> None:
 def run(named: Sequence[str | None], only_splits: Sequence[str] | None, samples: int, folder: str | None) -> None:
     """Evaluates the policy that the flags name: checkpoint, model folder, endpoint and its model."""
     checkpoint, _, endpoint, _ = named
-    absl_logging.set_verbosity(absl_logging.WARNING)
     end_descendants_at_exit()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)

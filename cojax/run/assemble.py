@@ -160,7 +160,7 @@ def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesi
     def score(step: int) -> float:
         # Without development tasks, success on D_0 says when enough was learned.
         tasks = made.development or found().tasks
-        return dev_score(config, made, step, tasks[: config.warm_start.check_tasks])[0].success
+        return dev_score(config, made, step, tasks[: config.warm_start.check_tasks])["success"]
 
     params, origin = initial_policies.initial_policy(config, made, score, lambda: found().tasks)
     return perturbed(params, config.perturbation), origin
@@ -217,9 +217,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         every = config.evaluation.every
         if not every or step % every or not made.development:
             return None
-        result, by = dev_score(config, made, step, made.development)
-        by_kind = {f"success/{name}": success for name, success in by.items()}
-        return {"success": result.success, "partial": result.partial, "lost": result.lost, **by_kind}
+        return dev_score(config, made, step, made.development)
 
     chosen_explorer = explorer(config, made)
     evolve = entry(config, "evolve").bound() if methods.evolves(config) else evolutions.static

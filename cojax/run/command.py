@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 
 from absl import app, flags
-from absl import logging as absl_logging
 
 from cojax.host.processes import end_descendants_at_exit
 from cojax.settings.flags import parse
@@ -31,7 +30,6 @@ def train(argv: Sequence[str]) -> None:
     from cojax.run.processes import EXPECTED, in_words, keep_compiled
     from cojax.run.train import run
 
-    absl_logging.set_verbosity(absl_logging.WARNING)
     end_descendants_at_exit()
     try:
         keep_compiled()

@@ -255,13 +255,8 @@ def remembered(
             raise
         raise error.once_begun() from error
     if own.engine.slots is None and (count := slots_of(made)):
-        keep(path, count)
+        write_json(path, with_checksum({"slots": count}))
     return made
-
-
-def keep(path: Path, count: int) -> None:
-    """Writes engine.json, the number of slots that were chosen."""
-    write_json(path, with_checksum({"slots": count}))
 
 
 def kept(path: Path) -> int | None:

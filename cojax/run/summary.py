@@ -20,7 +20,7 @@ from cojax.rollout.chat import PolicyActors
 from cojax.rollout.collect import EpisodeCollector
 from cojax.run.parts import Parts, sampling
 from cojax.run.trained import origin_of
-from cojax.scoring import Score, score, success_by, success_by_kind
+from cojax.scoring import score, success_by, success_by_kind
 from cojax.signals.tools import tools_of
 from cojax.storage.files import read_json
 from cojax.storage.run_directory import RunDirectory
@@ -36,15 +36,18 @@ Retry = Callable[..., tuple[list[Group], list[dict[str, Any]]]]
 RETRIALS: dict[str, Retry | str] = {"reflexion": "experiments.study.reflexion:retry_failures"}
 
 
-def dev_score(config: ConfigDict, made: Parts, step: int, tasks: Sequence[Task]) -> tuple[Score, dict[str, float]]:
-    """Success of the engine's policy on these development tasks, overall and for each value of evaluation.by.
+def dev_score(config: ConfigDict, made: Parts, step: int, tasks: Sequence[Task]) -> dict[str, float]:
+    """Success of the engine's policy on these development tasks, overall and for each value of evaluation.by, as in
+    metrics.jsonl.
 
     Where there is no development split, they are tasks to train on.
     """
     environment = made.evaluated_in if made.development else made.environment
     collector = _collector(config, made, config.evaluation.temperature, environment)
     groups = collector.collect(tasks, seed=(config.seed, step), label=f"dev{step}")
-    return score(groups), _by(config, groups)
+    found, by = score(groups), _by(config, groups)
+    by_kind = {f"success/{name}": success for name, success in by.items()}
+    return {"success": found.success, "partial": found.partial, "lost": found.lost, **by_kind}
 
 
 def held_out_score(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from absl import app, flags
+from absl import logging as absl_logging
 from ml_collections import config_flags
 
 from cojax.command import worded
@@ -53,6 +54,7 @@ def parse(argv: list[str]) -> list[str]:
         argv[1:] = _without_entries(argv[1:], OF_ENTRIES)
         _check_names(argv[1:])
         rest = flags.FLAGS(argv)
+        absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells of every array
         if len(rest) > 1:
             raise FlagError(f"unexpected argument {rest[1]!r}; settings are given as --config.KEY=VALUE")
         if CONFIG.value is not None:
