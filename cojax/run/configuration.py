@@ -30,8 +30,7 @@ from cojax.settings import compatibility, presets
 from cojax.settings.base import at
 from cojax.settings.config_file import EXPERIMENTS, located, source
 from cojax.settings.flags import CONFIG, CONTINUED, OF_ENTRIES, TRUSTED
-from cojax.settings.ranges import NAMES
-from cojax.settings.tree import LEAVES
+from cojax.settings.tree import LEAVES, NAMES
 from cojax.storage.files import read_json
 
 

@@ -14,7 +14,9 @@ import dataclasses
 import inspect
 import re
 import textwrap
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from cojax.registry.annotations import Range
@@ -706,3 +708,5 @@ LEAVES: dict[str, Leaf] = {
     for name, section in (*SECTIONS.items(), *((name, section) for name, _, section in ENTRIES))
     for leaf, about in leaves_of(section).items()
 }
+NAMES: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("names.toml").read_text("utf-8"))
+FREE_SETTINGS = frozenset(NAMES["free"])

@@ -15,8 +15,7 @@ from typing import Any
 from cojax.durable import sweep
 from cojax.metrics import plain
 from cojax.pool import task_record
-from cojax.settings.ranges import FREE_SETTINGS
-from cojax.settings.tree import Settings
+from cojax.settings.tree import FREE_SETTINGS, Settings
 from cojax.signals import Memory, apply
 from cojax.storage.checkpoint import OF_ORBAX, ArrayFiles
 from cojax.storage.checksums import fingerprint, has_valid_checksum, with_checksum

@@ -5,8 +5,7 @@ import pytest
 from cojax.evaluation.evaluate import Subject, identity
 from cojax.run import entries
 from cojax.run.checks import check
-from cojax.settings.ranges import FREE_SETTINGS
-from cojax.settings.tree import LEAVES
+from cojax.settings.tree import FREE_SETTINGS, LEAVES
 from cojax.storage.differences import differences
 from experiments import bfcl, desk
 

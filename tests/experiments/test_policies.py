@@ -182,9 +182,9 @@ def test_without_steps_the_policy_is_random(capsys):
     settings.model.shape.update({"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1})
     tokenizer, shape = tokenizer_and_shape(settings, Splits())
     made = (begin(settings, _made(Splits(), Chat(tokenizer), shape), float, tuple) for _ in range(2))
-    first, again = made
-    assert (first.params["embed"]["embedding"] == again.params["embed"]["embedding"]).all()
-    assert first.origin == {"folder": "", "shown": 0}
+    (first, origin), (again, _) = made
+    assert (first["embed"]["embedding"] == again["embed"]["embedding"]).all()
+    assert origin == {"folder": "", "shown": 0}
     assert "policy: from scratch, shown no demonstrations (warm_start.steps=0)" in capsys.readouterr().out
 
 

@@ -22,7 +22,7 @@ from cojax.run import entries
 from cojax.run.checks import check as check_settings
 from cojax.run.configuration import configuration
 from cojax.settings import flags
-from cojax.settings.ranges import NAMES
+from cojax.settings.tree import NAMES
 from experiments import desk
 
 _MODULE = """
