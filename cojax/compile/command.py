@@ -29,14 +29,7 @@ DOES_NOT_FIT = 3
 def prepare_environment() -> None:
     """Lets compilers start without their hardware. Call it before JAX is imported."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    for name, value in (
-        # libtpu would ask the cloud what slice this host belongs to, and lets only one process load it.
-        ("TPU_SKIP_MDS_QUERY", "1"),
-        ("TPU_WORKER_HOSTNAMES", "localhost"),
-        ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),
-        ("TPU_STDERR_LOG_LEVEL", "3"),
-        ("TF_CPP_MIN_LOG_LEVEL", "3"),
-    ):
+    for name, value in targets.FOUND["environment"].items():
         os.environ.setdefault(name, value)
     # Autotuning runs kernels on the card.
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()

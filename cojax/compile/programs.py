@@ -179,12 +179,7 @@ def estimated_peak(
 
 
 # What names of kernels begin with → what they are.
-_FAMILIES = {
-    "splash_mha": "splash attention",
-    "mha_": "Triton flash attention",
-    "ragged_dot_as_dense": "ragged dot as dense products over all experts",
-    "ragged-dot": "ragged dot",
-}
+_FAMILIES: Mapping[str, str] = targets.FOUND["kernels"]
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 

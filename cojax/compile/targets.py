@@ -61,10 +61,10 @@ class Target:
     count: int
 
 
-_FOUND = tomllib.loads(Path(__file__).with_name("targets.toml").read_text("utf-8"))
-CHIPS: Mapping[str, Chip] = {name: Chip(**chip) for name, chip in _FOUND["chips"].items()}
+FOUND = tomllib.loads(Path(__file__).with_name("targets.toml").read_text("utf-8"))
+CHIPS: Mapping[str, Chip] = {name: Chip(**chip) for name, chip in FOUND["chips"].items()}
 TARGETS: Mapping[str, Target] = {
-    name: Target(name, CHIPS[chip], *connected) for name, (chip, *connected) in _FOUND["targets"].items()
+    name: Target(name, CHIPS[chip], *connected) for name, (chip, *connected) in FOUND["targets"].items()
 }
 
 
