@@ -14,7 +14,8 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import AXES
 from cojax.policy.transformer import make_cache
 from cojax.run import assemble, engines, processes, states
-from cojax.settings.tree import FREE_SETTINGS, check_ranges
+from cojax.settings.ranges import check_ranges
+from cojax.settings.tree import FREE_SETTINGS
 from cojax.storage.checksums import with_checksum
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import write_json
