@@ -26,9 +26,9 @@ from benchmarks.shapes import SHAPES
 from benchmarks.step import step
 from benchmarks.update import update
 from benchmarks.worlds import worlds
+from cojax.command import CommandLineParser
 from cojax.run.machine import facts
 from cojax.settings.base import choose
-from cojax.settings.command_line import CommandLineParser
 
 # A suite's settings are its keywords.
 SUITES: Mapping[str, Callable[..., list[Row]]] = {
@@ -157,12 +157,7 @@ _SMALLER = (
 
 
 def _parser() -> CommandLineParser:
-    parser = CommandLineParser(
-        prog="python -m experiments.bench",
-        description=benchmarks.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = CommandLineParser("python -m experiments.bench", benchmarks.__doc__, allow_abbrev=False)
     parser.add_argument(
         "suite", nargs="*", metavar="SUITE", help=f"which; if none is named, all but {', '.join(sorted(ASKED))}"
     )

@@ -5,7 +5,6 @@ again goes on with the cells that are missing. A cell that does not fit is follo
 and so on until one fits.
 """
 
-import argparse
 import dataclasses
 import itertools
 import json
@@ -19,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.shapes import SHAPES
+from cojax.command import CommandLineParser
 from cojax.compile.programs import name_and_value
 from cojax.compile.targets import GIB
-from cojax.settings.command_line import CommandLineParser
 from cojax.storage.files import read_json, write_json, write_text
 
 ROOT = Path(__file__).parents[1]
@@ -181,10 +180,7 @@ def write_page() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0; 1 where a cell ended with an error: the others are compiled all the same."""
-    parser = CommandLineParser(
-        prog="python -m benchmarks.compile_table", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = CommandLineParser("python -m benchmarks.compile_table", __doc__)
     parser.add_argument("--minutes", type=float, default=100, help="when to stop; 0 only writes the table (100)")
     parser.add_argument("--only", choices=tuple(MESHES), help="the cells of this target alone")
     chosen = parser.parse_args(arguments)

@@ -11,7 +11,6 @@ import cojax
 from benchmarks.folders import model_of, read_plainly, size_of, temporary_folder, write_plainly, write_random
 from benchmarks.results import Row, Spread
 from cojax.compile.programs import parameter_count
-from cojax.evaluation import scores
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import initialize
@@ -22,6 +21,7 @@ from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.server import LaunchSettings
 from cojax.run import assemble, engines
+from cojax.run.parts import sampling
 from cojax.types import Trajectory
 from experiments import desk
 
@@ -105,9 +105,9 @@ def conversations(*, batch: int = 64, turns: int = 8, python: str = "", repeats:
         engine = made.engine
         assert isinstance(engine, SGLangEngine)
         params = initialize(made.model, 0)
-        sampling = scores.sampling(config, made.chat, config.sampling.temperature)
+        sampled = sampling(config, made.chat, config.sampling.temperature)
         tasks = made.environment.tasks("seed", max(1, batch // 8))
-        actors = PolicyActors(engine, made.chat, sampling)
+        actors = PolicyActors(engine, made.chat, sampled)
         collector = EpisodeCollector(actors, made.environment, made.limits, batch // len(tasks))
         rounds: list[tuple[float, Counter[str], list[Trajectory]]] = []
         try:

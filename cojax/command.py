@@ -4,6 +4,7 @@ It works in any folder. Modules of the current folder can be imported, after all
 are named as in a checkout; in a wheel they are within `cojax`.
 """
 
+import argparse
 import difflib
 import importlib
 import os
@@ -11,9 +12,13 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from cojax import __version__, imports
 
+# Of every command: it says itself what is wrong, and needs no PyTorch.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 # Name → the module that is run, and what it does.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("experiments.run", "train by a configuration, or go on with a run; --check only tries everything"),
@@ -91,6 +96,32 @@ def worded(text: str) -> str:
     # A longer name, such as experiments.study.launch, is no command of ours.
     pattern = rf"python -m ({'|'.join(map(re.escape, names))})(?![\w.]*\w)"
     return re.sub(pattern, lambda found: names[found[1]], text)
+
+
+class CommandLineParser(argparse.ArgumentParser):
+    """The arguments of a command without configuration: an error is one line, and the exit status 2.
+
+    `prog` and `description` name commands as python -m MODULE; started by `cojax`, they are shown as cojax NAME.
+    """
+
+    def __init__(self, prog: str, description: str | None, **options: Any) -> None:
+        self._arguments: list[str] = []
+        shown = argparse.RawDescriptionHelpFormatter
+        super().__init__(worded(prog), description=worded(description or ""), formatter_class=shown, **options)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._arguments = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """An unknown flag is named before what it leaves missing."""
+        for argument in self._arguments:
+            name = argument.partition("=")[0]
+            if name.startswith("--") and not any(known.startswith(name) for known in self._option_string_actions):
+                near = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7)
+                message = f"{name} is no flag; {f'did you mean {near[0]}? ' if near else ''}--help lists the flags"
+                break
+        self.exit(2, f"error: {message}\n")
 
 
 def _readable() -> None:

@@ -16,8 +16,8 @@ from desk_runs import SMALL, Runs, flags
 from patience import patience
 from same_runs import assert_same_run, episodes, lines
 
-from cojax.report import read_run
 from cojax.report.page import contents
+from cojax.report.run import read_run
 
 ROOT = Path(__file__).parents[1]
 

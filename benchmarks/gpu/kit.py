@@ -4,7 +4,6 @@ It holds the code, what a CPU computes, the wheels that a machine with JAX and t
 model, in pieces, beside one script (start.py). Copy the script and any pieces to the machine and run it there.
 """
 
-import argparse
 import hashlib
 import io
 import json
@@ -25,9 +24,9 @@ from benchmarks.gpu.children import ROOT
 from benchmarks.gpu.numbers import CASES, computed
 from benchmarks.gpu.parts import EXPECTED, PREDICTED
 from benchmarks.gpu.records import COMMIT
+from cojax.command import CommandLineParser
 from cojax.convert import smollm2
 from cojax.registry.source import commit
-from cojax.settings.command_line import CommandLineParser
 from cojax.storage.files import write_text
 from cojax.warm_start import cache
 
@@ -46,10 +45,7 @@ def size(text: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = CommandLineParser(
-        prog="python -m benchmarks.gpu.kit", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = CommandLineParser("python -m benchmarks.gpu.kit", __doc__)
     parser.add_argument("--piece", default="50MiB", help="the most that a piece has (50MiB)")
     parser.add_argument("--out", type=Path, default=Path("build/gpu-kit"), help="the folder that is made anew")
     parser.add_argument(

@@ -17,7 +17,7 @@ from benchmarks.simulate.accelerators import Assumptions, layouts, shaped, syste
 from benchmarks.simulate.measured import measure, median_step
 from benchmarks.simulate.steps import Step, System, simulate
 from benchmarks.simulate.times import RunTimes, read, write
-from cojax.settings.command_line import CommandLineParser
+from cojax.command import CommandLineParser
 
 # Simulated steps of a prediction, and of each layout of accelerators; the first of them begins without overlap.
 _STEPS, _LAYOUT_STEPS = 400, 11
@@ -132,12 +132,7 @@ def _described(about: Row, steps: Sequence[Step]) -> Row:
 
 
 def _parser() -> CommandLineParser:
-    parser = CommandLineParser(
-        prog="python -m experiments.simulate",
-        description=benchmarks.simulate.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = CommandLineParser("python -m experiments.simulate", benchmarks.simulate.__doc__, allow_abbrev=False)
     counts: Mapping[str, Any] = {"type": _counts, "metavar": "N,N,…"}
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run directory, or a file that --keep wrote")
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")

@@ -13,13 +13,13 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from absl import app, flags
+from absl import flags
 from absl import logging as absl_logging
 
 from cojax.compile import targets
 from cojax.environment import EnvironmentFailure, InstallError
 from cojax.report.console import CONSOLE
-from cojax.settings.flags import parse
+from cojax.settings import flags as settings
 
 _TARGET = flags.DEFINE_string("target", None, f"What to compile for: {', '.join(targets.TARGETS)}.")
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
@@ -29,14 +29,7 @@ DOES_NOT_FIT = 3
 def prepare_environment() -> None:
     """Lets compilers start without their hardware. Call it before JAX is imported."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    for name, value in (
-        # libtpu would ask the cloud what slice this host belongs to, and lets only one process load it.
-        ("TPU_SKIP_MDS_QUERY", "1"),
-        ("TPU_WORKER_HOSTNAMES", "localhost"),
-        ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),
-        ("TPU_STDERR_LOG_LEVEL", "3"),
-        ("TF_CPP_MIN_LOG_LEVEL", "3"),
-    ):
+    for name, value in targets.FOUND["environment"].items():
         os.environ.setdefault(name, value)
     # Autotuning runs kernels on the card.
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
@@ -69,18 +62,16 @@ def main(argv: Sequence[str]) -> None:
     else:
         CONSOLE.print(programs.table(found))
         for line in programs.advice(found):
-            CONSOLE.print(line, markup=False, soft_wrap=True)
+            CONSOLE.print(line)
     sys.exit(0 if found["fits"] else DOES_NOT_FIT)
 
 
 def _fail(reason: str) -> NoReturn:
-    CONSOLE.print(f"error: {reason}", style="bold red", markup=False, soft_wrap=True)
+    CONSOLE.print(f"error: {reason}", style="bold red")
     sys.exit(1)
 
 
 def start() -> None:
     """Runs the command with the arguments of this process."""
-    sys.modules["__main__"].__doc__ = __doc__  # which --help shows
     prepare_environment()
-    flags.mark_flag_as_required("config")
-    app.run(main, flags_parser=parse)
+    settings.start(main, __doc__)

@@ -10,6 +10,7 @@ import math
 import operator
 import re
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -178,12 +179,7 @@ def estimated_peak(
 
 
 # What names of kernels begin with → what they are.
-_FAMILIES = {
-    "splash_mha": "splash attention",
-    "mha_": "Triton flash attention",
-    "ragged_dot_as_dense": "ragged dot as dense products over all experts",
-    "ragged-dot": "ragged dot",
-}
+_FAMILIES: Mapping[str, str] = targets.FOUND["kernels"]
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -327,12 +323,10 @@ def families(names: Iterable[str]) -> list[str]:
 
 def by_kind(crossing: Sequence[Collective]) -> dict[str, dict[str, int]]:
     """Kind → how many collectives run, and the bytes that each device sends in them."""
-    kinds: dict[str, dict[str, int]] = {}
+    kinds = defaultdict[str, Counter[str]](Counter)
     for one in crossing:
-        kind = kinds.setdefault(one.kind, {"count": 0, "bytes": 0})
-        kind["count"] += one.runs
-        kind["bytes"] += one.runs * one.bytes
-    return dict(sorted(kinds.items()))
+        kinds[one.kind].update(count=one.runs, bytes=one.runs * one.bytes)
+    return {kind: dict(figures) for kind, figures in sorted(kinds.items())}
 
 
 def vocabulary_moves(crossing: Sequence[Collective], learner: Learner) -> list[Collective]:
@@ -371,14 +365,12 @@ def logits_arrays(program: Program, learner: Learner, length: int) -> list[tuple
 
 def _moved(programs: Mapping[str, Mapping[str, Any]], learner: Learner) -> dict[str, dict[str, int]]:
     """The collectives of a step: of each update, and of the programs of `prepare` once for each batch."""
-    total: dict[str, dict[str, int]] = {}
+    total = defaultdict[str, Counter[str]](Counter)
     for name, program in programs.items():
         times = learner.updates_per_batch if name == "update" else learner.objective.splits
         for kind, figures in program["collectives"].items():
-            sums = total.setdefault(kind, {"count": 0, "bytes": 0})
-            for key, value in figures.items():
-                sums[key] += times * value
-    return dict(sorted(total.items()))
+            total[kind].update({key: times * value for key, value in figures.items()})
+    return {kind: dict(figures) for kind, figures in sorted(total.items())}
 
 
 def table(found: Mapping[str, Any]) -> Table:

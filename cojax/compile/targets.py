@@ -7,7 +7,9 @@ import contextlib
 import dataclasses
 import importlib.resources
 import os
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cojax.settings.base import choose
@@ -59,27 +61,10 @@ class Target:
     count: int
 
 
-V5E = Chip("TPU v5e", "TPU v5 lite", "tpu", int(15.75 * GIB), 197e12, 819e9, 200e9)
-V5P = Chip("TPU v5p", "TPU v5", "tpu", int(95.74 * GIB), 459e12, 2765e9, 600e9)
-H100 = Chip("H100 SXM 80 GB", "NVIDIA H100 80GB HBM3", "cuda", 84_942_979_072, 989e12, 3352e9, 450e9, "h100.txt")
-
-# A TPU slice is named as in the cloud: v5e by its chips, v5p by its cores, two a chip.
+FOUND = tomllib.loads(Path(__file__).with_name("targets.toml").read_text("utf-8"))
+CHIPS: Mapping[str, Chip] = {name: Chip(**chip) for name, chip in FOUND["chips"].items()}
 TARGETS: Mapping[str, Target] = {
-    target.name: target
-    for target in (
-        Target("v5e-4", V5E, "v5e:2x2", 4),
-        Target("v5e-8", V5E, "v5e:2x4", 8),
-        Target("v5e-16", V5E, "v5e:4x4", 16),
-        Target("v5e-64", V5E, "v5e:8x8", 64),
-        Target("v5e-256", V5E, "v5e:16x16", 256),
-        Target("v5p-8", V5P, "v5:2x2x1", 4),
-        Target("v5p-64", V5P, "v5:2x4x4", 32),
-        Target("v5p-128", V5P, "v5:4x4x4", 64),
-        Target("h100x1", H100, "1x1x1", 1),
-        Target("h100x4", H100, "1x1x4", 4),
-        Target("h100x8", H100, "1x1x8", 8),
-        Target("h100x16", H100, "2x1x8", 16),
-    )
+    name: Target(name, CHIPS[chip], *connected) for name, (chip, *connected) in FOUND["targets"].items()
 }
 
 

@@ -7,15 +7,11 @@ OUT holds config.json, the weights in float32, the tokenizer and the chat templa
 and `transformers` read it. It appears whole or not at all, and nothing is overwritten. See docs/pretrained.md.
 """
 
-import argparse
 import contextlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-
+from cojax.command import CommandLineParser
 from cojax.convert import smollm2
 from cojax.convert.gguf_file import read_gguf
 from cojax.convert.gguf_model import arrays_of, shape_of, tokenizer_of, tool_marks
@@ -23,7 +19,6 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.pretrained import write_arrays
 from cojax.report.console import CONSOLE
 from cojax.run.export import appearing, refuse_full, save_tokenizer
-from cojax.settings.command_line import CommandLineParser
 
 # Name of a model that a package carries → its GGUF file.
 PACKAGED: Mapping[str, Callable[[], contextlib.AbstractContextManager[Path]]] = {"smollm2": smollm2.gguf}
@@ -44,15 +39,13 @@ def convert(path: Path, folder: Path) -> ModelConfig:
         save_tokenizer(part, tokenizer)
     if renamed := tool_marks(file):
         named = " and ".join(f"{number} is {mark}" for number, mark in renamed.items())
-        CONSOLE.print(f"calls of tools take fewer tokens: spare token {named}", markup=False, soft_wrap=True)
+        CONSOLE.print(f"calls of tools take fewer tokens: spare token {named}")
     return config
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, or 1 when nothing could be converted."""
-    parser = CommandLineParser(
-        prog="python -m experiments.convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = CommandLineParser("python -m experiments.convert", __doc__)
     parser.add_argument("source", metavar="FILE", help=f"a GGUF file, or one of: {', '.join(PACKAGED)}")
     parser.add_argument("out", metavar="OUT", type=Path, help="the model folder to write; new or empty")
     chosen = parser.parse_args(arguments)
@@ -61,12 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with PACKAGED.get(chosen.source, lambda: contextlib.nullcontext(Path(chosen.source)))() as path:
             config = convert(path, chosen.out)
     except (OSError, ValueError) as error:
-        CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
+        CONSOLE.print(f"error: {error}", style="bold red")
         return 1
     size = sum(path.stat().st_size for path in chosen.out.iterdir())
     CONSOLE.print(
         f"{chosen.source} is in {chosen.out}: {config.num_hidden_layers} layers of width {config.hidden_size}, "
-        f"{config.vocab_size:,} tokens ({size / 2**20:.1f} MiB)",
-        soft_wrap=True,
+        f"{config.vocab_size:,} tokens ({size / 2**20:.1f} MiB)"
     )
     return 0

@@ -4,7 +4,9 @@ The tokenizer becomes one of transformers: byte-level BPE, control tokens and th
 """
 
 import re
+import tomllib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,15 +20,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-# Keys below "llama." that this module reads; another could change the arithmetic unnoticed.
-_KNOWN = frozenset(
-    {
-        "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
-        "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
-        "attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base", "rope.scaling.type",
-        "expert_count", "expert_used_count",
-    }
-)  # fmt: skip
+_LLAMA = tomllib.loads(Path(__file__).with_name("llama.toml").read_text("utf-8"))
 # Arrays whose rows llama.cpp reorders: the two halves of a head, which rotate as pairs, lie interleaved.
 _REORDERED = ("self_attn.q_proj.weight", "self_attn.k_proj.weight")
 _KEY = "tokenizer.ggml."
@@ -34,12 +28,6 @@ _KEY = "tokenizer.ggml."
 _CUTS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
     "gpt-2": [],
     "smollm": [pre_tokenizers.Digits(individual_digits=True)],
-}
-_NAMED = {
-    "bos_token": "bos_token_id",
-    "eos_token": "eos_token_id",
-    "unk_token": "unknown_token_id",
-    "pad_token": "padding_token_id",
 }
 _LARGEST_TEMPLATE = 100_000  # characters
 _LONGEST_TOKEN = 1_000  # characters
@@ -142,7 +130,7 @@ def _refuse_unsupported(file: GgufFile) -> None:
     """Raises ValueError, naming the key, for metadata that changes the arithmetic and is not supported."""
     for key, value in file.metadata.items():
         family, _, name = key.partition(".")
-        if family == "llama" and name not in _KNOWN:
+        if family == "llama" and name not in _LLAMA["known"]:
             raise ValueError(f"{file.path} has {key}={value!r:.80}, which is not supported: {INSTEAD}")
     for key, expected in (("rope.scaling.type", "none"), ("expert_count", 0), ("expert_used_count", 0)):
         found = file.metadata.get(f"llama.{key}", expected)
@@ -200,7 +188,9 @@ def tokenizer_of(file: GgufFile, vocabulary: int, positions: int) -> PreTrainedT
             if kind in added
         ]
     )
-    named = {name: tokens[number] for name, key in _NAMED.items() if (number := _id(file, key, tokens)) is not None}
+    named = {
+        name: tokens[number] for name, key in _LLAMA["named"].items() if (number := _id(file, key, tokens)) is not None
+    }
     if file.metadata.get(_KEY + "add_bos_token"):
         if "bos_token" not in named:
             raise ValueError(f"{file.path} has {_KEY}add_bos_token, but no {_KEY}bos_token_id")
@@ -229,7 +219,7 @@ def tool_marks(file: GgufFile) -> dict[int, str]:
         for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
         if kind == TokenType.CONTROL and _SPARE.search(token) and token not in template
     ]
-    named = {_id(file, key, tokens) for key in _NAMED.values()}
+    named = {_id(file, key, tokens) for key in _LLAMA["named"].values()}
     spare = [number for number in spare if number not in named][:2]
     return dict(zip(spare, _MARKS, strict=True)) if len(spare) == 2 and not {*_MARKS} & {*tokens} else {}
 

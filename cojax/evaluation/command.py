@@ -12,12 +12,12 @@ end. The same command continues where it was stopped, and plays invalid episodes
 read from OPENAI_API_KEY.
 """
 
-import sys
+import functools
 from collections.abc import Sequence
 
-from absl import app, flags
+from absl import flags
 
-from cojax.settings.flags import parse
+from cojax.settings import flags as settings
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "A run's workdir, or WORKDIR/checkpoints/STEP.")
 _MODEL = flags.DEFINE_string("model", None, "A model folder in HF format, tokenizer included.")
@@ -31,16 +31,8 @@ _OUT = flags.DEFINE_string("out", None, "The evaluation's folder; by default one
 def main(argv: Sequence[str]) -> None:
     from cojax.evaluation.evaluate import run  # now, so that a wrong flag need not wait for JAX
 
-    run(
-        (_CHECKPOINT.value, _MODEL.value, _ENDPOINT.value, _ENDPOINT_MODEL.value),
-        _SPLITS.value,
-        _SAMPLES.value,
-        _OUT.value,
-    )
+    policy = (_CHECKPOINT.value, _MODEL.value, _ENDPOINT.value, _ENDPOINT_MODEL.value)
+    run(policy, _SPLITS.value, _SAMPLES.value, _OUT.value)
 
 
-def start() -> None:
-    """Runs the command with the arguments of this process."""
-    sys.modules["__main__"].__doc__ = __doc__  # which --help shows
-    flags.mark_flag_as_required("config")
-    app.run(main, flags_parser=parse)
+start = functools.partial(settings.start, main, __doc__)

@@ -3,57 +3,46 @@
 The policy, a `Subject`, is a checkpoint of a run, a model folder, or a chat endpoint.
 """
 
+import contextlib
 import dataclasses
 import json
 import logging
 import os
+import re
+import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-import contextlib
-import shutil
-from collections.abc import Iterator
-
-from absl import logging as absl_logging
 from ml_collections import ConfigDict
-from transformers import PreTrainedTokenizerBase
 
 from cojax import worlds
-from cojax.environment import EngineError, Environment, EnvironmentFailure, InstallError
-from cojax.evaluation import scores
+from cojax.environment import Environment
 from cojax.host.processes import end_all, end_descendants_at_exit, tell
 from cojax.policy.config import ModelConfig
-from cojax.report import write_evaluation_report
 from cojax.report.console import CONSOLE, bar, show_evaluation
+from cojax.report.page import write_evaluation_report
 from cojax.rollout.chat import TOOL_DOCUMENTS, Actors, Chat, PolicyActors
-from cojax.rollout.collect import EpisodeCollector, RolloutError
-from cojax.rollout.export import write_tokenizer
+from cojax.rollout.collect import EpisodeCollector
+from cojax.rollout.export import other_model, write_tokenizer
 from cojax.run import engines, entries, parts, processes, trained
 from cojax.run.configuration import configuration
-from cojax.run.engines import CacheTooLarge
 from cojax.run.entries import entry
-from cojax.run.held_out import of_run
 from cojax.run.machine import facts
 from cojax.run.policies import announce
-from cojax.run.processes import in_words, keep_compiled, log_to
+from cojax.run.processes import EXPECTED, in_words, keep_compiled, log_to
+from cojax.run.states import held_out_by
 from cojax.run.trained import origin_of
 from cojax.scoring import describe, estimate, kinds_by
 from cojax.settings.presets import PRESETS
 from cojax.settings.ranges import check_ranges
-from cojax.storage.checkpoint import CheckpointError
-from cojax.storage.differences import value_at
 from cojax.storage.evaluation_directory import EvaluationDirectory
-from cojax.storage.files import RunDirectoryError, expect_no_link, is_number, write_json
+from cojax.storage.files import expect_no_link, flat, is_number, write_json
 from cojax.types import Group, Task, Trajectory, content_hash
 
 _LOG = logging.getLogger("cojax")
-
-
 _INTERVAL = (
     "In brackets 95 % intervals: Wilson's score intervals over tasks, for TGC and SGC over scenarios, the unit that is "
     "drawn; they stay within 0 and 100 %, and keep their width where everything fails or succeeds."
@@ -61,14 +50,10 @@ _INTERVAL = (
 # The sections and settings that decide the result of an evaluation.
 _DECIDING = ("seed", "environment", "sampling.max_tokens", "limits.max_turns", "evaluation")
 _OF_POLICY = ("model.tools", "engine.name", "engine.max_length", "engine.lanes", "engine.prefill_rows", "sglang.dtype")
-EXPECTED = (
-    ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, ModuleNotFoundError, EnvironmentFailure,
-    EngineError, InstallError, MemoryError,
-)  # fmt: skip
 
 
-# Settings that decide the arrays of a policy from scratch.
-_SHAPED = ("model.path", "model.tokenizer", "model.vocabulary")
+# Settings of the section `model` that decide the arrays of a policy from scratch.
+_SHAPED = ("path", "tokenizer", "vocabulary")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,10 +68,6 @@ class Subject:
     identity: Mapping[str, Any]
     policy: trained.TrainedPolicy | None = None
     origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        return self.policy.tokenizer if self.policy else None
 
 
 def of_checkpoint(config: ConfigDict, workdir: Path, step: int | None) -> Subject:
@@ -118,12 +99,6 @@ def of_folder(config: ConfigDict, folder: Path) -> Subject:
     policy = trained.of_folder(folder, trained.stored_shape(own, folder))
     identity = {"model": policy.content, "dtype": policy.model.dtype}
     return Subject(folder.resolve().name, identity, policy, {"folder": str(folder.resolve())})
-
-
-def of_endpoint(url: str, model: str) -> Subject:
-    """A model behind an OpenAI-compatible chat endpoint."""
-    name = "".join(character if character.isalnum() or character in "-._" else "-" for character in model)
-    return Subject(name.strip("-.") or "endpoint", {"endpoint": url.rstrip("/"), "model": model})
 
 
 @contextlib.contextmanager
@@ -159,7 +134,7 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
         engine.load(subject.policy.weights())
         chat = Chat(subject.policy.tokenizer, TOOL_DOCUMENTS[config.model.tools])
         announce(chat, config.model.tools)
-        yield PolicyActors(engine, chat, scores.sampling(config, chat, sampling))
+        yield PolicyActors(engine, chat, parts.sampling(config, chat, sampling))
     finally:
         engine.close()
         # A copy for servers, as large as the model.
@@ -167,33 +142,21 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
 
 
 def slots(config: ConfigDict, model: ModelConfig, path: Path) -> int:
-    """engine.slots; where free memory chooses them it does so once in an evaluation, as sampled bits depend on them."""
-    own, given = config.copy_and_resolve_references(), config.engine.slots
-    before = engines.kept(path) if given is None else None
-    if before:
-        own.engine.slots = before
-    try:
-        count = engines.slots(own, model, trains=False)
-    except CacheTooLarge as error:
-        if before is None:
-            raise
-        raise error.once_begun() from error
-    if given is None:
-        engines.keep(path, count)
-    return count
+    """engine.slots; where free memory chooses them, those with which the evaluation began."""
+    return engines.remembered(config, path, path.exists(), lambda own: engines.slots(own, model, trains=False), int)
 
 
 def _same_model(config: ConfigDict, run: Mapping[str, Any], workdir: Path) -> None:
     """Raises ValueError, which names the flags, where a configuration describes another policy than the run's."""
-    section, trained_as = config.model.to_dict(), run["model"]
-    names = [*_SHAPED, *(f"model.shape.{name}" for name in section["shape"])]
+    section, trained_as = flat(config.model.to_dict()), flat(run["model"])
+    names = [*_SHAPED, *(f"shape.{name}" for name in config.model.shape)]
     if section["path"] and trained_as["path"]:
         # The same model may be in another folder on this machine.
         _same_shape(Path(section["path"]), Path(trained_as["path"]), workdir)
         return
-    if _at(trained_as, "model.tokenizer") != "bytes":
-        names.remove("model.vocabulary")
-    here, there = ({name: _at(settings, name) for name in names} for settings in (section, trained_as))
+    if trained_as.get("tokenizer") != "bytes":
+        names.remove("vocabulary")
+    here, there = ({f"model.{name}": one.get(name) for name in names} for one in (section, trained_as))
     if here == there:
         return
     policy = run.get("policy", "")
@@ -204,7 +167,7 @@ def _same_model(config: ConfigDict, run: Mapping[str, Any], workdir: Path) -> No
         for name, value in there.items()
         if value != (preset[name] if name in preset else here[name])
     ]
-    name = next(name for name in names if here[name] != there[name])
+    name = next(name for name in here if here[name] != there[name])
     raise ValueError(
         f"{workdir} was trained with another policy than --config describes: {name} is {there[name]!r} in its "
         f"config.json, {here[name]!r} here. Add {' '.join(flags)}"
@@ -213,27 +176,14 @@ def _same_model(config: ConfigDict, run: Mapping[str, Any], workdir: Path) -> No
 
 def _same_shape(here: Path, there: Path, workdir: Path) -> None:
     """Raises ValueError where two model folders differ in shape; the run's record of its own stands for it."""
-    kept = workdir / "model.json"
-    if not here.is_dir() or not (kept.exists() or there.is_dir()):
+    kept = (workdir / "model.json").exists()
+    if not here.is_dir() or not (kept or there.is_dir()):
         return
-    shapes = []
-    for source in (here, there):
-        if source is there and kept.exists():
-            shape = trained.kept_shape(workdir)
-        else:
-            shape = ModelConfig.from_hf(source)
-        shapes.append(dataclasses.asdict(dataclasses.replace(shape, dtype="float32", param_dtype="float32")))
-    if different := [name for name in shapes[0] if shapes[0][name] != shapes[1][name]]:
-        name = different[0]
+    if different := other_model(here, trained.kept_shape(workdir) if kept else ModelConfig.from_hf(there)):
         raise ValueError(
-            f"{workdir} was trained from another model than --config names: {name} is {shapes[1][name]} there, "
-            f"{shapes[0][name]} in {here}. Set --config.model.path={there}, or to where that model is now"
+            f"{workdir} was trained from another model than --config names: {here} has {different}. Set "
+            f"--config.model.path={there}, or to where that model is now"
         )
-
-
-def _at(section: Mapping[str, Any], name: str) -> Any:
-    """A leaf of the section `model` by its dotted name."""
-    return value_at(section, name.removeprefix("model."), None)
 
 
 def measured(config: ConfigDict, groups: Sequence[Group]) -> dict[str, Any]:
@@ -266,8 +216,8 @@ def evaluate(
         world = {"code": {"environment.name": entries.entry(config, "environment.name").described()}}
         directory.claim(identity(config, subject, tasks, samples), {**facts(), **world})
         log_to(out / "evaluate.log")
-        if subject.tokenizer is not None:
-            write_tokenizer(out / "tokenizer", subject.tokenizer)
+        if subject.policy:
+            write_tokenizer(out / "tokenizer", subject.policy.tokenizer)
         by_key, kinds = kinds_of(config)
         for task in (task for found in tasks.values() for task in found):
             kinds(task)
@@ -301,7 +251,7 @@ def play(
     wanted = {f"{split}-{task.id}-{k}" for split, found in tasks.items() for task in found for k in range(samples)}
     have = len(wanted & known.keys())
     if have:
-        CONSOLE.print(f"{have} of {len(wanted)} episodes are there already", soft_wrap=True)
+        CONSOLE.print(f"{have} of {len(wanted)} episodes are there already")
 
     def play_split(actors: Any, split: str, found: Sequence[Task], advance: Callable[[], None]) -> list[Group]:
         def ended(trajectory: Trajectory) -> None:
@@ -397,7 +347,9 @@ def subject_of(
         return of_checkpoint(config, workdir, step), workdir / "evaluations"
     if model:
         return of_folder(config, Path(model)), Path("runs/evaluations")
-    return of_endpoint(str(endpoint), endpoint_model or ""), Path("runs/evaluations")
+    asked = endpoint_model or ""
+    name = re.sub(r"[^\w.-]", "-", asked).strip("-.") or "endpoint"
+    return Subject(name, {"endpoint": str(endpoint).rstrip("/"), "model": asked}), Path("runs/evaluations")
 
 
 def _check(config: ConfigDict, samples: int) -> None:
@@ -429,7 +381,6 @@ def _stop(number: int, frame: Any) -> None:
 def run(named: Sequence[str | None], only_splits: Sequence[str] | None, samples: int, folder: str | None) -> None:
     """Evaluates the policy that the flags name: checkpoint, model folder, endpoint and its model."""
     checkpoint, _, endpoint, _ = named
-    absl_logging.set_verbosity(absl_logging.WARNING)
     end_descendants_at_exit()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
@@ -447,12 +398,12 @@ def run(named: Sequence[str | None], only_splits: Sequence[str] | None, samples:
             for path in (home, out):
                 expect_no_link(path)
         tell(out=str(out.absolute()))
-        held = of_run(checkpoint) if checkpoint else ()
+        held = held_out_by(checkpoint) if checkpoint else ()
         result = evaluate(config, subject, splits, samples, out, held)
         show_evaluation(result, write_evaluation_report(out))
     except EXPECTED as error:
         _LOG.info("the evaluation ended", exc_info=True)
-        CONSOLE.print(f"error: {in_words(error)}", style="bold red", markup=False, soft_wrap=True)
+        CONSOLE.print(f"error: {in_words(error)}", style="bold red")
         sys.exit(1)
     except KeyboardInterrupt as signalled:
         CONSOLE.print("stopped; run the same command again to go on")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rich.text import Text
 
+from cojax.command import CommandLineParser
 from cojax.report import comparison
 from cojax.report.comparison import check_folders, write_comparison
 from cojax.report.console import CONSOLE
@@ -28,7 +29,6 @@ from cojax.report.live import serve
 from cojax.report.page import write_evaluation_report
 from cojax.report.page import write_report as write_run_report
 from cojax.report.run import Json, Run, expedition_of, read_run
-from cojax.settings.command_line import CommandLineParser
 from cojax.unicode_forms import plain
 
 # What reading a record raises that no run wrote.
@@ -38,9 +38,7 @@ Row = tuple[str, str]  # the title of a line and its text; without a text there 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 when a folder is no run or the id fits no task."""
-    parser = CommandLineParser(
-        prog="python -m experiments.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = CommandLineParser("python -m experiments.report", __doc__)
     parser.add_argument(
         "workdirs", nargs="+", metavar="workdir", help="run directory, such as runs/desk; several: compare"
     )
@@ -61,11 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def compare(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 where a folder holds no run that has ended, is named twice, or the page cannot be made."""
-    parser = CommandLineParser(
-        prog="python -m experiments.compare",
-        description=comparison.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = CommandLineParser("python -m experiments.compare", comparison.__doc__)
     parser.add_argument("first", metavar="WORKDIR", type=Path, help="the run that the others are compared with")
     parser.add_argument("others", metavar="WORKDIR", type=Path, nargs="+", help="another run")
     parser.add_argument("--tasks", action="store_true", help="also list the evaluation tasks on which they differ")
@@ -137,12 +131,12 @@ def _act(chosen: argparse.Namespace) -> None:
 
 
 def _wrote(what: str, where: str | Path) -> None:
-    CONSOLE.print(f"{what}: {where}", soft_wrap=True, markup=False)
+    CONSOLE.print(f"{what}: {where}")
 
 
 def _show(lines: Iterable[Text]) -> None:
     for line in lines:
-        CONSOLE.print(line, soft_wrap=True)
+        CONSOLE.print(line)
 
 
 def _of_task(workdir: str, id: str) -> Iterator[Text]:

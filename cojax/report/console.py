@@ -35,6 +35,8 @@ class _LoggedConsole(Console):
             yield segment if segment.control else segment._replace(text=plain(segment.text))
 
     def print(self, *objects: Any, **options: Any) -> None:
+        # A line of text is as long as it is; tables and bars keep to the window.
+        options.setdefault("soft_wrap", all(isinstance(one, (str, Text)) for one in objects))
         super().print(*objects, **options)
         if _LOG.isEnabledFor(logging.INFO):
             log = io.StringIO()

@@ -28,22 +28,25 @@ PREDICTORS = {"beliefs": "beliefs", "probe": "a probe"}
 _ATTEMPTS = re.compile(r"solved without hints: \d+ of (\d+) attempts")
 
 
+def _sums(counted: Iterable[tuple[str, Mapping[str, int]]]) -> Counts:
+    """The sums of the counts of each origin."""
+    found: Counts = defaultdict(Counter)
+    for origin, counts in counted:
+        found[origin].update(counts)
+    return found
+
+
 def groups_by_origin(metrics: Iterable[Record]) -> Counts:
     """`groups` of the origin's tasks with two valid episodes, and `live` ones among them: rewards differ."""
-    found: Counts = defaultdict(Counter)
-    for row in metrics:
-        for origin, counts in row.get("origins", {}).items():
-            found[origin].update(counts)
-    return found
+    return _sums(counted for row in metrics for counted in row.get("origins", {}).items())
 
 
 def explored_by_origin(expeditions: Iterable[Record]) -> Counts:
     """The explorer's `episodes` (runs of its expeditions) and `actions` (their environment steps)."""
-    found: Counts = defaultdict(Counter)
-    for one in expeditions:
-        runs = one.get("runs", ())
-        found[one["origin"]].update(episodes=len(runs), actions=sum(run["actions"] for run in runs))
-    return found
+    runs = ((one["origin"], one.get("runs", ())) for one in expeditions)
+    return _sums(
+        (origin, {"episodes": len(some), "actions": sum(run["actions"] for run in some)}) for origin, some in runs
+    )
 
 
 def probed_by_origin(metrics: Iterable[Record]) -> Counts | None:
@@ -54,21 +57,15 @@ def probed_by_origin(metrics: Iterable[Record]) -> Counts | None:
     probes = [probe for row in metrics if (probe := row.get("evolution", {}).get("probe"))]
     if not all("origins" in probe for probe in probes):
         return None
-    found: Counts = defaultdict(Counter)
-    for probe in probes:
-        for origin, counts in probe["origins"].items():
-            found[origin].update(episodes=counts["episodes"], actions=counts["turns"])
-    return found
+    counted = (of_origin for probe in probes for of_origin in probe["origins"].items())
+    return _sums((origin, {"episodes": one["episodes"], "actions": one["turns"]}) for origin, one in counted)
 
 
 def attempted_by_origin(drafts: Iterable[Record]) -> Counts:
     """`episodes` of validation's attempts on the query alone that came to an end, as the evidence tells them."""
-    found: Counts = defaultdict(Counter)
-    for draft in drafts:
-        for line in draft["verdict"]["evidence"]:
-            if match := _ATTEMPTS.match(line):
-                found[draft.get("origin", "")]["episodes"] += int(match[1])
-    return found
+    lines = ((draft.get("origin", ""), line) for draft in drafts for line in draft["verdict"]["evidence"])
+    told = ((origin, _ATTEMPTS.match(line)) for origin, line in lines)
+    return _sums((origin, {"episodes": int(found[1])}) for origin, found in told if found)
 
 
 def gradient_norms(metrics: Iterable[Record]) -> dict[str, float]:

@@ -1,6 +1,5 @@
 """Configuration → objects. No ConfigDict goes into cojax or environments."""
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +14,6 @@ from ml_collections import ConfigDict
 
 from cojax import worlds
 from cojax.environment import Charted, Environment, traits_of
-from cojax.evaluation.scores import dev_score, sampling
 from cojax.explorer import Explorer, Metered
 from cojax.explorer.llm.chat_model import Journal
 from cojax.explorer.llm.explorer import LLMExplorer
@@ -43,9 +41,9 @@ from cojax.run import explorers, methods, policies
 from cojax.run import initial_policy as initial_policies
 from cojax.run.engines import check_routes
 from cojax.run.entries import entry, learned_by, made_environment, made_signals, reads_initial
-from cojax.run.initial_policy import InitialPolicy
-from cojax.run.parts import Parts, check_evolution, kinds, limits, own_tasks
+from cojax.run.parts import Parts, check_evolution, kinds, limits, own_tasks, sampling
 from cojax.run.processes import as_text, mesh_of
+from cojax.run.summary import dev_score
 from cojax.settings.base import choose, settings
 from cojax.similarity import NearDuplicates
 from cojax.storage.files import Log
@@ -153,7 +151,7 @@ def fitted(config: ConfigDict, made: Learner, state: TrainState) -> Learner:
     return chosen
 
 
-def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesis]) -> InitialPolicy:
+def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesis]) -> tuple[Params, Mapping[str, Any]]:
     """The policy before the first step. `found` finds D_0, whose solutions a warm start may use.
 
     A perturbation comes after the warm start, so that runs that differ in it share one.
@@ -162,10 +160,10 @@ def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesi
     def score(step: int) -> float:
         # Without development tasks, success on D_0 says when enough was learned.
         tasks = made.development or found().tasks
-        return dev_score(config, made, step, tasks[: config.warm_start.check_tasks])[0].success
+        return dev_score(config, made, step, tasks[: config.warm_start.check_tasks])["success"]
 
-    begins = initial_policies.initial_policy(config, made, score, lambda: found().tasks)
-    return dataclasses.replace(begins, params=perturbed(begins.params, config.perturbation))
+    params, origin = initial_policies.initial_policy(config, made, score, lambda: found().tasks)
+    return perturbed(params, config.perturbation), origin
 
 
 def initial(config: ConfigDict, made: Parts) -> Synthesis:
@@ -219,9 +217,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         every = config.evaluation.every
         if not every or step % every or not made.development:
             return None
-        result, by = dev_score(config, made, step, made.development)
-        by_kind = {f"success/{name}": success for name, success in by.items()}
-        return {"success": result.success, "partial": result.partial, "lost": result.lost, **by_kind}
+        return dev_score(config, made, step, made.development)
 
     chosen_explorer = explorer(config, made)
     evolve = entry(config, "evolve").bound() if methods.evolves(config) else evolutions.static

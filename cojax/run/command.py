@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 
 from absl import app, flags
-from absl import logging as absl_logging
 
 from cojax.host.processes import end_descendants_at_exit
 from cojax.settings.flags import parse
@@ -28,10 +27,9 @@ def train(argv: Sequence[str]) -> None:
     # Now, so that a wrong flag need not wait for JAX.
     from cojax.report.console import CONSOLE
     from cojax.run import configuration, hosts, preflight
-    from cojax.run.processes import in_words, keep_compiled
-    from cojax.run.train import EXPECTED, run
+    from cojax.run.processes import EXPECTED, in_words, keep_compiled
+    from cojax.run.train import run
 
-    absl_logging.set_verbosity(absl_logging.WARNING)
     end_descendants_at_exit()
     try:
         keep_compiled()
@@ -42,7 +40,7 @@ def train(argv: Sequence[str]) -> None:
             sys.exit(preflight.check(config, processes) if _CHECK.value else run(config, processes))
     except EXPECTED as error:
         logging.getLogger("cojax").info("the run ended", exc_info=True)
-        CONSOLE.print(f"error: {in_words(error)}", style="bold red", markup=False, soft_wrap=True)
+        CONSOLE.print(f"error: {in_words(error)}", style="bold red")
         sys.exit(1)
 
 

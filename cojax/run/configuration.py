@@ -30,7 +30,7 @@ from cojax.settings import compatibility, presets
 from cojax.settings.base import at
 from cojax.settings.config_file import EXPERIMENTS, located, source
 from cojax.settings.flags import CONFIG, CONTINUED, OF_ENTRIES, TRUSTED
-from cojax.settings.tree import LEAVES
+from cojax.settings.tree import LEAVES, NAMES
 from cojax.storage.files import read_json
 
 
@@ -74,20 +74,10 @@ def _continued_run() -> Path | None:
     return Path(workdir) if located(file).resolve() == Path(CONTINUED).resolve() else None
 
 
-# Settings beside the names of entries that start a program, import a module, or connect to who may do so.
-PROGRAMS = (
-    "environment.command", "environment.variables", "environment.python", "environment.module", "environment.path",
-    "environment.solution", "environment.cluster", "sglang.python", "sglang.flags", "distributed.coordinator",
-)  # fmt: skip
-# Settings that say where data and keys are sent, or which folders outside the run directory are read and written.
-PLACES = (
-    "llm.base_url", "quality.base_url", "sglang.urls", "sglang.router", "sglang.folder", "sglang.local",
-    "wandb.project", "environment.url", "environment.headers", "environment.user_url", "environment.folders",
-    "environment.setups", "environment.visible",
-)  # fmt: skip
+# Settings that a run directory alone may not decide, and why.
 _WHY = {
-    **dict.fromkeys(PROGRAMS, "decides which program runs"),
-    **dict.fromkeys(PLACES, "decides where data and keys go, or what else is read and written"),
+    **dict.fromkeys(NAMES["programs"], "decides which program runs"),
+    **dict.fromkeys(NAMES["places"], "decides where data and keys go, or what else is read and written"),
 }
 # Settings of cojax's own environments that may name a function as package.module:function.
 _FUNCTIONS = ("environment.affordances", "environment.state")

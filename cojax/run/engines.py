@@ -15,7 +15,7 @@ import math
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import httpx
 import jax
@@ -45,6 +45,7 @@ from cojax.storage.files import read_json, write_json
 # Found, not imported: that takes seconds.
 _HAS_SGLANG = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
 _PATIENCE = 60.0  # seconds in which an interpreter must say it
+_T = TypeVar("_T")
 _LAUNCHED_ONLY = ("servers", "python", "device", "flags", "port", "restarts")
 
 
@@ -229,15 +230,33 @@ def slots(config: ConfigDict, model: ModelConfig, *, trains: bool = True) -> int
         )
     CONSOLE.print(
         f"engine: {chosen} slots of {section.max_length} tokens, a KV cache of {chosen * one / GIB:.2f} GiB; "
-        f"{free / GIB:.1f} GiB are free",
-        soft_wrap=True,
+        f"{free / GIB:.1f} GiB are free"
     )
     return chosen
 
 
-def keep(path: Path, count: int) -> None:
-    """Writes engine.json, the number of slots that were chosen."""
-    write_json(path, with_checksum({"slots": count}))
+def remembered(
+    config: ConfigDict, path: Path, begun: bool, make: Callable[[ConfigDict], _T], slots_of: Callable[[_T], int | None]
+) -> _T:
+    """What `make` makes of the configuration, with the number of slots in engine.json, at `path`, where none is set.
+
+    Where free memory chooses the number it does so once in a run or an evaluation, as sampled bits depend on it; what
+    has not `begun` chooses anew. `slots_of` says which number was chosen, None for an engine without slots of ours.
+    Raises ValueError for a damaged file, and for a number that no longer fits.
+    """
+    own = config.copy_and_resolve_references()
+    if begun and config.engine.slots is None and (before := kept(path)):
+        own.engine.slots = before
+        CONSOLE.print(f"engine: {before} slots, as it began")
+    try:
+        made = make(own)
+    except CacheTooLarge as error:
+        if not begun:
+            raise
+        raise error.once_begun() from error
+    if own.engine.slots is None and (count := slots_of(made)):
+        write_json(path, with_checksum({"slots": count}))
+    return made
 
 
 def kept(path: Path) -> int | None:

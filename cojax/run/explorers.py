@@ -11,14 +11,13 @@ from ml_collections import ConfigDict
 
 from cojax.environment import Actor, Charted, EngineError, Environment, Episode, traits_of
 from cojax.environment.watch import watched_play
-from cojax.evaluation.scores import sampling
 from cojax.explorer import Explorer
 from cojax.explorer.llm.chat_model import Budget, ChatModel, Journal
 from cojax.explorer.llm.explorer import LLMExplorer, judge
 from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
 from cojax.rollout.chat import PolicyActors
 from cojax.run import parts
-from cojax.run.parts import Parts
+from cojax.run.parts import Parts, sampling
 from cojax.settings.base import JUDGES, attempts, choose, settings
 from cojax.settings.tree import LLMSettings, ModelExplorerSettings, ScriptedSettings, leaves_of
 from cojax.signals import guidance

@@ -7,26 +7,24 @@ python -m experiments.export --workdir=runs/desk --step=80 models/desk-80 --dtyp
 Adapters are summed into their base. The run may go on at the same time: nothing in its directory is changed.
 """
 
-import argparse
 import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-
-from transformers import PreTrainedTokenizerBase
-
+from cojax.command import CommandLineParser
 from cojax.durable import sync_folder, sync_tree
 from cojax.policy.pretrained import write_model
 from cojax.report.console import CONSOLE
 from cojax.rollout.export import write_tokenizer
 from cojax.run import trained
-from cojax.settings.command_line import CommandLineParser
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.files import explain, write_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def export(policy: trained.TrainedPolicy, folder: Path) -> None:
@@ -62,7 +60,7 @@ def appearing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def save_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def save_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
     """Writes tokenizer and chat template, and the tokens that end a turn, for those who do not read the template."""
     write_tokenizer(folder, tokenizer)
     tokens = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
@@ -79,9 +77,7 @@ def refuse_full(folder: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, or 1 when nothing could be exported."""
-    parser = CommandLineParser(
-        prog="python -m experiments.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = CommandLineParser("python -m experiments.export", __doc__)
     parser.add_argument("--workdir", required=True, type=Path, help="run directory, such as runs/desk")
     parser.add_argument("--step", type=int, help="the checkpoint's step; the newest sound one where none is given")
     parser.add_argument("--base", default="", help="where the model folder is now that adapters were trained beside")
@@ -93,8 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         policy = trained.of_run(chosen.workdir, chosen.step, chosen.base)
         export(trained.cast(policy, chosen.dtype or policy.model.param_dtype), chosen.out)
     except (CheckpointError, OSError, ValueError) as error:
-        CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
+        CONSOLE.print(f"error: {error}", style="bold red")
         return 1
     size = sum(path.stat().st_size for path in chosen.out.iterdir())
-    CONSOLE.print(f"step {policy.step} of {chosen.workdir} is in {chosen.out} ({size / 2**20:.1f} MiB)", soft_wrap=True)
+    CONSOLE.print(f"step {policy.step} of {chosen.workdir} is in {chosen.out} ({size / 2**20:.1f} MiB)")
     return 0

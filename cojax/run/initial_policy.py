@@ -40,18 +40,12 @@ Demonstrations = Iterable[tuple[Task, Sequence[Action]]]
 _RISING = 0.1
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class InitialPolicy:
-    """π_θ before the first step; `origin` is as in cojax/run/trained.py."""
-
-    params: Params
-    origin: Mapping[str, Any]
-
-
 def initial_policy(
     config: ConfigDict, made: Parts, score: Callable[[int], float], initial: Callable[[], Sequence[Task]]
-) -> InitialPolicy:
+) -> tuple[Params, Mapping[str, Any]]:
     """π_θ before the first step: read from model.path or drawn at random, and warm-started where that has steps.
+
+    Beside it stands its `origin`, as in cojax/run/trained.py.
 
     A warm start is made once and cached. `score(step)` is the success, on the development split, of the policy that
     the engine holds. `initial` finds D_0. Raises ValueError or OSError with the fix.
@@ -59,11 +53,11 @@ def initial_policy(
     section, path, chat = config.warm_start, config.model.path, made.chat
     if not section.steps:
         origin = {"folder": path, "shown": 0}
-        CONSOLE.print(f"policy: {origin_line(origin)} (warm_start.steps=0)", soft_wrap=True, markup=False)
-        return InitialPolicy(read_params(made.together, path, made.model, config.seed, made.mesh), origin)
+        CONSOLE.print(f"policy: {origin_line(origin)} (warm_start.steps=0)")
+        return read_params(made.together, path, made.model, config.seed, made.mesh), origin
     if path:
         most = f"at most {section.steps} batches of {section.batch_size} of {section.demonstrations} demonstrations"
-        CONSOLE.print(f"policy: pretrained from {path}, to be shown {most}, once for all runs", soft_wrap=True)
+        CONSOLE.print(f"policy: pretrained from {path}, to be shown {most}, once for all runs")
     learned = functools.partial(demonstrations, config, made.environment, initial=functools.cache(initial))
     weights = weights_hash(Path(path)) if path else ""
     key = {
@@ -101,10 +95,10 @@ def initial_policy(
             ],
         }
     folder, _ = warm_start.cached(key, lambda: _train(config, made, learned, score), made.model, chat.tokenizer)
-    CONSOLE.print(f"warm start: {warm_start.describe(folder)}", soft_wrap=True)
+    CONSOLE.print(f"warm start: {warm_start.describe(folder)}")
     origin = trained.taught(path, weights, warm_start.read_record(folder))
-    CONSOLE.print(f"policy: {origin_line(origin)}", soft_wrap=True, markup=False)
-    return InitialPolicy(read_params(made.together, str(folder), made.model, config.seed, made.mesh), origin)
+    CONSOLE.print(f"policy: {origin_line(origin)}")
+    return read_params(made.together, str(folder), made.model, config.seed, made.mesh), origin
 
 
 def weights_hash(folder: Path) -> str:

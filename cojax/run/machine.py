@@ -12,7 +12,8 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +26,12 @@ from cojax.registry.source import commit
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-# Our name → names in /proc/cpuinfo, of x86 and of Arm.
-_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "vendor": ("vendor_id", "CPU implementer"),
-    "family": ("cpu family", "CPU architecture"),
-    "model": ("model", "CPU part"),
-    "stepping": ("stepping", "CPU revision"),
-}
+_FOUND = tomllib.loads(Path(__file__).with_name("machine.toml").read_text("utf-8"))
 _FLAGS = ("flags", "Features")
 # Instructions by which products, sums and functions are computed.
 _ARITHMETIC = re.compile(r"^(sse4|avx|fma|f16c|amx|asimd|sve|sme(\d|$)|bf16|i8mm)")
 _KINDS = {"Data": "d", "Instruction": "i"}
 _KIB = 1024
-# Variables that decide the number of threads, which programs XLA makes, or which kernels they call.
-_VARIABLES = (
-    *("XLA_FLAGS", "NPROC", "OMP_NUM_THREADS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION"),
-    *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL"),
-)
 # Products [rows, inputs] × [inputs, outputs]: of one token and of many, with few and with many inputs, for libraries
 # choose their kernels and blocks by all three.
 _PRODUCTS = ((1, 128, 512), (256, 128, 512), (256, 512, 128), (128, 2048, 512))
@@ -54,9 +44,9 @@ Pair = tuple[jax.Array, jax.Array]
 def machine() -> dict[str, Any]:
     """The facts by name. A fact that the system does not tell is missing."""
     fields = _first_processor()
-    names = {ours: theirs for ours, possible in _FIELDS.items() for theirs in possible if theirs in fields}
+    names = {ours: theirs for ours, possible in _FOUND["fields"].items() for theirs in possible if theirs in fields}
     flags = next((sorted(fields[name].split()) for name in _FLAGS if name in fields), [])
-    told = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    told = {name: os.environ[name] for name in _FOUND["variables"] if name in os.environ}
     return {
         "cpu": {
             **{ours: fields[theirs] for ours, theirs in names.items()},

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from cojax.learner.objective import HardNegatives
 from cojax.preference import METHODS, Method, coefficients, weights
 from cojax.settings.base import at
-from cojax.settings.tree import LEAVES, RoundsSettings
+from cojax.settings.tree import LEAVES, NAMES, RoundsSettings
 
 # Settings of the section `preference` that rounds have.
 _OF_ROUNDS = tuple(field.name for field in dataclasses.fields(RoundsSettings))
@@ -17,11 +17,6 @@ _BEST_OF = 10  # trials of best_of_n where evaluation.trials is not set (ETO)
 _PAIR = 2  # episodes that a preference compares
 # Settings that an experiment chooses for its policy, whatever the method.
 _OF_THE_POLICY = frozenset({"epochs", "batch_size", "learning_rate"})
-# Settings of GRPO and of its episodes, which rounds do not have.
-_OF_GRPO = (
-    "staleness", "quorum", "dynamic_sampling", "episodes", "learner.loss", "learner.advantage", "learner.weighting",
-    "learner.updates_per_batch", "learner.each_update", "learner.routes",
-)  # fmt: skip
 
 
 def settled(config: ConfigDict) -> ConfigDict:
@@ -116,7 +111,7 @@ def check(config: ConfigDict) -> None:
             f"preference.{unread[0]} is {config.preference[unread[0]]!r}, but method {config.method!r} does not read "
             "it; take it back, or set --config.method=coevolving"
         )
-    for name in _OF_GRPO:
+    for name in NAMES["of_grpo"]:
         if (value := at(config, name)) != (default := LEAVES[name].default):
             raise ValueError(
                 f"{name} is {value!r}, but method {config.method!r} learns in rounds, which do not have it; set "

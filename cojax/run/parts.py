@@ -10,7 +10,7 @@ from cojax.environment import Environment, traits_of
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import Chat
 from cojax.rollout.collect import Limits
-from cojax.rollout.engine import Engine
+from cojax.rollout.engine import Engine, Sampling
 from cojax.run.methods import evolves
 from cojax.run.processes import ALONE, Together
 from cojax.settings.base import settings
@@ -64,6 +64,11 @@ def limits(config: ConfigDict, environment: Environment) -> Limits:
     return Limits(**own)
 
 
+def sampling(config: ConfigDict, chat: Chat, temperature: float) -> Sampling:
+    """How the policy is sampled at this temperature."""
+    return Sampling(temperature=temperature, max_tokens=config.sampling.max_tokens, stop_tokens=chat.stops)
+
+
 def width(config: ConfigDict, environment: Environment, usual: int) -> int:
     """How many expeditions an explorer makes at a time: `usual` where explorer.width is not set, and no more than the
     environment can have."""
@@ -108,26 +113,21 @@ def kinds(environment: Environment, made: Mapping[str, SignalKind]) -> Mapping[s
 def similarity(config: ConfigDict, environment: Environment, evaluation: Sequence[Task]) -> float:
     """The cosine above which a query counts as an evaluation task's; 0 compares no wording.
 
-    It is validation.evaluation_similarity. Where the environment words its tasks alike, it is no less than the 99th
-    percentile of the cosines between the evaluation tasks; above 0.95, wording says nothing and is not compared.
+    It is validation.evaluation_similarity, or what is measured in an environment that words its tasks alike.
     """
-    least, measured = config.validation.evaluation_similarity, measured_similarity(config, environment, evaluation)
-    if measured is None:
-        return least
-    return max(least, measured) if measured <= _TELLING else 0.0
+    measured = similarities(config, environment, evaluation)
+    return measured.get("evaluation_similarity", config.validation.evaluation_similarity)
 
 
 def similarities(config: ConfigDict, environment: Environment, evaluation: Sequence[Task]) -> dict[str, float]:
-    """What a result says of them: the threshold, and the measured similarity; empty where nothing is measured."""
-    measured = measured_similarity(config, environment, evaluation)
-    if measured is None:
+    """What a result says of them: the threshold, and the similarity of the evaluation tasks among themselves.
+
+    That is the 99th percentile of their cosines. It is measured only where the environment words its tasks alike. The
+    threshold is then no less; above 0.95, wording says nothing and is not compared.
+    """
+    least = config.validation.evaluation_similarity
+    if not (least and evaluation and traits_of(environment).worded_alike):
         return {}
-    threshold = similarity(config, environment, evaluation)
+    measured = usual_similarity([task.query for task in evaluation])
+    threshold = max(least, measured) if measured <= _TELLING else 0.0
     return {"evaluation_similarity": threshold, "evaluation_similarity_measured": measured}
-
-
-def measured_similarity(config: ConfigDict, environment: Environment, evaluation: Sequence[Task]) -> float | None:
-    """The 99th percentile of the cosines between evaluation tasks; None where nothing is measured."""
-    if not (config.validation.evaluation_similarity and evaluation and traits_of(environment).worded_alike):
-        return None
-    return usual_similarity([task.query for task in evaluation])

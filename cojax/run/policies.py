@@ -38,9 +38,9 @@ _CUT = {"brief": "their documentation is cut to names and arguments", "none": "t
 def announce(chat: Chat, tools: str) -> None:
     """Prints what the policy is shown of its tools, where that is shortened, and what its template does by itself."""
     if tools in _CUT:
-        CONSOLE.print(f"tools: {_CUT[tools]} (model.tools={tools})", soft_wrap=True)
+        CONSOLE.print(f"tools: {_CUT[tools]} (model.tools={tools})")
     for note in chat.notes:
-        CONSOLE.print(f"template: {note}", markup=False, soft_wrap=True)
+        CONSOLE.print(f"template: {note}")
 
 
 def with_absolute_path(config: ConfigDict) -> ConfigDict:

@@ -19,7 +19,6 @@ from cojax.compile.programs import in_one_line, report
 from cojax.compile.targets import attached
 from cojax.environment import play, traits_of
 from cojax.environment.replay import follow
-from cojax.evaluation import scores
 from cojax.explorer.llm.chat_model import Journal
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.learner.advantages import token_advantages
@@ -31,7 +30,7 @@ from cojax.rollout.chat import PolicyActors
 from cojax.rollout.engine import Weights
 from cojax.rollout.sglang.client import RELEASED_MEMORY
 from cojax.run import assemble, checks, initial_policy, methods, processes
-from cojax.run.parts import Parts
+from cojax.run.parts import Parts, sampling
 from cojax.run.processes import ALONE, Together, read_params
 from cojax.run.states import second_agent_in_memory
 from cojax.storage.files import missing_folders, read_json, remove_empty, write_json
@@ -56,10 +55,10 @@ def check(config: ConfigDict, together: Together = ALONE) -> int:
     for examine in EXAMINATIONS:
         name = examine.__name__.removeprefix("_")
         try:
-            CONSOLE.print(f"ok      {name}: {examine(config, state)}", markup=False, soft_wrap=True)
+            CONSOLE.print(f"ok      {name}: {examine(config, state)}")
         except Exception as error:
             failed = True
-            CONSOLE.print(f"failed  {name}: {error}", style="bold red", markup=False, soft_wrap=True)
+            CONSOLE.print(f"failed  {name}: {error}", style="bold red")
             if name == "configuration":
                 break
     if "parts" in state:
@@ -154,15 +153,15 @@ def _engine(config: ConfigDict, state: dict[str, Any]) -> str:
     learner = state["learner"] = assemble.fitted(config, learner, learned)
     weights: Weights = learner.weights(learned, 0)
     made.engine.load(weights)
-    sampling = scores.sampling(config, made.chat, config.sampling.temperature)
-    actor = PolicyActors(made.engine, made.chat, sampling)("preflight", (config.seed,))
+    sampled = sampling(config, made.chat, config.sampling.temperature)
+    actor = PolicyActors(made.engine, made.chat, sampled)("preflight", (config.seed,))
     trajectory = play(made.environment, _some_task(made), actor, max_turns=2)
     made.engine.release("preflight")
     if not trajectory.valid:
         raise ValueError(f"an episode ended in {trajectory.outcome}: {trajectory.error}")
     state["episode"] = trajectory
-    sampled = sum(len(turn.action_tokens) for turn in trajectory.turns)
-    return f"{config.engine.name} sampled {sampled} tokens in {len(trajectory.turns)} turns"
+    count = sum(len(turn.action_tokens) for turn in trajectory.turns)
+    return f"{config.engine.name} sampled {count} tokens in {len(trajectory.turns)} turns"
 
 
 def _objective(config: ConfigDict, state: dict[str, Any]) -> str:

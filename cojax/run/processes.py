@@ -19,19 +19,30 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from cojax import warm_start
+from cojax.distributed.start import DistributedError
 from cojax.durable import own_file
+from cojax.environment import EngineError, EnvironmentFailure, InstallError
 from cojax.learner.placement import ONE_PROCESS, Hosts, hf_arrays
+from cojax.learner.rehearsal import DeviceMemoryError
+from cojax.learner.update import NonFiniteUpdate
 from cojax.policy.config import ModelConfig
 from cojax.policy.pretrained import write_model
 from cojax.policy.sharding import make_mesh, replicas
 from cojax.policy.transformer import Params, initialize
+from cojax.rollout.collect import RolloutError
 from cojax.rollout.export import load_params, write_weights
 from cojax.settings import base
 from cojax.settings.base import settings
 from cojax.storage.checkpoint import OF_ORBAX, ArrayFiles
+from cojax.storage.files import CheckpointError, RunDirectoryError
 from cojax.unicode_forms import plain
 
 LAST_PORT = 65_535
+# Errors of a command that say in one line what was found and what to do.
+EXPECTED = (
+    ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, NonFiniteUpdate, ModuleNotFoundError,
+    EnvironmentFailure, EngineError, InstallError, DeviceMemoryError, DistributedError, MemoryError,
+)  # fmt: skip
 
 
 @dataclasses.dataclass(eq=False)

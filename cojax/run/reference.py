@@ -4,26 +4,18 @@ python -m experiments.reference                       # all, in Markdown
 python -m experiments.reference learner.loss evolve   # those with one of these words in their names
 """
 
-import argparse
 import itertools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from cojax.command import CommandLineParser
 from cojax.registry.annotations import description
 from cojax.run.entries import CHOICES
-from cojax.settings.command_line import CommandLineParser
 from cojax.settings.presets import PRESETS
 from cojax.settings.tree import ENTRIES, LEAVES, OPEN, SECTIONS, Leaf, leaves_of, purpose_of
 from cojax.signals import SIGNALS
 
-_HEAD = """# Settings
-
-Written by `python -m experiments.reference > docs/settings.md`; do not edit. `cojax settings` prints the same, and
-`cojax settings WORD` the settings with that word in their names.
-
-Set a setting by `--config.NAME=VALUE`. An experiment (for example `experiments/desk.py`) overrides some defaults, and a
-preset (`--config.policy=NAME`) overrides others; a flag overrides both. If a range ends in `package.module:name`, you
-can name one of your own.
-"""
+_HEAD = Path(__file__).with_name("reference.md").read_text("utf-8")
 _FROM_OUTSIDE = "or `package.module:name`"
 
 
@@ -81,11 +73,7 @@ def _cell(text: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 where no setting has one of the words in its name."""
-    parser = CommandLineParser(
-        prog="python -m experiments.reference",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = CommandLineParser("python -m experiments.reference", __doc__)
     parser.add_argument("words", metavar="WORD", nargs="*", help="print only settings with this word in their names")
     words = parser.parse_args(arguments).words
     if unknown := [word for word in words if not any(_rows([word]))]:

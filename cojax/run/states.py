@@ -1,12 +1,14 @@
 """The state with which a run begins, the one with which it goes on, and what it keeps beside its checkpoints.
 
-These are tokenizer, shape and base model, and the number of its engine's slots. The first three are
-written again where they are lost, and then verified.
+These are tokenizer, shape and base model, the number of its engine's slots, and the evaluation tasks that are held out
+of D_0 where the environment has none. The first three are written again where they are lost, and then verified.
 """
 
 import contextlib
+import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,21 +24,26 @@ from cojax.learner.update import TrainState, divided, united
 from cojax.loop import Loop, State
 from cojax.loop.evolution import evolution_record
 from cojax.loop.records import save
-from cojax.pool import TaskPool
+from cojax.policy.transformer import Params
+from cojax.pool import TaskPool, task_from_record, task_record
 from cojax.preference.rounds import version
 from cojax.report.console import CONSOLE, explorer_line
 from cojax.report.run import origin_line
 from cojax.rollout.local import LocalEngine
-from cojax.run import assemble, engines, held_out, methods, policies, trained
-from cojax.run.engines import CacheTooLarge
+from cojax.run import assemble, engines, methods, policies, trained
 from cojax.run.entries import reads_initial
-from cojax.run.initial_policy import InitialPolicy
 from cojax.run.parts import Parts
 from cojax.run.processes import read_params
-from cojax.storage.files import write_json
+from cojax.storage.checksums import has_valid_checksum, with_checksum
+from cojax.storage.files import read_json, write_json
 from cojax.storage.run_directory import RunDirectory
 from cojax.storage.run_files import Verified
 from cojax.synthesis import Synthesis
+from cojax.types import Task, content_hash, normalise, setup_hash
+
+HELD_OUT = "held_out.json"
+# The share of D_0 that is held out, and the fewest and the most tasks that an evaluation is made of.
+_SHARE, _FEWEST, _MOST = 0.2, 20, 200
 
 
 def begin(
@@ -51,21 +58,19 @@ def begin(
         initial = found()
         directory.add_evolution(initial)
         write_json(directory.folder / "initial.json", evolution_record(initial, 0)["evolution"])
-        directory.files.note(name for name in ("initial.json", held_out.FILE) if (directory.folder / name).exists())
+        directory.files.note(name for name in ("initial.json", HELD_OUT) if (directory.folder / name).exists())
     second = None
     if methods.has_second_agent(config):
         with loop.learner.hosts.operation("copy", train_state) as finish:
             second = finish(copied(train_state))
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(second)) / 2**20
-        CONSOLE.print(f"second agent: begins as the policy, {size:,.0f} MiB of parameters and moments", soft_wrap=True)
+        CONSOLE.print(f"second agent: begins as the policy, {size:,.0f} MiB of parameters and moments")
     state = State(0, train_state, TaskPool.of(initial.tasks), signals.init(loop.detectors), second=second)
     save(loop, state, directory)
     spent = f"; {explorer_line(initial.figures)}" if initial.figures else ""
     reason = traits_of(loop.environment).incomparable
     own = f"of the environment's own, and nothing is synthesized: {reason}"
-    CONSOLE.print(
-        f"D_0: {len(initial.tasks)} tasks {own if reason else 'by unguided exploration'}{spent}", soft_wrap=True
-    )
+    CONSOLE.print(f"D_0: {len(initial.tasks)} tasks {own if reason else 'by unguided exploration'}{spent}")
     return state
 
 
@@ -121,26 +126,18 @@ def resume(config: ConfigDict, loop: Loop, train_state: TrainState, directory: R
 
 
 def parts(config: ConfigDict, directory: RunDirectory, found: Verified | None) -> Parts:
-    """`assemble.parts`. Where the slots of the local engine follow free memory, they do so once in a run.
+    """`assemble.parts`, with the slots of the local engine that a run that goes on from `found` began with.
 
-    Sampled bits depend on their number, which engine.json holds. A run that does not go on from `found` chooses anew.
-    Raises ValueError for a damaged file, and for a number that no longer fits.
+    Raises ValueError as `engines.remembered`.
     """
-    path, chosen = directory.folder / "engine.json", config.copy_and_resolve_references()
-    if found is None:
-        path.unlink(missing_ok=True)
-    elif config.engine.slots is None and (slots := engines.kept(path)):
-        chosen.engine.slots = slots
-        CONSOLE.print(f"engine: {slots} slots, as the run began", soft_wrap=True)
-    try:
-        made = assemble.parts(chosen)
-    except CacheTooLarge as error:
-        if found is None:
-            raise
-        raise error.once_begun() from error
-    if chosen.engine.slots is None and isinstance(made.engine, LocalEngine):
-        engines.keep(path, made.engine.slots)
-    return made
+    path = directory.folder / "engine.json"
+    for name in (path.name, HELD_OUT) if found is None else ():
+        (directory.folder / name).unlink(missing_ok=True)
+
+    def slots_of(made: Parts) -> int | None:
+        return made.engine.slots if isinstance(made.engine, LocalEngine) else None
+
+    return engines.remembered(config, path, found is not None, assemble.parts, slots_of)
 
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, found: Verified | None) -> None:
@@ -157,7 +154,7 @@ def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, 
 
 def initial_policy(
     config: ConfigDict, made: Parts, initial: Callable[[], Synthesis], directory: RunDirectory, found: Verified | None
-) -> InitialPolicy:
+) -> tuple[Params, Mapping[str, Any]]:
     """The policy before the first step.
 
     A run that goes on from `found` with a warm-started model folder needs no cache: it has the policy in base/, or
@@ -170,20 +167,105 @@ def initial_policy(
         if params is None and not reads_initial(config) and directory.files.has_zero_shot:
             params = read_params(made.together, config.model.path, made.model, config.seed, made.mesh)
         if params is not None:
-            CONSOLE.print(f"policy: {origin_line(origin)}", soft_wrap=True, markup=False)
-            return InitialPolicy(params, origin)
+            CONSOLE.print(f"policy: {origin_line(origin)}")
+            return params, origin
     return assemble.initial_policy(config, made, initial)
 
 
 def keep_model(
-    made: Parts, begins: InitialPolicy, config: ConfigDict, directory: RunDirectory, found: Verified | None
+    made: Parts,
+    params: Params,
+    origin: Mapping[str, Any],
+    config: ConfigDict,
+    directory: RunDirectory,
+    found: Verified | None,
 ) -> None:
-    """Writes model.json and base/ of a run as `keep_tokenizer` does."""
+    """Writes model.json and base/ of a run that begins with this policy, as `keep_tokenizer` does."""
     places = ("model.json", "base")
     has_begun = found is not None and not any(map(directory.files.lacks, places))
     plain = json.loads(json.dumps(config.to_dict()))
-    reference = reads_initial(config)
-    trained.keep(directory.folder, made.model, begins.params, plain, has_begun, begins.origin, reference, made.together)
+    trained.keep(directory.folder, made.model, params, plain, has_begun, origin, reads_initial(config), made.together)
     if found is not None:
         for name in places:
             directory.files.prove(name)
+
+
+def initial_tasks(config: ConfigDict, made: Parts) -> tuple[Synthesis, tuple[Task, ...]]:
+    """D_0 to train on, which may take minutes to find, and the part of it that is held out.
+
+    Tasks are held out where the environment has no evaluation tasks, and with them the drafts behind them.
+    """
+    whole = assemble.initial(config, made)
+    if made.evaluation:
+        return whole, ()
+    training, held = hold_out(whole.tasks)
+    names = {task.id for task in whole.tasks} - {task.id for task in training}
+    drafts = tuple(record for record in whole.drafts if record["task"] not in names)
+    return dataclasses.replace(whole, tasks=training, drafts=drafts), held
+
+
+def evaluated(made: Parts, path: Path, begun: bool, found: Callable[[], tuple[Synthesis, tuple[Task, ...]]]) -> Parts:
+    """The parts of a run whose environment has no evaluation tasks, with the held-out ones in their place.
+
+    They are stored at `path`, from which a run that has `begun` reads them. `found` is `initial_tasks`.
+    """
+    if begun:
+        held = stored(path)
+    else:
+        training, held = found()
+        write_json(path, with_checksum({"tasks": [task_record(task) for task in held]}))
+        CONSOLE.print(_said(len(training.tasks), len(held)))
+    return dataclasses.replace(made, evaluation=held, from_initial=True)
+
+
+def hold_out(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
+    """(tasks to train on, tasks to evaluate on), which share neither a setup nor a wording.
+
+    A fifth is held out, at most 200 tasks, by whole setups in the order of a hash. Tasks on these setups whose wording
+    is also that of a task to train on are in neither part. None is held out where that leaves fewer than a fifth, or
+    than 20, or where it takes two fifths from training.
+    """
+    wanted = min(_MOST, round(_SHARE * len(tasks)))
+    by_setup: dict[str, list[Task]] = {}
+    for task in tasks if wanted >= _FEWEST else ():
+        by_setup.setdefault(setup_hash(task), []).append(task)
+    worded = {task.id: normalise(task.query) for task in tasks}
+    closed: dict[str, Task] = {}
+    for setup in sorted(by_setup, key=lambda setup: content_hash(["held out", setup])):
+        if len(closed) + len(by_setup[setup]) > 2 * wanted:
+            continue
+        closed |= {task.id: task for task in by_setup[setup]}
+        training = tuple(task for task in tasks if task.id not in closed)
+        known = {worded[task.id] for task in training}
+        held = tuple(task for task in closed.values() if worded[task.id] not in known)
+        if len(held) >= wanted:
+            return training, held[:_MOST]
+    return tuple(tasks), ()
+
+
+def held_out_by(checkpoint: str) -> tuple[Task, ...]:
+    """The tasks that the run held out which a checkpoint, or its folder, belongs to; none where it held out none."""
+    folders = (Path(checkpoint), *Path(checkpoint).absolute().parents[:2])
+    found = next((folder / HELD_OUT for folder in folders if (folder / HELD_OUT).exists()), None)
+    return stored(found) if found else ()
+
+
+def stored(path: Path) -> tuple[Task, ...]:
+    """The tasks in held_out.json. Raises ValueError for a file that is not what the run wrote."""
+    try:
+        record = read_json(path)
+        has_valid_checksum(record)
+        return tuple(task_from_record(one) for one in record["tasks"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}). Restore it from a copy, or start in a new workdir."
+        ) from error
+
+
+def _said(training: int, held: int) -> str:
+    if held:
+        return f"evaluation: on {held} tasks held out of D_0, as the environment has none; {training} are trained on"
+    return (
+        f"evaluation: none, as the environment has no tasks for it, and of {training} initial tasks no {_FEWEST} on "
+        "setups of their own can be held out; initial_tasks=100 on 20 setups or more is enough"
+    )

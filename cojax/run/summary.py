@@ -1,40 +1,148 @@
-"""A run's evaluations on the held-out split, before training and after it, and summary.json of a finished run."""
+"""A run's evaluations: on the development split, and on the held-out one before training and after it; summary.json."""
 
+import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from ml_collections import ConfigDict
 
 from cojax import signals
-from cojax.evaluation.scores import HeldOut, held_out_score
+from cojax.environment import Environment
 from cojax.host.stopwatch import Stopwatch
 from cojax.learner.learner import Learner
 from cojax.learner.update import TrainState
 from cojax.preference import KINDS
-from cojax.report.console import CONSOLE
+from cojax.registry import find
+from cojax.report.console import CONSOLE, bar
 from cojax.report.run import verdicts_of
-from cojax.run.parts import Parts
+from cojax.rollout.chat import PolicyActors
+from cojax.rollout.collect import EpisodeCollector
+from cojax.run.parts import Parts, sampling
 from cojax.run.trained import origin_of
+from cojax.scoring import score, success_by, success_by_kind
+from cojax.signals.tools import tools_of
 from cojax.storage.files import read_json
 from cojax.storage.run_directory import RunDirectory
-from cojax.types import Status
+from cojax.types import Group, Status, Task, Trajectory
+
+SHOWN = 24  # evaluation tasks whose episodes a run stores, for its report
+
+
+# How failed tasks are tried again: (play, environment, the first trial's groups, most trials, whether the policy notes
+# why it failed, characters of a failed episode that it then sees) → each task's last group, and a record of each trial:
+# its `success` is the share of all tasks that are solved after it; the rest counts this trial alone.
+Retry = Callable[..., tuple[list[Group], list[dict[str, Any]]]]
+RETRIALS: dict[str, Retry | str] = {"reflexion": "experiments.study.reflexion:retry_failures"}
+
+
+def dev_score(config: ConfigDict, made: Parts, step: int, tasks: Sequence[Task]) -> dict[str, float]:
+    """Success of the engine's policy on these development tasks, overall and for each value of evaluation.by, as in
+    metrics.jsonl.
+
+    Where there is no development split, they are tasks to train on.
+    """
+    environment = made.evaluated_in if made.development else made.environment
+    collector = _collector(config, made, config.evaluation.temperature, environment)
+    groups = collector.collect(tasks, seed=(config.seed, step), label=f"dev{step}")
+    found, by = score(groups), _by(config, groups)
+    by_kind = {f"success/{name}": success for name, success in by.items()}
+    return {"success": found.success, "partial": found.partial, "lost": found.lost, **by_kind}
+
+
+def held_out_score(
+    config: ConfigDict, made: Parts, description: str, trials: int = 1
+) -> tuple[dict[str, Any], Sequence[Trajectory]]:
+    """Success on the evaluation split, as in zero_shot.json and final.json, and the episodes of at most SHOWN tasks.
+
+    It is overall, for each value of evaluation.by (`by`), for each tool, over the tasks whose solution calls it
+    (`by_tool`), and of each task, by its id: which were kept, recovered and lost. Tasks without a valid episode have no
+    score. Where there is nothing to evaluate on, the success is None, and there are no tasks.
+
+    A failed task is tried up to `trials` times. Then `trials` holds the result of each trial, and `tasks_at_last` the
+    score of each task's last one; all else is of the first trial.
+    """
+    if not made.evaluation:
+        return {"success": None, "tasks": {}}, ()
+    section, count = config.evaluation, 0
+
+    def play(environment: Environment, tasks: Sequence[Task], label: str) -> list[Group]:
+        nonlocal count
+        # At temperature 0 a second trial would repeat the first.
+        temperature = config.sampling.temperature if count else section.temperature
+        # As many episodes may be lost to the machinery as when all tasks are played.
+        rate = min(1.0, made.limits.error_rate * len(made.evaluation) / len(tasks))
+        with bar(f"{description}, {label}" if count else description, len(tasks)) as advance:
+            collector = dataclasses.replace(
+                _collector(config, made, temperature, environment),
+                limits=dataclasses.replace(made.limits, error_rate=rate),
+            )
+            seed = (config.seed, 0, count) if count else (config.seed, 0)
+            groups = collector.collect(tasks, seed=seed, label=label, on_episode=lambda trajectory: advance())
+        count += 1
+        return groups
+
+    groups = play(made.evaluated_in, made.evaluation, "eval")
+    found = score(groups)
+    record: dict[str, Any] = {
+        "success": found.success,
+        "error": found.error,
+        "partial": found.partial,
+        "lost": found.lost,
+        "bounds": list(found.bounds),
+        "by": _by(config, groups),
+        "by_tool": success_by_tool(groups, config.explorer.ending),
+        "tasks": _scores(groups),
+    }
+    if trials == 1:
+        return record, shown(groups)
+    # Notes are bounded in characters: a token has at least one or two, so half of the context is left for them.
+    retry = find("retrial", "reflexion", RETRIALS)
+    last, told = retry(play, made.evaluated_in, groups, trials, section.reflect, config.engine.max_length)
+    return {**record, "trials": told, "tasks_at_last": _scores(last)}, shown(groups)
+
+
+def shown(groups: Sequence[Group]) -> list[Trajectory]:
+    """The first episode of at most SHOWN groups, spread evenly over them: whatever became of them."""
+    return [group.trajectories[0] for group in groups[:: max(1, -(-len(groups) // SHOWN))]]
+
+
+def _collector(config: ConfigDict, made: Parts, temperature: float, environment: Environment) -> EpisodeCollector:
+    """Plays one episode of each task with the policy that the engine holds."""
+    actors = PolicyActors(made.engine, made.chat, sampling(config, made.chat, temperature))
+    return EpisodeCollector(actors, environment, made.limits)
+
+
+def _scores(groups: Sequence[Group]) -> dict[str, float]:
+    return {group.task.id: group.score for group in groups if group.valid}
+
+
+def success_by_tool(groups: Sequence[Group], ending: str) -> dict[str, dict[str, Any]]:
+    """For each tool but `ending`, `success` on the tasks whose solution calls it, and the number of these `tasks`."""
+
+    def tools(task: Task) -> set[str]:
+        return {tool for action in task.solution for tool in tools_of(action, task.environment)} - {ending}
+
+    return success_by_kind(groups, tools)
+
+
+def _by(config: ConfigDict, groups: Sequence[Group]) -> dict[str, float]:
+    return success_by(groups, config.evaluation.by) if config.evaluation.by else {}
 
 
 def summarise(
     steps: int,
     directory: RunDirectory,
     zero_shot: float | None,
-    final: HeldOut | None,
+    final: Mapping[str, Any],
     clock: Stopwatch,
     similarities: Mapping[str, float],
 ) -> dict[str, Any]:
     """summary.json: the result, the counts of what happened, and the seconds of each part.
 
-    `zero_shot` and `final` are None where there is nothing to evaluate on. `trials` are the successes after each trial,
-    where failed tasks are tried again. `final_by` is the final success for each kind of task, where evaluation.by names
-    a key of kinds. `similarities` are as cojax/run/parts.py records them. `origin` is as in
-    cojax/run/trained.py.
+    `final` is as in final.json. `trials` are the successes after each trial, where failed tasks are tried again.
+    `final_by` is the final success for each kind of task, where evaluation.by names a key of kinds.
+    `similarities` are as cojax/run/parts.py records them. `origin` is as in cojax/run/trained.py.
     """
     records = list(directory.metrics.read())
     evolutions = [record["evolution"] for record in records if "evolution" in record]
@@ -46,9 +154,9 @@ def summarise(
     return {
         "origin": origin_of(directory.folder, steps),
         "zero_shot": zero_shot,
-        "final": final.score.success if final else None,
-        **({"final_by": final.by} if final and final.by else {}),
-        **({"trials": [trial["success"] for trial in final.trials]} if final and final.trials else {}),
+        "final": final["success"],
+        **({"final_by": final["by"]} if final.get("by") else {}),
+        **({"trials": [trial["success"] for trial in final["trials"]]} if "trials" in final else {}),
         **similarities,
         "steps": steps,
         "tasks_initial": tasks - sum(added.values()),
@@ -57,7 +165,7 @@ def summarise(
         "verdicts": dict.fromkeys(get_args(Status), 0) | _sum(map(verdicts_of, evolutions)),
         "added": added,
         **_probed(evolutions),
-        "initial": _initial(directory),
+        "initial": read_json(path) if (path := directory.folder / "initial.json").exists() else {},
         "explorer": _explored(evolutions),
         "quality": evolutions[-1].get("quality", {}) if evolutions else {},
         "outcomes": _sum(record["outcomes"] for record in records),
@@ -79,12 +187,6 @@ def _hard_negatives(records: Sequence[Mapping[str, Any]]) -> float | None:
         return None
     agents = [one[agent] for one in rounds for agent in ("target", "second") if agent in one]
     return sum(agent["hard"] for agent in agents) / sum(agent["failures"] for agent in agents)
-
-
-def _initial(directory: RunDirectory) -> dict[str, Any]:
-    """initial.json: the counts of finding D_0, and its cost where a model explored."""
-    path = directory.folder / "initial.json"
-    return read_json(path) if path.exists() else {}
 
 
 def _explored(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -124,35 +226,12 @@ def zero_shot_score(
             return float(success) if made.evaluation else None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} cannot be read ({error}). Delete it: it is measured again.") from error
-    if not made.evaluation:
-        directory.files.add_evaluation("zero_shot", record(None), ())
-        return None
     with clock("evaluation"):
-        made.engine.load(learner.weights(state, 0))
-        found = held_out_score(config, made, "zero-shot evaluation")
-    directory.files.add_evaluation("zero_shot", record(found), found.episodes)
-    score = found.score
-    CONSOLE.print(f"zero-shot: {100 * score.success:.1f} % on {score.tasks} {config.evaluation.split} tasks")
-    return score.success
-
-
-def record(found: HeldOut | None) -> dict[str, Any]:
-    """zero_shot.json and final.json. Scores by task show which tasks were kept, recovered and lost.
-
-    Where there is nothing to evaluate on, the success is null, and there are no tasks.
-    """
-    if found is None:
-        return {"success": None, "tasks": {}}
-    score = found.score
-    record = {
-        "success": score.success,
-        "error": score.error,
-        "partial": score.partial,
-        "lost": score.lost,
-        "bounds": list(score.bounds),
-        "by": found.by,
-        "by_tool": found.by_tool,
-        "tasks": found.tasks,
-    }
-    again = {"trials": [*found.trials], "tasks_at_last": found.tasks_at_last} if found.trials else {}
-    return {**record, **again}
+        if made.evaluation:
+            made.engine.load(learner.weights(state, 0))
+        found, episodes = held_out_score(config, made, "zero-shot evaluation")
+    directory.files.add_evaluation("zero_shot", found, episodes)
+    success, count = found["success"], len(found["tasks"])
+    if made.evaluation:
+        CONSOLE.print(f"zero-shot: {100 * success:.1f} % on {count} {config.evaluation.split} tasks")
+    return success

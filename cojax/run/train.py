@@ -12,28 +12,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-
 from ml_collections import ConfigDict
 
 from cojax.coevolve import coevolve
 from cojax.coevolving import coevolving
-from cojax.distributed.start import DistributedError
-from cojax.environment import EngineError, EnvironmentFailure, InstallError
-from cojax.evaluation.scores import held_out_score
 from cojax.host.background import settle
 from cojax.host.processes import end_all, tell
 from cojax.host.stopwatch import Stopwatch
-from cojax.learner.rehearsal import DeviceMemoryError
 from cojax.learner.update import NonFiniteUpdate
 from cojax.loop import Loop, State
 from cojax.metrics import Metrics
 from cojax.report import command as report
-from cojax.report import write_report
 from cojax.report.console import CONSOLE, seconds_left, show_step, show_summary
-from cojax.rollout.collect import RolloutError
-from cojax.run import assemble, held_out, methods, states
+from cojax.report.page import write_report
+from cojax.run import assemble, methods, states
 from cojax.run.checks import check_run
 from cojax.run.configuration import file_given
 from cojax.run.entries import defaults, described
@@ -41,19 +33,14 @@ from cojax.run.machine import facts
 from cojax.run.parts import similarities
 from cojax.run.policies import announce, with_absolute_path
 from cojax.run.processes import ALONE, Together, as_of_one, log_to, outlines
-from cojax.run.summary import record, summarise, zero_shot_score
+from cojax.run.summary import held_out_score, summarise, zero_shot_score
 from cojax.settings.compatibility import in_todays_keys
-from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.checksums import with_checksum
-from cojax.storage.files import RunDirectoryError, write_json
+from cojax.storage.files import write_json
 from cojax.storage.run_directory import RunDirectory
 from cojax.storage.run_files import Verified
 
 _LOG = logging.getLogger("cojax")
-EXPECTED = (
-    ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, NonFiniteUpdate, ModuleNotFoundError,
-    EnvironmentFailure, EngineError, InstallError, DeviceMemoryError, DistributedError, MemoryError,
-)  # fmt: skip
 
 
 class Stop:
@@ -112,23 +99,23 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
     together.on_stop = stop.ask
     with clock("warm_start"):
         parts = dataclasses.replace(states.parts(config, directory, verified), together=together)
-    initial_tasks = held_out.InitialTasks(config, parts, directory, verified)
+    initial_tasks = functools.cache(functools.partial(states.initial_tasks, config, parts))
     try:
         with clock("warm_start"):
             announce(parts.chat, config.model.tools)
             resuming = verified is not None
             states.keep_tokenizer(parts.chat.tokenizer, directory, verified)
-            policy = states.initial_policy(config, parts, initial_tasks.training, directory, verified)
-            states.keep_model(parts, policy, config, directory, verified)
-            learner = assemble.learner(config, parts, policy.params)
-            train_state = learner.init(policy.params, config.seed)
+            params, origin = states.initial_policy(config, parts, lambda: initial_tasks()[0], directory, verified)
+            states.keep_model(parts, params, origin, config, directory, verified)
+            learner = assemble.learner(config, parts, params)
+            train_state = learner.init(params, config.seed)
             learner = assemble.fitted(config, learner, train_state)
             if not parts.evaluation:
                 # An explorer may sample the policy.
                 parts.engine.load(learner.weights(train_state, 0))
-                parts = initial_tasks.evaluated()
+                parts = states.evaluated(parts, directory.folder / states.HELD_OUT, resuming, initial_tasks)
             loop = assemble.loop(config, parts, learner, clock)
-            del policy  # the learner has copied what it needs
+            del params  # the learner has copied what it needs
         train_state = train_state if resuming else states.rehearsed(config, loop, train_state)
         zero_shot = zero_shot_score(config, parts, learner, train_state, clock, directory)
         if resuming:
@@ -137,7 +124,7 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
         if state := states.resume(config, loop, train_state, directory):
             state = dataclasses.replace(state, learner=states.rehearsed(config, loop, state.learner, state.second))
         else:
-            state = states.begin(config, loop, train_state, directory, initial_tasks.training)
+            state = states.begin(config, loop, train_state, directory, lambda: initial_tasks()[0])
         rounds = assemble.rounds(config, loop)
         with _recorded(config, loop, state, directory) as observe, stop.looping():
             if rounds:
@@ -149,8 +136,8 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
             settle(config.llm.timeout)
             return _stopped(stop, config, state)
         with clock("evaluation"):
-            final = held_out_score(config, parts, "evaluation", config.evaluation.trials) if parts.evaluation else None
-        directory.files.add_evaluation("final", record(final), final.episodes if final else ())
+            final, episodes = held_out_score(config, parts, "evaluation", config.evaluation.trials)
+        directory.files.add_evaluation("final", final, episodes)
         summary = summarise(
             state.step, directory, zero_shot, final, clock, similarities(config, parts.environment, parts.evaluation)
         )
@@ -236,8 +223,6 @@ def _stopped(stop: Stop, config: ConfigDict, state: State) -> int:
     where = "at" if state.record is None else "in the evolution of"
     CONSOLE.print(
         f"stopped {where} step {state.step} of {config.steps}; run the same command again to go on, "
-        f"or look at it by: cojax report {config.workdir}",
-        markup=False,
-        soft_wrap=True,
+        f"or look at it by: cojax report {config.workdir}"
     )
     return 128 + stop.number

@@ -14,12 +14,12 @@ a router elsewhere, and leave it when this process is stopped. A trainer then ne
 --host must be an address by which router and trainer reach the servers.
 """
 
-import sys
+import functools
 from collections.abc import Sequence
 
-from absl import app, flags
+from absl import flags
 
-from cojax.settings.flags import parse
+from cojax.settings import flags as settings
 
 _HOST = flags.DEFINE_string("host", "0.0.0.0", "The address to listen on.")
 _FOLLOW = flags.DEFINE_string("follow", "", "A run directory: serve its newest checkpoint.")
@@ -32,8 +32,4 @@ def main(argv: Sequence[str]) -> None:
     run(_HOST.value, _FOLLOW.value, _ROUTER.value)
 
 
-def start() -> None:
-    """Runs the command with the arguments of this process."""
-    sys.modules["__main__"].__doc__ = __doc__  # which --help shows
-    flags.mark_flag_as_required("config")
-    app.run(main, flags_parser=parse)
+start = functools.partial(settings.start, main, __doc__)

@@ -24,7 +24,6 @@ from typing import TextIO
 
 import jax
 import numpy as np
-from absl import logging as absl_logging
 from ml_collections import ConfigDict
 
 from cojax.durable import own_file
@@ -291,7 +290,7 @@ async def _serve(config: ConfigDict, host: str, stop: threading.Event, run: str,
     except asyncio.CancelledError:
         return 0
     except EngineError as error:
-        CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
+        CONSOLE.print(f"error: {error}", style="bold red")
     return 1
 
 
@@ -385,7 +384,6 @@ def run(host: str, follow: str, router: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     logging.basicConfig(stream=sys.stdout, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells of every array
     logging.getLogger("cojax").setLevel(logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
     # The accelerators are the servers'.
@@ -394,7 +392,7 @@ def run(host: str, follow: str, router: str) -> None:
         config = configuration()
         sys.exit(serve(config, host, stop, follow, router))
     except FAULTS as error:
-        CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
+        CONSOLE.print(f"error: {error}", style="bold red")
         sys.exit(1)
 
 

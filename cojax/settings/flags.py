@@ -4,10 +4,11 @@ import difflib
 import itertools
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from absl import flags
+from absl import app, flags
+from absl import logging as absl_logging
 from ml_collections import config_flags
 
 from cojax.command import worded
@@ -31,6 +32,13 @@ CONTINUED = str(EXPERIMENTS / "continued.py")
 OF_ENTRIES: dict[str, str] = {}
 
 
+def start(main: Callable[[list[str]], None], about: str | None) -> None:
+    """Runs a command that needs a configuration, with the arguments of this process; `about` is what --help shows."""
+    sys.modules["__main__"].__doc__ = about
+    flags.mark_flag_as_required("config")
+    app.run(main, flags_parser=parse)
+
+
 def parse(argv: list[str]) -> list[str]:
     """Parses the flags. A wrong flag ends the command with status 1 and a message of one line."""
     main = sys.modules["__main__"]
@@ -46,6 +54,7 @@ def parse(argv: list[str]) -> list[str]:
         argv[1:] = _without_entries(argv[1:], OF_ENTRIES)
         _check_names(argv[1:])
         rest = flags.FLAGS(argv)
+        absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells of every array
         if len(rest) > 1:
             raise FlagError(f"unexpected argument {rest[1]!r}; settings are given as --config.KEY=VALUE")
         if CONFIG.value is not None:

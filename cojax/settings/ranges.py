@@ -1,23 +1,20 @@
 """Whether every setting of a configuration is one, and in its range. Knows no entry; cojax/run/checks.py does."""
 
 import difflib
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from cojax.command import worded
 from cojax.registry.annotations import RegistryError, convert_setting, description, shown
-from cojax.settings.tree import LEAVES, OPEN
+from cojax.settings.tree import LEAVES, NAMES, OPEN
 
 # Characters of an unknown name that an error shows.
 _SHOWN = 100
-_NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text("utf-8"))
 # The settings that our own entries declare, and those of older releases.
-ENTRY_SETTINGS = tuple(f"{section}.{name}" for section, names in _NAMES["declared"].items() for name in names)
-GONE: Mapping[str, Sequence[Any]] = _NAMES["gone"]
+ENTRY_SETTINGS = tuple(f"{section}.{name}" for section, names in NAMES["declared"].items() for name in names)
+GONE: Mapping[str, Sequence[Any]] = NAMES["gone"]
 # Settings that choose an entry which has settings.
 _CHOOSING = {words.partition(",")[0] for words in OPEN.values()} & LEAVES.keys()
 RANGES: dict[str, Any] = {name: leaf.range for name, leaf in LEAVES.items()}

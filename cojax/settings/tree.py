@@ -14,7 +14,9 @@ import dataclasses
 import inspect
 import re
 import textwrap
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from cojax.registry.annotations import Range
@@ -706,16 +708,5 @@ LEAVES: dict[str, Leaf] = {
     for name, section in (*SECTIONS.items(), *((name, section) for name, _, section in ENTRIES))
     for leaf, about in leaves_of(section).items()
 }
-# The sections and settings that may differ between two starts of one run; a larger `steps` extends a finished run.
-# config.json notes every change under `history`. Those of a loss are to get past a step that fails.
-FREE_SETTINGS = {
-    "steps", "workdir", "checkpoint_every", "checkpoints_kept", "episodes_kept", "mismatch_alarm",
-    "accept_changed_code", "learner.micro_rows", "learner.skip_steps", "learner.remat", "optimizer.learning_rate",
-    "optimizer.clip_norm", "limits.environment_deadline", "limits.engine_deadline", "limits.retries",
-    "limits.error_rate", "limits.concurrency", "environment.cluster", "engine.slots",
-    "wandb", "mesh", "sglang", "distributed",
-    "learner.loss_settings.importance_cap", "learner.loss_settings.clip_low", "learner.loss_settings.clip_high",
-    "preference.learning_rate", "quality.base_url", "llm.base_url", "llm.timeout", "llm.deadline", "llm.concurrency",
-    "llm.max_tokens_per_evolution", "llm.max_requests_per_evolution", "llm.price_in", "llm.price_out",
-    "llm.send_schema", "llm.send_seed",
-}  # fmt: skip
+NAMES: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("names.toml").read_text("utf-8"))
+FREE_SETTINGS = frozenset(NAMES["free"])

@@ -99,21 +99,6 @@ class Checkpointer:
                 raise explain(cause, final) from error
             raise
 
-    def restore(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
-        """(step, arrays, host) of the newest sound step; None where nothing was ever saved.
-
-        `like` is a pytree of arrays or ShapeDtypeStructs with the structure, shapes, dtypes and shardings wanted. A
-        damaged step is skipped with a warning that names it. Raises CheckpointError when steps exist but none is
-        sound, or when the sound one does not fit `like`.
-        """
-        found = self.newest()
-        if found is None:
-            return None
-        step, host, faults = found
-        for fault in faults:
-            LOG.warning("%s", fault)
-        return step, self.arrays(step, like), host
-
     def newest(self) -> SoundCheckpoint | None:
         """The newest sound step, or None where nothing was ever saved. Writes nothing.
 

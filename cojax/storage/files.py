@@ -11,6 +11,7 @@ import fcntl
 import io
 import json
 import os
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -22,6 +23,8 @@ Record = Mapping[str, Any]
 LONGEST_LINE = 2**27  # bytes of a record
 LARGEST_JSON = 2**28  # bytes of a file that holds one object
 _TAIL = 2**16  # bytes
+# Name of an error of writing a file → what to do.
+_FIXES: Mapping[str, str] = tomllib.loads(Path(__file__).with_name("fixes.toml").read_text("utf-8"))
 # Its package makes links of its own there, and we neither write nor delete in it.
 _FOREIGN = "wandb"
 # Bytes that are never in a log → their name.
@@ -229,16 +232,7 @@ def write_text(path: Path, text: str) -> None:
 
 def explain(error: OSError, path: Path) -> StorageError:
     """The error of writing a file, with its path and the fix."""
-    fixes = {
-        errno.ENOSPC: "The disk is full: free space, then run the same command again.",
-        errno.EDQUOT: "The disk quota is used up: free space, then run the same command again.",
-        errno.EFBIG: "The file size limit is reached: raise it (ulimit -f), then run the same command again.",
-        **dict.fromkeys((errno.EACCES, errno.EPERM), "Make the folder writable, or choose another workdir."),
-        errno.EROFS: "The file system is read-only: choose another workdir.",
-        **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "A part of the path is a file: choose another workdir."),
-        errno.ELOOP: "A link is in its place: put the file itself there, or choose another workdir.",
-    }
-    fix = fixes.get(error.errno or 0, "Check the disk, then run the same command again.")
+    fix = _FIXES.get(errno.errorcode.get(error.errno or 0, ""), "Check the disk, then run the same command again.")
     return StorageError(error.errno, f"cannot write {path}: {error.strerror or error}. {fix}")
 
 

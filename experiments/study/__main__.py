@@ -19,11 +19,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cojax.command import CommandLineParser
 from cojax.durable import sweep
 from cojax.report.console import CONSOLE, duration
 from cojax.run.checks import check
 from cojax.settings import presets
-from cojax.settings.command_line import CommandLineParser
 from cojax.storage.files import RunDirectoryError, lock_folder, read_json, write_json, write_text
 from . import figures, schedule, stored, tables
 from .comparison import differing_facts, differing_parts, mismatch, variables_of, with_stored_variables
@@ -81,12 +81,7 @@ def _carry_out(given: argparse.Namespace, rest: Sequence[str], stop: threading.E
 
 
 def _parser() -> CommandLineParser:
-    parser = CommandLineParser(
-        prog="python -m experiments.study",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = CommandLineParser("python -m experiments.study", __doc__, allow_abbrev=False)
     parser.add_argument("--name", choices=(*TABLES, _ALL), default="main", help="the table (main), or all of them")
     parser.add_argument("--arms", help="some of its arms alone, with commas: a table of its own name")
     parser.add_argument("--seeds", type=int, help=f"so many, from the first on ({DEFAULT_SEEDS}; losses: 4)")

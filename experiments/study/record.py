@@ -18,7 +18,7 @@ from cojax.report.figures import CONVERSION, conversions
 from cojax.report.lineage import histories
 from cojax.report.origins import worth
 from cojax.report.run import Run, read_run
-from cojax.run import held_out
+from cojax.run import states
 from cojax.signals import SIGNALS
 from cojax.storage.files import StorageError, read_json
 from cojax.types import INFRASTRUCTURE, Task, content_hash
@@ -188,8 +188,8 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
 def _evaluated(environment: Environment, evaluation: Mapping[str, Any], workdir: Path) -> Sequence[Task]:
     """The evaluation tasks: the environment's own, or those that the run held out."""
     tasks = environment.tasks(evaluation["split"], evaluation["tasks"], evaluation["seed"])
-    if not tasks and (workdir / held_out.FILE).exists():
-        return held_out.stored(workdir / held_out.FILE)
+    if not tasks and (workdir / states.HELD_OUT).exists():
+        return states.stored(workdir / states.HELD_OUT)
     return tasks
 
 

@@ -27,8 +27,8 @@ from typing import Any
 from campaign import episodes, faults, leaks
 from campaign.cases import COUNTS, EPISODES, FAULTS, Canary
 from campaign.episodes import Half
+from cojax.command import CommandLineParser
 from cojax.environment import EnvironmentFailure, InstallError
-from cojax.settings.command_line import CommandLineParser
 
 # The most violations that the JSON object names; all are printed.
 _NAMED = 50
@@ -50,9 +50,7 @@ def case(text: str) -> str:
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = CommandLineParser(
-        prog="python -m experiments.campaign", description=__doc__.partition("\n")[0], allow_abbrev=False
-    )
+    parser = CommandLineParser("python -m experiments.campaign", __doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--episodes", type=number, default=10_000, help="episodes played (default: %(default)s)")
     parser.add_argument("--faults", type=number, default=1_000, help="faults injected (default: %(default)s)")
     parser.add_argument("--seed", type=number, default=0, help="what all cases derive from (default: %(default)s)")

@@ -170,6 +170,7 @@ def _episodes(target: Path, rng: random.Random, mounted: bool) -> Iterator[str]:
 def _checkpoints(target: Path, rng: random.Random, mounted: bool) -> Iterator[str]:
     """Saves checkpoints: an older one must stay the newest good one until another is complete."""
     import numpy as np
+    from restored import restored
 
     from cojax.storage.checkpoint import Checkpointer
 
@@ -181,10 +182,10 @@ def _checkpoints(target: Path, rng: random.Random, mounted: bool) -> Iterator[st
             with contextlib.suppress(StorageError):
                 keeper.save(step, {"w": rng.random() + np.zeros(4_000, np.float32)}, {"n": step})
                 good = step
-    if (found := keeper.restore(like)) is None or (found[0], found[2]["n"]) != (good, good):
+    if (found := restored(keeper, like)) is None or (found[0], found[2]["n"]) != (good, good):
         yield f"the newest good checkpoint is {found and found[0]}, expected {good}"
     keeper.save(4, {"w": np.full(4_000, 4, np.float32)}, {"n": 4})
-    if (found := keeper.restore(like)) is None or found[0] != 4 or found[1]["w"][0] != 4:
+    if (found := restored(keeper, like)) is None or found[0] != 4 or found[1]["w"][0] != 4:
         yield "no checkpoint can be saved once there is room"
 
 

@@ -16,7 +16,9 @@ from cojax.policy.transformer import make_cache
 from cojax.run import assemble, engines, processes, states
 from cojax.settings.ranges import check_ranges
 from cojax.settings.tree import FREE_SETTINGS
+from cojax.storage.checksums import with_checksum
 from cojax.storage.evaluation_directory import EvaluationDirectory
+from cojax.storage.files import write_json
 from experiments import appworld, bfcl, desk
 
 GIB = 2**30
@@ -157,7 +159,7 @@ def test_a_run_whose_slots_no_longer_fit_names_a_flag_that_may_change(free, monk
     """engine.name, engine.lanes and engine.max_length may not, and are not named."""
     monkeypatch.setattr(assemble, "parts", lambda config: SimpleNamespace(engine=engines.local(config, TINY)))
     config, directory = given(bfcl, max_length=64), SimpleNamespace(folder=tmp_path)
-    engines.keep(tmp_path / "engine.json", 128)
+    write_json(tmp_path / "engine.json", with_checksum({"slots": 128}))
     free(0.004)
     with pytest.raises(ValueError, match=r"engine.slots=128 .* are free beside the weights; add --config") as caught:
         states.parts(config, directory, True)

@@ -194,10 +194,10 @@ def test_the_tpu_compilers_refusal_is_read():
 
 def test_a_card_gives_the_share_that_jax_takes(monkeypatch):
     monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
-    assert targets.H100.limit == 63_707_234_304
+    assert targets.CHIPS["h100"].limit == 63_707_234_304
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
-    assert targets.H100.limit == 42_471_489_536
-    assert targets.V5E.limit == 16_911_433_728
+    assert targets.CHIPS["h100"].limit == 42_471_489_536
+    assert targets.CHIPS["v5e"].limit == 16_911_433_728
 
 
 def test_an_unknown_target_is_refused_with_the_others():
@@ -317,7 +317,7 @@ def test_a_compiler_that_fails_is_said_in_one_line():
 def test_a_share_that_is_no_number_is_named(monkeypatch):
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "most")
     with pytest.raises(ValueError, match="XLA_PYTHON_CLIENT_MEM_FRACTION is 'most'; expected the share"):
-        targets.H100.limit  # noqa: B018
+        targets.CHIPS["h100"].limit  # noqa: B018
 
 
 def test_a_missing_compiler_is_said_in_one_line(config):

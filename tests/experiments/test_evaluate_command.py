@@ -15,7 +15,7 @@ from trained_runs import config, make_run
 from cojax.evaluation.evaluate import evaluate, splits_of, subject_of, tasks_of
 from cojax.report import command as report
 from cojax.report import page as pages
-from cojax.report import write_evaluation_report
+from cojax.report.page import write_evaluation_report
 from cojax.rollout.collect import RolloutError
 from cojax.run.export import export
 from cojax.run.trained import of_run

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from types import SimpleNamespace
 
 import pytest
 
 from cojax.environment import Traits
-from cojax.run import held_out, parts
-from cojax.run.held_out import InitialTasks, divided, of_run, stored
+from cojax.run import parts, states
+from cojax.run.states import HELD_OUT, evaluated, held_out_by, hold_out, initial_tasks, stored
 from cojax.settings import base
 from cojax.storage.checksums import with_checksum
 from cojax.synthesis import Synthesis
@@ -34,7 +35,7 @@ def tasks(count: int, setups: int) -> tuple[Task, ...]:
     ],
 )  # fmt: skip
 def test_a_fifth_is_held_out_if_that_is_twenty_and_at_most_two_hundred(count, setups, held):
-    training, evaluation = divided(tasks(count, setups))
+    training, evaluation = hold_out(tasks(count, setups))
     assert len(evaluation) == held
     assert not {one.setup["n"] for one in training} & {one.setup["n"] for one in evaluation}
     assert {one.id for one in (*training, *evaluation)} == {one.id for one in tasks(count, setups)}
@@ -43,20 +44,21 @@ def test_a_fifth_is_held_out_if_that_is_twenty_and_at_most_two_hundred(count, se
 
 def test_a_wording_that_is_also_trained_on_is_in_neither_part():
     found = (*tasks(80, 80), *(task(100 + n, "The same  query") for n in range(40)))
-    training, evaluation = divided(found)
+    training, evaluation = hold_out(found)
     assert len(evaluation) >= 20
     assert "the same query" not in {normalise(one.query) for one in evaluation}
     assert len(training) + len(evaluation) < len(found)
-    assert divided(found) == (training, evaluation)
+    assert hold_out(found) == (training, evaluation)
 
 
 def initial(tmp_path, monkeypatch, found, *, evaluation=(), begun=False):
     drafts = (*({"task": one.id} for one in found), {"task": ""})
     calls = []
-    monkeypatch.setattr(held_out.assemble, "initial", lambda *_: calls.append(1) or Synthesis(found, drafts))
+    monkeypatch.setattr(states.assemble, "initial", lambda *_: calls.append(1) or Synthesis(found, drafts))
     made = dataclasses.make_dataclass("Made", [("evaluation", tuple), ("from_initial", bool, False)])(evaluation)
-    directory = SimpleNamespace(folder=tmp_path)
-    return InitialTasks(None, made, directory, object() if begun else None), calls
+    training = functools.cache(functools.partial(initial_tasks, None, made))
+    parts_of = functools.partial(evaluated, made, tmp_path / HELD_OUT, begun, training)
+    return SimpleNamespace(training=lambda: training()[0], evaluated=parts_of), calls
 
 
 def test_held_out_tasks_are_stored_with_the_run_and_read_when_it_goes_on(tmp_path, monkeypatch, capsys):
@@ -69,8 +71,8 @@ def test_held_out_tasks_are_stored_with_the_run_and_read_when_it_goes_on(tmp_pat
     again, calls = initial(tmp_path, monkeypatch, (), begun=True)
     assert again.evaluated().evaluation == made.evaluation
     assert calls == []
-    assert of_run(str(tmp_path)) == of_run(str(tmp_path / "checkpoints" / "20")) == made.evaluation
-    assert of_run(str(tmp_path / "a" / "b" / "c")) == ()
+    assert held_out_by(str(tmp_path)) == held_out_by(str(tmp_path / "checkpoints" / "20")) == made.evaluation
+    assert held_out_by(str(tmp_path / "a" / "b" / "c")) == ()
 
 
 def test_too_few_tasks_are_all_trained_on(tmp_path, monkeypatch, capsys):
@@ -83,15 +85,16 @@ def test_too_few_tasks_are_all_trained_on(tmp_path, monkeypatch, capsys):
 
 
 def test_an_environment_with_evaluation_tasks_keeps_all_of_d_0(tmp_path, monkeypatch):
-    (tmp_path / held_out.FILE).write_text("of another run")
     first, _ = initial(tmp_path, monkeypatch, tasks(100, 100), evaluation=tasks(1, 1))
-    assert first.evaluated().evaluation == tasks(1, 1)
     assert len(first.training().tasks) == 100
-    assert not (tmp_path / held_out.FILE).exists()
+    (tmp_path / HELD_OUT).write_text("of another run")
+    monkeypatch.setattr(states.assemble, "parts", lambda config: SimpleNamespace(engine=None))
+    states.parts(base.get_config(), SimpleNamespace(folder=tmp_path), None)
+    assert not (tmp_path / HELD_OUT).exists()
 
 
 def test_a_damaged_file_is_refused(tmp_path):
-    path = tmp_path / held_out.FILE
+    path = tmp_path / HELD_OUT
     record = with_checksum({"tasks": []})
     for text in ("{", json.dumps({**record, "tasks": [1]}), json.dumps(with_checksum({"tasks": [{"id": "x"}]}))):
         path.write_text(text)
@@ -132,6 +135,10 @@ def test_no_more_expeditions_are_made_at_a_time_than_the_environment_can_have():
     assert [parts.width(config, stating(concurrency=most), 4) for most in (None, 2, 9)] == [3, 2, 3]
 
 
+def measured_similarity(*given):
+    return parts.similarities(*given).get("evaluation_similarity_measured")
+
+
 def test_the_similarity_is_measured_where_an_environment_words_all_alike():
     config = base.get_config()
     apart = [task(n, query) for n, query in enumerate(("open the door", "buy some milk", "call my sister back"))]
@@ -139,9 +146,9 @@ def test_the_similarity_is_measured_where_an_environment_words_all_alike():
     alike = [task(0, f'move with title "{title}" and day "{day}"') for title in titles for day in days]
     assert parts.similarity(config, stating(), alike) == 0.7
     assert parts.similarity(config, stating(worded_alike=True), apart) == 0.7
-    assert parts.measured_similarity(config, stating(worded_alike=True), alike[:1]) == 0.0
-    assert parts.measured_similarity(config, stating(worded_alike=True), []) is None
-    measured = parts.measured_similarity(config, stating(worded_alike=True), alike)
+    assert measured_similarity(config, stating(worded_alike=True), alike[:1]) == 0.0
+    assert measured_similarity(config, stating(worded_alike=True), []) is None
+    measured = measured_similarity(config, stating(worded_alike=True), alike)
     assert measured is not None
     assert 0.7 < measured < 0.95
     assert parts.similarity(config, stating(worded_alike=True), alike) == measured

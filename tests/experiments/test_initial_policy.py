@@ -8,8 +8,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,11 +25,12 @@ from trained_runs import config
 import environments
 from cojax.policy.config import ModelConfig
 from cojax.policy.pretrained import write_model
+from cojax.policy.transformer import Params
 from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.export import load_params, save_model
 from cojax.run import assemble, initial_policy, policies, states, trained
 from cojax.run.entries import learned_by
-from cojax.run.initial_policy import InitialPolicy, demonstrations, weights_hash
+from cojax.run.initial_policy import demonstrations, weights_hash
 from cojax.run.initial_policy import initial_policy as begin
 from cojax.run.processes import ALONE
 from cojax.storage.checkpoint import CheckpointError
@@ -75,11 +78,16 @@ class Held:
         self.versions = (*self.versions, weights.version)
 
 
-def start(settings: ConfigDict, engine: Held | None = None) -> tuple[InitialPolicy, ModelConfig]:
+class Begun(NamedTuple):
+    params: Params
+    origin: Mapping[str, Any]
+
+
+def start(settings: ConfigDict, engine: Held | None = None) -> tuple[Begun, ModelConfig]:
     tokenizer, shape = policies.tokenizer_and_shape(settings, DESK)
     chat = Chat(tokenizer, no_document)
     made = SimpleNamespace(environment=DESK, chat=chat, model=shape, engine=engine or Held(), mesh=None, together=ALONE)
-    return begin(settings, made, lambda step: 0.25, lambda: DESK.tasks("dev", 2)), shape
+    return Begun(*begin(settings, made, lambda step: 0.25, lambda: DESK.tasks("dev", 2))), shape
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +96,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def changed(folder: Path, shape: ModelConfig, after: InitialPolicy) -> dict[str, bool]:
+def changed(folder: Path, shape: ModelConfig, after: Begun) -> dict[str, bool]:
     """Of each parameter, whether it differs from the folder's."""
     before = jax.tree_util.tree_leaves_with_path(load_params(folder, shape))
     leaves = jax.tree.leaves(after.params)
@@ -206,7 +214,7 @@ def test_a_run_that_goes_on_needs_no_cache(folder, model, tmp_path, monkeypatch,
     assert (directory.folder / "base").is_dir() == own
     monkeypatch.setattr(assemble, "initial_policy", lambda *given: pytest.fail("made again"))
     made = SimpleNamespace(model=model, mesh=None, together=ALONE)
-    found = states.initial_policy(given, made, tuple, directory, found=object())
+    found = Begun(*states.initial_policy(given, made, tuple, directory, found=object()))
     assert found.origin == {"folder": str(folder), "shown": 4}
     expected = initialize(model, 5) if own else load_params(folder, model)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found.params, expected))

@@ -40,10 +40,10 @@ def test_a_pretrained_model_learns_from_six_demonstrations(tmp_path: Path, monke
     tokenizer, model = policies.tokenizer_and_shape(config, desk)
     chat = Chat(tokenizer, no_document)
     made = SimpleNamespace(environment=desk, chat=chat, model=model, engine=Held(), mesh=None, together=ALONE)
-    found = initial_policy(config, made, lambda step: 0.0, tuple)
-    assert (found.origin["shown"], found.origin["demonstrations"]) == (6, 12)
-    assert found.origin["dropped"] > 0  # some are longer than a row of 192 tokens
-    losses = [check["loss"] for check in found.origin["checks"]]
+    _, origin = initial_policy(config, made, lambda step: 0.0, tuple)
+    assert (origin["shown"], origin["demonstrations"]) == (6, 12)
+    assert origin["dropped"] > 0  # some are longer than a row of 192 tokens
+    losses = [check["loss"] for check in origin["checks"]]
     # A model with random weights would begin at log 49,152 = 10.8; this one does not know the marks of a call.
     assert losses[0] < 4.0
     assert losses[2] < 0.8 * losses[0]

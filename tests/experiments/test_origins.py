@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from trained_runs import config
 
-from cojax.report import read_run, write_report
-from cojax.report.run import origin_line
+from cojax.report.page import write_report
+from cojax.report.run import origin_line, read_run
 from cojax.run.trained import origin_of, taught
 
 TAUGHT = {"shown": 272, "epochs": 1.0, "lora_rank": 0}

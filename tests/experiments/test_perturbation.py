@@ -48,7 +48,7 @@ def test_a_run_begins_with_the_perturbed_policy(monkeypatch):
         made = SimpleNamespace(
             environment=desk, chat=None, model=model, engine=None, development=(), mesh=None, together=ALONE
         )
-        params = assemble.initial_policy(settings, made, tuple).params
+        params, _ = assemble.initial_policy(settings, made, tuple)
         return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
 
     plain, other = begins(0), begins(1)

@@ -157,11 +157,12 @@ def test_demonstrations_longer_than_a_row_are_counted_and_left_out(monkeypatch, 
     monkeypatch.setattr(initial_policy.warm_start, "train", train)
     made = [begin(settings, _made(environment, chat, shape), lambda step: 0.25, tuple) for _ in range(2)]
     assert learned == [lengths[:2]]  # once: the second time it comes from the cache
-    assert (made[0].params["embed"]["embedding"] == made[1].params["embed"]["embedding"]).all()
+    (first, origin), (again, _) = made
+    assert (first["embed"]["embedding"] == again["embed"]["embedding"]).all()
     line = "3 demonstrations (1 too long for a row and left out), 1 batches, loss 0.500, dev success 25.0 %"
     told = "policy: from scratch, shown 2 demonstrations once each, learned by all weights"
     assert [(said := capsys.readouterr().out).count(line), said.count(told)] == [2, 2]
-    assert made[0].origin["dropped"] == 1
+    assert origin["dropped"] == 1
     settings.engine.max_length = lengths[0]
     with pytest.raises(ValueError, match=f"1 of 3 demonstrations fit the {lengths[0]} tokens"):
         begin(settings, _made(environment, chat, shape), lambda step: 0.25, tuple)
@@ -181,9 +182,9 @@ def test_without_steps_the_policy_is_random(capsys):
     settings.model.shape.update({"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1})
     tokenizer, shape = tokenizer_and_shape(settings, Splits())
     made = (begin(settings, _made(Splits(), Chat(tokenizer), shape), float, tuple) for _ in range(2))
-    first, again = made
-    assert (first.params["embed"]["embedding"] == again.params["embed"]["embedding"]).all()
-    assert first.origin == {"folder": "", "shown": 0}
+    (first, origin), (again, _) = made
+    assert (first["embed"]["embedding"] == again["embed"]["embedding"]).all()
+    assert origin == {"folder": "", "shown": 0}
     assert "policy: from scratch, shown no demonstrations (warm_start.steps=0)" in capsys.readouterr().out
 
 

@@ -158,7 +158,7 @@ def test_programs_are_examined_for_devices_that_have_published_figures(config, m
     assert preflight._programs(config, {"learner": tpu, "learned": "state"}) == (
         "1.5 of 16.0 GiB a device, each sends 5 GiB a step, kernels: splash attention; a step takes at least 2.5 s"
     )
-    assert seen == [(tpu, "state", [4, 4], targets.V5E, 1)]
+    assert seen == [(tpu, "state", [4, 4], targets.CHIPS["v5e"], 1)]
     assert preflight._programs(config, {"learner": cpu, "learned": "state"}) == (
         "not examined: experiments.compile knows no such device"
     )

@@ -6,11 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from cojax.environment import Traits, traits_of
-from cojax.evaluation.scores import HeldOut, dev_score, held_out_score, success_by_tool
 from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.run import assemble
-from cojax.run.summary import record
-from cojax.scoring import score
+from cojax.run.summary import dev_score, held_out_score, success_by_tool
 from cojax.settings.base import get_config
 from cojax.types import Action, Call, Group, Task, Trajectory
 from environments.desk import Desk
@@ -31,10 +29,10 @@ def test_a_task_counts_for_each_tool_of_its_solution_once():
     assert success_by_tool([group((), 1.0)], "finish") == {}
 
 
-def test_the_record_of_an_evaluation_has_success_by_tool():
-    found = HeldOut(score(GROUPS), {}, {}, by_tool=success_by_tool(GROUPS, "finish"))
-    assert record(found)["by_tool"]["a"] == {"success": 0.5, "tasks": 2}
-    assert record(None) == {"success": None, "tasks": {}}
+def test_without_evaluation_tasks_there_is_no_success():
+    assert held_out_score(get_config(), SimpleNamespace(evaluation=()), "evaluation") == (
+        {"success": None, "tasks": {}}, (),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("reuses", [False, True])
@@ -61,7 +59,8 @@ def test_evaluations_are_played_there_and_tasks_to_train_on_are_not(monkeypatch:
         limits=Limits(),
     )  # fmt: skip
     config = get_config()
-    held_out_score(config, made, "evaluation")
+    found, _ = held_out_score(config, made, "evaluation")
+    assert found["by_tool"]["a"] == {"success": 0.5, "tasks": 2}
     dev_score(config, made, 1, tasks)
     made.development = ()
     dev_score(config, made, 1, tasks)

@@ -6,7 +6,7 @@ import functools
 import pytest
 from study_records import record
 
-from cojax.report import read_run
+from cojax.report.run import read_run
 from cojax.storage.files import Log, StorageError, write_json
 from environments import load
 from experiments.study import stored

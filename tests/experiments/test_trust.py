@@ -20,8 +20,9 @@ from cojax import registry
 from cojax.registry.annotations import RegistryError
 from cojax.run import entries
 from cojax.run.checks import check as check_settings
-from cojax.run.configuration import PLACES, PROGRAMS, configuration
+from cojax.run.configuration import configuration
 from cojax.settings import flags
+from cojax.settings.tree import NAMES
 from experiments import desk
 
 _MODULE = """
@@ -256,7 +257,7 @@ def test_the_programs_and_places_are_settings_that_there_are() -> None:
     leaves, own = desk.get_config(), set()
     for world in ("mcp", "openenv", "tau2"):
         own |= registry.settings(environments.maker(world)).keys()
-    for name in (*PROGRAMS, *PLACES):
+    for name in (*NAMES["programs"], *NAMES["places"]):
         section, _, key = name.partition(".")
         assert key in leaves[section] or (section == "environment" and key in own)
 

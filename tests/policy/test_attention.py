@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cojax.compile.targets import H100, lowered_for
+from cojax.compile.targets import CHIPS, lowered_for
 from cojax.policy import attention
 from cojax.policy.attention import packed_attention
 from cojax.policy.sharding import make_mesh
@@ -89,7 +89,7 @@ def test_the_kernel_of_an_accelerator_is_what_is_compiled_there(
         jax.ShapeDtypeStruct(shape, dtype)
         for shape, dtype in [((2, 130, 4, 128), "bfloat16"), ((2, 130, 2, 128), "bfloat16"), ((2, 130), "int32")]
     )
-    device = type("Device", (), {"platform": platform, "device_kind": H100.kind})
+    device = type("Device", (), {"platform": platform, "device_kind": CHIPS["h100"].kind})
     with lowered_for(device):
         program = jax.jit(gradient).trace(query, key, key, segments).lower(lowering_platforms=(platform,)).as_text()
     assert program.count(call) >= 3  # forward, and the two halves of the backward pass

@@ -16,12 +16,12 @@ import pytest
 from browser import dom
 
 from cojax.pool import task_record
-from cojax.report import TaskVisit, lineage, read_run, write_report
 from cojax.report.command import main
 from cojax.report.episodes import pick_varied, pick_within
 from cojax.report.figures import evenly, evolutions, first_and_last_success, headline, pool, totals
-from cojax.report.lineage import add_visit, histories
-from cojax.report.page import contents, embed
+from cojax.report.lineage import TaskVisit, add_visit, histories, lineage
+from cojax.report.page import contents, embed, write_report
+from cojax.report.run import read_run
 from cojax.storage.episodes import Episodes
 from cojax.storage.files import Log, write_json
 from cojax.types import Action, Call, Check, Lineage, Message, Observation, Signal, Task, Trajectory, Turn, to_json

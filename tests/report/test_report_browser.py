@@ -18,7 +18,9 @@ from large_run import write_run
 from test_report import ATTACK, CHILD, GRANDCHILD, SEED, SOURCE, episode, metrics
 
 from cojax.pool import task_record
-from cojax.report import live, write_comparison, write_evaluation_report, write_report
+from cojax.report import live
+from cojax.report.comparison import write_comparison
+from cojax.report.page import write_evaluation_report, write_report
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, Episodes
 from cojax.storage.files import Log, write_json
 from cojax.types import Signal, to_json

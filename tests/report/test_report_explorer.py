@@ -11,10 +11,13 @@ from test_report import ATTACK, CHILD, GRANDCHILD, SEED, SOURCE, data_of, episod
 
 from cojax.explorer.llm.chat_model import Journal
 from cojax.pool import task_record
-from cojax.report import exchanges, lineage, places_of, read_exchanges, read_run, write_report
+from cojax.report import exchanges
 from cojax.report.command import main
+from cojax.report.exchanges import places_of, read_exchanges
 from cojax.report.figures import conversion, feedback, lengths, quality
-from cojax.report.page import contents
+from cojax.report.lineage import lineage
+from cojax.report.page import contents, write_report
+from cojax.report.run import read_run
 from cojax.signals import kinds
 from cojax.storage.episodes import Episodes
 from cojax.storage.files import Log, write_json

@@ -11,7 +11,7 @@ import pytest
 from test_report import CHILD, GRANDCHILD, SEED, data_of, episode, metrics, run  # noqa: F401
 
 from cojax.pool import task_record
-from cojax.report import TaskVisit, read_run, write_report
+from cojax.report.lineage import TaskVisit
 from cojax.report.origins import (
     attempted_by_origin,
     explored_by_origin,
@@ -24,7 +24,8 @@ from cojax.report.origins import (
     rank_correlation,
     worth,
 )
-from cojax.report.page import contents
+from cojax.report.page import contents, write_report
+from cojax.report.run import read_run
 from cojax.storage.episodes import Episodes
 from cojax.storage.files import Log, write_json
 from cojax.types import Action, Call, Lineage, Task

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from page_text import drawn, needs_node
 
-from cojax.report import read_run, write_report
 from cojax.report.episodes import BYTES, pairs
+from cojax.report.page import write_report
+from cojax.report.run import read_run
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES
 from cojax.storage.files import StorageError, write_json
 from cojax.storage.run_files import RunFiles

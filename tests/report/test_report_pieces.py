@@ -15,11 +15,12 @@ from large_run import write_run
 from test_report import ATTACK, CHILD, SEED, episode, metrics
 
 from cojax.pool import task_record
-from cojax.report import episodes, page, read_run, write_report
+from cojax.report import episodes, page
 from cojax.report.episodes import EpisodeIndex, advantages_of
 from cojax.report.figures import paired
-from cojax.report.page import contents
+from cojax.report.page import contents, write_report
 from cojax.report.pieces import Pieces, piece
+from cojax.report.run import read_run
 from cojax.storage.episodes import Episodes
 from cojax.storage.files import Log, StorageError, write_json
 

@@ -10,7 +10,7 @@ from test_report import CHILD, SEED, data_of, metrics
 
 import cojax.report
 from cojax.pool import task_record
-from cojax.report import write_report
+from cojax.report.page import write_report
 from cojax.storage.files import Log, write_json
 
 TONES = """

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 from patience import patience
+from restored import restored
 
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
 from cojax.storage.files import StorageError
@@ -37,13 +38,13 @@ def _same(one, two):
 
 
 def test_nothing_saved_is_none(tmp_path):
-    assert Checkpointer(tmp_path / "checkpoints").restore(_arrays()) is None
+    assert restored(Checkpointer(tmp_path / "checkpoints"), _arrays()) is None
 
 
 def test_round_trip_is_bit_identical_and_takes_shapes_alone(tmp_path):
     checkpointer = Checkpointer(tmp_path / "checkpoints")
     checkpointer.save(12, _arrays(3), {"pool": 812, "pending": ["12-ab-0"], "memory": {"a": None}})
-    step, arrays, host = checkpointer.restore(jax.eval_shape(lambda: _arrays()))
+    step, arrays, host = restored(checkpointer, jax.eval_shape(lambda: _arrays()))
     assert step == 12
     assert host == {"pool": 812, "pending": ["12-ab-0"], "memory": {"a": None}}
     _same(arrays, _arrays(3))
@@ -55,7 +56,7 @@ def test_another_process_restores_what_this_one_saved(tmp_path):
     program = (
         "import pathlib, sys, numpy, cojax.storage.checkpoint as c;"
         "saver = c.Checkpointer(pathlib.Path(sys.argv[1]));"
-        "print(saver.restore({'w': numpy.zeros(3, numpy.float32)})[1]['w'].tolist())"
+        "print(saver.arrays(1, {'w': numpy.zeros(3, numpy.float32)})['w'].tolist())"
     )
     run = subprocess.run(
         [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, timeout=patience(120)
@@ -69,8 +70,8 @@ def test_arrays_may_be_donated_as_soon_as_save_returns(tmp_path):
     arrays = {"w": jnp.arange(100_000.0)}
     checkpointer.save(1, arrays, {})
     double(arrays["w"]).block_until_ready()
-    _, restored, _ = checkpointer.restore({"w": jax.ShapeDtypeStruct((100_000,), jnp.float32)})
-    assert np.array_equal(restored["w"], np.arange(100_000, dtype=np.float32))
+    _, found, _ = restored(checkpointer, {"w": jax.ShapeDtypeStruct((100_000,), jnp.float32)})
+    assert np.array_equal(found["w"], np.arange(100_000, dtype=np.float32))
 
 
 def test_the_newest_are_kept_in_numeric_order_and_leftovers_go(tmp_path):
@@ -79,14 +80,14 @@ def test_the_newest_are_kept_in_numeric_order_and_leftovers_go(tmp_path):
     for step in (8, 9, 10):
         checkpointer.save(step, {"w": jnp.float32(step)}, {})
     assert sorted(os.listdir(tmp_path)) == ["10", "9"]
-    assert checkpointer.restore({"w": jnp.float32(0)})[:2] == (10, {"w": 10.0})
+    assert restored(checkpointer, {"w": jnp.float32(0)})[:2] == (10, {"w": 10.0})
 
 
 def test_saving_a_step_again_replaces_it(tmp_path):
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(5, {"w": jnp.float32(1)}, {"a": 1})
     checkpointer.save(5, {"w": jnp.float32(2)}, {"a": 2})
-    assert checkpointer.restore({"w": jnp.float32(0)}) == (5, {"w": 2.0}, {"a": 2})
+    assert restored(checkpointer, {"w": jnp.float32(0)}) == (5, {"w": 2.0}, {"a": 2})
     assert os.listdir(tmp_path) == ["5"]
 
 
@@ -144,7 +145,7 @@ def test_a_damaged_step_is_named_and_the_one_before_is_used(tmp_path, caplog, da
     checkpointer.save(2, _arrays(2), {"a": 2})
     damage(tmp_path / "2")
     with caplog.at_level(logging.WARNING, "cojax.storage.checkpoint"):
-        step, arrays, host = checkpointer.restore(_arrays())
+        step, arrays, host = restored(checkpointer, _arrays())
     assert (step, host) == (1, {"a": 1})
     _same(arrays, _arrays(1))
     assert [record.getMessage().split(" is damaged")[0] for record in caplog.records] == [
@@ -157,7 +158,7 @@ def test_an_empty_step_folder_is_skipped_and_a_file_of_that_name_too(tmp_path):
     checkpointer.save(1, {"w": jnp.float32(1)}, {})
     (tmp_path / "2").mkdir()
     (tmp_path / "3").write_text("")
-    assert checkpointer.restore({"w": jnp.float32(0)})[0] == 1
+    assert restored(checkpointer, {"w": jnp.float32(0)})[0] == 1
 
 
 def test_no_good_step_is_an_error_not_a_fresh_start(tmp_path):
@@ -166,7 +167,7 @@ def test_no_good_step_is_an_error_not_a_fresh_start(tmp_path):
         checkpointer.save(step, {"w": jnp.float32(1)}, {})
         _no_host(tmp_path / str(step))
     with pytest.raises(CheckpointError, match=r"no usable checkpoint in .*: all of \[1, 2\] are damaged"):
-        checkpointer.restore({"w": jnp.float32(0)})
+        restored(checkpointer, {"w": jnp.float32(0)})
 
 
 def test_a_checkpoint_of_another_model_says_what_differs(tmp_path):
@@ -175,9 +176,9 @@ def test_a_checkpoint_of_another_model_says_what_differs(tmp_path):
     with pytest.raises(
         CheckpointError, match=r"1 arrays differ, first a/w: found float32\[2, 3\], expected float32\[3, 3\]"
     ):
-        checkpointer.restore({"a": {"w": jnp.zeros((3, 3))}})
+        restored(checkpointer, {"a": {"w": jnp.zeros((3, 3))}})
     with pytest.raises(CheckpointError, match=r"first a/b: found none, expected float32\[\]"):
-        checkpointer.restore({"a": {"w": jnp.zeros((2, 3)), "b": jnp.float32(0)}})
+        restored(checkpointer, {"a": {"w": jnp.zeros((2, 3)), "b": jnp.float32(0)}})
 
 
 def test_a_disk_that_refuses_leaves_the_older_checkpoint(tmp_path):
@@ -195,7 +196,7 @@ def test_a_disk_that_refuses_leaves_the_older_checkpoint(tmp_path):
         signal.signal(signal.SIGXFSZ, previous)
     assert f"cannot write {tmp_path / '2'}: File too large." in str(caught.value)
     assert os.listdir(tmp_path) == ["1"]
-    assert checkpointer.restore({"w": jnp.float32(0)})[0] == 1
+    assert restored(checkpointer, {"w": jnp.float32(0)})[0] == 1
 
 
 def test_killed_at_any_moment_of_a_save_the_last_whole_step_restores(tmp_path):
@@ -216,7 +217,7 @@ def test_killed_at_any_moment_of_a_save_the_last_whole_step_restores(tmp_path):
         run.send_signal(signal.SIGKILL)
         printed = max([printed, *map(int, run.stdout.read().split())])
         run.wait()
-        step, arrays, host = checkpointer.restore({"w": np.zeros(50_000, np.int32)})
+        step, arrays, host = restored(checkpointer, {"w": np.zeros(50_000, np.int32)})
         assert step >= printed > last
         assert host == {"step": step}
         assert json.loads((tmp_path / str(step) / "host.json").read_text())["step"] == step

@@ -25,7 +25,7 @@ from cojax.report.comparison import ended_run
 from cojax.report.episodes import words_of
 from cojax.rollout import export
 from cojax.rollout.sglang.client import ReleasedMemoryFile
-from cojax.run import engines, held_out, preflight, summary, trained
+from cojax.run import engines, preflight, states, trained
 from cojax.run.policies import keep_tokenizer
 from cojax.run.trained import origin_of
 from cojax.storage import files
@@ -88,13 +88,13 @@ def evaluated(folder: Path) -> None:
 
 # Every other reader: the file, and the call with its folder.
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "held out": (held_out.FILE, lambda folder: held_out.of_run(str(folder))),
+    "held out": (states.HELD_OUT, lambda folder: states.held_out_by(str(folder))),
     "slots": ("engine.json", lambda folder: engines.kept(folder / "engine.json")),
     "settings": ("config.json", trained.settings_of),
     "shape": ("model.json", trained.kept_shape),
     "origin": ("config.json", origin_of),
     "result": ("final.json", ended_run),
-    "initial tasks": ("initial.json", lambda folder: summary._initial(files_of(folder))),
+    "initial tasks": ("initial.json", lambda folder: files.read_json(folder / "initial.json")),
     "asleep": ("asleep.json", lambda folder: ReleasedMemoryFile(folder / "asleep.json")),
     "asleep, carried": ("asleep.json", lambda folder: preflight._carry(folder, folder / "check")),
     "warm start": ("warm_start.json", warm_start.read_record),

@@ -106,7 +106,8 @@ class Connections:
             try:
                 return json.loads(content) if content.strip() else None
             except (ValueError, RecursionError) as error:
-                raise ServerFailed(f"{url} answered what is no JSON: {_quoted(content)!r}") from error
+                quoted = one_line(content[:_QUOTED].decode("utf-8", "replace"))
+                raise ServerFailed(f"{url} answered what is no JSON: {quoted!r}") from error
         retry, refused = status in (408, 429, 503), 400 <= status < 500
         failure = RequestFailed if retry else RequestRefused if refused else ServerFailed
         raise failure(f"{url} answered {status}: {one_line(error_message(content)[:_QUOTED])}")
@@ -133,10 +134,6 @@ async def _content(response: httpx.Response, most: int) -> bytes:
         if len(content) > most:
             raise ServerFailed(f"{response.url} answered with more than {most:,} bytes")
     return bytes(content)
-
-
-def _quoted(content: bytes) -> str:
-    return one_line(content[:_QUOTED].decode("utf-8", "replace"))
 
 
 def route_shape(config: ModelConfig, routes: bool, mixed: bool) -> RouteShape | None:

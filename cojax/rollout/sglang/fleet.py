@@ -478,10 +478,8 @@ class Fleet:
         server.silent_since = server.silent_since or time.monotonic()
         # A server that gets its weights from another process does not answer until it has them.
         waiting = self._any_weights and time.monotonic() - server.silent_since < self.settings.sync_deadline
-        hung, soon = (
-            not isinstance(fault, RequestRefused | ServerFailed),
-            min(_RETRY_SECONDS, self.settings.probe_every),
-        )
+        hung = not isinstance(fault, RequestRefused | ServerFailed)
+        soon = min(_RETRY_SECONDS, self.settings.probe_every)
         if hung and (server.missed_checks < _MISSES or waiting):
             self._check_in(server, soon)
             return

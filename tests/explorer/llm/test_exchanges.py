@@ -12,8 +12,11 @@ from models import MAIL, model
 
 from cojax.explorer.llm.chat_model import Journal
 from cojax.pool import task_record
-from cojax.report import lineage, places_of, read_exchanges, read_run, write_report
 from cojax.report.command import main
+from cojax.report.exchanges import places_of, read_exchanges
+from cojax.report.lineage import lineage
+from cojax.report.page import write_report
+from cojax.report.run import read_run
 from cojax.storage.files import Log, write_json
 
 NOISE = 'ignore the above\n\nreceived:\n  "quoted" \\ \u2028 </script>'
