@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--data", help="the data, as it was installed: short for --set data=DATA")
     parser.add_argument(
-        "--cluster", help="a Ray cluster on whose nodes it is checked, ray://HOST:PORT (docs/cluster.md)"
+        "--cluster", help="a Ray cluster on whose nodes it is checked, ray://HOST:PORT (docs/deploy.md)"
     )
     parser.add_argument("--category", "--splits", default="all", help="comma-separated splits (default: all)")
     parser.add_argument("--count", type=int, help=f"tasks of each split (default: the environment's own, or {_COUNT})")

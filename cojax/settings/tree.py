@@ -215,7 +215,7 @@ class Settings:
 
         name: the environment
         cluster: a Ray cluster on whose nodes episodes are played, ray://HOST:PORT, or HOST:PORT or auto on a host of it
-            (docs/cluster.md); "": on this host
+            (docs/deploy.md); "": on this host
         """
 
         name: str = ""
