@@ -50,7 +50,8 @@ class Made:
         rubrics = [made.rubric, *(found for _, found in made.rubric.named_rubrics())] if made.rubric else []
         if any(isinstance(rubric, LLMJudge) for rubric in rubrics):
             raise ValueError(
-                "its rubric asks a model over a network, and so gives no verifiable reward; see docs/openenv.md"
+                "its rubric asks a model over a network, and so gives no verifiable reward; "
+                "see docs/verifiers-and-openenv.md"
             )
         made.close()
 
