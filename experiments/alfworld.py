@@ -17,7 +17,7 @@ real; it wins none of the games:
 
     python -m experiments.run --config=experiments/alfworld.py --config.policy=tiny --config.steps=2
 
-The development split are games in the rooms of training. See docs/alfworld.md.
+The development split are games in the rooms of training. See docs/text-worlds.md.
 """
 
 from ml_collections import ConfigDict

@@ -4,9 +4,9 @@
     python -m experiments.run --config=experiments/openenv.py --config.environment.module=my_env:MyEnvironment \\
         --config.environment.path=FOLDER --config.model.path=models/Qwen3-4B
 
-docs/openenv.md describes the settings. Where the state can be compared, the run trains on tasks that are found with the
-tools and proved by execution. Where it cannot, it trains on the environment's own tasks and synthesizes nothing:
---config.evolve=none says so, and without it the run ends in its first seconds.
+docs/verifiers-and-openenv.md describes the settings. Where the state can be compared, the run trains on tasks that
+are found with the tools and proved by execution. Where it cannot, it trains on the environment's own tasks and
+synthesizes nothing: --config.evolve=none says so, and without it the run ends in its first seconds.
 
 The same command with a small policy from scratch, on two CPU cores, in some minutes; where the tasks bring no solutions
 to learn from, it needs --config.warm_start.steps=0:

@@ -12,7 +12,7 @@ real; it solves none of the official tasks:
 
     python -m experiments.run --config=experiments/scienceworld.py --config.policy=tiny --config.steps=2
 
-The development split is the official one. See docs/scienceworld.md.
+The development split is the official one. See docs/text-worlds.md.
 """
 
 from ml_collections import ConfigDict

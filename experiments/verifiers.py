@@ -4,9 +4,9 @@
     python -m experiments.run --config=experiments/verifiers.py --config.environment.module=my_taskset \\
         --config.environment.path=FOLDER --config.model.path=models/Qwen3-4B
 
-docs/verifiers.md describes the settings. A taskset with tools and a State of its own trains on tasks that are found
-with its tools and proved by execution, and is evaluated on its own. Any other trains on its own tasks and synthesizes
-nothing: --config.evolve=none says so, and without it the run ends in its first seconds.
+docs/verifiers-and-openenv.md describes the settings. A taskset with tools and a State of its own trains on tasks that
+are found with its tools and proved by execution, and is evaluated on its own. Any other trains on its own tasks and
+synthesizes nothing: --config.evolve=none says so, and without it the run ends in its first seconds.
 
 The same command with a small policy from scratch, on two CPU cores, in some minutes; where the tasks bring no solutions
 to learn from, it needs --config.warm_start.steps=0:

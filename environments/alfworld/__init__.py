@@ -38,7 +38,7 @@ def make(
     instructions: Literal["full", "brief"] = "full",
     deadline: float = 30.0,
 ) -> Environment:
-    """The environment `alfworld`, in workers; see docs/alfworld.md. A call may take `deadline` seconds.
+    """The environment `alfworld`, in workers; see docs/text-worlds.md. A call may take `deadline` seconds.
 
     `data` are the `official` games, or the `tiny` ones that are generated here. `instructions` chooses the system
     message: with the list of commands, or `brief`, without it. Raises InstallError where

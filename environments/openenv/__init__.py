@@ -1,4 +1,4 @@
-"""Environments of the package `openenv` (BSD-3-Clause) as an environment; see docs/openenv.md.
+"""Environments of the package `openenv` (BSD-3-Clause) as an environment; see docs/verifiers-and-openenv.md.
 
 inside.py       in a worker: the source of episodes, each of an environment of the package
 """
@@ -42,7 +42,9 @@ def make(
     memory: float = 4.0,
     concurrency: int = 16,
 ) -> ToolEnvironment:
-    """The environment `openenv`: the class `module`, package.module:Class. docs/openenv.md describes the settings.
+    """The environment `openenv`: the class `module`, package.module:Class.
+
+    docs/verifiers-and-openenv.md describes the settings.
 
     Raises ValueError for settings that make no environment, InstallError where `python -m environments.install openenv`
     was not run, and EnvironmentFailure where the class fails.

@@ -36,7 +36,7 @@ OFFICIAL_VERDICT = True
 def make(
     *, data: Literal["three", "ten"] = "three", instructions: Literal["full", "brief"] = "full", deadline: float = 30.0
 ) -> Environment:
-    """The environment `scienceworld`, in workers; see docs/scienceworld.md. A call may take `deadline` seconds.
+    """The environment `scienceworld`, in workers; see docs/text-worlds.md. A call may take `deadline` seconds.
 
     `data` says how many variations of each official split are tasks. `instructions` chooses the system message: with
     the list of commands, or `brief`, without it. Raises InstallError where there is no Java, or

@@ -1,4 +1,4 @@
-"""Tasksets of the package `verifiers` (MIT) as an environment; see docs/verifiers.md.
+"""Tasksets of the package `verifiers` (MIT) as an environment; see docs/verifiers-and-openenv.md.
 
 taskset.py      in a worker: loads a taskset, refuses what has no counterpart here; its tasks
 inside.py       in a worker: the source of episodes; one rollout: tools, state, stops, rewards
@@ -37,7 +37,9 @@ def make(
     memory: float = 4.0,
     concurrency: int = 16,
 ) -> ToolEnvironment:
-    """The environment `verifiers`: the taskset that `module` exports. docs/verifiers.md describes the settings.
+    """The environment `verifiers`: the taskset that `module` exports.
+
+    docs/verifiers-and-openenv.md describes the settings.
 
     Raises ValueError for settings that make no environment and for a taskset that has no counterpart here, InstallError
     where `python -m environments.install verifiers` was not run, and EnvironmentFailure where the taskset fails.

@@ -226,4 +226,4 @@ def _obstacles_of_data(index: int, task: Any) -> Iterator[str]:
 
 
 def _unmapped(module: str, reason: str) -> ValueError:
-    return ValueError(f"the taskset {module!r} cannot be played here: {reason}; see docs/verifiers.md")
+    return ValueError(f"the taskset {module!r} cannot be played here: {reason}; see docs/verifiers-and-openenv.md")

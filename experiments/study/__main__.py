@@ -2,7 +2,7 @@
 
 The same command goes on where it was stopped: a finished run is read from its record in OUT/runs/ARM.jsonl.gz, an
 unfinished one goes on from its checkpoint. Writes OUT/NAME.json, OUT/NAME.md and pictures in OUT/NAME.
-docs/study-details.md and docs/signals-study.md say what each table asks.
+docs/study.md and docs/signals-study.md say what each table asks.
 
     python -m experiments.study --name=main --out=results --seeds=12    # the table kept in git, from its records
     python -m experiments.study --again=feedback-101                    # one stored run anew: the same to the bit?

@@ -209,7 +209,7 @@ def test_pinned_versions_are_those_of_the_dockerfile() -> None:
     said = dict(pattern.findall((ROOT / "deploy" / "Dockerfile").read_text()))
     for page in PAGES:
         assert set(pattern.findall(page.read_text())) <= set(said.items()), page.name
-    assert set(pattern.findall((ROOT / "docs" / "appworld-on-8-gpus.md").read_text())) == set(said.items())
+    assert set(pattern.findall((ROOT / "docs" / "appworld.md").read_text())) == set(said.items())
 
 
 def test_there_is_code_of_each_kind() -> None:
