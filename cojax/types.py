@@ -342,14 +342,16 @@ def from_json(kind: Any, value: Any, check: Callable[[Any, Any], Any] = lambda k
 _hints = functools.cache(typing.get_type_hints)
 
 
-def parse_json(text: str, *, finite: bool = True) -> Any:
+def parse_json(
+    text: str, *, finite: bool = True, hook: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None
+) -> Any:
     """The value of a JSON text.
 
     Numbers beyond the range of a float, such as 1e999, are refused if `finite`; the check costs time at every float.
-    Raises ValueError, which says why, for a text that is not JSON.
+    `hook` makes an object of its pairs. Raises ValueError, which says why, for a text that is not JSON.
     """
     try:
-        return json.loads(text, parse_constant=_refuse, parse_float=_finite if finite else None)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite if finite else None, object_pairs_hook=hook)
     except RecursionError as error:
         raise ValueError("its JSON is too deep") from error
 

@@ -40,15 +40,13 @@ def evaluation(found: Evaluation) -> Evaluation:
     """The evaluation with plain numbers and text. Raises TypeError for another shape, ValueError out of bounds."""
     if not isinstance(found, Evaluation):
         raise TypeError(f"evaluate returned {type(found).__name__}; expected an Evaluation")
-    reward = float(found.reward)
-    if not 0.0 <= reward <= 1.0:
-        raise ValueError(f"reward {reward!r}; expected a number in [0, 1]")
+    reward, partial = float(found.reward), float(found.partial)
+    for name, share in (("reward", reward), ("partial reward", partial)):
+        if not 0.0 <= share <= 1.0:
+            raise ValueError(f"{name} {share!r}; expected a number in [0, 1]")
     if len(found.checks) > _CHECKS:
         raise ValueError(f"{len(found.checks):,} checks; expected at most {_CHECKS:,}")
     checks = tuple(Check(_text(str(c.name)[:_NAME]), bool(c.passed)) for c in found.checks)
-    partial = float(found.partial)
-    if not 0.0 <= partial <= 1.0:
-        raise ValueError(f"partial reward {partial!r}; expected a number in [0, 1]")
     return Evaluation(reward, checks, partial)
 
 

@@ -178,10 +178,7 @@ def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
 
     Cached files count as available. None where the system does not report it (it is not Linux).
     """
-    try:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", (proc / "meminfo").read_text())
-    except OSError:
-        return None
+    found = re.search(r"MemAvailable:\s+(\d+) kB", _text(proc / "meminfo"))
     limits = [int(found[1]) * 1024] if found else []
     for folder in _groups(proc, cgroups):
         limit = _number(folder, "memory.max", "memory.limit_in_bytes")
@@ -193,11 +190,7 @@ def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
 
 def _groups(proc: Path, cgroups: Path) -> Iterator[Path]:
     """The folders of this process's control groups and of those that contain them, of version 1 or 2."""
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for line in _text(proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
@@ -207,23 +200,24 @@ def _groups(proc: Path, cgroups: Path) -> Iterator[Path]:
         yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(root) and folder.is_dir())
 
 
+def _text(file: Path) -> str:
+    """The content of a file of the system; "" where there is none."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
 def _number(folder: Path, *names: str) -> int | None:
     """The number in the first of these files that holds one."""
-    for name in names:
-        try:
-            return int((folder / name).read_text())
-        except (OSError, ValueError):
-            continue
-    return None
+    found = (_text(folder / name).strip() for name in names)
+    return next((int(text) for text in found if text.isdecimal()), None)
 
 
 def _cached(folder: Path) -> int:
     """Bytes of cached file pages, which the kernel frees first."""
-    try:
-        text = (folder / "memory.stat").read_text()
-    except OSError:
-        return 0
-    counts = {name: int(count) for name, count in re.findall(r"^(\w+) (\d+)$", text, re.MULTILINE)}
+    found = re.findall(r"^(\w+) (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
+    counts = {name: int(count) for name, count in found}
     # In version 1 these names count a group's own pages, and total_… those of all groups within it.
     prefix = "total_" if "total_inactive_file" in counts else ""
     return counts.get(f"{prefix}inactive_file", 0) + counts.get(f"{prefix}active_file", 0)

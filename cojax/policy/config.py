@@ -374,15 +374,12 @@ def _check_numbers(config: ModelConfig) -> None:
 def _refuse_unsupported(hf: Mapping[str, Any], family: Family, layers: tuple[str, ...]) -> None:
     """Raises ValueError, naming the field, for a value that changes the arithmetic and is not supported."""
     fixed = {"hidden_act": family.hidden_act, "use_sliding_window": SLIDING in layers, "mlp_bias": False}
+    fixed["attention_bias"] = family.attention_bias
     for name, expected in {**fixed, **family.fixed}.items():
         found = hf.get(name)
         if found is not None and found != expected:
-            raise ValueError(f"config.json has {name}={found!r:.80}; only {expected!r} is supported")
-    if hf.get("attention_bias") not in (None, family.attention_bias):
-        raise ValueError(
-            f"config.json has attention_bias={hf['attention_bias']!r:.80}; "
-            f"for {family.model_type} only {family.attention_bias} is supported"
-        )
+            only = f"for {family.model_type} only" if name == "attention_bias" else "only"
+            raise ValueError(f"config.json has {name}={found!r:.80}; {only} {expected!r} is supported")
     for found, expected in zip(hf.get("layer_types") or (), itertools.cycle(layers), strict=False):
         if found != expected:
             raise ValueError(f"config.json has layer_types with {found!r:.80}; only {expected!r} is supported there")

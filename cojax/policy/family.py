@@ -4,7 +4,9 @@ A further family is a file that makes a `Family` of these rows and its own, and 
 """
 
 import dataclasses
+import tomllib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,37 +21,9 @@ def row(path: str, axes: str, name: str, inputs: int | None = None) -> Row:
     return path, axes, ("model.layers.{layer}." if axes.startswith("layers") else "") + name, inputs
 
 
-# Each: path, logical axes, Hugging Face name, inputs.
-CORE = (
-    row("embed/embedding", "vocabulary embed", "model.embed_tokens.weight"),
-    row("layers/attention_norm/scale", "layers embed", "input_layernorm.weight"),
-    row("layers/attention/query/kernel", "layers embed heads head_dim", "self_attn.q_proj.weight", 1),
-    row("layers/attention/key/kernel", "layers embed kv_heads head_dim", "self_attn.k_proj.weight", 1),
-    row("layers/attention/value/kernel", "layers embed kv_heads head_dim", "self_attn.v_proj.weight", 1),
-    row("layers/attention/output/kernel", "layers heads head_dim embed", "self_attn.o_proj.weight", 2),
-    row("layers/feed_forward_norm/scale", "layers embed", "post_attention_layernorm.weight"),
-    row("final_norm/scale", "embed", "model.norm.weight"),
-)
-DENSE = (
-    row("layers/feed_forward/gate/kernel", "layers embed mlp", "mlp.gate_proj.weight", 1),
-    row("layers/feed_forward/up/kernel", "layers embed mlp", "mlp.up_proj.weight", 1),
-    row("layers/feed_forward/down/kernel", "layers mlp embed", "mlp.down_proj.weight", 1),
-)
-SPARSE = (
-    row("layers/feed_forward/router", "layers embed router", "mlp.gate.weight", 1),
-    row("layers/feed_forward/gate", "layers experts embed mlp", "mlp.experts.{expert}.gate_proj.weight", 1),
-    row("layers/feed_forward/up", "layers experts embed mlp", "mlp.experts.{expert}.up_proj.weight", 1),
-    row("layers/feed_forward/down", "layers experts mlp embed", "mlp.experts.{expert}.down_proj.weight", 1),
-)
-HEAD = (row("head/kernel", "embed vocabulary", "lm_head.weight", 1),)
-QK_NORM = (
-    row("layers/attention/query_norm/scale", "layers head_dim", "self_attn.q_norm.weight"),
-    row("layers/attention/key_norm/scale", "layers head_dim", "self_attn.k_norm.weight"),
-)
-BIAS = (
-    row("layers/attention/query/bias", "layers heads head_dim", "self_attn.q_proj.bias", 0),
-    row("layers/attention/key/bias", "layers kv_heads head_dim", "self_attn.k_proj.bias", 0),
-    row("layers/attention/value/bias", "layers kv_heads head_dim", "self_attn.v_proj.bias", 0),
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+CORE, DENSE, SPARSE, HEAD, QK_NORM, BIAS = (
+    tuple(row(*one) for one in _TABLES[name]) for name in ("CORE", "DENSE", "SPARSE", "HEAD", "QK_NORM", "BIAS")
 )
 
 

@@ -217,13 +217,8 @@ def _per_device(fixed: _Settings, loop: Callable[..., Any], arguments: str, resu
     as_stored = PartitionSpec(*(RULES[axis] for axis in axes))
     logits = PartitionSpec(ROWS, None, "tensor")
     specs = {"r": PartitionSpec(ROWS), "m": vocabulary, "s": as_stored, "l": logits, ".": PartitionSpec()}
-    return jax.shard_map(
-        loop,
-        mesh=fixed.mesh,
-        in_specs=tuple(specs[letter] for letter in arguments),
-        out_specs=tuple(specs[letter] for letter in results),
-        check_vma=False,
-    )
+    taken, given = (tuple(specs[letter] for letter in letters) for letters in (arguments, results))
+    return jax.shard_map(loop, mesh=fixed.mesh, in_specs=taken, out_specs=given, check_vma=False)
 
 
 def _matrix_axes(fixed: _Settings) -> tuple[str, str]:

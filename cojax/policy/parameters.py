@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -121,13 +122,13 @@ def from_hf(
 ) -> Params:
     """Parameters from Hugging Face arrays, cast to the dtype that `dtype_of` gives for their row.
 
-    `place` makes the leaf of a row from its array on the host, which it may keep. Beside the leaves only pieces of
-    unfinished leaves are in memory. Raises ValueError that names every missing, unexpected and misshapen array. A tied
+    `place` makes the leaf of a row from its array on the host, which it may keep. Beside the leaves only unfinished
+    ones are in memory. Raises ValueError that names every missing, unexpected and misshapen array. A tied
     `lm_head.weight` is ignored.
     """
     wanted = {name: (row, index) for row in parameters(config) for index, name in row.pieces(config)}
-    counts = {row.path: math.prod(row.shape(config)[: len(row.stacked)]) for row in parameters(config)}
-    pending: dict[tuple[str, ...], dict[tuple[int, ...], np.ndarray]] = {path: {} for path in counts}
+    left = Counter(row.path for row, _ in wanted.values())
+    leaves: dict[tuple[str, ...], np.ndarray] = {}
     faults: list[str] = []
     params: Params = {}
     for name, array in arrays.items() if isinstance(arrays, Mapping) else arrays:
@@ -137,30 +138,21 @@ def from_hf(
             faults.append(f"{name} is not part of this model")
             continue
         row, index = wanted.pop(name)
+        # A leaf of its own: on CPU jnp.asarray may alias the given array, which its owner is free to change.
+        if row.path not in leaves:
+            leaves[row.path] = np.empty(row.shape(config), jnp.dtype(dtype_of(config, row)))
         try:
-            pending[row.path][index] = row.from_hf(np.asarray(array), config)
+            leaves[row.path][index] = row.from_hf(np.asarray(array), config)
         except ValueError as fault:
             faults.append(f"{name} {fault}")
-        if len(pending[row.path]) == counts[row.path] and not faults:
-            leaf = _joined(row, config, pending.pop(row.path), jnp.dtype(dtype_of(config, row)))
-            params = with_leaf(params, row, place(row, leaf))
+        left[row.path] -= 1
+        if not left[row.path] and not faults:
+            params = with_leaf(params, row, place(row, leaves.pop(row.path)))
     raise_faults([f"{name} is missing" for name in wanted] + faults)
     return params
 
 
 TIED_HEAD = "lm_head.weight"  # some files of tied models hold the embedding once more under this name
-
-
-def _joined(
-    row: Parameter, config: ModelConfig, pieces: Mapping[tuple[int, ...], np.ndarray], dtype: jnp.dtype
-) -> np.ndarray:
-    if not row.stacked:
-        # A copy: on CPU jnp.asarray may alias the given buffer, which its owner is free to change.
-        return np.array(pieces[()], dtype)
-    leaf = np.empty(row.shape(config), next(iter(pieces.values())).dtype)
-    for index, piece in pieces.items():
-        leaf[index] = piece
-    return leaf.astype(dtype, copy=False)
 
 
 def raise_faults(faults: list[str]) -> None:

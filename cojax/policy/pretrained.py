@@ -26,7 +26,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jax.typing import ArrayLike
 
-from cojax.durable import own_file, passing_name, regular_file, sync_folder
+from cojax.durable import regular_file, replacing, sync_folder
 from cojax.policy import logprobs, transformer
 from cojax.policy.config import LARGEST_HEADER, DamagedFile, ModelConfig, read_object
 from cojax.policy.parameters import TIED_HEAD, Parameter, Params, leaf_of, parameters, raise_faults, to_hf, with_leaf
@@ -123,9 +123,14 @@ def _entry(path: Path, name: str, record: Any, origin: int) -> StoredTensor:
 def write_tensors(path: Path, outlines: Outlines, arrays: Iterator[tuple[str, np.ndarray]]) -> None:
     """Writes one file, taking from `arrays` exactly the outlined ones, in their order, each dropped when written.
 
-    The file is durable but not atomic: write it under a passing name. Raises ValueError for an array that is not as
-    outlined.
+    The file appears whole or not at all. Raises ValueError for an array that is not as outlined, OSError that says
+    what to do.
     """
+    with _explained(path), replacing(path) as file:
+        _write_tensors(file, outlines, arrays)
+
+
+def _write_tensors(file: BinaryIO, outlines: Outlines, arrays: Iterator[tuple[str, np.ndarray]]) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, (code, shape) in outlines.items():
@@ -133,28 +138,22 @@ def write_tensors(path: Path, outlines: Outlines, arrays: Iterator[tuple[str, np
         header[name] = {"dtype": code, "shape": list(shape), "data_offsets": place}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with writing(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for expected, (code, shape) in outlines.items():
-            name, array = next(arrays)
-            found = name, _CODES.get(array.dtype), array.shape
-            if found != (expected, code, shape):
-                raise ValueError(f"{path}: found {found}, expected {(expected, code, shape)}")
-            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for expected, (code, shape) in outlines.items():
+        name, array = next(arrays)
+        found = name, _CODES.get(array.dtype), array.shape
+        if found != (expected, code, shape):
+            raise ValueError(f"{file.name}: found {found}, expected {(expected, code, shape)}")
+        file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    file.flush()  # a full disk shows before any file of a folder gets its name
+    os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[BinaryIO]:
-    """A new file at `path`, on disk when the block ends and gone if it fails. Raises OSError that says what to do."""
+def _explained(path: Path) -> Iterator[None]:
+    """Adds to an OSError what to do."""
     try:
-        with open(path, "xb", opener=own_file) as file:
-            try:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            except BaseException:
-                path.unlink(missing_ok=True)
-                raise
+        yield
     except OSError as error:
         raise OSError(
             error.errno, f"cannot write {path}: {error.strerror or error}. Free or choose another folder."
@@ -233,25 +232,19 @@ def write_arrays(
     files = divided(outlines, largest)
     count = len(files)
     names = [SINGLE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
-    passing = [passing_name(folder / name) for name in names]
-    try:
-        for path, contents in zip(passing, files, strict=True):
-            write_tensors(path, contents, arrays)
-        for path, name in zip(passing, names, strict=True):
-            path.replace(folder / name)
-    finally:
-        for path in passing:
-            path.unlink(missing_ok=True)
-    if count > 1:
-        places = {tensor: name for name, contents in zip(names, files, strict=True) for tensor in contents}
-        total = {"total_size": sum(_bytes(*outline) for outline in outlines.values())}
-        _write_json(folder / INDEX, {"metadata": total, "weight_map": places})
-    kept = {*names, *([INDEX] if count > 1 else [])}
-    for old in (*folder.glob("model*.safetensors"), folder / INDEX):
-        if old.name not in kept:  # of another model: a reader would take it for ours
-            old.unlink(missing_ok=True)
-    _write_json(folder / CONFIG, config.to_hf())
-    sync_folder(folder)
+    with _explained(folder):
+        with contextlib.ExitStack() as held:  # the files get their names together, once all are written
+            for name, contents in zip(names, files, strict=True):
+                _write_tensors(held.enter_context(replacing(folder / name)), contents, arrays)
+        if count > 1:
+            places = {tensor: name for name, contents in zip(names, files, strict=True) for tensor in contents}
+            total = {"total_size": sum(_bytes(*outline) for outline in outlines.values())}
+            _write_json(folder / INDEX, {"metadata": total, "weight_map": places})
+        kept = {*names, *([INDEX] if count > 1 else [])}
+        for old in (*folder.glob("model*.safetensors"), folder / INDEX):
+            if old.name not in kept:  # of another model: a reader would take it for ours
+                old.unlink(missing_ok=True)
+        _write_json(folder / CONFIG, config.to_hf())
 
 
 def _entries(folder: Path) -> dict[str, StoredTensor]:
@@ -375,10 +368,8 @@ def _check_params(config: ModelConfig, params: Params) -> None:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    passing = passing_name(path)
-    with writing(passing) as file:
+    with replacing(path) as file:
         file.write((json.dumps(value, indent=1) + "\n").encode())
-    passing.replace(path)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -80,16 +80,14 @@ def own_module(name: str) -> types.ModuleType:
 def settings(function: Callable[..., Any]) -> dict[str, DeclaredSetting]:
     """The settings that an entry declares, by name. Raises RegistryError for an annotation that cannot be read."""
     if isinstance(function, type) and dataclasses.is_dataclass(function):
-        fields = [field for field in dataclasses.fields(function) if field.init]
-        defaults = {field.name: _default(field) for field in fields}
-        types_of = {field.name: _type_hints(function, {field.name: field.type}, _home(function, field.name))[field.name]
-                    for field in fields}  # fmt: skip
+        defaults = {field.name: _default(field) for field in dataclasses.fields(function) if field.init}
+        types_of = _type_hints(function, function)
     else:
         parameters = inspect.signature(function).parameters.values()
         declared = [parameter for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY]
         defaults = {parameter.name: parameter.default for parameter in declared}
         annotations = {parameter.name: parameter.annotation for parameter in declared}
-        types_of = _type_hints(function, annotations, _scope(function))
+        types_of = _type_hints(function, types.SimpleNamespace(__annotations__=annotations), _scope(function))
     return {name: DeclaredSetting(_or_type_of(types_of[name], default), default) for name, default in defaults.items()}
 
 
@@ -166,12 +164,6 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return REQUIRED if field.default is dataclasses.MISSING else field.default
 
 
-def _home(cls: type, field: str) -> dict[str, Any]:
-    """The names that the annotation of a field may use: those of the module whose class declares it."""
-    declares = next((one for one in cls.__mro__ if field in inspect.get_annotations(one)), cls)
-    return vars(sys.modules[declares.__module__])
-
-
 def _scope(function: Callable[..., Any]) -> dict[str, Any]:
     """The names that a function's annotations may use."""
     inner: Any = inspect.unwrap(function)
@@ -180,9 +172,8 @@ def _scope(function: Callable[..., Any]) -> dict[str, Any]:
     return vars(sys.modules[inner.__module__]) if getattr(inner, "__module__", None) in sys.modules else {}
 
 
-def _type_hints(function: Callable[..., Any], annotations: Mapping[str, Any], scope: dict[str, Any]) -> dict[str, Any]:
-    """The annotations with quoted ones resolved. Raises RegistryError for one that cannot be read."""
-    holder = types.SimpleNamespace(__annotations__=dict(annotations))
+def _type_hints(function: Callable[..., Any], holder: Any, scope: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The annotations of `holder` with quoted ones resolved. Raises RegistryError for one that cannot be read."""
     try:
         return typing.get_type_hints(holder, globalns=scope, include_extras=True)
     except (NameError, TypeError, AttributeError, SyntaxError) as error:

@@ -10,7 +10,6 @@ import dataclasses
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from scipy.special import betainc
 
@@ -48,13 +47,11 @@ class Guidance:
             raise ValueError(f"guidance: the only field of an objective is {{tools}}, found {error}") from error
 
 
-def _read(texts: Mapping[str, Any]) -> Guidance:
-    return Guidance(**{**texts, "objectives": tuple(texts["objectives"])})
-
-
 _TEXTS = tomllib.loads(Path(__file__).with_name("guidance.toml").read_text())
 # Kind of context → its guidance.
-GUIDANCE: Mapping[str, Guidance] = {kind: _read(texts) for kind, texts in _TEXTS.items()}
+GUIDANCE: Mapping[str, Guidance] = {
+    kind: Guidance(**{**texts, "objectives": tuple(texts["objectives"])}) for kind, texts in _TEXTS.items()
+}
 TRAJECTORY = GUIDANCE["trajectory"]
 # The kind of contexts with a plan, unless they have another of those in PLANNED.
 PLAN = "posterior"

@@ -10,13 +10,12 @@ A child is not trusted: its replies are bounded before they are parsed, and a va
 
 import dataclasses
 import json
-import math
 import typing
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from cojax.environment import EpisodeFailure
-from cojax.types import Message, from_json
+from cojax.types import Message, from_json, parse_json
 
 # The reasons why a call has no value.
 TIMEOUT = "TIMEOUT"  # its deadline passed; the child was killed
@@ -51,11 +50,7 @@ def encode(message: dict[str, Any]) -> bytes:
 
 def decode(line: bytes) -> dict[str, Any]:
     """The message of a line. Raises ValueError where it is not a JSON object in ASCII, or names a key twice."""
-    try:
-        text = line.decode("ascii")
-        message = json.loads(text, parse_constant=_reject, parse_float=_finite, object_pairs_hook=_unique)
-    except RecursionError:
-        raise ValueError("a message is nested too deeply") from None
+    message = parse_json(line.decode("ascii"), hook=_unique)
     if not isinstance(message, dict):
         raise ValueError(f"a message is {type(message).__name__}; expected an object")
     return message
@@ -71,16 +66,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         raise ValueError("an object names a key twice")
     return made
-
-
-def _reject(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _finite(number: str) -> float:
-    """JSON has no infinity, though 1e999 reads as one."""
-    value = float(number)
-    return value if math.isfinite(value) else _reject(number)
 
 
 class Scan:
