@@ -238,8 +238,8 @@ def cache() -> Path:
 def fingerprint() -> str:
     """A hash of the code that decides the result, for the key of `cached`. Comments and docstrings do not count."""
     code = [without_prose(inspect.getsource(module)) for module in (sys.modules[__name__], *_DECIDING)]
-    # The templates that stand in files beside that code.
-    return content_hash([*code, rendering.CHATML, rendering.TOOLS_SECTION])
+    # The templates and tables that stand in files beside that code.
+    return content_hash([*code, rendering.CHATML, rendering.TOOLS_SECTION, family.TABLES])
 
 
 def without_prose(source: str) -> str:

@@ -126,6 +126,10 @@ class Loop:
     quality: Callable[[TaskPool], Mapping[str, Any]] = lambda pool: {}
 
     def __post_init__(self) -> None:
+        if self.staleness not in (0, 1):
+            raise ValueError(f"staleness is {self.staleness}; expected 0, or 1 for rollouts one step ahead of updates")
+        if not 0.0 < self.quorum <= 1.0:
+            raise ValueError(f"quorum is {self.quorum}; expected a share above 0, at most 1, of each group")
         if self.dynamic_sampling and (self.dynamic_sampling < self.batch_size or self.quorum < 1.0):
             raise ValueError(
                 f"dynamic_sampling is {self.dynamic_sampling} with batch_size={self.batch_size} and "

@@ -21,9 +21,9 @@ def row(path: str, axes: str, name: str, inputs: int | None = None) -> Row:
     return path, axes, ("model.layers.{layer}." if axes.startswith("layers") else "") + name, inputs
 
 
-_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+TABLES: Mapping[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 CORE, DENSE, SPARSE, HEAD, QK_NORM, BIAS = (
-    tuple(row(*one) for one in _TABLES[name]) for name in ("CORE", "DENSE", "SPARSE", "HEAD", "QK_NORM", "BIAS")
+    tuple(row(*one) for one in TABLES[name]) for name in ("CORE", "DENSE", "SPARSE", "HEAD", "QK_NORM", "BIAS")
 )
 
 
