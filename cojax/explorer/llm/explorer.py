@@ -11,7 +11,7 @@ import functools
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -62,38 +62,6 @@ _HINT = 300
 _NAMED, _ARGUMENT = re.compile(r"([\w.]+)\(([^()]*)\)"), re.compile(r"[\w.-]+=(?!=)")
 
 
-def _brief(
-    environment: Environment,
-    task: Task,
-    context: ExplorationContext | None,
-    weights: Mapping[str, float] | None,
-    room: int,
-) -> tuple[str, int]:
-    """What an expedition is about, and how many of its characters are untrusted: at most `room`."""
-    words = prompting.parts("explore")
-    if context is None:
-        # Without weights no tool is popular: the explorer prefers none.
-        popular = sorted(weights or {}, key=lambda tool: -(weights or {})[tool])[:_POPULAR]
-        wanted = f"Users mostly want: {', '.join(popular)}." if popular else "Every function is of equal interest."
-        return prompting.fill(words["unguided"], popular=wanted), 0
-    real = tool_documentation(environment)
-    focus = [tool for tool in context.focus_patterns if tool in real] or list(context.focus_patterns)
-    # If there is too little room, texts are left out in this order.
-    texts = {
-        "do_not_repeat": prompting.bullets(_reminders(context.do_not_repeat, focus)),
-        "instability_pattern": context.instability_pattern or "nothing known",
-        "summary": context.summary,
-        "failure_cause": context.failure_cause or "nothing",
-        "focus": ", ".join(focus) or "all of it",
-        "objectives": prompting.bullets(context.objectives),
-        "task": task.query,
-    }
-    fitted = prompting.fit_texts(list(texts.values()), room - len(texts) * len(_LEFT_OUT))
-    shown = [_LEFT_OUT if text is None else text for text in fitted]
-    filled = dict(zip(texts, map(prompting.data, shown), strict=True))
-    return prompting.fill(words["guided"], **filled), sum(map(len, shown))
-
-
 def _reminders(lines: Sequence[str], focus: Sequence[str]) -> list[str]:
     """The failed actions that a prompt names: those of tools in focus first, and the newest first."""
     newest = [prompting.shorten(" ".join(line.split()), _REMINDER) for line in reversed(lines)]
@@ -139,20 +107,17 @@ class ChatModelActor:
     place: str
     first: tuple[Message, ...] = ()
     exchanges: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # the model's reply, the observation
-    reply: str | None = None  # the last one, not yet answered by the environment
+    reply: str = ""  # the last one, not yet answered by the environment
     room: int = 0
     writes_text: bool = False
-    turns: int = 0
 
     def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
         observation = "\n".join(message.content for message in messages)
-        if not self.first:
-            self.first = self._open(episode, observation)
-        elif self.reply is not None:
+        if self.first:
             self.exchanges.append((self.reply, observation))
-        action = self._choose()
-        self.turns += 1
-        return Turn(action)
+        else:
+            self.first = self._open(episode, observation)
+        return Turn(self._choose())
 
     def _open(self, episode: Episode, opening: str) -> tuple[Message, ...]:
         """The system and the user message. The untrusted text in them leaves less room to the conversation."""
@@ -179,9 +144,10 @@ class ChatModelActor:
     def _choose(self) -> Action:
         """The next action that is not to be avoided. Raises ChatFailure."""
         refused: tuple[Message, ...] = ()
+        turn = len(self.exchanges)
         for repeats in range(_REPEATS + 1):
-            place = f"{self.place}/turn {self.turns + 1}" + f"/again {repeats}" * bool(repeats)
-            action, reply = self._ask((*self._conversation(), *refused), place, (*self.seed, self.turns, repeats))
+            place = f"{self.place}/turn {turn + 1}" + f"/again {repeats}" * bool(repeats)
+            action, reply = self._ask((*self._conversation(), *refused), place, (*self.seed, turn, repeats))
             if _canonical(signature(action)) not in self._avoided:
                 self.reply = reply
                 return action
@@ -260,9 +226,8 @@ def action_format(tools: Sequence[Mapping[str, Any]], ending: str) -> str:
     """The prompt's rules for writing actions: as calls of these tools; without tools, in the environment's format."""
     words = prompting.parts("act")
     if not tools:
-        return prompting.fill(
-            words["text"], ending=f" {prompting.fill(words['ending_text'], tool=ending)}" if ending else ""
-        )
+        end = f" {prompting.fill(words['ending_text'], tool=ending)}" if ending else ""
+        return prompting.fill(words["text"], ending=end)
     end = f" {prompting.fill(words['ending_tool'], tool=ending)}" if ending else f" {words['ending_turn']}"
     documentation = prompting.data("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
     return prompting.fill(words["tools"], tools=documentation, ending=end)
@@ -352,7 +317,7 @@ class LLMExplorer:
         """
         self.remaining_budget().check(1)
         start = dataclasses.replace(task, solution=())
-        brief, untrusted = _brief(environment, task, context, weights, self.window // 3)
+        brief, untrusted = self._brief(tool_documentation(environment), task, context, weights)
         purpose = self.guidance[context.kind].purpose if context else "Purpose: a survey."
         about = {"brief": brief, "guidance": purpose, "data_rule": prompting.parts("data")["rule"]}
         avoided = context.do_not_repeat if context else ()
@@ -374,6 +339,32 @@ class LLMExplorer:
         )
         failures = (f"run {number}: {lost.error}" for number, lost in enumerate(trajectories) if not lost.valid)
         return Exploration(task, context, seed, triplets, tuple(failures))
+
+    def _brief(
+        self, real: Collection[str], task: Task, context: ExplorationContext | None, weights: Mapping[str, float] | None
+    ) -> tuple[str, int]:
+        """What an expedition is about, and how many of its characters are untrusted: at most a third of the window."""
+        words = prompting.parts("explore")
+        if context is None:
+            # Without weights no tool is popular: the explorer prefers none.
+            popular = sorted(weights or {}, key=lambda tool: -(weights or {})[tool])[:_POPULAR]
+            wanted = f"Users mostly want: {', '.join(popular)}." if popular else "Every function is of equal interest."
+            return prompting.fill(words["unguided"], popular=wanted), 0
+        focus = [tool for tool in context.focus_patterns if tool in real] or list(context.focus_patterns)
+        # If there is too little room, texts are left out in this order.
+        texts = {
+            "do_not_repeat": prompting.bullets(_reminders(context.do_not_repeat, focus)),
+            "instability_pattern": context.instability_pattern or "nothing known",
+            "summary": context.summary,
+            "failure_cause": context.failure_cause or "nothing",
+            "focus": ", ".join(focus) or "all of it",
+            "objectives": prompting.bullets(context.objectives),
+            "task": task.query,
+        }
+        fitted = prompting.fit_texts(list(texts.values()), self.window // 3 - len(texts) * len(_LEFT_OUT))
+        shown = [_LEFT_OUT if text is None else text for text in fitted]
+        filled = dict(zip(texts, map(prompting.data, shown), strict=True))
+        return prompting.fill(words["guided"], **filled), sum(map(len, shown))
 
     def abstract(self, exploration: Exploration, environment: Environment, limit: int) -> Iterator[TaskDraft]:
         """Yields the drafts of one reply; a draft that breaks a rule has an objection that says so.
