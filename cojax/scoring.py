@@ -105,7 +105,7 @@ def success_by(groups: Sequence[Group], key: str) -> dict[str, float]:
 
     A task of several kinds counts in each. Names are sorted. Raises ValueError for a task whose setup has no such key.
     """
-    return {name: _mean(means) for name, means in _scores_by_kind(groups, kinds_by(key)).items()}
+    return {name: found["success"] for name, found in success_by_kind(groups, kinds_by(key)).items()}
 
 
 def kinds_by(key: str) -> Callable[[Task], Iterable[str]]:
@@ -124,19 +124,13 @@ def kinds_by(key: str) -> Callable[[Task], Iterable[str]]:
 
 
 def success_by_kind(groups: Sequence[Group], kinds: Callable[[Task], Iterable[str]]) -> dict[str, dict[str, Any]]:
-    """For each kind of task, avg@k as `success`, and the number of its `tasks` that have a valid episode."""
-    by = _scores_by_kind(groups, kinds)
-    return {name: {"success": _mean(means), "tasks": len(means)} for name, means in by.items()}
-
-
-def _scores_by_kind(groups: Sequence[Group], kinds: Callable[[Task], Iterable[str]]) -> dict[str, list[float]]:
-    """Kind of task, sorted → the scores of its tasks that have a valid episode."""
+    """For each kind of task, sorted: avg@k as `success`, and the number of its `tasks` that have a valid episode."""
     means: dict[str, list[float]] = {}
     for group in groups:
         for name in kinds(group.task):
             if group.valid:
                 means.setdefault(name, []).append(group.score)
-    return dict(sorted(means.items()))
+    return {name: {"success": _mean(some), "tasks": len(some)} for name, some in sorted(means.items())}
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -163,14 +157,10 @@ def describe(
     valid = [trajectory for group in groups for trajectory in group.valid]
     ks = sorted({*(2**power for power in range(samples.bit_length())), samples})
     return {
-        "success": found.success,
-        "error": found.error,
-        "partial": found.partial,
-        "tasks": found.tasks,
+        **dataclasses.asdict(found),
         "episodes": len(valid),
         "lost": sum(len(group.trajectories) for group in groups) - len(valid),
         "bounds": list(found.bounds),
-        "outcomes": found.outcomes,
         "turns": sum(len(trajectory.turns) for trajectory in valid) / len(valid),
         "avg_at_k": average_at_k(groups),
         "pass_at_k": {str(k): passed for k in ks if (passed := mean_pass_at_k(groups, k))},

@@ -100,7 +100,7 @@ def compare_query(
         return QueryMatch(f"the query holds a call, {found!r:.{_SHORT}}; expected words")
     asked = Mentions(query)
     calls = [(place, call) for place, step in enumerate(steps, 1) for call in step.action.calls if call.name != ending]
-    if against := _unrelated(asked, steps, calls, worded, world, documents):
+    if against := _unrelated(asked, steps, calls, f"{worded or ''} {world}", documents):
         return QueryMatch(against)
     seen = [opening.replace(query, " "), *(shown_text(step, query) for step in steps)]
     named, open_ = 0, list[str]()
@@ -170,18 +170,13 @@ def _results(one: float, other: float) -> Iterator[float]:
 
 
 def _unrelated(
-    query: Mentions,
-    steps: Sequence[Triplet],
-    calls: Sequence[tuple[int, Call]],
-    worded: str | None,
-    world: str,
-    documents: Documents,
+    query: Mentions, steps: Sequence[Triplet], calls: Sequence[tuple[int, Call]], scene: str, documents: Documents
 ) -> str:
-    """Why the query seems to ask for something unrelated; "" if it does not."""
+    """Why the query seems to ask for something unrelated; "" if it does not. `scene`: other words about the steps."""
     asked = {word for word in query.words if not word[0].isdigit()}
     given = {word for _, call in calls for _, value in _arguments(call) for word in words(str(value))}
     done = {word for _, call in calls for word in words(documentation_words(documents, call.name))}
-    done |= {word for step in steps for word in _code_words(step.action)} | set(words(f"{worded or ''} {world}"))
+    done |= {word for step in steps for word in _code_words(step.action)} | set(words(scene))
     about = Mentions(" ".join(done | given))
     if not any(about.names(word) for word in asked) and not (query.numbers & about.numbers):
         return "the query has no word in common with what the solution does"
@@ -314,12 +309,7 @@ def _split(name: str) -> list[str]:
 _VALUES, _DEEPEST, _CONDITIONS = 20_000, 8, 8
 _NUMBERS = {"no": 0, **mention.NUMBERS}
 # How a count is bounded → the comparison with the number.
-_BOUNDS = {
-    **dict.fromkeys(("more than", "over", "above"), operator.gt),
-    **dict.fromkeys(("at least", "or more"), operator.ge),
-    **dict.fromkeys(("no more than", "at most", "or fewer", "or less"), operator.le),
-    **dict.fromkeys(("fewer than", "less than", "under", "below"), operator.lt),
-}
+_BOUNDS = {words: getattr(operator, name) for name, some in mention.ENGLISH["bounds"].items() for words in some}
 _SAID = mention.patterns("conditions", BOUND="|".join(_BOUNDS), NUMBER="|".join(_NUMBERS))
 # What may be said of any value.
 _VAGUE = mention.ENGLISH["conditions"]["VAGUE"][0].split()

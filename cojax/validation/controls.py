@@ -19,12 +19,9 @@ from cojax.environment.replay import Replay
 from cojax.explorer.answers import leaves
 from cojax.types import Action, Message, Task, Triplet, content_hash, normalise, signature
 from cojax.validation import consistency
-from cojax.validation.mention import COMMON, Mentions, fold, number_of, words
+from cojax.validation.mention import COMMON, ENGLISH, Mentions, fold, number_of, words
 
-# Words that make a request depend on what is found.
-_CONDITION = re.compile(
-    r"\b(?:if|unless|otherwise|whether|in case|depending|provided|as long as|only when|when(?:ever)?|else|should)\b"
-)
+_CONDITION = re.compile(ENGLISH["depends"])
 # Words that carry no information.
 _EMPTY = COMMON | {"true", "false", "none", "null", "ok"}
 _WORD = re.compile(r"\w+(?:[.@:/-]\w+)*")

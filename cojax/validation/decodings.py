@@ -16,6 +16,8 @@ import unicodedata
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from cojax.validation.mention import ENGLISH, patterns
+
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 # Cipher → the alphabet, enciphered.
 CIPHERS = {
@@ -42,21 +44,9 @@ WORD = re.compile(r"[^\W_]+")
 _LEET = str.maketrans("0123456789@$€£¢+!|", "olzeasgtbqaseectil")
 _LEET_SECOND = str.maketrans("0123456789@$€£¢+!|", "oizeasbtbgaselctil")
 _TURNED = str.maketrans("ɐqɔpǝɟƃɥᴉɾʞlɯuodbɹsʇnʌʍxʎzɓıɹ", ALPHABET + "gir")
-_CODE = """
-.- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- -. --- .--. --.- .-. ... - ..- ...- .-- -..- -.-- --..
------ .---- ..--- ...-- ....- ..... -.... --... ---.. ----.
-"""
-MORSE = dict(zip(_CODE.split(), ALPHABET + "0123456789", strict=True))
-_PLACES = ("one first a", "two second b", "three third c", "four fourth d", "five fifth", "six sixth", "last final")
-_NUMBERS = {word: number for number, words in enumerate(_PLACES, 1) for word in words.split()}
-_PART = r"(?:part|piece|step|section|chunk|half|bit|fragment|line)"
-_NUMBER = rf"(?:\d{{1,2}}|{'|'.join(word for word in _NUMBERS if len(word) > 1)})"
-# "Part 2 of 3:", "[2]", "(2/3)", "2.", "second half -"
-_MARKER = re.compile(
-    rf"(?<![\w.])(?:[\[(#]?(?:{_PART} ?#?)?(?P<number>{_NUMBER})(?:(?: of |/)\d{{1,2}})?(?: {_PART})?[\])]?[:.)\]-]"
-    rf"|{_PART} (?P<letter>[a-d])[:.)-]|[\[(](?P<bare>\d{{1,2}})[\])])(?!\d)",
-    re.IGNORECASE,
-)
+MORSE = dict(zip(ENGLISH["spelling"]["morse"].split(), ALPHABET + "0123456789", strict=True))
+_NUMBERS = {word: number for number, words in enumerate(ENGLISH["places"], 1) for word in words.split()}
+_MARKER = patterns("parts", PLACE="|".join(word for word in _NUMBERS if len(word) > 1))["marker"]
 _QUOTED = re.compile(r"\"([^\"\n]+)\"|“([^”\n]{1,500})”|«([^»\n]{1,500})»|`([^`\n]+)`|(?<!\w)'([^'\n]+)'(?!\w)")
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{8,}={0,2}|[A-Za-z0-9+/_-]{2,7}={1,2}")
 _BASE64_SHORT = re.compile(r"[A-Za-z0-9+/_-]{4,}={0,2}|[A-Za-z0-9+/_-]{2,3}={1,2}")

@@ -7,6 +7,7 @@ allowed.
 
 import codecs
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,34 +17,28 @@ from cojax.types import TaskDraft, signature
 from cojax.validation.decodings import decodings, plain
 from cojax.validation.mention import ENGLISH
 
-_IN_ACTIONS = "in actions: "
-_RULE = re.compile(r"^\[(.*)\]$", re.MULTILINE)
 _FAMILY = re.compile(r"<([A-Z_]+)>")
 
 
-def _read(text: str) -> Mapping[str, re.Pattern[str]]:
-    """Rule → one pattern that matches where any of its lines does. Raises KeyError for a family not yet named."""
-    families: dict[str, str] = {}
-    sections = [
-        [line for line in section.splitlines() if line and not line.startswith("#")] for section in _RULE.split(text)
+def _read(text: str) -> list[dict[str, re.Pattern[str]]]:
+    """Rule → one pattern that matches where any of its patterns does: for the query of a draft, and for its actions.
+
+    Raises KeyError for a family not yet named.
+    """
+    found, families = tomllib.loads(text), dict[str, str]()
+
+    def filled(pattern: str) -> str:
+        return _FAMILY.sub(lambda name: families[name[1]], pattern)
+
+    for name, pattern in found["families"].items():
+        families[name] = filled(pattern)
+    return [
+        {rule: re.compile("|".join(map(filled, some))) for rule, some in found[table].items()}
+        for table in ("query", "actions")
     ]
 
-    def pattern(line: str) -> str:
-        return _FAMILY.sub(lambda name: families[name[1]], line)
 
-    for line in sections[0]:
-        name, _, own = line.partition(" = ")
-        families[name] = pattern(own)
-    return {
-        name: re.compile("|".join(map(pattern, lines)))
-        for (name,), lines in zip(sections[1::2], sections[2::2], strict=True)
-    }
-
-
-_RULES = _read((Path(__file__).parent / "safety_rules.txt").read_text())
-# Rule → its pattern for the query of a draft, and for its actions.
-QUERY_RULES = {name: pattern for name, pattern in _RULES.items() if not name.startswith(_IN_ACTIONS)}
-ACTION_RULES = {name.removeprefix(_IN_ACTIONS): _RULES[name] for name in _RULES if name.startswith(_IN_ACTIONS)}
+QUERY_RULES, ACTION_RULES = _read(Path(__file__).with_name("safety_rules.toml").read_text("utf-8"))
 _MODEL = {"instructions to a model": QUERY_RULES["instructions to a model"]}
 _COMMON = frozenset(ENGLISH["commonest"].split())
 # Most characters of a text that is decoded; longer texts are only read as they are.

@@ -103,7 +103,8 @@ def _expect_no_judge(environment: Environment) -> None:
     rubrics = [rubric, *(found for _, found in rubric.named_rubrics())] if rubric else []
     if any(isinstance(one, LLMJudge) for one in rubrics):
         raise ValueError(
-            "its rubric asks a model over a network, and so gives no verifiable reward; see docs/verifiers-and-openenv.md"
+            "its rubric asks a model over a network, and so gives no verifiable reward; "
+            "see docs/verifiers-and-openenv.md"
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pydantic import BaseModel, Field
 
 from cojax.environment import Environment
-from cojax.explorer import Exploration
+from cojax.explorer import Exploration, tool_documentation
 from cojax.explorer.answers import answer_objections
 from cojax.explorer.llm.prompting import bullets, data, fill, fit_pairs, fit_texts, parts, prompt, shorten
 from cojax.explorer.scripted.explorer import Ending
@@ -67,7 +67,8 @@ def abstraction_prompt(
     conversation = not ending.tool and bool(separator)
     over = words["ending_turn"] if conversation else words["ending_tool"]
     quarter = window // 4
-    tools = shorten(_tool_lines(environment), quarter)
+    lines = (f"{name}: {tool.get('description', '')}" for name, tool in tool_documentation(environment).items())
+    tools = shorten("\n".join(lines), quarter)
     purpose, untrusted = _purpose(exploration, quarter)
     return prompt(
         "abstract",
@@ -195,12 +196,6 @@ def _purpose(exploration: Exploration, room: int) -> tuple[str, int]:
     objectives, focus, query = (text or "" for text in fit_texts(texts, room))
     purpose = fill(words["guided"], task=data(query), focus=data(focus), objectives=data(objectives))
     return purpose, len(objectives) + len(focus) + len(query)
-
-
-def _tool_lines(environment: Environment) -> str:
-    """One line for each tool."""
-    functions = (tool["function"] for tool in environment.tools())
-    return "\n".join(f"{function['name']}: {function.get('description', '')}" for function in functions)
 
 
 def _record(actions: Mapping[int, Triplet], room: int) -> str:

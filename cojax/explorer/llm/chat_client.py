@@ -128,12 +128,10 @@ class ChatClient:
         tokens_lost             an upper bound for requests without an answer, those of earlier processes included
         failures                number of failures of each kind
         """
-        named = self._counters.amounts(
-            "calls", "replayed", "requests", "retries", "tokens_in", "tokens_out", "tokens_lost"
-        )  # fmt: skip
+        counted = "calls", "replayed", "requests", "retries", "tokens_in", "tokens_out", "tokens_lost"
+        figures = self._counters.figures(*counted)
         prices = {"tokens_in": self.settings.price_in, "tokens_out": self.settings.price_out}
-        cost = sum(named[name] * price for name, price in prices.items()) / 1e6
-        return {**named, "cost": cost, "failures": self._counters.failures()}
+        return {**figures, "cost": sum(figures[name] * price for name, price in prices.items()) / 1e6}
 
     def failed(self, kind: FailureKind) -> None:
         self._counters.failed(kind)
@@ -340,7 +338,7 @@ class PolicyModel:
 
     def figures(self) -> dict[str, Any]:
         """Calls, their tokens, and failures by kind."""
-        return {**self._counters.amounts("calls", "tokens_in", "tokens_out"), "failures": self._counters.failures()}
+        return self._counters.figures("calls", "tokens_in", "tokens_out")
 
     def failed(self, kind: FailureKind) -> None:
         self._counters.failed(kind)

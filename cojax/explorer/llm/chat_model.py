@@ -196,22 +196,14 @@ def seed_of(*parts: Any) -> int:
 
 
 def structured_reply(
-    chat_model: ChatModel,
-    messages: Sequence[Message],
-    kind: type[_T],
-    *,
-    budget: Budget,
-    seed: int,
-    place: str,
-    temperature: float | None = None,
+    chat_model: ChatModel, messages: Sequence[Message], kind: type[_T], *, place: str, **call: Any
 ) -> _T:
-    """The reply as a record of `kind`, with one chance to repair it. Raises ChatFailure."""
-    schema = kind.model_json_schema()
+    """The reply as a record of `kind`, with one chance to repair it. Raises ChatFailure.
 
-    def ask(messages: Sequence[Message], place: str) -> ModelReply:
-        return chat_model.reply(messages, budget=budget, seed=seed, place=place, schema=schema, temperature=temperature)
-
-    reply = ask(messages, place)
+    `call` holds the other keywords of `ChatModel.reply`: budget, seed, and perhaps the temperature.
+    """
+    call["schema"] = schema = kind.model_json_schema()
+    reply = chat_model.reply(messages, place=place, **call)
     try:
         return read(reply, kind)
     except ChatFailure as failure:
@@ -221,7 +213,7 @@ def structured_reply(
             f"{', and be much shorter' if failure.kind == 'truncated' else ''}:\n{json.dumps(schema)}"
         )
         again = Message("assistant", reply.text[:_SHOWN] or "(nothing)"), Message("user", repair)
-    repaired = ask((*messages, *again), f"{place}/repair")
+    repaired = chat_model.reply((*messages, *again), place=f"{place}/repair", **call)
     try:
         return read(repaired, kind)
     except ChatFailure as failure:
@@ -290,14 +282,10 @@ class Counters:
             self.failed(failure.kind)
             raise
 
-    def amounts(self, *names: str) -> dict[str, int]:
-        """The amounts of these names; 0 for a name that was never counted."""
+    def figures(self, *names: str) -> dict[str, Any]:
+        """The amounts of these names, 0 for one that was never counted, and `failures` by kind."""
         with self._guard:
-            return {name: self._amounts[name] for name in names}
-
-    def failures(self) -> dict[str, int]:
-        with self._guard:
-            return dict(self._failures)
+            return {**{name: self._amounts[name] for name in names}, "failures": dict(self._failures)}
 
 
 def key_of(value: Any) -> str:
@@ -342,8 +330,7 @@ class Journal:
     def __init__(self, path: Path | None = None):
         self._log = None if path is None else Log(path)
         self._memory: dict[str, dict[str, Any]] = {}
-        self._starts: dict[str, int] = {}
-        self._numbers: dict[str, int] = {}
+        self._places: dict[str, tuple[int, int]] = {}  # key → where its record begins in the file, and its number
         self.length = 0  # the number of records
         self._guard = threading.Lock()
         if path is not None and path.exists():
@@ -353,46 +340,43 @@ class Journal:
                     if line.startswith(_HEAD) and line.endswith(b"\n"):
                         key = line[len(_HEAD) : len(_HEAD) + _KEY].decode("ascii", "replace")
                         self.length += 1
-                        self._starts[key], self._numbers[key] = start, self.length
+                        self._places[key] = start, self.length
                     start += len(line)
 
     def number(self, key: str) -> int:
         """The position, counted from 1, of the last record with that key; 0 where there is none."""
-        return self._numbers.get(key, 0)
+        return self._places.get(key, (0, 0))[1]
 
     def find(self, key: str) -> dict[str, Any] | None:
         """The record of that key, or None. A damaged record counts as missing: its call is made again."""
         with self._guard:
             if self._log is None:
                 return self._memory.get(key)
-            start = self._starts.get(key)
-            if start is None:
+            if key not in self._places:
                 return None
             with open_file(self._log.path) as file:
-                file.seek(start)
+                file.seek(self._places[key][0])
                 line = next(lines_of(file), b"")
-        try:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
             record = parse_record(line)
             has_valid_checksum(record)
             if record["key"] == key and _is_sound(record):
                 return {name: value for name, value in record.items() if name != CHECKSUM}
-        except (ValueError, KeyError, TypeError):
-            pass
         _LOG.warning("%s holds a damaged record of call %s; the call is made anew", self._log.path, key)
         return None
 
     def add(self, key: str, record: Mapping[str, Any]) -> None:
         """Adds the record of a call. Raises StorageError when the disk refuses."""
-        entry = {"key": key, **record}
+        entry, start = {"key": key, **record}, 0
         with self._guard:
             if self._log is None:
                 self._memory[key] = entry
             else:
                 line = with_checksum(entry)
                 length = len(canonical(line))  # JSON with ASCII alone: as many bytes as characters
-                self._starts[key] = self._log.append([line]) - length - 1
+                start = self._log.append([line]) - length - 1
             self.length += 1
-            self._numbers[key] = self.length
+            self._places[key] = start, self.length
 
     def read(self, place: str = "") -> Iterator[dict[str, Any]]:
         """The records whose place begins with `place`, oldest first."""

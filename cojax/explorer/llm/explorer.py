@@ -11,7 +11,7 @@ import functools
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -62,71 +62,6 @@ _HINT = 300
 _NAMED, _ARGUMENT = re.compile(r"([\w.]+)\(([^()]*)\)"), re.compile(r"[\w.-]+=(?!=)")
 
 
-def exploring_actor(
-    environment: Environment,
-    task: Task,
-    context: ExplorationContext | None,
-    weights: Mapping[str, float] | None,
-    purpose: str,
-    *,
-    steps: int,
-    ending: str,
-    window: int,
-) -> "Callable[..., ChatModelActor]":
-    """Makes the actors of an expedition: guided by the context, unguided if that is None; `purpose` is its aim."""
-    words, untrusted = prompting.parts("explore"), 0
-    if context is None:
-        # Without weights no tool is popular: the explorer prefers none.
-        popular = sorted(weights or {}, key=lambda tool: -(weights or {})[tool])[:_POPULAR]
-        wanted = f"Users mostly want: {', '.join(popular)}." if popular else "Every function is of equal interest."
-        about = prompting.fill(words["unguided"], popular=wanted)
-    else:
-        texts = _context_texts(environment, task, context, window // 3)
-        untrusted = sum(map(len, texts.values()))
-        about = prompting.fill(words["guided"], **{name: prompting.data(text) for name, text in texts.items()})
-
-    def first_messages(acting: str, opening: str, hints: str) -> tuple[Message, Message]:
-        rule = prompting.parts("data")["rule"]
-        system = prompting.fill(words["system"], guidance=purpose, steps=str(steps), acting=acting, data_rule=rule)
-        start = prompting.fill(words["opening"], opening=opening) if opening else words["silent"]
-        works = f"\n{prompting.fill(words['hints'], actions=hints)}\n" if hints else ""
-        return Message("system", system), Message(
-            "user", prompting.fill(words["user"], brief=about, opening=start, hints=works)
-        )
-
-    limits = steps, ending, window, context.do_not_repeat if context else (), _HINTS_SHOWN, untrusted
-    return functools.partial(ChatModelActor, first_messages, words["next"], *limits)
-
-
-def attempting_actor(*, steps: int, ending: str, window: int) -> "Callable[..., ChatModelActor]":
-    """Makes the actors of validation's attempts, which see nothing but a task's query."""
-    words = prompting.parts("solve")
-
-    def first_messages(acting: str, opening: str, hints: str) -> tuple[Message, Message]:
-        system = prompting.fill(words["system"], steps=str(steps), acting=acting)
-        return Message("system", system), Message("user", prompting.fill(words["user"], opening=opening))
-
-    return functools.partial(ChatModelActor, first_messages, words["next"], steps, ending, window)
-
-
-def _context_texts(environment: Environment, task: Task, context: ExplorationContext, room: int) -> dict[str, str]:
-    """The texts of a context by their slots in the guided prompt, in at most `room` characters."""
-    real = tool_documentation(environment)
-    focus = [tool for tool in context.focus_patterns if tool in real] or list(context.focus_patterns)
-    # If there is too little room, texts are left out in this order.
-    texts = {
-        "do_not_repeat": prompting.bullets(_reminders(context.do_not_repeat, focus)),
-        "instability_pattern": context.instability_pattern or "nothing known",
-        "summary": context.summary,
-        "failure_cause": context.failure_cause or "nothing",
-        "focus": ", ".join(focus) or "all of it",
-        "objectives": prompting.bullets(context.objectives),
-        "task": task.query,
-    }
-    shown = prompting.fit_texts(list(texts.values()), room - len(texts) * len(_LEFT_OUT))
-    return {name: _LEFT_OUT if text is None else text for name, text in zip(texts, shown, strict=True)}
-
-
 def _reminders(lines: Sequence[str], focus: Sequence[str]) -> list[str]:
     """The failed actions that a prompt names: those of tools in focus first, and the newest first."""
     newest = [prompting.shorten(" ".join(line.split()), _REMINDER) for line in reversed(lines)]
@@ -148,17 +83,17 @@ class Move(BaseModel):
 class ChatModelActor:
     """The actor of one episode of at most `steps` actions; single-use.
 
-    `first_messages` makes the system and the user message from three texts: how actions are written, the episode's
-    opening, and actions that would work. `after_action` is the template of the message that follows an action.
+    `prompt` is the prompt file of its messages, and `about` holds the values of those slots of the first two that the
+    episode does not fill.
 
     The actor sees at most `window` untrusted characters, not counting the tools' documentation and the newest exchange.
-    `untrusted` of these characters are in the texts that `first_messages` adds itself. The actor sees at most `hints`
-    actions that would work. Actions in `do_not_repeat` are refused. If the model fails, or keeps repeating one of them,
-    `ChatFailure` ends the episode as an engine_error, with the actions so far.
+    `untrusted` of these characters are in `about`. The actor sees at most `hints` actions that would work. Actions in
+    `do_not_repeat` are refused. If the model fails, or keeps repeating one of them, `ChatFailure` ends the episode as
+    an engine_error, with the actions so far.
     """
 
-    first_messages: Callable[[str, str, str], tuple[Message, Message]]
-    after_action: str
+    prompt: str
+    about: Mapping[str, str]
     steps: int
     ending: str
     window: int
@@ -172,20 +107,17 @@ class ChatModelActor:
     place: str
     first: tuple[Message, ...] = ()
     exchanges: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # the model's reply, the observation
-    reply: str | None = None  # the last one, not yet answered by the environment
+    reply: str = ""  # the last one, not yet answered by the environment
     room: int = 0
     writes_text: bool = False
-    turns: int = 0
 
     def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
         observation = "\n".join(message.content for message in messages)
-        if not self.first:
-            self.first = self._open(episode, observation)
-        elif self.reply is not None:
+        if self.first:
             self.exchanges.append((self.reply, observation))
-        action = self._choose()
-        self.turns += 1
-        return Turn(action)
+        else:
+            self.first = self._open(episode, observation)
+        return Turn(self._choose())
 
     def _open(self, episode: Episode, opening: str) -> tuple[Message, ...]:
         """The system and the user message. The untrusted text in them leaves less room to the conversation."""
@@ -198,17 +130,24 @@ class ChatModelActor:
         opening = prompting.shorten(opening, self.window // _OPENING)
         works = prompting.bullets(shown[::-1]) if shown else ""
         self.room = self.window - self.untrusted - len(opening) - len(works)
-        acting = action_format(tools, self.ending)
-        return self.first_messages(
-            acting, prompting.data(opening) if opening.strip() else "", prompting.data(works) if works else ""
+        words = prompting.parts(self.prompt)
+        said = prompting.fill(words.get("opening", "{{opening}}"), opening=prompting.data(opening))
+        return prompting.prompt(
+            self.prompt,
+            **self.about,
+            steps=str(self.steps),
+            acting=action_format(tools, self.ending),
+            opening=said if opening.strip() else words.get("silent", ""),
+            hints=f"\n{prompting.fill(words['hints'], actions=prompting.data(works))}\n" if works else "",
         )
 
     def _choose(self) -> Action:
         """The next action that is not to be avoided. Raises ChatFailure."""
         refused: tuple[Message, ...] = ()
+        turn = len(self.exchanges)
         for repeats in range(_REPEATS + 1):
-            place = f"{self.place}/turn {self.turns + 1}" + f"/again {repeats}" * bool(repeats)
-            action, reply = self._ask((*self._conversation(), *refused), place, (*self.seed, self.turns, repeats))
+            place = f"{self.place}/turn {turn + 1}" + f"/again {repeats}" * bool(repeats)
+            action, reply = self._ask((*self._conversation(), *refused), place, (*self.seed, turn, repeats))
             if _canonical(signature(action)) not in self._avoided:
                 self.reply = reply
                 return action
@@ -252,10 +191,10 @@ class ChatModelActor:
         if missing := len(self.exchanges) - len(shown):
             note = prompting.fill(prompting.parts("act")["left_out"], count=str(missing))
             first = (*first[:-1], Message(first[-1].role, f"{first[-1].content}\n\n{note}"))
-        messages = list(first)
+        messages, template = list(first), prompting.parts(self.prompt)["next"]
         for number, (reply, observation) in enumerate(shown, start=missing + 1):
             left = str(self.steps - number)
-            after = prompting.fill(self.after_action, observation=prompting.data(observation), left=left)
+            after = prompting.fill(template, observation=prompting.data(observation), left=left)
             messages += [Message("assistant", reply), Message("user", after)]
         return tuple(messages)
 
@@ -287,9 +226,8 @@ def action_format(tools: Sequence[Mapping[str, Any]], ending: str) -> str:
     """The prompt's rules for writing actions: as calls of these tools; without tools, in the environment's format."""
     words = prompting.parts("act")
     if not tools:
-        return prompting.fill(
-            words["text"], ending=f" {prompting.fill(words['ending_text'], tool=ending)}" if ending else ""
-        )
+        end = f" {prompting.fill(words['ending_text'], tool=ending)}" if ending else ""
+        return prompting.fill(words["text"], ending=end)
     end = f" {prompting.fill(words['ending_tool'], tool=ending)}" if ending else f" {words['ending_turn']}"
     documentation = prompting.data("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
     return prompting.fill(words["tools"], tools=documentation, ending=end)
@@ -379,27 +317,54 @@ class LLMExplorer:
         """
         self.remaining_budget().check(1)
         start = dataclasses.replace(task, solution=())
+        brief, untrusted = self._brief(tool_documentation(environment), task, context, weights)
         purpose = self.guidance[context.kind].purpose if context else "Purpose: a survey."
-        actor = exploring_actor(
-            environment, task, context, weights, purpose, steps=self.steps, ending=self.ending, window=self.window
-        )
+        about = {"brief": brief, "guidance": purpose, "data_rule": prompting.parts("data")["rule"]}
+        avoided = context.do_not_repeat if context else ()
+        limits = self.steps, self.ending, self.window, avoided, _HINTS_SHOWN, untrusted
+        actor = functools.partial(ChatModelActor, "explore", about, *limits, chat_model=self.chat_model)
         with self.remaining_budget().shared(self.runs) as budgets, ThreadPoolExecutor(self.runs) as pool:
 
             def run(number: int) -> Trajectory:
-                place = f"{self.place}/run {number}"
-                act = actor(chat_model=self.chat_model, budget=budgets[number], seed=(*seed, number), place=place)
+                act = actor(budget=budgets[number], seed=(*seed, number), place=f"{self.place}/run {number}")
                 return self.play(environment, start, act, max_turns=self.steps)
 
             trajectories = list(pool.map(run, range(self.runs)))
-        triplets: list[Triplet] = []
-        failures: list[str] = []
-        for number, trajectory in enumerate(trajectories):
-            # Observations of a broken environment are not used. A failure of the model leaves earlier actions valid.
-            if trajectory.valid or trajectory.outcome == "engine_error":
-                triplets += [Triplet(turn.action, turn.observation, number) for turn in trajectory.turns]
-            if not trajectory.valid:
-                failures.append(f"run {number}: {trajectory.error}")
-        return Exploration(task, context, seed, tuple(triplets), tuple(failures))
+        # Observations of a broken environment are not used. A failure of the model leaves earlier actions valid.
+        triplets = tuple(
+            Triplet(turn.action, turn.observation, number)
+            for number, trajectory in enumerate(trajectories)
+            if trajectory.valid or trajectory.outcome == "engine_error"
+            for turn in trajectory.turns
+        )
+        failures = (f"run {number}: {lost.error}" for number, lost in enumerate(trajectories) if not lost.valid)
+        return Exploration(task, context, seed, triplets, tuple(failures))
+
+    def _brief(
+        self, real: Collection[str], task: Task, context: ExplorationContext | None, weights: Mapping[str, float] | None
+    ) -> tuple[str, int]:
+        """What an expedition is about, and how many of its characters are untrusted: at most a third of the window."""
+        words = prompting.parts("explore")
+        if context is None:
+            # Without weights no tool is popular: the explorer prefers none.
+            popular = sorted(weights or {}, key=lambda tool: -(weights or {})[tool])[:_POPULAR]
+            wanted = f"Users mostly want: {', '.join(popular)}." if popular else "Every function is of equal interest."
+            return prompting.fill(words["unguided"], popular=wanted), 0
+        focus = [tool for tool in context.focus_patterns if tool in real] or list(context.focus_patterns)
+        # If there is too little room, texts are left out in this order.
+        texts = {
+            "do_not_repeat": prompting.bullets(_reminders(context.do_not_repeat, focus)),
+            "instability_pattern": context.instability_pattern or "nothing known",
+            "summary": context.summary,
+            "failure_cause": context.failure_cause or "nothing",
+            "focus": ", ".join(focus) or "all of it",
+            "objectives": prompting.bullets(context.objectives),
+            "task": task.query,
+        }
+        fitted = prompting.fit_texts(list(texts.values()), self.window // 3 - len(texts) * len(_LEFT_OUT))
+        shown = [_LEFT_OUT if text is None else text for text in fitted]
+        filled = dict(zip(texts, map(prompting.data, shown), strict=True))
+        return prompting.fill(words["guided"], **filled), sum(map(len, shown))
 
     def abstract(self, exploration: Exploration, environment: Environment, limit: int) -> Iterator[TaskDraft]:
         """Yields the drafts of one reply; a draft that breaks a rule has an objection that says so.
@@ -419,16 +384,13 @@ class LLMExplorer:
     @contextlib.contextmanager
     def attempters(self, task: Task, count: int) -> Iterator[list[ChatModelActor]]:
         """Actors that see nothing but the task's query, by which validation checks that the query suffices."""
-        actor = attempting_actor(steps=self.attempt_turns, ending=self.ending, window=self.window)
+        limits = self.attempt_turns, self.ending, self.window
+        actor = functools.partial(ChatModelActor, "solve", {}, *limits, chat_model=self.chat_model)
+        # Named by the evolution, not the expedition: a task found twice costs one attempt.
+        place = f"{self.evolution}/task {task.id}/attempt"
         with self.remaining_budget().shared(count) as budgets:
             yield [
-                actor(
-                    chat_model=self.chat_model,
-                    budget=budget,
-                    seed=("attempt", task.id, attempt),
-                    # Named by the evolution, not the expedition: a task found twice costs one attempt.
-                    place=f"{self.evolution}/task {task.id}/attempt {attempt}",
-                )
+                actor(budget=budget, seed=("attempt", task.id, attempt), place=f"{place} {attempt}")
                 for attempt, budget in enumerate(budgets)
             ]
 

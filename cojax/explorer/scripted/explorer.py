@@ -68,10 +68,9 @@ class Ending:
             yield Triplet(Action(), Observation(done=True), step.run)
             return
         answers = [{}] if self.parameter is None else [{}, {self.parameter: step.observation.text}]
+        over = Observation((Message("tool", ""),), done=True)
         for arguments in answers:
-            yield Triplet(
-                Action(calls=(Call(self.tool, arguments),)), Observation((Message("tool", ""),), done=True), step.run
-            )
+            yield Triplet(Action(calls=(Call(self.tool, arguments),)), over, step.run)
 
 
 def tool_of(action: Action) -> str:
@@ -151,11 +150,14 @@ def _windows_of_run(steps: Sequence[Triplet]) -> list[tuple[Triplet, ...]]:
     sources = _sources(steps)
     used = {source for needed in sources for source in needed}
     purposes = [i for i in range(len(steps)) if i not in used]
+    whole: list[set[int]] = []  # each step with its sources, and theirs in turn
+    for i, needed in enumerate(sources):
+        whole.append({i}.union(*(whole[source] for source in needed)))
     spans = {tuple(range(i, j + 1)) for i in range(len(steps)) for j in range(i, len(steps))}
     for i in range(len(purposes)):
         kept: set[int] = set()
         for purpose in purposes[i:]:
-            kept |= _with_sources(purpose, sources)
+            kept |= whole[purpose]
             spans.add(tuple(sorted(kept)))
     return [tuple(steps[i] for i in span) for span in sorted(spans)]
 
@@ -168,17 +170,6 @@ def _sources(steps: Sequence[Triplet]) -> list[set[int]]:
         sources.append({latest[value] for value in argument_values(step.action) if value in latest})
         latest |= dict.fromkeys(words_of(step.observation.text), i)
     return sources
-
-
-def _with_sources(step: int, sources: Sequence[set[int]]) -> set[int]:
-    """The step, its sources, and theirs in turn."""
-    needed, pending = set[int](), [step]
-    while pending:
-        step = pending.pop()
-        if step not in needed:
-            needed.add(step)
-            pending += sources[step]
-    return needed
 
 
 def no_neighbours(tool: str) -> tuple[str, ...]:
