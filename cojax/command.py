@@ -79,12 +79,13 @@ def usage() -> str:
     )
 
 
-def in_checkout(name: str) -> Path:
-    """The checkout that this package is in. Ends the command `name` where it is installed without one."""
+def run_in_checkout(name: str, module: str, arguments: Sequence[str] | None = None) -> int:
+    """Runs `module`, which only a checkout has. Ends the command `name` where cojax is installed without one."""
     root = Path(__file__).resolve().parents[1]
     if not (root / "benchmarks").is_dir():
         sys.exit(f"error: {name} needs a checkout of cojax, with benchmarks/ and tests/; here is only the package")
-    return root
+    sys.path.append(str(root / "tests"))
+    return importlib.import_module(module).main(arguments)
 
 
 def worded(text: str) -> str:

@@ -58,7 +58,8 @@ def flaw(query: str, longest: int, control_tokens: Sequence[str] = ()) -> str:
     if found := _TEMPLATE.search(folded):
         return f"the query holds {found[0]!r}, a control token of chat templates"
     for literal in control_tokens:
-        if _is_distinctive(literal) and _folded(literal) in folded:
+        # Some tokenizers have runs of spaces, or other ordinary text, among their control tokens.
+        if len(literal.strip()) > 2 and _SIGN.search(literal) and _folded(literal) in folded:
             return f"the query holds {literal!r}, a control token of the policy's template"
     return ""
 
@@ -114,8 +115,3 @@ def _folded(text: str) -> str:
     plain = normal_form("NFKC", text).casefold()
     shown = (c for c in plain if not c.isspace() and c not in _FILLERS)
     return "".join(c for c in shown if unicodedata.category(c) not in ("Cf", "Mn", "Me"))
-
-
-def _is_distinctive(literal: str) -> bool:
-    """Whether a control token looks unlike ordinary text; some tokenizers have runs of spaces among theirs."""
-    return len(literal.strip()) > 2 and bool(_SIGN.search(literal))

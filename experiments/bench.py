@@ -1,17 +1,11 @@
 """How fast the parts are on this machine; needs a checkout."""
 
+import functools
 import sys
-from collections.abc import Sequence
 
-from cojax.command import in_checkout
+from cojax.command import run_in_checkout
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    in_checkout("bench")
-    from benchmarks.__main__ import main
-
-    return main(arguments)
-
+main = functools.partial(run_in_checkout, "bench", "benchmarks.__main__")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -89,7 +89,7 @@ def test_benchmarks_and_the_campaign_say_that_they_need_a_checkout(tmp_path: Pat
     (tmp_path / "cojax").mkdir()
     for name in ("__init__", "command", "imports"):
         shutil.copy(ROOT / "cojax" / f"{name}.py", tmp_path / "cojax")
-    program = "from cojax.command import in_checkout; in_checkout('bench')"
+    program = "from cojax.command import run_in_checkout; run_in_checkout('bench', 'benchmarks.__main__')"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error: bench needs a checkout of cojax, ")

@@ -163,12 +163,12 @@ def study(
     records = stored.read_runs(out, jobs)
     left = [job for job in jobs if (job.arm, job.seed) not in records]
     left = with_stored_variables(left, stored.read_all(out).values() if left else ())
-    CONSOLE.print(f"{name}: {len(jobs)} runs, {len(records)} of them stored in {out}/runs", soft_wrap=True)
+    CONSOLE.print(f"{name}: {len(jobs)} runs, {len(records)} of them stored in {out}/runs")
     if older := [job.name for job in left if job.variables != VARIABLES]:
         CONSOLE.print(
             f"with the variables of stored runs of their seeds, which give other bits than today's: {', '.join(older)}",
-            style="yellow", markup=False, soft_wrap=True,
-        )  # fmt: skip
+            style="yellow",
+        )
     failed: list[str] = []
     spent: list[float] = []
 
@@ -176,13 +176,13 @@ def study(
         record, why = (None, why) if why else record_or_reason(job, folder / job.name)
         if record is None:
             failed.append(job.name)
-            CONSOLE.print(f"{job.name}: {why}", style="yellow", markup=False, soft_wrap=True)
+            CONSOLE.print(f"{job.name}: {why}", style="yellow")
             return
         stored.store(out, record)
         records[job.arm, job.seed] = record
         spent.append(seconds)
         to_go = sum(spent) / len(spent) * (len(left) - len(spent) - len(failed)) / len(cores)
-        CONSOLE.print(_status_line(record, seconds, out) + f"; {duration(to_go)} to go", soft_wrap=True)
+        CONSOLE.print(_status_line(record, seconds, out) + f"; {duration(to_go)} to go")
 
     schedule.run_all(left, folder, cores, deadline, stop, on_end)
     if stop.is_set():
@@ -200,8 +200,8 @@ def study(
         CONSOLE.print(
             f"{len(failed)} of {len(jobs)} runs did not finish: {', '.join(failed)}"
             + ("" if seeds else "; no seed is complete, so there is no table"),
-            style="bold red", soft_wrap=True,
-        )  # fmt: skip
+            style="bold red",
+        )
     return 1 if failed else 0
 
 
@@ -213,7 +213,7 @@ def publish(name: str, table: Table, seeds: Sequence[int], records: Records, out
     write_json(out / f"{name}.json", summary)
     write_text(out / f"{name}.md", page)
     print(page, flush=True)
-    CONSOLE.print(f"table: {out / name}.md, {out / name}.json", soft_wrap=True)
+    CONSOLE.print(f"table: {out / name}.md, {out / name}.json")
 
 
 def again(
@@ -235,10 +235,10 @@ def again(
     why = schedule.run(job, workdir, core, deadline, stop, lambda: None)
     now, why = (None, why) if why else record_or_reason(job, workdir)
     if now is None:
-        CONSOLE.print(f"{name}: {why}", style="yellow", markup=False, soft_wrap=True)
+        CONSOLE.print(f"{name}: {why}", style="yellow")
         return 130 if stop.is_set() else 1
     for line in differing_facts(before["facts"], now["facts"]):
-        CONSOLE.print(line, markup=False, soft_wrap=True)
+        CONSOLE.print(line)
     different = differing_parts(before, now)
     verdict = f"differs in {', '.join(different)}" if different else "the same to the last bit"
     CONSOLE.print(f"{name}: stored {percent(before['final'], 2)} %, now {percent(now['final'], 2)} %: {verdict}")
