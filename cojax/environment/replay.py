@@ -6,7 +6,7 @@ from typing import Any
 
 from cojax.environment import Actor, Environment, Episode, play
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
-from cojax.types import Action, Message, Observation, Task, Trajectory, Turn
+from cojax.types import Action, Task, Trajectory, Turn
 
 Play = Callable[..., Trajectory]  # `play`, or `environment.watch.watched_play`
 
@@ -44,17 +44,15 @@ def replay(environment: Environment, task: Task, actions: Sequence[Action], play
     def start(task: Task) -> Episode:
         episode = environment.start(task)
 
-        def reset() -> tuple[Message, ...]:
-            opening = episode.reset()
-            states.append(episode.state())
-            return opening
+        def recorded(call: Callable[..., Any]) -> Callable[..., Any]:
+            def then_state(*given: Any) -> Any:
+                found = call(*given)
+                states.append(episode.state())
+                return found
 
-        def step(action: Action) -> Observation:
-            observation = episode.step(action)
-            states.append(episode.state())
-            return observation
+            return then_state
 
-        return WrappedEpisode(episode, reset=reset, step=step)
+        return WrappedEpisode(episode, reset=recorded(episode.reset), step=recorded(episode.step))
 
     trajectory = play(Wrapped(environment, start), task, follow(actions), max_turns=len(actions))
     return Replay(trajectory, tuple(states))

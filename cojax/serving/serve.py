@@ -29,6 +29,7 @@ from ml_collections import ConfigDict
 from cojax.durable import own_file
 from cojax.environment import EngineError
 from cojax.host.processes import GuardedProcess, end_descendants_at_exit
+from cojax.learner.rehearsal import available_bytes
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters
 from cojax.policy.pretrained import CONFIG
@@ -41,6 +42,7 @@ from cojax.rollout.sglang.server import LabelledWeights, LaunchSettings, Server,
 from cojax.run import engines, trained
 from cojax.run.checks import check
 from cojax.run.configuration import configuration
+from cojax.run.processes import LAST_PORT
 from cojax.settings.base import settings
 from cojax.settings.tree import SGLangSettings
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
@@ -49,7 +51,6 @@ from cojax.storage.files import is_number, lock_folder
 _LOG = logging.getLogger("cojax.serve")
 # The label of weights that no trainer has written. A trainer that attaches replaces them before its first request.
 _LABEL = "as-started"
-_LAST_PORT = 65_535
 _POLL = 0.5  # seconds between two looks for a new version
 _ROUTER_POLL = 1.0  # seconds between two looks at what is behind the router
 _ROUTER_PATIENCE = 30.0  # seconds for a router to take a server that it was given
@@ -238,13 +239,8 @@ class Watch:
 
 def _fits(size: int) -> bool:
     """Whether a folder of so many bytes fits into /dev/shm, which is memory, with some to spare."""
-    try:
-        free = shutil.disk_usage(_MEMORY).free
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        free = min(free, int(lines["MemAvailable"].split()[0]) * 1024)
-    except (OSError, KeyError, ValueError):
-        return False
-    return os.access(_MEMORY, os.W_OK) and free >= _SPARE * size
+    left = available_bytes() if os.access(_MEMORY, os.W_OK) else None
+    return left is not None and min(left, shutil.disk_usage(_MEMORY).free) >= _SPARE * size
 
 
 def _sweep(place: Path) -> None:
@@ -266,7 +262,7 @@ def serve(config: ConfigDict, host: str, stop: threading.Event, run: str = "", r
     Raises ValueError for wrong settings, FileNotFoundError or ValueError where there are no weights to start with.
     """
     check(config)
-    is_port = router.isascii() and router.isdigit() and 1 <= int(router) <= _LAST_PORT
+    is_port = router.isascii() and router.isdigit() and 1 <= int(router) <= LAST_PORT
     if router and not is_port and not engines.is_address(router):
         raise ValueError(f"--router is {router!r}; expected a port, or http://HOST:PORT of a router to join")
     if not config.sglang.port:

@@ -14,7 +14,6 @@ drawn in proportion to it, not by Thompson sampling. Live groups as the reward, 
 ours.
 """
 
-import dataclasses
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
@@ -22,31 +21,16 @@ from typing import Annotated, Any
 from cojax.environment import Charted
 from cojax.registry import Range
 from cojax.synthesis import EvolutionInputs, Expedition, begins_at
-from cojax.synthesis.beliefs import (
-    Discount,
-    Posterior,
-    Strength,
-    add_evidence,
-    evidence,
-    neighbours_in,
-    no_evidence,
-    solution_tools,
-)
+from cojax.synthesis.beliefs import Beliefs, Posterior, Strength, add_evidence, evidence, neighbours_in, solution_tools
 from cojax.synthesis.evolutions import in_groups, partly_uniform
 from cojax.types import Group, Signal
 
 
-@dataclasses.dataclass(frozen=True)
-class Credits:
+class Credits(Beliefs):
     """A statistic: it counts live and dead groups, in memory.jsonl under the name `credits`.
 
-    The memory maps a key to (live, dead, step of the last change). `discount` is γ.
+    The memory maps a key to (live, dead, step of the last change), as that of `Beliefs` does.
     """
-
-    discount: Discount = 0.98
-
-    def init(self) -> dict[str, Any]:
-        return no_evidence(self.discount)
 
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
         seen = (
