@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from environments import check, full_name, install, load, maker, module, settings_from_text
+from cojax.worlds import full_name, module
+from environments import check, install, load, maker, settings_from_text
 from environments.soundness import SetupReport
 from environments.tools import ToolEnvironment
 

@@ -95,9 +95,9 @@ from environments.alfworld.inside import World
 from pathlib import Path
 root = Path(sys.argv[1])
 for one in listed(root)[::20]:
-    world = World(games(root), {"game": one.game})
+    world = World(games(root), {"game": one["game"]})
     print(json.dumps([world.introduction(), world.state(), world.game.commands()]))
-    for command in one.walkthrough:
+    for command in one["walkthrough"]:
         said = world.call("act", {"command": command})
         print(json.dumps([said, world.state(), world.game.commands(), world.over()]))
 """

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.real
 
 @pytest.mark.nightly
 def test_the_tiny_data_are_sound_and_its_figures_the_benchmarks_own(appworld: AppWorld, capsys, monkeypatch):
-    monkeypatch.setattr(audit, "_present", lambda name: name == "tiny")  # not whatever else is installed
+    monkeypatch.setattr(audit.roots, "is_current", lambda name: name == "tiny")  # not whatever else is installed
     assert check.main(["appworld", "--count=6"]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[-1] == "nothing is wrong"
