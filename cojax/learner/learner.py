@@ -129,7 +129,7 @@ class Learner:
 
     @property
     def on_policy(self) -> bool:
-        """Whether every update starts from the policy that π_old is."""
+        """Whether π_old is the policy that an update starts from, so that its log-probs need no pass of their own."""
         return self.updates_per_batch == 1 and not self.round_reference
 
     def init(self, params: Params, seed: int = 0) -> TrainState:

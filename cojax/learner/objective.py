@@ -35,7 +35,7 @@ class BoundLoss:
     """A loss with its settings.
 
     `reads` are the inputs that its signature lists, in order. `uses` are those on which the loss or one of its facts
-    depends, and `learns` those on which the loss itself depends.
+    depends, and `learns` those on which the loss itself depends. All arguments of a helper under `jax.jit` count.
     """
 
     name: str

@@ -216,8 +216,7 @@ def _number(folder: Path, *names: str) -> int | None:
 
 def _cached(folder: Path) -> int:
     """Bytes of cached file pages, which the kernel frees first."""
-    found = re.findall(r"^(\w+) (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
-    counts = {name: int(count) for name, count in found}
+    counts = dict(re.findall(r"^(\w+) (\d+)$", _text(folder / "memory.stat"), re.MULTILINE))
     # In version 1 these names count a group's own pages, and total_… those of all groups within it.
     prefix = "total_" if "total_inactive_file" in counts else ""
-    return counts.get(f"{prefix}inactive_file", 0) + counts.get(f"{prefix}active_file", 0)
+    return sum(int(counts.get(prefix + name, 0)) for name in ("inactive_file", "active_file"))

@@ -1,4 +1,4 @@
-"""The data of the loop: `Loop` holds objects and settings, which never change; `State` holds all that changes."""
+"""The data of the loop: `Loop` holds parts and settings that stay for the run, `State` what each step changes."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -58,13 +58,13 @@ class Loop:
     """Everything that stays: the objects, and the paper's settings (Table 9) by their names.
 
     Evolution: `evolve` is an entry of `synthesis.EVOLUTIONS`, which is also given the memories of the detectors
-    `reads`. Every `evolve_every` steps it prepares at most `contexts` expeditions. They find at most
-    `budget` tasks together and `per_context` each. `select` is an entry of `synthesis.SELECTIONS`. A draft is refused
-    if `near_duplicates` finds a task with similar wording in the pool; None compares nothing. `predictor` makes of the
+    `reads`. Every `evolve_every` steps it prepares at most `contexts` expeditions. They find at most `budget` tasks
+    together and `per_context` each. `select` is an entry of `synthesis.SELECTIONS`. A draft is refused if
+    `near_duplicates` finds a task with similar wording in the pool; None compares nothing. `predictor` makes of the
     memory of the detector `beliefs` a function that predicts a draft's success, for the draft's record. No setup whose
-    hash is in `closed` is explored without a signal. With an `admission`, an evolution prepares and finds as many times
-    more, and the admission chooses among these tasks after the policy has tried each. `quality` measures the pool after
-    an evolution, for the step's record.
+    hash is in `closed` is explored without a signal. With an `admission`, an evolution prepares and finds
+    `admission.candidates` times as many, and the admission chooses among these tasks after the policy has tried each.
+    `quality` measures the pool after an evolution, for the step's record.
 
     Tasks: the share `fresh_fraction` of a batch is drawn from the newest tasks (0 in the paper). `curriculum`, an entry
     of `pool.CURRICULA`, weights the other tasks by the scores that the detector `visits` remembers; None weights

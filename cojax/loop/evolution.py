@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -82,8 +83,8 @@ class Evolutions:
         episodes, find = self.directory.recall(range(state.evolved + 1, state.step + 1))
         if loop.near_duplicates:
             loop.near_duplicates.update(state.pool)
-        keeps_scores = isinstance(loop.kinds.get("forgetting"), signals.Forgetting)
-        windows = state.memory["forgetting"] if keeps_scores else {}
+        kind: Any = loop.kinds.get("forgetting")
+        windows = state.memory["forgetting"] if isinstance(inspect.unwrap(kind), signals.Forgetting) else {}
         inputs = EvolutionInputs(
             environment=loop.environment,
             explorer=loop.explorer,
@@ -101,7 +102,7 @@ class Evolutions:
         # Copies: the next step changes the memories, and may run at the same time.
         read = {name: dict(state.memory[name]) for name in loop.reads}
 
-        def evolve(stop: Callable[[], bool]) -> Synthesis:
+        def make(stop: Callable[[], bool]) -> Synthesis:
             synthesis = synthesize(
                 expeditions_of(loop.evolve, inputs, *read.values()),
                 loop.environment,
@@ -128,7 +129,7 @@ class Evolutions:
                 )  # fmt: skip
             return self._admitted(synthesis, state.step, seed, stop)
 
-        return evolve
+        return make
 
     def _admitted(self, synthesis: Synthesis, step: int, seed: tuple, stop: Callable[[], bool]) -> Synthesis:
         """The synthesis with the tasks that the loop's admission chooses; all of them without one."""

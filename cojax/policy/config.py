@@ -277,6 +277,8 @@ class ModelConfig:
             raise ValueError(
                 f"sliding_window is {self.sliding_window}, but no layer of {self.model_type} is {SLIDING}; expected 0"
             )
+        if not (self.tie_word_embeddings or self.family.has("head/kernel")):
+            raise ValueError(f"tie_word_embeddings is False, but {self.model_type} has no head; expected True")
         if not self.head_dim:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
@@ -349,7 +351,7 @@ def _fields(hf: Mapping[str, Any]) -> dict[str, Any]:
     values["rope_theta"], values["rope_scaling"] = read_rope(
         {**hf, "rope_theta": hf.get("rope_theta") or family.rope_theta}
     )
-    values["tie_word_embeddings"] = bool(hf.get("tie_word_embeddings"))
+    values["tie_word_embeddings"] = bool(values.get("tie_word_embeddings"))
     values["dtype"] = values["param_dtype"] = hf.get("dtype") or hf.get("torch_dtype") or "float32"
     if family.sparse:
         return values | _sparse_fields(hf)

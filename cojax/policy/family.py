@@ -32,7 +32,8 @@ class Family:
     """Models of one Hugging Face class.
 
     `rows` is the table of their parameters: they have a bias, a norm of queries and keys, or experts where these have
-    rows. `activation` is the function of the feed-forward parts, which config.json calls `hidden_act`. `layers` are the
+    rows. `activation` is the function of the feed-forward parts, which config.json calls `hidden_act`: its "gelu" is
+    `functools.partial(jax.nn.gelu, approximate=False)`. `layers` are the
     kinds of the layers in turn, repeated over all of them: a token of a SLIDING one sees only the last `sliding_window`
     tokens, itself among them. `rope_theta` is that of a file that names none, and `left_out` gives the other fields of
     `ModelConfig` that a file leaves out. `fixed` are fields that change the arithmetic, with the only supported value;

@@ -50,7 +50,9 @@ def check(config: ConfigDict) -> None:
     _check_entries(config)
     EMBEDDINGS[config.quality.embedding](config.quality.base_url, config.quality.model, None)
     _check_servers(config)
-    _check_addresses(config)
+    for name in _ADDRESSES:  # used or not: the configuration is stored, shown and sent
+        if any("@" in address or "?" in address for address in str(entries.at(config, name)).split(",")):
+            raise ValueError(f"{name} holds credentials or a query; leave them out: keys come from the environment")
     entries.check_cluster(config)
     if not config.workdir:
         raise ValueError("workdir is empty; name a folder for the run")
@@ -90,13 +92,6 @@ def _check_entries(config: ConfigDict) -> None:
         except Exception as error:  # whatever a function does when it is called
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ValueError(f"{one.kind} {one.name!r} was tried and failed: {reason}") from error
-
-
-def _check_addresses(config: ConfigDict) -> None:
-    """Raises ValueError for an address that holds a key, used or not: the configuration is stored, shown and sent."""
-    for name in _ADDRESSES:
-        if any("@" in address or "?" in address for address in str(entries.at(config, name)).split(",")):
-            raise ValueError(f"{name} holds credentials or a query; leave them out: keys come from the environment")
 
 
 def _check_groups(config: ConfigDict) -> None:

@@ -15,7 +15,8 @@ from cojax.signals.kinds import GUIDANCE, Guidance, Visit, above, step_of
 from cojax.signals.tools import signals_on, tools_called
 from cojax.types import Group, Signal, Trajectory
 
-# A task is at the boundary while its success rate is between these; below the first it does not count as solvable.
+# Confidence in a signal takes a task for one at the boundary while its success rate is between these, and for one that
+# cannot be solved below the first. No detector reads them.
 _LOW, _HIGH = 0.1, 0.9
 # The key of N in the memory of `Rare`; no tool name has brackets.
 _TOTAL = "(all)"
@@ -26,10 +27,11 @@ Scores = dict[str, list[float]]
 
 @dataclasses.dataclass(frozen=True)
 class Forgetting:
-    """Signals the failing trajectories of a task with  ∃ sᵢ ∈ H: sᵢ ≥ ½  and  s_now < ½.
+    """Signals the failing trajectories of a task with  ∃ sᵢ ∈ H: sᵢ ≥ θ  and  s_now < θ.
 
     H holds the scores of the task's last `window` visits. The score of a visit is the mean reward of its valid
-    trajectories. A trajectory fails below `threshold`. The paper's W is not published: 10 visits here.
+    trajectories. A trajectory fails below θ, the `threshold`: ½ in the paper. The paper's W is not published: 10 visits
+    here.
     """
 
     name: ClassVar[str] = "forgetting"
@@ -62,7 +64,7 @@ class Forgetting:
         return changes, signals
 
     def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:
-        """P(p ≥ ½ | visits before the signal's) · P(p < ½ | the signal's visit and later ones)."""
+        """P(p ≥ ½ | visits before the signal's) · P(p < ½ | the signal's visit and later ones), whatever θ is."""
         at = step_of(signal.episode)
         before = [visit for visit in visits if visit.step < at]
         since = [visit for visit in visits if visit.step >= at]
@@ -71,7 +73,10 @@ class Forgetting:
 
 @dataclasses.dataclass(frozen=True)
 class Boundary:
-    """Signals all K valid trajectories of a group with  ∃ i, j: Rᵢ > ½  and  Rⱼ < ½. It remembers nothing."""
+    """Signals all K valid trajectories of a group with  ∃ i, j: Rᵢ > θ  and  Rⱼ < θ, the `threshold`.
+
+    It remembers nothing.
+    """
 
     name: ClassVar[str] = "boundary"
     colour: ClassVar[str] = "#3b72d9"

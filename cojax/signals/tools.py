@@ -75,7 +75,7 @@ def _users(trajectories: Iterable[Trajectory]) -> Counter[str]:
 def by_verb(kind: Any, commands: Mapping[str, str]) -> Any:
     """The kind of signal, which reads `act(command="go north")` as a call of the tool `act go`.
 
-    `commands` maps a tool to the parameter that holds the command.
+    `commands` maps a tool to the parameter that holds the command. `inspect.unwrap` gives the kind itself.
     """
 
     def verb_of(call: Call) -> Call:
@@ -94,5 +94,5 @@ def by_verb(kind: Any, commands: Mapping[str, str]) -> Any:
 
     return types.SimpleNamespace(
         name=kind.name, colour=kind.colour, guidance=kind.guidance, init=kind.init, confidence=kind.confidence,
-        update=update,
+        update=update, __wrapped__=kind,
     )  # fmt: skip

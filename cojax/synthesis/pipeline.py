@@ -396,7 +396,7 @@ def _draft_record(record: Mapping[str, Any], group: Group, kept: bool) -> dict[s
 def _why_not_admitted(group: Group) -> str:
     if not group.valid:
         return "no episode was valid"
-    return "others are worth more" if group.solved else "no episode solved it"
+    return "others are worth more" if group.solved or group.live else "no episode solved it"
 
 
 def _with_evidence(task: Task, group: Group) -> Task:

@@ -81,12 +81,14 @@ class Validation:
 
     accepted   All checks hold:
                - the query is text of at most `longest_query` characters without `control_tokens`;
-               - the solution runs twice through the same states and earns full reward;
+               - neither the pool nor the evaluation has the task, by its query, solution or effect (exclusions.py);
+               - the solution earns full reward, and runs twice through the same states;
                - its end differs from that of doing nothing, which does not earn full reward;
-               - the solution without any one of its effective actions does not earn full reward (controls.py);
-               - no look-up is superfluous (controls.py);
                - an answer was shown by an action and does not stand in the query (answers.py);
                - the query agrees with the solution (consistency.py);
+               - the solution without any one of its effective actions does not earn full reward (controls.py);
+               - no look-up is superfluous (controls.py);
+               - a judge does not refuse it;
                - if attempts are made that see only the query, at least one earns full reward.
     retained   The run or every attempt fails, but the environment returns a positive reward (the paper's rule). The
                draft does not become a task.

@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
+from cojax.signals import Forgetting, SignalKind
+from cojax.signals.tools import by_verb
 from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import Expedition
 from cojax.synthesis.evolutions import around_signals
@@ -220,3 +223,27 @@ def test_an_evolution_without_expeditions_says_why_in_its_record(tmp_path):
     other = Run(tmp_path / "other", False)
     other.go()
     assert [record["evolution"].get("idle") for record in other.left()[0] if "evolution" in record] == [None] * 3
+
+
+def test_visits_before_the_last_evolution_count_where_signals_go_by_verbs(tmp_path: Path) -> None:
+    def seen_by(kind: SignalKind, folder: Path) -> list:
+        run, seen = Run(folder, parallel=False), []
+
+        def evolve(inputs):
+            seen.append(inputs.visits)
+            return expeditions(inputs)
+
+        kinds = {"forgetting": kind}
+        run.loop = dataclasses.replace(run.loop, detectors=kinds, kinds=kinds, evolve=evolve)
+        arrays = {"updates": np.zeros((), np.int32)}
+        run.directory.begin()
+        tasks = ENVIRONMENT.tasks("train", 2)
+        run.directory.add_tasks(tasks)
+        state = State(0, arrays, TaskPool.of(tasks), signals.init(kinds))
+        save(run.loop, state, run.directory)
+        coevolve(run.loop, state, run.directory, lambda record: None, lambda: False)
+        return seen
+
+    plain = seen_by(Forgetting(), tmp_path / "plain")
+    assert any(visit.step == 0 for visits in plain[-1].values() for visit in visits)
+    assert seen_by(by_verb(Forgetting(), {"act": "command"}), tmp_path / "verbs") == plain
