@@ -195,7 +195,7 @@ class Objective:
                     part, self.advantage, shape, weighting=self.weighting, skip_flat=not self.loss.flat_groups,
                     together=self.loss.together, rows=rows,
                 )  # fmt: skip
-            packed.append((batch, facts | packing.staleness(batch, seed[1])))
+            packed.append((batch, facts | packing.staleness(batch, version=seed[1])))
         return [batch for batch, _ in packed], _sum_facts([facts for _, facts in packed], shape.length)
 
     def rows(self, sizes: Sequence[int], shape: RowShape) -> int:

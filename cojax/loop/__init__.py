@@ -76,7 +76,8 @@ class Loop:
     Time: `staleness` is the number of updates by which the sampling weights may lag behind the trained weights. With 1,
     the next step's groups are sampled while this step's update runs. An update starts once the share `quorum` of each
     group is played. With `evolve_beside`, an evolution runs while the next step trains, and its tasks arrive one step
-    later. The last step has no next step, so its evolution runs at its end.
+    later. It must not sample from the engine then, which rests at staleness 0. The last step has no next step, so its
+    evolution runs at its end.
 
     The run plays at most `episodes` training episodes, in whole groups, and no step after the one in which the actions
     of all training episodes reach `environment_steps`; 0 means no limit. A step learns nothing once either is used up.
