@@ -43,7 +43,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "initial_tasks", "reflect_on",
     ),
     "cojax.synthesis.beliefs": (
-        "Discount", "Posterior", "Strength", "add_evidence", "evidence", "neighbours_in", "no_evidence",
+        "Beliefs", "Discount", "Posterior", "Strength", "add_evidence", "evidence", "neighbours_in", "no_evidence",
         "solution_tools",
     ),
     "cojax.synthesis.evolutions": ("in_groups", "offered_tools", "partly_uniform"),

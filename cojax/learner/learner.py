@@ -172,7 +172,9 @@ class Learner:
             batch, count = placed[index], counts[index]
             if batch is None:
                 continue
-            state, raw = self.update_once(state, batch, count, pairs)
+            with self.hosts.operation("update", state, batch, count, pairs) as finish:
+                shardings = self.placement.shardings(state)
+                state, raw = finish(self._update(state, self._frozen, batch, count, pairs, shardings=shardings))
             updates.append(arithmetic.mean_metrics(jax.device_get(raw), packed.batches[index]))
             if not np.isfinite([updates[-1]["loss"], updates[-1]["grad_norm"]]).all():
                 flat = jax.tree.map(lambda array: np.reshape(array, (-1, *array.shape[2:])), fetch(self.hosts, batch))

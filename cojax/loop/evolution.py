@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -83,8 +82,8 @@ class Evolutions:
         episodes, find = self.directory.recall(range(state.evolved + 1, state.step + 1))
         if loop.near_duplicates:
             loop.near_duplicates.update(state.pool)
-        kind: Any = loop.kinds.get("forgetting")
-        windows = state.memory["forgetting"] if isinstance(inspect.unwrap(kind), signals.Forgetting) else {}
+        kind = loop.kinds.get("forgetting")
+        keeps_scores = isinstance(getattr(kind, "__wrapped__", kind), signals.Forgetting)
         inputs = EvolutionInputs(
             environment=loop.environment,
             explorer=loop.explorer,
@@ -95,7 +94,7 @@ class Evolutions:
             contexts=loop.contexts * more,
             seed=seed,
             select=loop.select,
-            visits=visits_of(episodes, windows, loop.group_size),
+            visits=visits_of(episodes, state.memory["forgetting"] if keeps_scores else {}, loop.group_size),
             kinds=loop.kinds,
             closed=loop.closed,
         )

@@ -105,16 +105,11 @@ def kept_base(workdir: Path, model: ModelConfig, mesh: Mesh | None = None, toget
     if name is None or not folder.is_dir():
         return None
     params = read_params(together, str(folder), model, 0, mesh)
-    _check_base(workdir, folder, params, name, together)
-    return params
-
-
-def _check_base(workdir: Path, folder: Path, params: Params, name: str, together: Together = ALONE) -> None:
-    """Raises CheckpointError where the parameters in `folder` are not the base that the run noted under `name`."""
     with together.hosts.operation("fingerprint", params) as finish:
         found = finish(fingerprint(params))
     if name != found:
         raise CheckpointError(f"{folder} is not what {workdir} began with: its weights were changed since. {_RESTORE}")
+    return params
 
 
 def _noted(workdir: Path) -> dict[str, Any]:
@@ -239,8 +234,11 @@ def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: st
         params = load_params(folder, model)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"the base of the adapters of {workdir} cannot be read: {error}") from error
-    if name := _noted(workdir).get("base"):
-        _check_base(workdir, folder, params, name)
+    if _noted(workdir).get("base", name := fingerprint(params)) != name:
+        raise CheckpointError(
+            f"{folder} is not what the adapters of {workdir} were trained beside: its weights were changed since. "
+            f"{_RESTORE}"
+        )
     return params
 
 

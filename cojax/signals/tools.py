@@ -75,7 +75,7 @@ def _users(trajectories: Iterable[Trajectory]) -> Counter[str]:
 def by_verb(kind: Any, commands: Mapping[str, str]) -> Any:
     """The kind of signal, which reads `act(command="go north")` as a call of the tool `act go`.
 
-    `commands` maps a tool to the parameter that holds the command. `inspect.unwrap` gives the kind itself.
+    `commands` maps a tool to the parameter that holds the command. `__wrapped__` is the kind itself.
     """
 
     def verb_of(call: Call) -> Call:

@@ -14,7 +14,12 @@ from cojax.settings.ranges import is_section
 PAGE = ROOT / "docs" / "deploy.md"
 TPU, GPU = ((DEPLOY / name).read_text() for name in MANIFESTS)
 SLURM = DEPLOY / "slurm.sh"
-DOCUMENTED = [words for words in blocks(PAGE) if words[1] in ("experiments.run", "experiments.serve")]
+# Without those that need Ray, which tests/environments/cluster has.
+DOCUMENTED = [
+    words
+    for words in blocks(PAGE)
+    if words[1] in ("experiments.run", "experiments.serve") and "environment.cluster" not in " ".join(words)
+]
 
 
 def accepted(commands: Commands, arguments: list[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 import pytest
@@ -96,4 +95,4 @@ def test_it_is_the_kind_that_it_wraps():
     kind = by_verb(rare, {"act": "command"})
     assert (kind.name, kind.colour, kind.guidance) == (rare.name, rare.colour, rare.guidance)
     assert kind.confidence(None, []) == rare.confidence(None, [])
-    assert inspect.unwrap(kind) is rare
+    assert kind.__wrapped__ is rare
