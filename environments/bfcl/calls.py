@@ -39,7 +39,7 @@ def read(text: str) -> tuple[str, list[Any], dict[str, Any]]:
             raise ValueError("it has a starred or repeated argument")
         return call.func.id, list(map(_literal, call.args)), named
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
-        raise ValueError(f"{text[:100]!r} cannot be read ({error}); expected name(argument=literal, ...)") from error
+        raise ValueError(f"{text[:100]!r} is not read: expected name(argument=literal, ...), each name once") from error
 
 
 def _literal(node: ast.expr) -> Any:

@@ -1,7 +1,7 @@
-"""One run of the study, and its configuration: experiments/desk.py with settings of an arm.
+"""Arms and tables of the study, and one run with its configuration: experiments/desk.py with the settings of an arm.
 
-Arms, from arms.toml: what each changes of the settings that all share, and what it is called. Tables, from tables.toml:
-the arms and seeds of each, and the differences that it asks for.
+arms.toml says what each arm changes of the settings that all share, and what it is called. tables.toml names the arms
+and seeds of each table, and the differences that it asks for.
 """
 
 import ast
