@@ -100,8 +100,8 @@ def plain(value: Any) -> Any:
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a record of metrics.jsonl but its step, by name: the keys joined with slashes."""
-    found = flat(record, "/").items()
-    return {name: float(value) for name, value in found if name != "step" and isinstance(value, numbers.Real)}
+    items = flat(record, "/").items()
+    return {name: float(value) for name, value in items if name != "step" and isinstance(value, numbers.Real)}
 
 
 def _new_board(folder: Path, records: Sequence[Mapping[str, Any]]) -> "EventsWriter":
@@ -141,9 +141,9 @@ def _start_wandb(folder: Path, project: str, config: Mapping[str, Any]) -> Any:
             "W&B is configured but the package wandb is not installed. "
             "Run `pip install wandb`, or leave the wandb settings out."
         ) from error
-    identity = folder / "wandb_id"
-    if not identity.exists():
-        write_text(identity, uuid.uuid4().hex[:16])
-    with open_file(identity) as file:
-        known = file.read(64).decode().strip()
-    return wandb.init(project=project, id=known, resume="allow", dir=str(folder), config=dict(config))
+    path = folder / "wandb_id"
+    if not path.exists():
+        write_text(path, uuid.uuid4().hex[:16])
+    with open_file(path) as file:
+        run_id = file.read(64).decode().strip()
+    return wandb.init(project=project, id=run_id, resume="allow", dir=str(folder), config=dict(config))

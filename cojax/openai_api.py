@@ -70,18 +70,18 @@ class CallFailed(Exception):
 
 def check_address(url: str, model: str, url_setting: str, model_setting: str) -> None:
     """Raises ValueError for what cannot be an address of an endpoint, or an empty model; names the settings of both."""
-    expected = "expected an address like http://HOST:PORT/v1"
+    hint = "expected an address like http://HOST:PORT/v1"
     try:
-        parts = urlsplit(url)
-        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        address = urlsplit(url)
+        is_address = address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
     except ValueError:  # its message may quote what stands before the @
-        raise ValueError(f"{url_setting} is no address; {expected}") from None
-    if "@" in parts.netloc or parts.query:
+        raise ValueError(f"{url_setting} is no address; {hint}") from None
+    if "@" in address.netloc or address.query:
         raise ValueError(
             f"{url_setting} holds credentials or a query; leave them out: the key comes from OPENAI_API_KEY"
         )
-    if not sound:
-        raise ValueError(f"{url_setting} is {url!r}; {expected}")
+    if not is_address:
+        raise ValueError(f"{url_setting} is {url!r}; {hint}")
     if not model:
         raise ValueError(f"{model_setting} is empty; name the model that the endpoint serves")
 
@@ -105,14 +105,14 @@ def with_retries(
     while True:
         try:
             return attempt()
-        except CallFailed as failed:
-            if failed.respelled:
+        except CallFailed as failure:
+            if failure.respelled:
                 continue
             # Attempts of many threads that failed at once should not come back at once.
             backoff = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (number - 1)) * random.uniform(0.75, 1.0)
-            pause = max(backoff, failed.wait)
-            failed.attempts = number
-            if not failed.passing or number >= attempts or pause > LONGEST_WAIT or pause >= seconds_left():
+            pause = max(backoff, failure.wait)
+            failure.attempts = number
+            if not failure.passing or number >= attempts or pause > LONGEST_WAIT or pause >= seconds_left():
                 raise
         wait(pause)
         number += 1
@@ -156,12 +156,12 @@ class ApiClient:
 
     def chat(self, body: Mapping[str, Any], seconds: float, read: Callable[[Any], _T]) -> _T:
         """What `read` finds in the reply to a chat request. Raises CallFailed, also where `read` raises."""
-        sent = self.spelled(body)
+        request = self.spelled(body)
         try:
-            return self._post(self._api.chat.completions, sent, seconds, _MOST_CHAT, read)
-        except CallFailed as failed:
-            if failed.status in (400, 422) and "max_completion_tokens" in failed.reason and "max_tokens" in sent:
-                self._newer_limit = failed.respelled = True
+            return self._post(self._api.chat.completions, request, seconds, _MOST_CHAT, read)
+        except CallFailed as failure:
+            if failure.status in (400, 422) and "max_completion_tokens" in failure.reason and "max_tokens" in request:
+                self._newer_limit = failure.respelled = True
             raise
 
     def embeddings(self, body: Mapping[str, Any], seconds: float, read: Callable[[Any], _T]) -> _T:
@@ -172,8 +172,8 @@ class ApiClient:
         """A chat request as it is sent: `max_tokens` has its newer name where the endpoint said that it wants that."""
         if not self._newer_limit or "max_tokens" not in body:
             return dict(body)
-        rest = {name: value for name, value in body.items() if name != "max_tokens"}
-        return {**rest, "max_completion_tokens": body["max_tokens"]}
+        fields = {name: value for name, value in body.items() if name != "max_tokens"}
+        return {**fields, "max_completion_tokens": body["max_tokens"]}
 
     def redact(self, text: str) -> str:
         """The text without the key."""
@@ -189,15 +189,15 @@ class ApiClient:
             content = answer.result(timeout=seconds)
         except (TimeoutError, openai.APITimeoutError, httpx.TimeoutException):  # the last while a body is read
             raise CallFailed("timeout", f"no reply within {seconds:.3g} s", lost=True) from None
-        except CallFailed as failed:
-            raise failed from None
+        except CallFailed as failure:
+            raise failure from None
         except Exception as error:
             if isinstance(error.__cause__, CallFailed):  # older releases of openai wrap what `_refuse` raises
                 raise error.__cause__ from None
             # Not openai's own errors alone: those of the HTTP library pass through while a body is read.
             reason = self._one_line(f"{type(error).__name__}: {error.__cause__ or error}")
-            lost = not isinstance(error, openai.APIConnectionError)
-            raise CallFailed("unreachable", reason, lost=lost) from None
+            may_charge = not isinstance(error, openai.APIConnectionError)
+            raise CallFailed("unreachable", reason, lost=may_charge) from None
         try:
             return read(json.loads(content.decode("utf-8", "replace")))
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, OverflowError) as error:
@@ -221,8 +221,8 @@ class ApiClient:
                 raise CallFailed("timeout", reason, status=status, lost=True) from None
             content = b""
         # Nothing is quoted of a body that is cut off: half a key could not be recognised.
-        said = f"its body is longer than {_MOST_ERROR:,} bytes" if content is None else error_message(content)
-        reason = f"HTTP {status}: {self._one_line(said) or 'it says nothing'}"
+        message = f"its body is longer than {_MOST_ERROR:,} bytes" if content is None else error_message(content)
+        reason = f"HTTP {status}: {self._one_line(message) or 'it says nothing'}"
         if status in (401, 403, 404):
             settings = f"OPENAI_API_KEY, {self._url_setting} and {self._model_setting}"
             raise CallFailed("unauthorised", f"{reason}. Check {settings}", status=status)

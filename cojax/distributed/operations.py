@@ -61,21 +61,21 @@ class Lead:
                 "together must be called on the main thread: read the arrays of Weights within Engine.load"
             )
         data: list[np.ndarray] = []
-        given = [self._described(argument, data) for argument in arguments]
-        freed = [self._freed.popleft() for _ in range(len(self._freed))]
+        descriptions = [self._described(argument, data) for argument in arguments]
+        places = [self._freed.popleft() for _ in range(len(self._freed))]
         self._number += 1
-        number, finished = self._number, list[Any]()
+        number, results = self._number, list[Any]()
 
         def finish(result: _T) -> _T:
             # To be done, not only begun: the deadline is of the whole computation.
-            finished.append(jax.block_until_ready(result))
+            results.append(jax.block_until_ready(result))
             return result
 
         self.busy_since = time.monotonic()
         try:
             self._wire.send(
                 {
-                    "kind": "run", "operation": name, "number": number, "arguments": given, "freed": freed,
+                    "kind": "run", "operation": name, "number": number, "arguments": descriptions, "freed": places,
                     "data": [describe(array) for array in data],
                 }
             )  # fmt: skip
@@ -85,9 +85,9 @@ class Lead:
             yield finish
         finally:
             self.busy_since = None
-        result = finished.pop() if finished else None
-        for at, part in enumerate(result if isinstance(result, tuple) else (result,)):
-            self._remember((number, at), part)
+        result = results.pop() if results else None
+        for index, part in enumerate(result if isinstance(result, tuple) else (result,)):
+            self._remember((number, index), part)
 
     def _wait(self) -> None:
         """Waits until all other processes are about to run this operation: they may have been compiling until now."""
@@ -109,27 +109,27 @@ class Lead:
         if isinstance(argument, tuple) and not hasattr(argument, "_fields"):
             return {"tuple": [self._described(part, data) for part in argument]}
         leaves = jax.tree.leaves(argument)
-        found = self._places.get(tuple(map(id, leaves)))
-        if found is None or any(known() is not leaf for known, leaf in zip(found[1], leaves, strict=True)):
+        entry = self._places.get(tuple(map(id, leaves)))
+        if entry is None or any(ref() is not leaf for ref, leaf in zip(entry[1], leaves, strict=True)):
             raise RuntimeError("an argument of an operation is not the result of an earlier one; it cannot be sent")
-        return {"result": found[0]}
+        return {"result": entry[0]}
 
     def _remember(self, place: Place, result: Any) -> None:
         leaves = [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)]
         if not leaves:
             self._freed.append(place)
             return
-        key, known = tuple(map(id, leaves)), list[weakref.ref[Any]]()
+        key, refs = tuple(map(id, leaves)), list[weakref.ref[Any]]()
 
         def free(gone: weakref.ref[Any]) -> None:
             """Without one of its arrays, nobody holds the whole result, and nobody can name it."""
-            if (found := self._places.get(key)) and found[1] is known and self._places.pop(key, None):
+            if (entry := self._places.get(key)) and entry[1] is refs and self._places.pop(key, None):
                 self._freed.append(place)
 
-        known += [weakref.ref(leaf, free) for leaf in leaves]
-        if found := self._places.get(key):
-            self._freed.append(found[0])  # from now on the same arrays name the newer result
-        self._places[key] = (place, known)
+        refs += [weakref.ref(leaf, free) for leaf in leaves]
+        if entry := self._places.get(key):
+            self._freed.append(entry[0])  # from now on the same arrays name the newer result
+        self._places[key] = (place, refs)
 
 
 class Follower:
@@ -152,9 +152,9 @@ class Follower:
                 self.busy_since = None
 
     def _run(self, command: Mapping[str, Any]) -> None:
-        for number, at in command["freed"]:
+        for number, index in command["freed"]:
             parts = self.results.get(number, {})
-            parts.pop(at, None)
+            parts.pop(index, None)
             if not parts:
                 self.results.pop(number, None)
         name = command["operation"]
@@ -162,10 +162,10 @@ class Follower:
             raise WireError(f"process 0 wants {name!r}, which this process does not know")
         self._wire.send({"kind": "at", "number": command["number"]})
         data = receive_arrays(command["data"]) if command["data"] else []
-        result = self.operations[name](*(self._argument(given, data) for given in command["arguments"]))
+        result = self.operations[name](*(self._argument(argument, data) for argument in command["arguments"]))
         jax.block_until_ready(result)
-        made = result if isinstance(result, tuple) else (result,)
-        self.results[command["number"]] = dict(enumerate(made))
+        values = result if isinstance(result, tuple) else (result,)
+        self.results[command["number"]] = dict(enumerate(values))
 
     def _argument(self, given: Mapping[str, Any], data: Sequence[np.ndarray]) -> Any:
         ((kind, value),) = given.items()
@@ -175,12 +175,12 @@ class Follower:
             case "array":
                 return data[value] if data[value].ndim else data[value][()]
             case "batch":
-                return TrainBatch(**{name: self._argument(one, data) for name, one in value.items()})
+                return TrainBatch(**{name: self._argument(field, data) for name, field in value.items()})
             case "tuple":
-                return tuple(self._argument(one, data) for one in value)
+                return tuple(self._argument(part, data) for part in value)
             case "result":
-                number, at = value
-                return self.results[number][at]
+                number, index = value
+                return self.results[number][index]
         raise WireError(f"process 0 sent an argument of the kind {kind!r}, which this process does not know")
 
 

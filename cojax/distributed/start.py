@@ -72,16 +72,16 @@ def start(how: DistributedSettings) -> tuple[int, int, dict[int, socket.socket]]
     assert address is not None
     with _explained(how):
         if process == 0:
-            both = socket.has_dualstack_ipv6()
-            family = socket.AF_INET6 if both else socket.AF_INET
-            with socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=processes) as server:
+            dual_stack = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if dual_stack else socket.AF_INET
+            with socket.create_server(("", 0), family=family, dualstack_ipv6=dual_stack, backlog=processes) as server:
                 token = secrets.token_hex(16)
                 client.key_value_set(_KEY, json.dumps({"port": server.getsockname()[1], "token": token}))
                 return 0, processes, accept(server, token, processes, how.startup, how.silence)
-        said = json.loads(client.blocking_key_value_get(_KEY, round(1000 * how.startup)))
+        endpoint = json.loads(client.blocking_key_value_get(_KEY, round(1000 * how.startup)))
         host = address.rpartition(":")[0].strip("[]")
-        found = connect(host, said["port"], said["token"], process, how.startup, how.silence)
-        return process, processes, {0: found}
+        connection = connect(host, endpoint["port"], endpoint["token"], process, how.startup, how.silence)
+        return process, processes, {0: connection}
 
 
 def find_devices() -> None:
@@ -154,11 +154,11 @@ def _not_found(how: DistributedSettings) -> str:
 
 def _half_set() -> str:
     """What Slurm has not set, where it has set a part."""
-    given = [name for name in _SLURM if name in os.environ]
+    present = [name for name in _SLURM if name in os.environ]
     missing = [name for name in _SLURM if name not in os.environ]
-    if not given or not missing:
+    if not present or not missing:
         return ""
-    return f"{given[0]} is set, but {', '.join(missing)} not: start the command by srun. "
+    return f"{present[0]} is set, but {', '.join(missing)} not: start the command by srun. "
 
 
 def _reason(error: Exception) -> str:
@@ -193,9 +193,9 @@ def admit(
     try:
         theirs = _answers(wire, processes, "facts", deadline)
         faults = [
-            f"process {number} has other settings, versions or code than process 0: {found}"
+            f"process {number} has other settings, versions or code than process 0: {difference}"
             for number in sorted(theirs)
-            if (found := differences(facts, theirs[number]["facts"]))
+            if (difference := differences(facts, theirs[number]["facts"]))
         ]
         for setting, folder in folders.items():
             faults = faults or _unseen_by(wire, processes, setting, folder, deadline)
@@ -248,8 +248,8 @@ def unseen(path: Path, deadline: float) -> str:
     while True:
         try:
             os.listdir(path.parent)  # a cached listing is read anew
-            found = path.read_text()
-            return "" if found == path.name else f"{path} holds something else there"
+            text = path.read_text()
+            return "" if text == path.name else f"{path} holds something else there"
         except OSError as error:
             if time.monotonic() > until:
                 return f"{path.name}, which process 0 wrote there, is missing ({error.strerror})"
@@ -258,14 +258,14 @@ def unseen(path: Path, deadline: float) -> str:
 
 def _answers(wire: Wire, processes: int, kind: str, deadline: float) -> dict[int, Mapping[str, Any]]:
     """The message of this kind from each of the other processes."""
-    found: dict[int, Mapping[str, Any]] = {}
+    answers: dict[int, Mapping[str, Any]] = {}
     until = time.monotonic() + deadline
-    while len(found) < processes - 1:
+    while len(answers) < processes - 1:
         try:
             number, message = wire.receive(max(0.01, until - time.monotonic()))
         except WireError as error:
-            missing = ", ".join(str(number) for number in range(1, processes) if number not in found)
+            missing = ", ".join(str(number) for number in range(1, processes) if number not in answers)
             raise DistributedError(f"process {missing} does not answer: {error}") from error
         if message.get("kind") == kind:
-            found[number] = message
-    return found
+            answers[number] = message
+    return answers

@@ -143,12 +143,12 @@ def read(connection: socket.socket, largest: int = _LARGEST, until: float | None
         raise WireError(f"it sent a message of {size} bytes; expected at most {largest}")
     text = _exactly(connection, size, until)
     try:
-        found = json.loads(text)
+        message = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise WireError(f"it sent what is no message: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(message, dict):
         raise WireError("it sent what is no message: expected an object")
-    return found
+    return message
 
 
 def _exactly(connection: socket.socket, size: int, until: float | None) -> bytes:
@@ -169,11 +169,11 @@ def _greeting(connection: socket.socket, token: str) -> int:
     """The number of the process that greets, 0 where it is none. Nothing behind the greeting is read."""
     until = time.monotonic() + _GREETED
     try:
-        said = read(connection, _GREETING, until)
+        greeting = read(connection, _GREETING, until)
     except (OSError, WireError):
         return 0
-    known = hmac.compare_digest(str(said.get("token")).encode("utf-8", "replace"), token.encode())
-    return said["process"] if known and type(said.get("process")) is int else 0
+    is_authentic = hmac.compare_digest(str(greeting.get("token")).encode("utf-8", "replace"), token.encode())
+    return greeting["process"] if is_authentic and type(greeting.get("process")) is int else 0
 
 
 def _hang_up(connection: socket.socket) -> None:
@@ -191,29 +191,29 @@ def accept(
     What greets otherwise, or not in time, is hung up on. Raises WireError, which names the missing ones, at the
     deadline.
     """
-    found: dict[int, socket.socket] = {}
-    greeting: dict[socket.socket, Future[int]] = {}
+    connections: dict[int, socket.socket] = {}
+    greetings: dict[socket.socket, Future[int]] = {}
     until = time.monotonic() + deadline
     server.settimeout(_LOOK_EVERY)
     try:
-        while len(found) < processes - 1:
+        while len(connections) < processes - 1:
             if time.monotonic() > until:
-                missing = ", ".join(str(number) for number in range(1, processes) if number not in found)
+                missing = ", ".join(str(number) for number in range(1, processes) if number not in connections)
                 raise WireError(f"no connection from process {missing} within {deadline:g} s")
             with contextlib.suppress(OSError):  # nobody called, or whoever did has hung up
                 connection, _ = server.accept()
-                greeting[connection] = on_thread("greeting", functools.partial(_greeting, connection, token))
-            for connection in [connection for connection, greeted in greeting.items() if greeted.done()]:
-                greeted = greeting.pop(connection)
-                number = 0 if greeted.exception() else greeted.result()
-                if 0 < number < processes and number not in found:
-                    found[number] = ready(connection, silence)
+                greetings[connection] = on_thread("greeting", functools.partial(_greeting, connection, token))
+            for connection in [connection for connection, future in greetings.items() if future.done()]:
+                future = greetings.pop(connection)
+                number = 0 if future.exception() else future.result()
+                if 0 < number < processes and number not in connections:
+                    connections[number] = ready(connection, silence)
                 else:
                     _hang_up(connection)
-            if len(greeting) > processes + _SPARE:  # those that came first have to go
-                _hang_up(first := next(iter(greeting)))
-                del greeting[first]
+            if len(greetings) > processes + _SPARE:  # those that came first have to go
+                _hang_up(first := next(iter(greetings)))
+                del greetings[first]
     finally:
-        for connection in greeting:
+        for connection in greetings:
             _hang_up(connection)
-    return found
+    return connections

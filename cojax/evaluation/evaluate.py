@@ -78,8 +78,8 @@ def of_checkpoint(config: ConfigDict, workdir: Path, step: int | None) -> Subjec
     run = trained.settings_of(workdir)
     _same_model(config, run, workdir)
     # The model folder that the run began from may have moved since.
-    gone = run["model"]["path"] and not Path(run["model"]["path"]).is_dir()
-    policy = trained.of_run(workdir, step, config.model.path if gone and Path(config.model.path).is_dir() else "")
+    absent = run["model"]["path"] and not Path(run["model"]["path"]).is_dir()
+    policy = trained.of_run(workdir, step, config.model.path if absent and Path(config.model.path).is_dir() else "")
     if config.model.dtype:
         policy = dataclasses.replace(policy, model=dataclasses.replace(policy.model, dtype=config.model.dtype))
     identity = {"checkpoint": policy.step, "content": policy.content, "dtype": policy.model.dtype}
@@ -94,9 +94,9 @@ def of_folder(config: ConfigDict, folder: Path) -> Subject:
             "`hf download Qwen/Qwen3-4B-Instruct-2507 --local-dir models/Qwen3-4B`, or export a checkpoint with "
             "python -m experiments.export"
         )
-    own = config.copy_and_resolve_references()
-    own.learner.lora.rank = 0
-    policy = trained.of_folder(folder, trained.stored_shape(own, folder))
+    shape_config = config.copy_and_resolve_references()
+    shape_config.learner.lora.rank = 0
+    policy = trained.of_folder(folder, trained.stored_shape(shape_config, folder))
     identity = {"model": policy.content, "dtype": policy.model.dtype}
     return Subject(folder.resolve().name, identity, policy, {"folder": str(folder.resolve())})
 
@@ -124,12 +124,12 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
             )
         )
         return
-    own = config.copy_and_resolve_references()
-    own.workdir = str(folder)
-    own.learner.routes = "own"  # nothing learns from these episodes
-    if own.engine.name == "local":
-        own.engine.slots = slots(own, subject.policy.model, folder / "engine.json")
-    engine = entry(config, "engine.name").function(own, subject.policy.model)
+    engine_config = config.copy_and_resolve_references()
+    engine_config.workdir = str(folder)
+    engine_config.learner.routes = "own"  # nothing learns from these episodes
+    if engine_config.engine.name == "local":
+        engine_config.engine.slots = slots(engine_config, subject.policy.model, folder / "engine.json")
+    engine = entry(config, "engine.name").function(engine_config, subject.policy.model)
     try:
         engine.load(subject.policy.weights())
         chat = Chat(subject.policy.tokenizer, TOOL_DOCUMENTS[config.model.tools])
@@ -148,15 +148,15 @@ def slots(config: ConfigDict, model: ModelConfig, path: Path) -> int:
 
 def _same_model(config: ConfigDict, run: Mapping[str, Any], workdir: Path) -> None:
     """Raises ValueError, which names the flags, where a configuration describes another policy than the run's."""
-    section, trained_as = flat(config.model.to_dict()), flat(run["model"])
+    section, run_section = flat(config.model.to_dict()), flat(run["model"])
     names = [*_SHAPED, *(f"shape.{name}" for name in config.model.shape)]
-    if section["path"] and trained_as["path"]:
+    if section["path"] and run_section["path"]:
         # The same model may be in another folder on this machine.
-        _same_shape(Path(section["path"]), Path(trained_as["path"]), workdir)
+        _same_shape(Path(section["path"]), Path(run_section["path"]), workdir)
         return
-    if trained_as.get("tokenizer") != "bytes":
+    if run_section.get("tokenizer") != "bytes":
         names.remove("vocabulary")
-    here, there = ({f"model.{name}": one.get(name) for name in names} for one in (section, trained_as))
+    here, there = ({f"model.{name}": values.get(name) for name in names} for values in (section, run_section))
     if here == there:
         return
     policy = run.get("policy", "")
@@ -176,12 +176,12 @@ def _same_model(config: ConfigDict, run: Mapping[str, Any], workdir: Path) -> No
 
 def _same_shape(here: Path, there: Path, workdir: Path) -> None:
     """Raises ValueError where two model folders differ in shape; the run's record of its own stands for it."""
-    kept = (workdir / "model.json").exists()
-    if not here.is_dir() or not (kept or there.is_dir()):
+    on_record = (workdir / "model.json").exists()
+    if not here.is_dir() or not (on_record or there.is_dir()):
         return
-    if different := other_model(here, trained.kept_shape(workdir) if kept else ModelConfig.from_hf(there)):
+    if difference := other_model(here, trained.kept_shape(workdir) if on_record else ModelConfig.from_hf(there)):
         raise ValueError(
-            f"{workdir} was trained from another model than --config names: {here} has {different}. Set "
+            f"{workdir} was trained from another model than --config names: {here} has {difference}. Set "
             f"--config.model.path={there}, or to where that model is now"
         )
 
@@ -190,17 +190,17 @@ def measured(config: ConfigDict, groups: Sequence[Group]) -> dict[str, Any]:
     """The environment's own measures of a split, in per cent, each with its interval."""
 
     def percent(values: Sequence[float], episodes: int, **whole: float) -> dict[str, float]:
-        found = {**estimate(values, episodes), **whole}
-        return {name: value if name == "count" else 100 * value for name, value in found.items()}
+        numbers = {**estimate(values, episodes), **whole}
+        return {name: value if name == "count" else 100 * value for name, value in numbers.items()}
 
-    return {name: percent(**one) for name, one in worlds.measures(config.environment.name, groups).items()}
+    return {name: percent(**measure) for name, measure in worlds.measures(config.environment.name, groups).items()}
 
 
 def kinds_of(config: ConfigDict) -> tuple[str, Callable[[Task], Iterable[str]]]:
     """What success is listed by, and the kinds of a task: KINDS of our environment's file, or `evaluation.by`."""
     key = config.evaluation.by
-    given = (key, kinds_by(key)) if key else ("", lambda task: ())
-    return worlds.own(config.environment.name).get("KINDS", given)
+    default = (key, kinds_by(key)) if key else ("", lambda task: ())
+    return worlds.own(config.environment.name).get("KINDS", default)
 
 
 def evaluate(
@@ -219,9 +219,9 @@ def evaluate(
         if subject.policy:
             write_tokenizer(out / "tokenizer", subject.policy.tokenizer)
         by_key, kinds = kinds_of(config)
-        for task in (task for found in tasks.values() for task in found):
+        for task in (task for subset in tasks.values() for task in subset):
             kinds(task)
-        groups = play(config, subject, environment, tasks, samples, directory)
+        by_split = play(config, subject, environment, tasks, samples, directory)
         result = {
             "environment": config.environment.name,
             "policy": dict(subject.identity),
@@ -230,8 +230,8 @@ def evaluate(
             "temperature": config.evaluation.temperature,
             "interval": _INTERVAL,
             "splits": {
-                split: {**describe(found, samples, kinds), "by_key": by_key, "measures": measured(config, found)}
-                for split, found in groups.items()
+                split: {**describe(groups, samples, kinds), "by_key": by_key, "measures": measured(config, groups)}
+                for split, groups in by_split.items()
             },
         }
         write_json(out / "result.json", result)
@@ -247,28 +247,28 @@ def play(
     directory: EvaluationDirectory,
 ) -> dict[str, list[Group]]:
     """The groups of each split; episodes that are stored in the directory are not played again."""
-    known = directory.known()
-    wanted = {f"{split}-{task.id}-{k}" for split, found in tasks.items() for task in found for k in range(samples)}
-    have = len(wanted & known.keys())
-    if have:
-        CONSOLE.print(f"{have} of {len(wanted)} episodes are there already")
+    trajectories = directory.known()
+    episodes = {f"{split}-{task.id}-{k}" for split, subset in tasks.items() for task in subset for k in range(samples)}
+    count = len(episodes & trajectories.keys())
+    if count:
+        CONSOLE.print(f"{count} of {len(episodes)} episodes are there already")
 
-    def play_split(actors: Any, split: str, found: Sequence[Task], advance: Callable[[], None]) -> list[Group]:
-        def ended(trajectory: Trajectory) -> None:
+    def play_split(actors: Any, split: str, subset: Sequence[Task], advance: Callable[[], None]) -> list[Group]:
+        def store(trajectory: Trajectory) -> None:
             directory.add(split, trajectory)
             advance()
 
         collector = EpisodeCollector(actors, environment, parts.limits(config, environment), samples)
-        return collector.collect(found, seed=(config.seed, 0), label=split, known=known, on_episode=ended)
+        return collector.collect(subset, seed=(config.seed, 0), label=split, known=trajectories, on_episode=store)
 
-    if have == len(wanted):
-        return {split: play_split(None, split, found, lambda: None) for split, found in tasks.items()}
+    if count == len(episodes):
+        return {split: play_split(None, split, subset, lambda: None) for split, subset in tasks.items()}
     groups = {}
     with playing(subject, config, directory.folder) as actors:
-        for split, found in tasks.items():
-            missing = sum(f"{split}-{task.id}-{k}" not in known for task in found for k in range(samples))
+        for split, subset in tasks.items():
+            missing = sum(f"{split}-{task.id}-{k}" not in trajectories for task in subset for k in range(samples))
             with bar(f"episodes of {split}", missing) as advance:
-                groups[split] = play_split(actors, split, found, advance)
+                groups[split] = play_split(actors, split, subset, advance)
     return groups
 
 
@@ -277,18 +277,18 @@ def tasks_of(config: ConfigDict, environment: Environment, split: str, held: Seq
 
     Raises ValueError for a split without tasks.
     """
-    held_out = config.evaluation
+    section = config.evaluation
     counts = {
         # First the split names of every environment, then those of the configuration.
-        "challenge": held_out.challenge_tasks or held_out.tasks,
-        "dev": held_out.dev_tasks,
-        held_out.challenge_split: held_out.challenge_tasks or held_out.tasks,
-        held_out.dev_split: held_out.dev_tasks,
-        held_out.split: held_out.tasks,
+        "challenge": section.challenge_tasks or section.tasks,
+        "dev": section.dev_tasks,
+        section.challenge_split: section.challenge_tasks or section.tasks,
+        section.dev_split: section.dev_tasks,
+        section.split: section.tasks,
     }
-    seed = held_out.seed if split == held_out.split else 0
-    tasks = environment.tasks(split, counts.get(split, held_out.tasks), seed)
-    if not tasks and split == held_out.split:
+    seed = section.seed if split == section.split else 0
+    tasks = environment.tasks(split, counts.get(split, section.tasks), seed)
+    if not tasks and split == section.split:
         tasks = tuple(task for task in held if task.environment == environment.name)
     if not tasks:
         raise ValueError(f"split {split!r} of environment {environment.name!r} has no task; choose others in --splits")
@@ -298,18 +298,18 @@ def tasks_of(config: ConfigDict, environment: Environment, split: str, held: Seq
 def splits_of(config: ConfigDict, named: Sequence[str] | None) -> list[str]:
     """The splits to evaluate, each once. "all" means those in EVALUATION of the environment's module, or, without it,
     the configuration's three. Raises ValueError for an empty list."""
-    held_out = config.evaluation
+    section = config.evaluation
     if not named:
-        return [held_out.split]
+        return [section.split]
     if list(named) == ["all"]:
         module = worlds.module(config.environment.name)
-        named = vars(module).get("EVALUATION", (held_out.split, held_out.dev_split, held_out.challenge_split))
-    found = list(dict.fromkeys(name.strip() for name in named if name.strip()))
-    if not found:
+        named = vars(module).get("EVALUATION", (section.split, section.dev_split, section.challenge_split))
+    splits = list(dict.fromkeys(name.strip() for name in named if name.strip()))
+    if not splits:
         raise ValueError(
             "--splits is empty; leave it out for evaluation.split, or name splits with commas between them"
         )
-    return found
+    return splits
 
 
 def identity(config: ConfigDict, subject: Subject, tasks: Mapping[str, Sequence[Task]], samples: int) -> dict[str, Any]:
@@ -318,28 +318,28 @@ def identity(config: ConfigDict, subject: Subject, tasks: Mapping[str, Sequence[
     A folder holds the episodes of one identity only.
     """
     plain = json.loads(json.dumps(config.to_dict()))
-    splits = {split: content_hash([task.id for task in found]) for split, found in tasks.items()}
-    kept: dict[str, Any] = {"policy": dict(subject.identity), "splits": splits, "samples": samples}
+    splits = {split: content_hash([task.id for task in subset]) for split, subset in tasks.items()}
+    record: dict[str, Any] = {"policy": dict(subject.identity), "splits": splits, "samples": samples}
     for name in _DECIDING + (_OF_POLICY if subject.policy else ()):
         section, _, leaf = name.rpartition(".")
         if section:
-            kept.setdefault(section, {})[leaf] = plain[section][leaf]
+            record.setdefault(section, {})[leaf] = plain[section][leaf]
         else:
-            kept[leaf] = plain[leaf]
+            record[leaf] = plain[leaf]
     # Where episodes are played does not decide how they end.
-    del kept["environment"]["cluster"]
+    del record["environment"]["cluster"]
     if subject.policy and config.engine.name == "local" and any(size != 1 for size in plain["mesh"].values()):
-        kept["mesh"] = plain["mesh"]
-    return kept
+        record["mesh"] = plain["mesh"]
+    return record
 
 
 def subject_of(
     config: ConfigDict, checkpoint: str | None, model: str | None, endpoint: str | None, endpoint_model: str | None
 ) -> tuple[Subject, Path]:
     """The policy to evaluate, and the default folder of its evaluations. Raises ValueError unless one is named."""
-    named = [name for name in (checkpoint, model, endpoint) if name]
-    if len(named) != 1:
-        raise ValueError(f"{len(named)} policies are named; name one with --checkpoint, --model or --endpoint")
+    names = [name for name in (checkpoint, model, endpoint) if name]
+    if len(names) != 1:
+        raise ValueError(f"{len(names)} policies are named; name one with --checkpoint, --model or --endpoint")
     if checkpoint:
         workdir, step = Path(checkpoint), None
         if workdir.parent.name == "checkpoints" and is_number(workdir.name):
@@ -347,9 +347,9 @@ def subject_of(
         return of_checkpoint(config, workdir, step), workdir / "evaluations"
     if model:
         return of_folder(config, Path(model)), Path("runs/evaluations")
-    asked = endpoint_model or ""
-    name = re.sub(r"[^\w.-]", "-", asked).strip("-.") or "endpoint"
-    return Subject(name, {"endpoint": str(endpoint).rstrip("/"), "model": asked}), Path("runs/evaluations")
+    model_name = endpoint_model or ""
+    name = re.sub(r"[^\w.-]", "-", model_name).strip("-.") or "endpoint"
+    return Subject(name, {"endpoint": str(endpoint).rstrip("/"), "model": model_name}), Path("runs/evaluations")
 
 
 def _check(config: ConfigDict, samples: int) -> None:
@@ -398,8 +398,8 @@ def run(named: Sequence[str | None], only_splits: Sequence[str] | None, samples:
             for path in (home, out):
                 expect_no_link(path)
         tell(out=str(out.absolute()))
-        held = held_out_by(checkpoint) if checkpoint else ()
-        result = evaluate(config, subject, splits, samples, out, held)
+        held_out = held_out_by(checkpoint) if checkpoint else ()
+        result = evaluate(config, subject, splits, samples, out, held_out)
         show_evaluation(result, write_evaluation_report(out))
     except EXPECTED as error:
         _LOG.info("the evaluation ended", exc_info=True)

@@ -60,13 +60,13 @@ def in_background(name: str, work: Callable[[Callable[[], bool]], _T]) -> Iterat
     The argument of `work` tells whether the result is no longer wanted. That turns true when the block ends: ask for
     the result within the block. A block that fails does not wait for the work, whose result is then lost.
     """
-    unwanted = threading.Event()
-    result, thread = _start(name, lambda: work(unwanted.is_set))
+    cancel = threading.Event()
+    result, thread = _start(name, lambda: work(cancel.is_set))
     _BEGUN.add(thread)
     try:
         yield result
     finally:
-        unwanted.set()
+        cancel.set()
 
 
 def settle(seconds: float) -> bool:
@@ -82,14 +82,14 @@ def settle(seconds: float) -> bool:
 
 def clock() -> Callable[[], float]:
     """`time.monotonic`, but without the time in which the process was stopped: a longer gap between two readings."""
-    lock, last, lost = threading.Lock(), time.monotonic(), 0.0
+    lock, last, gaps = threading.Lock(), time.monotonic(), 0.0
 
     def now() -> float:
-        nonlocal last, lost
+        nonlocal last, gaps
         with lock:
             before, last = last, time.monotonic()
-            lost += max(0.0, last - before - _MOST)
-            return last - lost
+            gaps += max(0.0, last - before - _MOST)
+            return last - gaps
 
     return now
 

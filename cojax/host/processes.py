@@ -46,10 +46,10 @@ def family(pid: int) -> list[int]:
         # A process that ended meanwhile still leads to its children.
         children[parent].add(entry)
         running |= {entry} if runs else set()
-    found = [pid]
-    for member in found:
-        found += sorted(children[member].difference(found))
-    return [member for member in found if member in running]
+    members = [pid]
+    for member in members:
+        members += sorted(children[member].difference(members))
+    return [member for member in members if member in running]
 
 
 def memory(pid: int, field: str) -> float:
@@ -84,11 +84,11 @@ def end(left: Callable[[], Iterable[int]], grace: float = 0.0, deadline: float =
     is left only where two lists in a row are empty.
     """
 
-    def found() -> set[int]:
+    def look_twice() -> set[int]:
         return set(left()) or set(left())
 
     until = time.monotonic() + grace
-    while (last := found()) and time.monotonic() < until:
+    while (last := look_twice()) and time.monotonic() < until:
         time.sleep(_POLL)
     until = time.monotonic() + deadline
     while last and time.monotonic() < until:
@@ -96,7 +96,7 @@ def end(left: Callable[[], Iterable[int]], grace: float = 0.0, deadline: float =
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL)
-        last = found()
+        last = look_twice()
     return last
 
 
@@ -107,8 +107,8 @@ def end_all(grace: float | None = None) -> None:
     for child in children(own):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(child, signal.SIGTERM)
-    if left := end(lambda: descendants(own), GRACE if grace is None else grace):
-        print(f"processes {sorted(left)} could not be ended; kill them", file=sys.stderr, flush=True)
+    if survivors := end(lambda: descendants(own), GRACE if grace is None else grace):
+        print(f"processes {sorted(survivors)} could not be ended; kill them", file=sys.stderr, flush=True)
     else:
         reap()
 
@@ -247,8 +247,8 @@ def guard(arguments: list[str]) -> None:
     until = time.monotonic() + _GUARD_GRACE
     while descendants(os.getpid()) and signal.SIGUSR1 not in signals and time.monotonic() < until:
         time.sleep(_CLOSING_POLL)
-    if left := end(lambda: descendants(os.getpid())):
-        print(f"processes {sorted(left)} could not be ended", file=sys.stderr, flush=True)
+    if survivors := end(lambda: descendants(os.getpid())):
+        print(f"processes {sorted(survivors)} could not be ended", file=sys.stderr, flush=True)
     reap()
 
 

@@ -50,9 +50,9 @@ class Stopwatch:
     def lap(self) -> dict[str, float]:
         """Seconds of every part, and `total`, since the last lap or the start; parts of 0 seconds are left out."""
         summary = self.summary()
-        spent = {part: seconds - self._lap[part] for part, seconds in summary.items()}
+        parts = {part: seconds - self._lap[part] for part, seconds in summary.items()}
         self._lap = summary
-        return {part: seconds for part, seconds in spent.items() if seconds > 0.0 or part == "total"}
+        return {part: seconds for part, seconds in parts.items() if seconds > 0.0 or part == "total"}
 
     def state(self) -> dict[str, Any]:
         """All seconds so far as JSON, for a checkpoint."""
@@ -70,10 +70,10 @@ class Stopwatch:
     def _charge(self) -> None:
         now = self._now()
         # The system clock may be set back; time spent is never negative.
-        spent = max(0.0, now - self._mark)
+        seconds = max(0.0, now - self._mark)
         if self._open:
-            self._parts[self._open[-1]] += spent
-        self._total += spent
+            self._parts[self._open[-1]] += seconds
+        self._total += seconds
         self._mark = now
 
     def _expect_part(self, part: str) -> str:

@@ -126,10 +126,10 @@ class Batcher:
 
     def _take_slot(self, names: Sequence[bytes]) -> int:
         """A free slot: one that holds the longest beginning of the prompt that any slot does, or the oldest."""
-        held = leading(names, self._prefixes.holders)
-        holders = self._prefixes.holders[names[held - 1]] if held else {}
+        count = leading(names, self._prefixes.holders)
+        holders = self._prefixes.holders[names[count - 1]] if count else {}
         slot = next((slot for slot in self._free if slot in holders), self._free[0])
-        self._prefixes.drop(slot, held if slot in holders else 0)
+        self._prefixes.drop(slot, count if slot in holders else 0)
         return self._free.pop(self._free.index(slot))
 
     def _start(self, request: Request) -> None:
@@ -137,14 +137,14 @@ class Batcher:
 
         If another request is about to compute further chunks of the same prompt, this one waits for them instead.
         """
-        held = leading(request.names, self._prefixes.holders)
-        if leading(request.names, self._prefixes.pending) > held:
+        count = leading(request.names, self._prefixes.holders)
+        if leading(request.names, self._prefixes.pending) > count:
             self._waiting_for_chunks.append(request)
             return
-        request.fed = held
-        if held:
+        request.fed = count
+        if count:
             self._reuse(request)
-        self._prefixes.pending.update(request.names[held:])
+        self._prefixes.pending.update(request.names[count:])
         (self._prefilling if request.chunks else self._decoding).append(request)
 
     def _reuse(self, request: Request) -> None:
@@ -244,26 +244,26 @@ class Batcher:
         )
         for row, request in enumerate(batch):
             # Only the row's own: a chunk that is held keeps its routes.
-            own = None if routes is None else (routes[row], np.s_[: int((tokens[row] >= 0).sum())])
-            request.routes.append(own)
+            row_routes = None if routes is None else (routes[row], np.s_[: int((tokens[row] >= 0).sum())])
+            request.routes.append(row_routes)
             if request.fed < len(request.names):
-                self._prefixes.add(request.session.slot, request.names[request.fed], own)
+                self._prefixes.add(request.session.slot, request.names[request.fed], row_routes)
                 request.fed += 1
         self._steps_since_prefill = 0
         self._start_waiting()
 
     def _decode(self) -> list[Request]:
-        fed = np.zeros((2, self._slots), np.int32)
-        fed[1] = self._length  # idle slots write nothing
+        inputs = np.zeros((2, self._slots), np.int32)
+        inputs[1] = self._length  # idle slots write nothing
         chance = np.zeros((2, self._slots), np.float32)
         for request in self._decoding:
             slot, index = request.session.slot, len(request.sampled)
-            fed[:, slot] = (request.sampled[-1] if index else request.prompt[-1]), request.session.cached
+            inputs[:, slot] = (request.sampled[-1] if index else request.prompt[-1]), request.session.cached
             chance[:, slot] = request.uniforms[index], request.sampling.temperature
-        sampled, scores, self._cache, routes = decode(
-            self._config, self._params, self._cache, fed, chance, self._routed, self._mesh
+        next_tokens, next_logprobs, self._cache, routes = decode(
+            self._config, self._params, self._cache, inputs, chance, self._routed, self._mesh
         )
-        tokens, logprobs = np.asarray(sampled).tolist(), np.asarray(scores).tolist()
+        tokens, logprobs = np.asarray(next_tokens).tolist(), np.asarray(next_logprobs).tolist()
         for request in self._decoding:
             slot = request.session.slot
             if not math.isfinite(logprobs[slot]):
@@ -274,27 +274,27 @@ class Batcher:
             request.routes.append((routes, np.s_[slot : slot + 1]))
             request.completion = self._completion(request)
         self._steps_since_prefill += 1
-        decoded, self._decoding = self._decoding, [each for each in self._decoding if each.completion is None]
-        return [request for request in decoded if request.completion is not None]
+        batch, self._decoding = self._decoding, [request for request in self._decoding if request.completion is None]
+        return [request for request in batch if request.completion is not None]
 
     def _completion(self, request: Request) -> Completion | None:
         """The completion, or None while more tokens are to be sampled."""
-        stopped = request.sampled[-1] in request.sampling.stop_tokens
-        if not stopped and len(request.sampled) < len(request.uniforms):
+        at_stop = request.sampled[-1] in request.sampling.stop_tokens
+        if not at_stop and len(request.sampled) < len(request.uniforms):
             return None
         assert self._version is not None
-        reason: Literal["stop", "length"] = "stop" if stopped else "length"
-        sampled, logprobs = tuple(request.sampled), tuple(request.logprobs)
-        return Completion(sampled, logprobs, self._version, reason, routes=self._new_routes(request))
+        reason: Literal["stop", "length"] = "stop" if at_stop else "length"
+        tokens, logprobs = tuple(request.sampled), tuple(request.logprobs)
+        return Completion(tokens, logprobs, self._version, reason, routes=self._new_routes(request))
 
     def _new_routes(self, request: Request) -> str:
         """The routes of tokens not reported before. After new weights, tokens reported earlier were fed again."""
         if not self._routed:
             return ""
-        fed = np.concatenate([np.asarray(array)[index] for array, index in request.routes])
+        routes = np.concatenate([np.asarray(array)[index] for array, index in request.routes])
         session = request.session
-        reported, session.reported = session.reported, session.cached
-        return RouteShape.of(self._config).encode(fed[len(fed) - (session.cached - reported) :])
+        start, session.reported = session.reported, session.cached
+        return RouteShape.of(self._config).encode(routes[len(routes) - (session.cached - start) :])
 
 
 def chunk_names(tokens: Sequence[int], sizes: Sequence[int]) -> tuple[bytes, ...]:
@@ -364,15 +364,15 @@ def prefill(
     length, layers = cache[0].key.shape[-1], params["layers"]
     ends = {name: arrays for name, arrays in params.items() if name != "layers"}
     x, positions = _embed(config, ends, tokens, start, length, mesh)
-    written, chosen = [], []
+    new_cache, layer_routes = [], []
     windows = config.layer_windows or (None,) * len(layers)
     for number, (old, arrays, window) in enumerate(zip(cache, layers, windows, strict=True), 1):
         last = number == len(layers)
         x, new, routes = _layer(config, arrays, old, x, positions, slots, span, window, last, routed, mesh)
-        written.append(new)
+        new_cache.append(new)
         if routes is not None:
-            chosen.append(routes)
-    return tuple(written), jnp.stack(chosen, axis=2) if routed else None
+            layer_routes.append(routes)
+    return tuple(new_cache), jnp.stack(layer_routes, axis=2) if routed else None
 
 
 @functools.partial(jax.jit, static_argnames=("config", "length", "mesh"))
@@ -414,13 +414,13 @@ def copy_prefixes(
     of copies up to N.
     """
 
-    def copied(index: jax.Array, array: jax.Array, *sizes: int) -> jax.Array:
+    def move(index: jax.Array, array: jax.Array, *sizes: int) -> jax.Array:
         # One slice: a slice of a slice would make XLA copy the whole cache.
-        taken = jax.lax.dynamic_slice(array, (sources[index], 0, 0, 0), (1, array.shape[1], *sizes))
-        return jax.lax.dynamic_update_slice(array, taken, (targets[index], 0, 0, 0))
+        prefix = jax.lax.dynamic_slice(array, (sources[index], 0, 0, 0), (1, array.shape[1], *sizes))
+        return jax.lax.dynamic_update_slice(array, prefix, (targets[index], 0, 0, 0))
 
     def copy(index: jax.Array, cache: tuple[Cache, ...]) -> tuple[Cache, ...]:
-        return tuple(Cache(copied(index, key, size, span), copied(index, value, span, size)) for key, value in cache)
+        return tuple(Cache(move(index, key, size, span), move(index, value, span, size)) for key, value in cache)
 
     size = cache[0].key.shape[2]
     return jax.lax.fori_loop(0, count, copy, cache)
@@ -458,13 +458,13 @@ def sample(scores: jax.Array, uniform: jax.Array, temperature: jax.Array) -> tup
     uniform, temperature are float32[S]. At temperature 0 it is the most likely token, scored at temperature 1.
     """
     greedy = temperature == 0
-    scaled = scores / jnp.where(greedy, 1.0, temperature)[:, None]
-    top = jnp.max(scaled, axis=-1)
-    weights = jnp.exp(scaled - top[:, None])
-    drawn, total = _draw(weights, uniform)
-    tokens = jnp.where(greedy, jnp.argmax(scaled, axis=-1), drawn).astype(jnp.int32)
-    chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=-1)[:, 0]
-    return tokens, chosen - top - jnp.log(total)
+    logits = scores / jnp.where(greedy, 1.0, temperature)[:, None]
+    top = jnp.max(logits, axis=-1)
+    weights = jnp.exp(logits - top[:, None])
+    draws, total = _draw(weights, uniform)
+    tokens = jnp.where(greedy, jnp.argmax(logits, axis=-1), draws).astype(jnp.int32)
+    token_logits = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+    return tokens, token_logits - top - jnp.log(total)
 
 
 def _draw(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -501,7 +501,7 @@ def uniforms(seed: Sequence[int], count: int) -> np.ndarray:
 
     A larger `count` appends numbers; the first ones stay the same.
     """
-    digest = hashlib.sha256(repr(tuple(int(part) for part in seed)).encode()).digest()
+    digest = hashlib.sha256(repr(tuple(int(number) for number in seed)).encode()).digest()
     bits = np.random.Philox(key=int.from_bytes(digest[:16], "little")).random_raw(count)
     return ((bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)).astype(np.float32)
 

@@ -37,11 +37,11 @@ def parse(text: str, thinks: bool = False) -> Action:
     `</think>` whose thought began in the prompt. `thinks` says that the text begins within a thought. Neither mark
     counts within a string of a call's JSON.
     """
-    found = _bodies(text[:_TEXT_CHARACTERS], thinks)
-    if not found:
+    bodies = _bodies(text[:_TEXT_CHARACTERS], thinks)
+    if not bodies:
         return Action(text, (), NO_CALL)
     calls = []
-    for body in found:
+    for body in bodies:
         try:
             value = read_json(body)
         except ValueError as error:
@@ -60,22 +60,22 @@ def parse(text: str, thinks: bool = False) -> Action:
 def _bodies(text: str, thinks: bool = False) -> list[str]:
     """The text between each `<tool_call>` and the next `</tool_call>`, without thoughts, in linear time."""
     bodies: list[str] = []
-    start, quoted = -1, False  # where the call began, -1 outside of one; whether a string in it is open
-    for found in _BOUNDARY.finditer(text):
-        match found[0]:
+    start, in_string = -1, False  # where the call began, -1 outside of one; whether a string in it is open
+    for boundary in _BOUNDARY.finditer(text):
+        match boundary[0]:
             case '"':
-                quoted = start >= 0 and not quoted
+                in_string = start >= 0 and not in_string
             case "<think>" if start < 0:
                 thinks = True
-            case "</think>" if not quoted:
+            case "</think>" if not in_string:
                 if not thinks:
                     bodies.clear()
                 start, thinks = -1, False
             case "<tool_call>" if start < 0 and not thinks:
-                start, quoted = found.end(), False
+                start, in_string = boundary.end(), False
             case "</tool_call>" if start >= 0:
-                bodies.append(text[start : found.start()])
-                start, quoted = -1, False
+                bodies.append(text[start : boundary.start()])
+                start, in_string = -1, False
     return bodies
 
 
@@ -117,11 +117,11 @@ _FAILURES = (
 def shows_tools(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any]) -> bool:
     """Whether the template documents this tool, and writes a call, if it writes any, in a form that `parse` reads."""
     try:
-        shown = _documents(tokenizer, tool, [_USER])
+        visible = _documents(tokenizer, tool, [_USER])
         call = rendered(tokenizer, [_USER, {"role": "assistant", "content": "", "tool_calls": [_CALL]}])
     except ValueError:
         return False
-    return shown and ("lookup" not in call or bool(parse(call).calls))
+    return visible and ("lookup" not in call or bool(parse(call).calls))
 
 
 def require_tools(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any]) -> None:
@@ -137,10 +137,10 @@ def require_tools(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any]) -
         pass
     for messages in openings:
         try:
-            shown, why = _documents(tokenizer, tool, messages), ""
+            visible, why = _documents(tokenizer, tool, messages), ""
         except ValueError as error:
-            shown, why = False, f" ({error})"
-        if not shown:
+            visible, why = False, f" ({error})"
+        if not visible:
             beside = " beside a system message" if len(messages) > 1 else ""
             raise ValueError(
                 f"the chat template shows no tools{beside}, nor the system message that cojax would show them in{why}; "
@@ -249,32 +249,32 @@ class Chat:
     def open(self, messages: tuple[Message, ...], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
         """Tokens of the opening messages, with the tools on offer documented, and of the generation prompt."""
         # Keys keep the environment's order: models were trained to read them in that order.
-        documents = [shown for tool in tools if (shown := self.shown(tool)) is not None]
+        documents = [document for tool in tools if (document := self.shown(tool)) is not None]
         return self._open_cached(messages, json.dumps(documents, ensure_ascii=False))
 
     def _open(self, messages: tuple[Message, ...], tools: str) -> tuple[int, ...]:
         documents = json.loads(tools)
 
-        def rendered(mask: Mask) -> str:
-            shown = self._controls.mask_json(documents, mask)
-            return self._template(_masked(messages, mask), generate=True, tools=shown)
+        def render(mask: Mask) -> str:
+            masked_documents = self._controls.mask_json(documents, mask)
+            return self._template(_masked(messages, mask), generate=True, tools=masked_documents)
 
-        return self._controls.render(rendered, tools + _contents(messages))
+        return self._controls.render(render, tools + _contents(messages))
 
     def _extend(self, messages: tuple[Message, ...], ended: bool) -> tuple[int, ...]:
         """Tokens that follow a sampled action: the new messages and the generation prompt.
 
         `ended` says whether the action ended in the stop token. If not, the stop token comes first.
         """
-        added = self._controls.render(lambda mask: self._cut(_masked(messages, mask))[1], _contents(messages))
-        return (() if ended else (self.end,)) + added
+        tokens = self._controls.render(lambda mask: self._cut(_masked(messages, mask))[1], _contents(messages))
+        return (() if ended else (self.end,)) + tokens
 
     @staticmethod
     def write(calls: Iterable[Call]) -> str:
         """The text by which the policy makes these calls; within a call "<" of a literal is written as \\u003c."""
         bodies = ({"name": call.name, "arguments": dict(call.arguments)} for call in calls)
-        written = (_ANGLE.sub(r"\\u003c", json.dumps(body, ensure_ascii=False)) for body in bodies)
-        return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in written)
+        texts = (_ANGLE.sub(r"\\u003c", json.dumps(body, ensure_ascii=False)) for body in bodies)
+        return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in texts)
 
     def encode_action(self, action: Action) -> tuple[int, ...]:
         """Tokens of an action as the policy would have sampled it, stop token included."""
@@ -302,8 +302,8 @@ class Chat:
         Both come from one rendering: a template may write the last action in another way than the same action later.
         """
         before, _, after = self._template((*_STUB, *messages), generate=True).partition(MARK)
-        rest, end, added = after.partition(self._end_text)
-        return end and before + rest, added
+        suffix, end, following = after.partition(self._end_text)
+        return end and before + suffix, following
 
     def _adapt(self) -> Iterator[str]:
         """Gives the template a tools section where it needs one; yields what a user should know of the template."""
@@ -315,8 +315,8 @@ class Chat:
             require_tools(self.tokenizer, tool)
         if tool and template.startswith(TOOLS_SECTION):
             yield "it shows no tools in the form in which calls are read; a section of cojax's own shows them"
-        if injected := injected_system_message(self.tokenizer, self._controls.ids):
-            yield f"where a conversation begins without a system message, it adds {injected!r}"
+        if system_message := injected_system_message(self.tokenizer, self._controls.ids):
+            yield f"where a conversation begins without a system message, it adds {system_message!r}"
 
     def _check(self) -> None:
         """Raises ValueError unless turns can be appended and harmless text is rendered as by the tokenizer itself."""
@@ -394,21 +394,21 @@ class PolicyActors:
                 new = self.chat.open(messages, ask(episode.tools))
             prompt, turn, turns = tokens + new, turns, turns + 1
             if turn < len(prefix):
-                replayed = self.chat.encode_action(prefix[turn])
-                tokens = prompt + replayed
-                return Turn(self.chat.read(replayed), prompt_tokens=new + replayed)
+                prefix_tokens = self.chat.encode_action(prefix[turn])
+                tokens = prompt + prefix_tokens
+                return Turn(self.chat.read(prefix_tokens), prompt_tokens=new + prefix_tokens)
             began = time.perf_counter()
-            done = self.engine.generate(prompt, self.sampling, session=session, seed=(*seed, turn))
+            completion = self.engine.generate(prompt, self.sampling, session=session, seed=(*seed, turn))
             seconds = time.perf_counter() - began
-            tokens = prompt + done.tokens
+            tokens = prompt + completion.tokens
             return Turn(
-                action=self.chat.read(done.tokens),
+                action=self.chat.read(completion.tokens),
                 prompt_tokens=new,
-                action_tokens=done.tokens,
-                action_logprobs=done.logprobs,
-                weights_version=done.weights_version,
-                spans=done.spans,
-                routes=done.routes,
+                action_tokens=completion.tokens,
+                action_logprobs=completion.logprobs,
+                weights_version=completion.weights_version,
+                spans=completion.spans,
+                routes=completion.routes,
                 engine_seconds=seconds,
             )
 

@@ -122,15 +122,15 @@ class EpisodeThreads:
 
     def _start(self, job: EpisodeRequest) -> None:
         """Plays the episode on a thread of its own, which puts its future into `done`."""
-        progress, session, taken = job.progress, job.session, job.follows
+        progress, session, actions = job.progress, job.session, job.follows
 
         def work() -> Trajectory:
             try:
                 return play(
                     self.environment,
                     job.task,
-                    self.actors(session, job.seed) if taken is None else follow(taken),
-                    max_turns=self.limits.max_turns if taken is None else len(taken),
+                    self.actors(session, job.seed) if actions is None else follow(actions),
+                    max_turns=self.limits.max_turns if actions is None else len(actions),
                     episode=job.episode,
                     progress=progress,
                 )
@@ -139,47 +139,47 @@ class EpisodeThreads:
 
         progress.since = running()
         self.running[job.index] = job
-        played = on_thread(f"episode {session}", work)
-        played.add_done_callback(lambda played: self.done.put((job, progress, played)))
+        future = on_thread(f"episode {session}", work)
+        future.add_done_callback(lambda future: self.done.put((job, progress, future)))
 
     def _receive(self, results: dict[int, Trajectory]) -> None:
         """Waits a moment for the next episode that ends, or else looks for those that exceeded a deadline."""
         try:
-            job, progress, played = self.done.get(timeout=_CHECK_EVERY)
+            job, progress, future = self.done.get(timeout=_CHECK_EVERY)
         except queue.Empty:
             self._end_late(results)
             return
         if not progress.abandoned:
             del self.running[job.index]
-            self._note(job, played.result(), results)
+            self._note(job, future.result(), results)
 
     def _note(self, job: EpisodeRequest, result: Trajectory, results: dict[int, Trajectory]) -> None:
         """Adds the result to `results`, unless its episode is played again."""
-        attributed = self._attributed(job, result)
-        if attributed is None or self._retry(job, attributed):
+        trajectory = self._attributed(job, result)
+        if trajectory is None or self._retry(job, trajectory):
             return
-        results[job.index] = attributed
-        self.on_episode(attributed)
+        results[job.index] = trajectory
+        self.on_episode(trajectory)
 
     def _attributed(self, job: EpisodeRequest, result: Trajectory) -> Trajectory | None:
         """The result, as a timeout if its actions made the environment fail; None while that is being found out."""
-        lost = job.progress.suspect or (job.follows is not None and result.outcome == "timeout")
+        suspicious = job.progress.suspect or (job.follows is not None and result.outcome == "timeout")
         if job.suspected is None:
-            if lost:
+            if suspicious:
                 job.suspected = result
                 self._queue(job, tuple(turn.action for turn in result.turns))
-            return None if lost else result
-        if job.follows and lost:
+            return None if suspicious else result
+        if job.follows and suspicious:
             self._queue(job, ())
             return None
         # Of an episode without actions, `truncated` means that it was evaluated.
-        charged = job.follows == () and result.outcome == "truncated"
-        suspected, job.suspected, job.follows = job.suspected, None, None
-        if not charged:
-            return suspected
+        at_fault = job.follows == () and result.outcome == "truncated"
+        loss, job.suspected, job.follows = job.suspected, None, None
+        if not at_fault:
+            return loss
         job.hung = True  # it was played again already
-        _LOG.warning("episode %s is failed by its actions, which break it again (%s)", job.episode, suspected.error)
-        return dataclasses.replace(suspected, outcome="timeout")
+        _LOG.warning("episode %s is failed by its actions, which break it again (%s)", job.episode, loss.error)
+        return dataclasses.replace(loss, outcome="timeout")
 
     def _retry(self, job: EpisodeRequest, result: Trajectory) -> bool:
         """Plays a lost episode again with the same seeds. Returns False if the result is final.
@@ -225,9 +225,9 @@ class EpisodeThreads:
                 error += ADVICE
             outcomes = _OUTCOME_OF_CODE_HANG if self.policy_code else _OUTCOME_OF_HANG
             outcome: Outcome = outcomes.get(phase, "environment_error")
-            lost = job.ended(outcome, error)
-            progress.suspect = phase == "evaluate" and outcome == "environment_error" and bool(lost.turns)
-            self._note(job, lost, results)
+            trajectory = job.ended(outcome, error)
+            progress.suspect = phase == "evaluate" and outcome == "environment_error" and bool(trajectory.turns)
+            self._note(job, trajectory, results)
 
     def _deadline(self, job: EpisodeRequest) -> float:
         return self.limits.engine_deadline if job.progress.phase == "act" else self.limits.environment_deadline
@@ -280,19 +280,19 @@ class EpisodeCollector:
             for place, task in enumerate(tasks)
             for sample in range(self.first_sample, self.first_sample + size)
         ]
-        played = {job.index: known[job.episode] for job in jobs if job.episode in known}
+        by_index = {job.index: known[job.episode] for job in jobs if job.episode in known}
         threads = EpisodeThreads(self.actors, self.environment, self.limits, on_episode)
-        trajectories = threads.play(jobs, played, lambda results: self._enough(results, len(jobs)), stop)
+        trajectories = threads.play(jobs, by_index, lambda results: self._enough(results, len(jobs)), stop)
         _raise_above(self.limits.error_rate, trajectories)
         return [Group(task, tuple(trajectories[place * size : (place + 1) * size])) for place, task in enumerate(tasks)]
 
     def _enough(self, results: Mapping[int, Trajectory], jobs: int) -> bool:
         """Whether every group has its quorum of valid episodes, or all of its episodes. Always false at quorum 1."""
         size = self.group_size
-        needed = math.ceil(self.quorum * size - 1e-9)
-        return needed < size and all(
-            sum(trajectory.valid for trajectory in found) >= needed or len(found) == size
-            for found in (
+        quorum = math.ceil(self.quorum * size - 1e-9)
+        return quorum < size and all(
+            sum(trajectory.valid for trajectory in group) >= quorum or len(group) == size
+            for group in (
                 [results[index] for index in range(start, start + size) if index in results]
                 for start in range(0, jobs, size)
             )
@@ -305,12 +305,12 @@ def count_outcomes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
 
 
 def _raise_above(rate: float, trajectories: Sequence[Trajectory]) -> None:
-    lost = [t for t in trajectories if not t.valid and t.outcome != "cut"]
-    if len(lost) <= rate * len(trajectories):
+    losses = [t for t in trajectories if not t.valid and t.outcome != "cut"]
+    if len(losses) <= rate * len(trajectories):
         return
-    causes = collections.Counter(f"{t.outcome}: {t.error}" for t in lost)
+    causes = collections.Counter(f"{t.outcome}: {t.error}" for t in losses)
     cause, count = causes.most_common(1)[0]
     raise RolloutError(
-        f"{len(lost)} of {len(trajectories)} episodes were lost to the machinery, more than the {rate:.0%} that "
+        f"{len(losses)} of {len(trajectories)} episodes were lost to the machinery, more than the {rate:.0%} that "
         f"error_rate allows; {count} of them by {cause}. Remove the cause, or raise config.limits.error_rate."
     )

@@ -56,12 +56,12 @@ class ControlTokens:
         literals are masked, so that harmless text has the same tokens as without a mask. But if that changes the
         control tokens, every character of a literal is masked.
         """
-        used = frozenset(map(ord, _PRIVATE_CHARACTERS.findall(given)))
-        mask_literals, mask_characters, restore = self._placeholders(used)
+        private_codes = frozenset(map(ord, _PRIVATE_CHARACTERS.findall(given)))
+        mask_literals, mask_characters, restore = self._placeholders(private_codes)
         by_literal, by_character = template(mask_literals), template(mask_characters)
         inspects = restore(by_literal) != restore(by_character)
-        same = inspects and self._literals.findall(by_literal) == self._literals.findall(by_character)
-        return self._encode(by_literal if same else by_character, restore)
+        same_controls = inspects and self._literals.findall(by_literal) == self._literals.findall(by_character)
+        return self._encode(by_literal if same_controls else by_character, restore)
 
     def mask_json(self, value: Any, mask: Mask) -> Any:
         """The JSON value with every text in it masked, keys too, except the words of JSON schemas."""
@@ -116,21 +116,21 @@ class ControlTokens:
         Placeholders are characters that the text does not contain; if too few are left, the text's private-use
         characters go.
         """
-        needed = len(self.ids) + len(self._letters)
-        codes = list(itertools.islice((code for code in _PRIVATE if code not in used), needed))
-        dropped: dict[int, str] = {}
-        if len(codes) < needed:
-            codes, dropped = list(_PRIVATE[:needed]), dict.fromkeys(_PRIVATE, "\ufffd")
+        count = len(self.ids) + len(self._letters)
+        codes = list(itertools.islice((code for code in _PRIVATE if code not in used), count))
+        replacements: dict[int, str] = {}
+        if len(codes) < count:
+            codes, replacements = list(_PRIVATE[:count]), dict.fromkeys(_PRIVATE, "\ufffd")
         literals = dict(zip(self.ids, map(chr, codes), strict=False))
         letters = dict(zip(self._letters, map(chr, codes[len(self.ids) :]), strict=True))
         characters = str.maketrans(letters)
         meaning = {ord(placeholder): text for text, placeholder in (literals | letters).items()}
 
         def clean(text: str) -> str:
-            return _valid_unicode(text).translate(dropped) if dropped else _valid_unicode(text)
+            return _valid_unicode(text).translate(replacements) if replacements else _valid_unicode(text)
 
         def mask_literals(text: str) -> str:
-            return self._literals.sub(lambda found: literals[found[0]], clean(text))
+            return self._literals.sub(lambda match: literals[match[0]], clean(text))
 
         return mask_literals, lambda text: clean(text).translate(characters), lambda text: text.translate(meaning)
 

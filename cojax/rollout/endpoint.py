@@ -62,14 +62,14 @@ def chat_endpoint(
 
         try:
             return with_retries(attempt, attempts, lambda: until - time.monotonic(), unwanted.wait)
-        except CallFailed as failed:
-            if failed.kind == "too_long":
-                raise OutOfContext(failed.reason) from None
-            reason = f"{url}: {failed.reason}"
-            if failed.kind == "unauthorised":
+        except CallFailed as failure:
+            if failure.kind == "too_long":
+                raise OutOfContext(failure.reason) from None
+            reason = f"{url}: {failure.reason}"
+            if failure.kind == "unauthorised":
                 down = reason
-            given_up = f"; given up after {failed.attempts} attempts" if failed.passing else ""
-            raise EngineError(reason + given_up) from None
+            suffix = f"; given up after {failure.attempts} attempts" if failure.passing else ""
+            raise EngineError(reason + suffix) from None
 
     return complete
 
@@ -103,7 +103,7 @@ class EndpointActors:
 
     def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
         """The actor of one episode. It keeps the messages so far, and the ids of the calls that wait for results."""
-        ended = self._ended.setdefault(session, threading.Event())
+        stop = self._ended.setdefault(session, threading.Event())
         history, tools, waiting = list[JsonObject](), tuple[Mapping[str, Any], ...](), tuple[str, ...]()
 
         def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
@@ -112,7 +112,7 @@ class EndpointActors:
                 tools = tuple(ask(episode.tools))
             history.extend(environment_messages(messages, waiting))
             began = time.perf_counter()
-            reply = self.complete(history, tools, ended)
+            reply = self.complete(history, tools, stop)
             seconds = time.perf_counter() - began
             action = action_of(reply)
             message, waiting = assistant_message(reply, action, turn=len(history))
@@ -122,8 +122,8 @@ class EndpointActors:
         return act
 
     def release(self, session: str) -> None:
-        if (ended := self._ended.pop(session, None)) is not None:
-            ended.set()
+        if (stop := self._ended.pop(session, None)) is not None:
+            stop.set()
 
 
 def action_of(reply: ChatReply) -> Action:
@@ -131,17 +131,17 @@ def action_of(reply: ChatReply) -> Action:
 
     Never raises. If one call cannot be parsed, the action has no calls.
     """
-    text, asked = reply
-    if not asked:
+    text, raw_calls = reply
+    if not raw_calls:
         return parse(text)
     calls = []
-    for _, name, written in asked:
+    for _, name, raw in raw_calls:
         try:
-            arguments = read_json(written)
+            arguments = read_json(raw)
             if not isinstance(arguments, dict):
                 raise ValueError("without an object of arguments")
         except ValueError as error:
-            return Action("\n".join(filter(None, (text, _as_text(asked)))), (), f"tool call is {error}")
+            return Action("\n".join(filter(None, (text, _as_text(raw_calls)))), (), f"tool call is {error}")
         calls.append(Call(name, arguments))
     return Action(text, tuple(calls))
 
@@ -151,15 +151,15 @@ def assistant_message(reply: ChatReply, action: Action, turn: int) -> tuple[Json
 
     Calls that cannot be parsed are written as text: many servers refuse a history with invalid JSON arguments.
     """
-    text, asked = reply
-    if not asked or action.error:
+    text, raw_calls = reply
+    if not raw_calls or action.error:
         return {"role": "assistant", "content": action.text}, ()
-    ids = [given for given, _, _ in asked]
+    ids = [call_id for call_id, _, _ in raw_calls]
     if len(set(ids)) < len(ids) or not all(ids):
         ids = [f"call_{turn}_{place}" for place in range(len(ids))]
     calls = [
-        {"id": own, "type": "function", "function": {"name": name, "arguments": written}}
-        for own, (_, name, written) in zip(ids, asked, strict=True)
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": raw}}
+        for call_id, (_, name, raw) in zip(ids, raw_calls, strict=True)
     ]
     return {"role": "assistant", "content": text, "tool_calls": calls}, tuple(ids)
 
@@ -171,11 +171,11 @@ def environment_messages(messages: Sequence[Message], waiting: Sequence[str]) ->
     messages.
     """
     results = [message.content for message in messages if message.role == "tool"] if waiting else []
-    kept = len(waiting) - 1
-    texts = [*results[:kept], "\n".join(results[kept:])]
+    last = len(waiting) - 1
+    texts = [*results[:last], "\n".join(results[last:])]
     texts += [""] * (len(waiting) - len(texts))
     answers: list[JsonObject] = [
-        {"role": "tool", "tool_call_id": own, "content": text} for own, text in zip(waiting, texts, strict=False)
+        {"role": "tool", "tool_call_id": call, "content": text} for call, text in zip(waiting, texts, strict=False)
     ]
     others = [message for message in messages if message.role != "tool" or not waiting]
     roles = {"system", "user", "assistant"}
@@ -185,6 +185,5 @@ def environment_messages(messages: Sequence[Message], waiting: Sequence[str]) ->
 def _as_text(calls: Sequence[tuple[str, str, str]]) -> str:
     """The calls as a policy would have written them, whether they can be parsed or not."""
     return "\n".join(
-        f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {written}}}\n</tool_call>'
-        for _, name, written in calls
+        f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {raw}}}\n</tool_call>' for _, name, raw in calls
     )[:MOST_TEXT]

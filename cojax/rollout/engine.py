@@ -31,10 +31,10 @@ class Sampling:
     stop_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        found = self.temperature
+        value = self.temperature
         # Beyond these, logits / temperature leave float32; servers take what is smaller for 0.
-        if isinstance(found, bool) or not isinstance(found, Real) or not (found == 0 or _LEAST <= found <= 1 / _LEAST):
-            raise ValueError(f"temperature must be 0, or a number from {_LEAST} to {1 / _LEAST:,.0f}; found {found!r}")
+        if isinstance(value, bool) or not isinstance(value, Real) or not (value == 0 or _LEAST <= value <= 1 / _LEAST):
+            raise ValueError(f"temperature must be 0, or a number from {_LEAST} to {1 / _LEAST:,.0f}; found {value!r}")
         if _not_whole([self.max_tokens]) or self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, a whole number; found {self.max_tokens!r}")
         if wrong := _not_whole(self.stop_tokens):
@@ -88,10 +88,10 @@ def checked_prompt(prompt: Iterable[int], vocabulary: int, length: int) -> list[
 
     Raises ValueError for a prompt that no engine can continue, OutOfContext for one as long as `length`.
     """
-    given = list(prompt)
-    if wrong := _not_whole(given):
+    values = list(prompt)
+    if wrong := _not_whole(values):
         raise ValueError(f"the prompt holds {wrong}; expected tokens, which are whole numbers")
-    tokens = list(map(int, given))
+    tokens = list(map(int, values))
     if not tokens:
         raise ValueError("the prompt is empty; give at least one token")
     if min(tokens) < 0 or max(tokens) >= vocabulary:

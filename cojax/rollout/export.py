@@ -177,9 +177,9 @@ def read_label(folder: Path) -> str:
 
 def prune_weights(folder: Path, keep: Iterable[Path]) -> None:
     """Removes every version in `folder` except those to keep; a version is a subfolder whose name is a number."""
-    kept = {path.absolute() for path in keep}
+    keep_paths = {path.absolute() for path in keep}
     for path in list(folder.absolute().iterdir()) if folder.is_dir() else []:
-        if is_number(path.name) and path not in kept:
+        if is_number(path.name) and path not in keep_paths:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -225,12 +225,12 @@ def is_item(folder: Path) -> bool:
 
 def check_item(folder: Path) -> None:
     """Raises FileNotFoundError or DamagedFile if the files are not those that were written. Reads no arrays."""
-    found, expected = _sizes(folder / _PARAMS), read_json(folder / _FILES)
-    if different := sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)):
-        name = different[0]
-        one, other = found.get(name, "no"), expected.get(name, "no")
+    sizes, record = _sizes(folder / _PARAMS), read_json(folder / _FILES)
+    if wrong := sorted(name for name in sizes.keys() | record.keys() if sizes.get(name) != record.get(name)):
+        name = wrong[0]
+        size, full_size = sizes.get(name, "no"), record.get(name, "no")
         raise pretrained.DamagedFile(
-            f"{folder / _PARAMS / name} has {one} bytes, expected {other}; let the trainer write another version"
+            f"{folder / _PARAMS / name} has {size} bytes, expected {full_size}; let the trainer write another version"
         )
 
 
@@ -241,9 +241,9 @@ def item_bytes(folder: Path) -> int:
 
 def other_model(folder: Path, expected: ModelConfig) -> str:
     """How the model of a version differs from the expected one; empty if only in its dtype."""
-    found, wanted = dataclasses.asdict(ModelConfig.from_hf(folder)), dataclasses.asdict(expected)
-    names = [name for name in wanted if name not in _DTYPES and found[name] != wanted[name]]
-    return ", ".join(f"{name} {found[name]}, expected {wanted[name]}" for name in names)
+    values, expected_values = dataclasses.asdict(ModelConfig.from_hf(folder)), dataclasses.asdict(expected)
+    names = [name for name in expected_values if name not in _DTYPES and values[name] != expected_values[name]]
+    return ", ".join(f"{name} {values[name]}, expected {expected_values[name]}" for name in names)
 
 
 def restore_item(item: Path, folder: Path, label: str) -> None:
@@ -252,13 +252,13 @@ def restore_item(item: Path, folder: Path, label: str) -> None:
     Raises FileNotFoundError where a file is missing, ValueError for arrays that are not those of config.json.
     """
     config = ModelConfig.from_hf(item)
-    wanted = {row.path: (row.shape(config), config.param_dtype) for row in parameters(config)}
-    found = saved_outlines(item / _PARAMS)
-    if different := sorted(path for path in wanted.keys() | found.keys() if wanted.get(path) != found.get(path)):
-        path = different[0]
+    specs = {row.path: (row.shape(config), config.param_dtype) for row in parameters(config)}
+    outlines = saved_outlines(item / _PARAMS)
+    if wrong := sorted(path for path in specs.keys() | outlines.keys() if specs.get(path) != outlines.get(path)):
+        path = wrong[0]
         raise pretrained.DamagedFile(
-            f"{'/'.join(path)} in {item / _PARAMS} is {found.get(path, 'missing')}, expected "
-            f"{wanted.get(path, 'nothing')} by its {pretrained.CONFIG}; let the trainer write another version"
+            f"{'/'.join(path)} in {item / _PARAMS} is {outlines.get(path, 'missing')}, expected "
+            f"{specs.get(path, 'nothing')} by its {pretrained.CONFIG}; let the trainer write another version"
         )
     write_weights(folder, config, _arrays(config, item / _PARAMS), label=label)
 

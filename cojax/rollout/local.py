@@ -69,10 +69,10 @@ class Lane:
         with self._wake:
             self._wake.wait_for(lambda: self._update is None or self._down)
             self._raise_if_down()
-            taken = Future[None]()
-            self._update = version, params, taken
+            future = Future[None]()
+            self._update = version, params, future
             self._wake.notify_all()
-            return taken
+            return future
 
     def rest(self) -> None:
         """Returns once the devices compute nothing for this lane; no forward begins until `resume`."""
@@ -145,9 +145,9 @@ class Lane:
         try:
             while self._admit():
                 with self._busy:
-                    finished = self.batcher.forward()
-                if finished:
-                    self._deliver(finished)
+                    requests = self.batcher.forward()
+                if requests:
+                    self._deliver(requests)
         except BaseException as error:  # whatever ends the thread: callers wait for it
             self._on_failure(f"the engine failed: {type(error).__name__}: {error}")
 
@@ -166,10 +166,10 @@ class Lane:
                     self.batcher.free(session)
                 self._released.clear()
                 if self._update is not None and not self.batcher.busy:
-                    version, params, taken = self._update
+                    version, params, future = self._update
                     self.batcher.use(version, params)
                     self._update = None
-                    taken.set_result(None)
+                    future.set_result(None)
                     self._wake.notify_all()
                 while self._queue and self._update is None:
                     if not (request := self._queue.popleft()).result.done():
@@ -280,27 +280,27 @@ class LocalEngine:
                 lane.resume()
         # The lanes of a replica share its arrays. Each takes them when its own requests are done, without waiting for
         # the others.
-        taken = [lane.load(weights.version, copies[i % len(copies)]) for i, lane in enumerate(self._lanes)]
+        futures = [lane.load(weights.version, copies[i % len(copies)]) for i, lane in enumerate(self._lanes)]
         with self._lock:
             self._loaded = True
-        for each in taken:
-            each.result()
+        for future in futures:
+            future.result()
 
     def _copies(self, weights: Weights) -> list[Params]:
         """A copy for each replica, as `unstack` returns it. Arrays go from the host straight to their devices."""
 
         def place(row: Parameter, leaf: np.ndarray) -> tuple[jax.Array | list[jax.Array], ...]:
-            layered = row.axes[0] == "layers"
-            spec = PartitionSpec(*partition(row)[layered:])
-            places = [None if on is None else NamedSharding(on, spec) for on in self._replicas]
-            copies = [jax.device_put(list(leaf) if layered else leaf, place) for place in places]
+            has_layers = row.axes[0] == "layers"
+            spec = PartitionSpec(*partition(row)[has_layers:])
+            shardings = [None if replica is None else NamedSharding(replica, spec) for replica in self._replicas]
+            copies = [jax.device_put(list(leaf) if has_layers else leaf, sharding) for sharding in shardings]
             if not all(bool(jnp.isfinite(array).all()) for array in jax.tree.leaves(copies[0])):
                 raise ValueError(f"weights version {weights.version}: {row.name} is not finite; training has diverged")
             return tuple(copies)
 
-        placed = parameters.from_hf(self._config, weights.arrays(), compute_dtype, place)
+        tree = parameters.from_hf(self._config, weights.arrays(), compute_dtype, place)
         take = functools.partial(jax.tree.map, is_leaf=lambda leaf: isinstance(leaf, tuple))
-        return [unstack(self._config, take(lambda leaf, i=i: leaf[i], placed)) for i in range(len(self._replicas))]
+        return [unstack(self._config, take(lambda leaf, i=i: leaf[i], tree)) for i in range(len(self._replicas))]
 
     def generate(self, prompt: Sequence[int], sampling: Sampling, *, session: str, seed: tuple[int, ...]) -> Completion:
         """Continues `prompt`, the whole conversation so far: it must begin with all earlier tokens of the session.
@@ -355,10 +355,10 @@ class LocalEngine:
                 return
             if session in self._waiting:
                 raise ValueError(f"session {session!r} is still waiting for a slot; one call at a time")
-            assigned = self._waiting[session] = threading.Event()
+            event = self._waiting[session] = threading.Event()
             self._assign_lanes()
         with waiting():  # for whoever has a slot, whose own deadlines bound this
-            assigned.wait()
+            event.wait()
 
     def _assign_lanes(self) -> None:
         """Gives waiting sessions lanes, in order of arrival, while slots are free. The lock must be held."""
@@ -371,8 +371,8 @@ class LocalEngine:
     def _stop(self, reason: str) -> None:
         with self._lock:
             self._down = self._down or reason
-            for assigned in self._waiting.values():
-                assigned.set()
+            for event in self._waiting.values():
+                event.set()
             self._waiting.clear()
         for lane in self._lanes:
             lane.stop(self._down)

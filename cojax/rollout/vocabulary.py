@@ -95,5 +95,5 @@ def _runs(keys: Sequence[str]) -> list[str]:
 def _pattern(names: Sequence[str], runs: Sequence[str]) -> str:
     """Fixed runs | bare names | other words with the comma and spaces around them | any one character."""
     name = "(?:" + "|".join(map(re.escape, names)) + ")(?![A-Za-z0-9_])"
-    fixed = "|".join(map(re.escape, runs))
-    return rf"{fixed}|{name}|[,.;:]? ?(?!{name})[A-Za-z]+(?: (?={name}))?|[\s\S]"
+    run = "|".join(map(re.escape, runs))
+    return rf"{run}|{name}|[,.;:]? ?(?!{name})[A-Za-z]+(?: (?={name}))?|[\s\S]"

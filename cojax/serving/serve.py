@@ -80,11 +80,11 @@ class LocalFolders:
 
     def prune(self, keep: Iterable[Path]) -> None:
         """Removes all folders but those to keep, and newer ones: they are not known elsewhere yet."""
-        roots, kept = [root for root, _ in list(self._roots.values())], list(keep)
-        newest = max((int(path.name) for path in kept if path.parent in roots), default=0)
+        roots, versions = [root for root, _ in list(self._roots.values())], list(keep)
+        newest = max((int(path.name) for path in versions if path.parent in roots), default=0)
         for root in roots:
             newer = (path for path in root.iterdir() if is_number(path.name) and int(path.name) > newest)
-            export.prune_weights(root, [*kept, *newer])
+            export.prune_weights(root, [*versions, *newer])
 
     def close(self) -> None:
         """Removes everything."""
@@ -115,30 +115,30 @@ class Versions:
 
     def newest(self) -> LabelledWeights | None:
         """The newest version as a model folder of this host; None where there is none. Raises one of FAULTS."""
-        found = newest_version(self._folder, self._known)
-        if found is None or found == self._known:
+        version = newest_version(self._folder, self._known)
+        if version is None or version == self._known:
             return self._served
-        if self.expected is not None and (difference := export.other_model(found.folder, self.expected)):
+        if self.expected is not None and (difference := export.other_model(version.folder, self.expected)):
             raise ValueError(
-                f"{found.folder} is of another model: {difference}. Another run writes there: give each its own "
+                f"{version.folder} is of another model: {difference}. Another run writes there: give each its own "
                 "--config.sglang.folder, and this host the --config.model.path of its run"
             )
-        served = LabelledWeights(self._restored(found), found.label) if export.is_item(found.folder) else found
-        self._known, self._served = found, served
-        return served
+        weights = LabelledWeights(self._restored(version), version.label) if export.is_item(version.folder) else version
+        self._known, self._served = version, weights
+        return weights
 
     def _restored(self, found: LabelledWeights) -> Path:
         """The version as a model folder here. One that cannot be read is not read again and again."""
-        began, written, size = time.monotonic(), found.folder.stat().st_mtime_ns, export.item_bytes(found.folder)
-        if self._damaged is not None and self._damaged[:2] == (found, written):
+        began, time_ns, size = time.monotonic(), found.folder.stat().st_mtime_ns, export.item_bytes(found.folder)
+        if self._damaged is not None and self._damaged[:2] == (found, time_ns):
             raise self._damaged[2]
         try:
-            made = self._local.make(size, lambda folder: export.restore_item(found.folder, folder, found.label))
+            path = self._local.make(size, lambda folder: export.restore_item(found.folder, folder, found.label))
         except ValueError as error:
-            self._damaged = found, written, error
+            self._damaged = found, time_ns, error
             raise
-        _LOG.info("%s restored to %s in %.1f s", found.folder, made, time.monotonic() - began)
-        return made
+        _LOG.info("%s restored to %s in %.1f s", found.folder, path, time.monotonic() - began)
+        return path
 
 
 class Checkpoints:
@@ -160,9 +160,9 @@ class Checkpoints:
             trained.settings_of(self._run)  # that it is a run at all
             return None
         # A run that is resumed from an older step writes the same numbers again.
-        known = steps[-1], (folder / str(steps[-1])).stat().st_mtime_ns
-        if known != self._known:
-            self._served, self._known = self._written(trained.of_run(self._run)), known
+        stamp = steps[-1], (folder / str(steps[-1])).stat().st_mtime_ns
+        if stamp != self._known:
+            self._served, self._known = self._written(trained.of_run(self._run)), stamp
         return self._served
 
     def _written(self, policy: trained.TrainedPolicy) -> LabelledWeights:
@@ -239,8 +239,8 @@ class Watch:
 
 def _fits(size: int) -> bool:
     """Whether a folder of so many bytes fits into /dev/shm, which is memory, with some to spare."""
-    left = available_bytes() if os.access(_MEMORY, os.W_OK) else None
-    return left is not None and min(left, shutil.disk_usage(_MEMORY).free) >= _SPARE * size
+    free = available_bytes() if os.access(_MEMORY, os.W_OK) else None
+    return free is not None and min(free, shutil.disk_usage(_MEMORY).free) >= _SPARE * size
 
 
 def _sweep(place: Path) -> None:
@@ -276,13 +276,13 @@ def serve(config: ConfigDict, host: str, stop: threading.Event, run: str = "", r
 
 
 async def _serve(config: ConfigDict, host: str, stop: threading.Event, run: str, router: str) -> int:
-    keeping = asyncio.create_task(_keep(config, host, run, router))
-    stopped = asyncio.create_task(asyncio.to_thread(stop.wait))
-    await asyncio.wait([keeping, stopped], return_when=asyncio.FIRST_COMPLETED)
+    keep_task = asyncio.create_task(_keep(config, host, run, router))
+    stop_task = asyncio.create_task(asyncio.to_thread(stop.wait))
+    await asyncio.wait([keep_task, stop_task], return_when=asyncio.FIRST_COMPLETED)
     stop.set()
-    keeping.cancel()
+    keep_task.cancel()
     try:
-        await keeping
+        await keep_task
     except asyncio.CancelledError:
         return 0
     except EngineError as error:
@@ -295,14 +295,14 @@ async def _keep(config: ConfigDict, host: str, run: str, router: str) -> None:
     section, follows = config.sglang, bool(config.sglang.follow or run)
     folder, local = Path(section.folder or config.workdir), LocalFolders(section.local)
     path = config.model.path
-    expected = ModelConfig.from_hf(path) if path and (Path(path) / CONFIG).exists() else None
-    source = Checkpoints(Path(run), local, section.dtype, expected) if run else Versions(folder, local, expected)
-    loop, changed = asyncio.get_running_loop(), asyncio.Event()
-    watch = Watch(source, _POLL, section.sync_deadline, lambda: loop.call_soon_threadsafe(changed.set))
+    named_model = ModelConfig.from_hf(path) if path and (Path(path) / CONFIG).exists() else None
+    source = Checkpoints(Path(run), local, section.dtype, named_model) if run else Versions(folder, local, named_model)
+    loop, change = asyncio.get_running_loop(), asyncio.Event()
+    watch = Watch(source, _POLL, section.sync_deadline, lambda: loop.call_soon_threadsafe(change.set))
     connections = Connections()
-    fleet = routed = keeping = None
+    fleet = routed_fleet = keep_task = None
     try:
-        target = before = await _first_version(config, watch, follows, run)
+        target = previous = await _first_version(config, watch, follows, run)
         model = ModelConfig.from_hf(target.folder)
         source.expected = source.expected or model
         dtype = section.dtype or config.model.dtype or model.dtype
@@ -311,33 +311,33 @@ async def _keep(config: ConfigDict, host: str, run: str, router: str) -> None:
         launch = dataclasses.replace(engines.launch(config, logs, dtype), host=host)
         processes = [ServerProcess(launch, index) for index in range(section.servers)]
         # Weights come from here, and no router is in front of what is launched.
-        own = dataclasses.replace(SGLangSettings(**settings(section)), follow=False, router="")
-        fleet = Fleet(connections, [], processes, own, any_weights=not follows)
+        fleet_settings = dataclasses.replace(SGLangSettings(**settings(section)), follow=False, router="")
+        fleet = Fleet(connections, [], processes, fleet_settings, any_weights=not follows)
         if router:
-            routed = RoutedFleet(router, launch, fleet, connections)
-            keeping = asyncio.create_task(routed.keep())
+            routed_fleet = RoutedFleet(router, launch, fleet, connections)
+            keep_task = asyncio.create_task(routed_fleet.keep())
         _LOG.info("%d servers start with %s on ports from %d", section.servers, target.folder, section.port)
         await fleet.sync(target)
         while not fleet.all_lost:
             # At once: a trainer may remove a version soon after.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_POLL):
-                    await changed.wait()
-            changed.clear()
+                    await change.wait()
+            change.clear()
             watch.tell_if_late()
-            if (found := watch.found and _with_label(watch.found)) and found != target:
-                target, before = found, target
+            if (newest := watch.found and _with_label(watch.found)) and newest != target:
+                target, previous = newest, target
                 _LOG.info("%s as %s", target.folder, target.label)
                 fleet.set_target(target)
-            local.prune([target.folder, before.folder, *fleet.reading()])
+            local.prune([target.folder, previous.folder, *fleet.reading()])
         raise EngineError(f"no SGLang server is left: {fleet.faults()}")
     finally:
         await asyncio.to_thread(watch.stop)
-        if keeping is not None:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
-        if routed is not None:
-            await routed.close()
+        if keep_task is not None:
+            keep_task.cancel()
+            await asyncio.gather(keep_task, return_exceptions=True)
+        if routed_fleet is not None:
+            await routed_fleet.close()
         if fleet is not None:
             await fleet.close()
         await connections.aclose()
@@ -346,7 +346,7 @@ async def _keep(config: ConfigDict, host: str, run: str, router: str) -> None:
 
 async def _first_version(config: ConfigDict, watch: Watch, follows: bool, run: str) -> LabelledWeights:
     """The weights to start with. Who follows, and has no model.path, waits for the first."""
-    logged = False
+    has_logged = False
     while watch.found is None:
         watch.raise_if_late()
         if watch.fault is not None:
@@ -361,9 +361,9 @@ async def _first_version(config: ConfigDict, watch: Watch, follows: bool, run: s
                     f"no weights to start with: {where} has none yet. Start the trainer first, or name a "
                     "model folder in --config.model.path"
                 )
-            if not logged:
+            if not has_logged:
                 _LOG.info("waiting for the first version in %s", where)
-                logged = True
+                has_logged = True
         await asyncio.sleep(_POLL / 5)
     return _with_label(watch.found)
 

@@ -106,10 +106,10 @@ class Connections:
             try:
                 return json.loads(content) if content.strip() else None
             except (ValueError, RecursionError) as error:
-                quoted = one_line(content[:_QUOTED].decode("utf-8", "replace"))
-                raise ServerFailed(f"{url} answered what is no JSON: {quoted!r}") from error
-        retry, refused = status in (408, 429, 503), 400 <= status < 500
-        failure = RequestFailed if retry else RequestRefused if refused else ServerFailed
+                excerpt = one_line(content[:_QUOTED].decode("utf-8", "replace"))
+                raise ServerFailed(f"{url} answered what is no JSON: {excerpt!r}") from error
+        retry, client_error = status in (408, 429, 503), 400 <= status < 500
+        failure = RequestFailed if retry else RequestRefused if client_error else ServerFailed
         raise failure(f"{url} answered {status}: {one_line(error_message(content)[:_QUOTED])}")
 
     def _client(self) -> httpx.AsyncClient:
@@ -160,10 +160,10 @@ def read_routes(about: Mapping[str, Any], shape: RouteShape, start: int, tokens:
     The conversation has `tokens` tokens; the last was never fed and has no route. Raises KeyError, TypeError or
     ValueError for an answer that is not the routes of exactly the other tokens from `start` on.
     """
-    reported = about["routed_experts"]
-    if not isinstance(reported, str):
-        raise TypeError(f"routed_experts is {type(reported).__name__}; expected base64")
-    routes = shape.decode(reported, _WIRE)
+    text = about["routed_experts"]
+    if not isinstance(text, str):
+        raise TypeError(f"routed_experts is {type(text).__name__}; expected base64")
+    routes = shape.decode(text, _WIRE)
     if len(routes) != tokens - 1 - start:
         raise ValueError(f"routed_experts of {len(routes)} tokens; expected {tokens - 1 - start}")
     return shape.encode(routes)
@@ -192,11 +192,11 @@ def read_reply(answer: Any, room: int, vocabulary: int, stops: Collection[int] =
 
     Raises KeyError, TypeError, ValueError, IndexError or OverflowError for a reply that is not a complete completion.
     """
-    about = answer["meta_info"]
-    finish = about["finish_reason"]
+    meta = answer["meta_info"]
+    finish = meta["finish_reason"]
     if finish["type"] not in ("stop", "length"):
         raise ValueError(f"it ended by {finish!r:.200}")
-    pairs = about["output_token_logprobs"]
+    pairs = meta["output_token_logprobs"]
     tokens, logprobs = tuple(int(pair[1]) for pair in pairs), tuple(float(pair[0]) for pair in pairs)
     if list(tokens) != answer["output_ids"]:
         raise ValueError(f"{len(answer['output_ids'])} tokens, but log-probs of {len(tokens)} or of others")
@@ -204,15 +204,15 @@ def read_reply(answer: Any, room: int, vocabulary: int, stops: Collection[int] =
         raise ValueError(f"tokens span {min(tokens)}–{max(tokens)}; the vocabulary has 0–{vocabulary - 1}")
     if not 0 < len(tokens) <= room:
         raise ValueError(f"{len(tokens)} tokens, asked for 1 to {room}")
-    if beyond := [logprob for logprob in logprobs if not _LEAST_LOGPROB <= logprob <= _MOST_LOGPROB]:
-        raise ValueError(f"a log-prob is {beyond[0]:g}, which no sampled token has")
+    if outliers := [logprob for logprob in logprobs if not _LEAST_LOGPROB <= logprob <= _MOST_LOGPROB]:
+        raise ValueError(f"a log-prob is {outliers[0]:g}, which no sampled token has")
     if not set(stops).isdisjoint(tokens[:-1]):
         raise ValueError("it goes on after a token that ends it")
-    versions = about["weight_versions"]
+    versions = meta["weight_versions"]
     spans = tuple((label_of(span["version"]), int(span["end"]) - int(span["start"])) for span in versions)
     if sum(count for _, count in spans) != len(tokens) or min((count for _, count in spans), default=0) < 1:
         raise ValueError(f"versions of {sum(count for _, count in spans)} tokens, but there are {len(tokens)}")
-    return ServerReply(tokens, logprobs, spans, finish["type"] == "stop", int(about.get("cached_tokens", 0)))
+    return ServerReply(tokens, logprobs, spans, finish["type"] == "stop", int(meta.get("cached_tokens", 0)))
 
 
 def label_of(found: Any) -> str:
@@ -245,10 +245,10 @@ class ServerClient:
         of logits / temperature; at temperature 0 those at temperature 1. A server uses the seed only if it runs with
         --enable-deterministic-inference. Raises RequestFailed or RequestRefused.
         """
-        most, asked = MOST + room * _TOKEN_BYTES, dict[str, Any]()
+        most, options = MOST + room * _TOKEN_BYTES, dict[str, Any]()
         if routes is not None:
             shape, start = routes
-            asked = {"return_routed_experts": True, "routed_experts_start_len": start}
+            options = {"return_routed_experts": True, "routed_experts_start_len": start}
             # All of the conversation's routes, in base64.
             most += 4 * ((len(prompt) + room) * shape.layers * shape.chosen * _WIRE.itemsize // 3 + 1)
         answer = await self._post(
@@ -263,7 +263,7 @@ class ServerClient:
                     "stop_token_ids": list(sampling.stop_tokens),
                     "sampling_seed": seed,
                 },
-                **asked,
+                **options,
             },
             None,
             headers={_ROUTING_KEY: key} if key else None,
@@ -273,8 +273,8 @@ class ServerClient:
             reply = read_reply(answer, room, vocabulary, sampling.stop_tokens)
             if routes is None:
                 return reply
-            found = read_routes(answer["meta_info"], *routes, len(prompt) + len(reply.tokens))
-            return dataclasses.replace(reply, routes=found)
+            route_text = read_routes(answer["meta_info"], *routes, len(prompt) + len(reply.tokens))
+            return dataclasses.replace(reply, routes=route_text)
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise RequestFailed(
                 f"{self.url} answered what is no completion: {type(error).__name__}: {one_line(str(error))[:300]}"
@@ -373,8 +373,8 @@ class ServerClient:
                 await asyncio.shield(self._unpause())
             raise
         await asyncio.shield(self._post("continue_generation", {}, _QUICK))
-        if (found := await self.version()) != label:
-            raise ServerFailed(f"{self.url} serves weights {found!r} after an update to {label!r}")
+        if (version := await self.version()) != label:
+            raise ServerFailed(f"{self.url} serves weights {version!r} after an update to {label!r}")
 
     async def _pause(self) -> None:
         """Puts the running requests back in the queue; they continue if this raises RequestFailed or RequestRefused."""
@@ -444,8 +444,8 @@ class ReleasedMemoryFile:
     def write(self, url: str, incarnation: str, kinds: Iterable[str]) -> None:
         """Records the kinds of memory that a server has released; no kinds remove its entry. Raises StorageError."""
         with self._lock:
-            if lacking := sorted(kinds):
-                self._found[url] = incarnation, lacking
+            if names := sorted(kinds):
+                self._found[url] = incarnation, names
             else:
                 self._found.pop(url, None)
             write_json(self._path, self._found)

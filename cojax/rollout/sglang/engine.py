@@ -110,27 +110,27 @@ def newest_version(folder: Path, known: LabelledWeights | None = None) -> Labell
     for _ in range(_ATTEMPTS):
         try:
             versions = [path for path in (folder.absolute() / "weights").iterdir() if is_number(path.name)]
-            written = {path: path.stat().st_mtime_ns for path in versions}
+            times = {path: path.stat().st_mtime_ns for path in versions}
         except FileNotFoundError:
             continue
-        if not written:
+        if not times:
             return None
         # By time, not by number: a run that is resumed from an old step writes lower numbers.
-        found = max(written, key=lambda path: (written[path], int(path.name)))
+        newest = max(times, key=lambda path: (times[path], int(path.name)))
         try:
-            label = export.read_label(found)
-            if LabelledWeights(found, label) == known:
+            label = export.read_label(newest)
+            if LabelledWeights(newest, label) == known:
                 return known
-            (export.check_item if export.is_item(found) else export.check_weights)(found)
+            (export.check_item if export.is_item(newest) else export.check_weights)(newest)
             # It may have been replaced between reading the label and checking the files.
-            if export.read_label(found) == label:
-                return LabelledWeights(found, label)
+            if export.read_label(newest) == label:
+                return LabelledWeights(newest, label)
         except FileNotFoundError as error:
-            missing.append((found, written[found]))
+            missing.append((newest, times[newest]))
             # One that is being removed changes meanwhile.
-            settled = time.time() - written[found] / 1e9 > _SETTLED
-            if settled and missing == [missing[0]] * _ATTEMPTS:
-                raise DamagedFile(f"{found} is not whole: {error}") from error
+            stable = time.time() - times[newest] / 1e9 > _SETTLED
+            if stable and missing == [missing[0]] * _ATTEMPTS:
+                raise DamagedFile(f"{newest} is not whole: {error}") from error
             time.sleep(_PAUSE)
     return None
 
@@ -287,15 +287,15 @@ class SGLangEngine:
         """
         with self._loading:
             self._loop.raise_if_closed()
-            given = (weights.version, weights.fingerprint()) if weights.fingerprint is not None else None
+            identity = (weights.version, weights.fingerprint()) if weights.fingerprint is not None else None
             target = self.fleet.target
-            if target is None or given is None or given != self._loaded:
+            if target is None or identity is None or identity != self._loaded:
                 self._loaded = None
                 target = self._write(weights)
             elif self.fleet.serving:
                 return
             self._loop.call(self.fleet.sync(target))
-            self._loaded = given
+            self._loaded = identity
             # Kept: the previous version, for a server that was left out, and folders that servers are still reading.
             self._folders = [*self._folders, target.folder][-2:]
             self._store.prune([*self._folders, *self.fleet.reading()])
@@ -401,8 +401,8 @@ class SGLangEngine:
         try:
             reply = await request
             server.replies += 1
-            cached = min(max(0, reply.cached), len(tokens))
-            self.served.update(completions=1, prompt_tokens=len(tokens), cached_tokens=cached)
+            hits = min(max(0, reply.cached), len(tokens))
+            self.served.update(completions=1, prompt_tokens=len(tokens), cached_tokens=hits)
             completion = self._completion(reply, server, label, sampling)
             if routes is not None:
                 self._routes_known[session] = len(tokens) + len(reply.tokens) - 1
@@ -434,12 +434,12 @@ class SGLangEngine:
             raise RequestFailed(f"{server.name} sampled from weights {' and '.join(labels)}, asked for {label}")
         by_version = itertools.groupby(reply.spans, key=lambda span: self._versions[span[0]])
         spans = [(version, sum(count for _, count in spans)) for version, spans in by_version]
-        stopped = reply.stopped or reply.tokens[-1] in sampling.stop_tokens
+        at_stop = reply.stopped or reply.tokens[-1] in sampling.stop_tokens
         return Completion(
             reply.tokens,
             reply.logprobs,
             spans[-1][0],
-            "stop" if stopped else "length",
+            "stop" if at_stop else "length",
             tuple(spans) if len(spans) > 1 else (),
             reply.routes,
         )

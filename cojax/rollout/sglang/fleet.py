@@ -108,8 +108,8 @@ class Fleet:
         Behind a router the fault may be any server's, so all are checked.
         """
         if server is self._router:
-            for each in self.servers:
-                each.check_now.set()
+            for member in self.servers:
+                member.check_now.set()
             return
         if server.up:
             server.state, server.fault = "down", fault
@@ -118,7 +118,7 @@ class Fleet:
     async def abort(self, server: Server, rid: str) -> None:
         """Ends a request whose answer is no longer wanted; behind a router, on whichever server it runs."""
         servers = self.servers if server is self._router else [server]
-        aborts = (each.client.abort(rid) for each in servers if each.client.url)
+        aborts = (member.client.abort(rid) for member in servers if member.client.url)
         await asyncio.gather(*aborts, return_exceptions=True)
 
     def faults(self) -> str:
@@ -169,13 +169,13 @@ class Fleet:
             await self._notify()
         if not self._up():
             absent, limit = any(server.absent for server in self.servers), self.settings.startup_deadline
-            waited = f"start them first; waited sglang.startup_deadline={limit:g} s" if absent else ""
-            reasons = "; ".join(filter(None, (self.faults(), waited)))
+            advice = f"start them first; waited sglang.startup_deadline={limit:g} s" if absent else ""
+            reasons = "; ".join(filter(None, (self.faults(), advice)))
             raise EngineError(f"no SGLang server took the weights in {target.folder}: {reasons}")
 
     def _attached(self, url: str) -> Server:
-        released = client.ReleasedMemory(url, self._released)
-        return Server(ServerClient(url, self._connections), None, 0, released=released)
+        memory = client.ReleasedMemory(url, self._released)
+        return Server(ServerClient(url, self._connections), None, 0, released=memory)
 
     def _watch(self, server: Server) -> None:
         if server not in self._watches:
@@ -211,17 +211,17 @@ class Fleet:
 
     async def _discover(self, router: ServerClient) -> None:
         """Lets servers join that are behind the router by now, and leaves those that are not. Raises RequestFailed."""
-        found, known = await router.servers(), {server.client.url: server for server in self.servers}
-        for url in found:
-            if url not in known:
+        urls, members = await router.servers(), {server.client.url: server for server in self.servers}
+        for url in urls:
+            if url not in members:
                 self.servers.append(server := self._attached(url))
                 if self._watches:  # it is brought to the current weights by its watch, between two syncs
                     _LOG.warning("%s joins", url)
                     server.state, server.fault = "down", "it has just joined"
                     self._watch(server)
                     server.check_now.set()
-        for url, server in known.items():
-            if url not in found:
+        for url, server in members.items():
+            if url not in urls:
                 _LOG.warning("%s leaves", url)
                 self.servers.remove(server)
                 if watch := self._watches.pop(server, None):
@@ -230,10 +230,10 @@ class Fleet:
 
     async def _update_all(self, target: LabelledWeights, servers: Sequence[Server]) -> None:
         """Brings all these servers to the target at once, or leaves them out."""
-        known = [server.state != "new" for server in servers]
+        have_answered = [server.state != "new" for server in servers]
         for server in servers:  # set for all before the first update, so that no watch starts one too
             server.state, server.fault = "updating", "takes new weights"
-        await asyncio.gather(*map(self._update, servers, [target] * len(servers), known))
+        await asyncio.gather(*map(self._update, servers, [target] * len(servers), have_answered))
 
     async def _wait_for_one(self, recoveries: Mapping[Server, int]) -> None:
         """Waits until a server is up, or until none can come up.
@@ -241,8 +241,8 @@ class Fleet:
         Servers at `urls` get `settings.startup_deadline` seconds, then TimeoutError is raised. Launched servers have
         deadlines of their own.
         """
-        attached = all(server.process is None for server in self.servers)
-        async with asyncio.timeout(self.settings.startup_deadline if attached else None), self._changed:
+        only_attached = all(server.process is None for server in self.servers)
+        async with asyncio.timeout(self.settings.startup_deadline if only_attached else None), self._changed:
             await self._changed.wait_for(
                 lambda: self._up() or not any(self._may_come_up(s, recoveries) for s in self.servers)
             )
@@ -402,14 +402,14 @@ class Fleet:
             except (RequestFailed, RequestRefused, OSError) as error:  # TimeoutError is an OSError
                 server.fault, server.absent = self._describe(error), isinstance(error, ServerFailed)
                 _LOG.warning("%s did not come up: %s", server.name, server.fault)
-                refused = isinstance(error, RequestRefused)
+                is_refusal = isinstance(error, RequestRefused)
                 if self.target is not target:
                     # Its folder may have been replaced by a newer one, which is not the server's fault.
                     server.restarts = restarts
-                    if refused:
+                    if is_refusal:
                         continue
-                server.refused += [target.label] if refused else []
-                if process is None or (refused and server.refused.count(target.label) < _REFUSALS):
+                server.refused += [target.label] if is_refusal else []
+                if process is None or (is_refusal and server.refused.count(target.label) < _REFUSALS):
                     await self._set_state(server, "down", server.fault)
                     self._check_in(server, _RETRY_SECONDS)
                     return
@@ -440,9 +440,9 @@ class Fleet:
         """
         state, target = server.state, self.target
         assert target is not None
-        fault, found = None, ""
+        fault, label = None, ""
         try:
-            found = await self._probe(server)
+            label = await self._probe(server)
         except (RequestFailed, RequestRefused) as error:
             fault = error
         if (server.state, self.target) != (state, target):
@@ -452,12 +452,12 @@ class Fleet:
         else:
             server.replies = server.missed_checks = 0
             server.silent_since = 0.0
-            if server.released or (found != target.label and not self._any_weights):
-                await self._set_state(server, "down", f"it serves weights {found!r}")
+            if server.released or (label != target.label and not self._any_weights):
+                await self._set_state(server, "down", f"it serves weights {label!r}")
                 await self._recover(server)
             elif state == "down":
                 _LOG.warning("%s is back", server.name)
-                server.label = found
+                server.label = label
                 await self._bring_up(server)
 
     async def _probe(self, server: Server) -> str:

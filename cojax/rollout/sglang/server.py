@@ -93,13 +93,13 @@ class LaunchSettings:
 
         No module of the current folder is imported in place of the server's own.
         """
-        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-        kept |= {"PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+        variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        variables |= {"PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
         if self.device != "cpu":
-            return kept
+            return variables
         # PyTorch's threads wait busily: more of them than cores take the cores from each other.
         threads = max(1, usable_cores() // self.servers)
-        return {"OMP_NUM_THREADS": str(threads), **kept, **_CPU_ENVIRONMENT}
+        return {"OMP_NUM_THREADS": str(threads), **variables, **_CPU_ENVIRONMENT}
 
 
 class ServerProcess:
@@ -298,11 +298,11 @@ class Server:
                 raise RequestFailed(f"it ended while starting; {process.log} ends:\n{process.tail()}")
             try:
                 await self.client.check_health()
-                found = await self.client.version()
-                if found == target.label or any_weights:
+                label = await self.client.version()
+                if label == target.label or any_weights:
                     _LOG.info("%s is ready at %s", self.name, process.url)
                     return
-                self.fault = f"port {process.port} serves weights {found!r}: it is another server's"
+                self.fault = f"port {process.port} serves weights {label!r}: it is another server's"
             except (RequestFailed, RequestRefused) as error:
                 self.fault = str(error)
             await asyncio.sleep(_START_POLL)
