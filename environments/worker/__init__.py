@@ -8,14 +8,14 @@ trainer ── client ──socket── supervisor ──socket── fork serv
                                kills, relays)         makes once)
 
 client.py       the environment as the trainer's threads call it, and its supervisor process
-served.py       what an environment of another process answers, there and here; also on a node of a cluster
+served.py       an environment in another process: its operations there, its records here; on a cluster's nodes too
 wire.py         messages; how a child's replies are checked and read as records
 supervisor.py   starts the fork server and relays calls; enforces deadlines and sizes; decides what caused a loss
 forkserver.py   in the environment's interpreter: imports once, forks children, cleans up after them
 bounds.py       the limits of an episode; which layers of isolation hold
 sandbox.py      confines a child
 view.py         the files that a child sees, and its own
-seccomp.py      the system calls that a child is refused
+seccomp.py      the system calls that a child may not make
 kernel.py       system calls that Python lacks
 venv.py         virtual environments of environments
 """
@@ -44,13 +44,13 @@ def isolate(
 ) -> IsolatedEnvironment:
     """The environment that `module.make(**settings)` makes, in worker processes of the interpreter `python`.
 
-    `module` is a module, or module:function, which then stands for `make`.
+    `module` is a module, or module:function to call a function other than `make`.
 
-    Its process sees these files alone: the system's libraries, Python, our packages, the module's package and
-    `visible`, without the contents of `hidden` folders. With `enclosed` false it sees all files and has a network; the
-    limits of a child, `bounds`, hold in any case. `runs_policy_code` declares that a child runs code of the policy, so
-    that the policy may have caused any loss of the child after reset. Raises EnvironmentFailure where it cannot
-    be made.
+    Its process sees only these files: the system's libraries, Python, our packages, the module's package and
+    `visible`, without the contents of `hidden` folders. With `enclosed` false it sees all files and has a network;
+    `bounds` still limits each child. `runs_policy_code` declares that a child runs code of the policy, so that the
+    policy may have caused any loss of the child after reset. Raises EnvironmentFailure if the environment cannot be
+    made.
     """
     launch = {"module": module, "python": python, "settings": settings, "bounds": bounds, "visible": visible}
     return IsolatedEnvironment(Client({**launch, "enclosed": enclosed, "hidden": hidden}), runs_policy_code)

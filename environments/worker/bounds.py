@@ -2,7 +2,7 @@
 
 import dataclasses
 
-# The most children of one worker: each may have a user id of its own, from one block of so many.
+# The most children of one worker: each may have a user id of its own, from one block of this size.
 MOST_CHILDREN = 4_096
 
 
@@ -13,8 +13,8 @@ class Bounds:
     In seconds: `deadline` for one call, `service_deadline` for a call that concerns the whole environment,
     `start_deadline` for importing and making it. In bytes: `memory` for the address space of each process, `file_size`
     for one file, `scratch` for all files in /tmp, `output` for one reply. `values` limits the JSON values of one reply,
-    keys included; `files` the files and folders in /tmp; `processes` those of the child. At most `children` live at the
-    same time, no more than 4,096.
+    keys included; `files` the files and folders in /tmp; `processes` those of the child. At most `children` children
+    live at once; the bound itself may not exceed 4,096.
     """
 
     deadline: float = 30.0
@@ -43,8 +43,8 @@ class Layers:
 
     `network`: there is no network. `files`: only the needed files are visible. `processes`: other processes are not
     visible. `user`: the child is not root. `first_uid` is the user id of slot 0 where every child has one of its own,
-    else 0. Where `files` does not hold, `rules` may: the kernel (Landlock) lets a child open these files alone, and
-    those of its own folder. `calls`: a filter refuses system calls, among them those for sockets where `enclosed`.
+    else 0. Where `files` does not hold, `rules` may: the kernel (Landlock) then lets a child open only these files and
+    those of its own folder. `calls`: a filter refuses system calls, including those for sockets where `enclosed`.
     `reads`: children may read files that only the user who started the worker may read. `scratch` is the folder of a
     child's own files; where `files` does not hold, the folder of all children's.
     """
@@ -61,7 +61,7 @@ class Layers:
     scratch: str = ""
 
     def status(self) -> dict[str, bool]:
-        """For each layer whether it holds, by either of its ways."""
+        """Whether each layer holds, by either of its mechanisms."""
         return {
             "network": self.network or (self.calls and self.enclosed),
             "files": self.files or bool(self.rules),

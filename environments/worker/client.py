@@ -1,4 +1,4 @@
-"""The trainer's side of a worker: an environment whose calls, of many threads, are sent to a supervisor process."""
+"""The trainer's side of a worker: an environment that sends its calls, from many threads, to a supervisor process."""
 
 import concurrent.futures
 import contextlib
@@ -27,23 +27,23 @@ from .served import Served, ServedEpisode, await_reply
 _LOG = logging.getLogger(__name__)
 # Seconds that a supervisor gets to end by itself.
 _GRACE = 15.0
-# The supervisor enforces deadlines; one that sends nothing for so many seconds is given up.
+# The supervisor enforces the deadlines; one that is silent for this many seconds is given up.
 _SILENCE = 30.0
-# A supervisor that ends is replaced, at most so many times within so many seconds.
+# A supervisor that ends is replaced, at most _REPLACED times within _WITHIN seconds.
 _REPLACED, _WITHIN = 3, 60.0
-# The exceptions of the reasons that a child gives for a failure.
+# The code of a child's failure → the exception to raise.
 _FAILURES: dict[str, type[EnvironmentFailure]] = dict.fromkeys(wire.OF_THE_CALL, LimitExceeded)
 _FAILURES |= dict.fromkeys(wire.OF_THE_CHILD, EpisodeFailure)
-# Our top-level packages: in a wheel this one is within cojax.
+# Our top-level packages: in a wheel, this one is inside cojax.
 _OURS = tuple(dict.fromkeys(("cojax", __name__.partition(".")[0])))
 
 
 class IsolatedEnvironment(Served):
-    """An environment in a worker, by the protocol of `cojax.environment.Environment`.
+    """An environment in a worker; it implements `cojax.environment.Environment`.
 
     A failure of the host or the worker raises EnvironmentFailure. A failure of the episode's own process raises
-    EpisodeFailure, or LimitExceeded where the current call may have caused it; from reset on, with `runs_policy_code`,
-    PolicyLoss. `layers` says which layers of isolation hold here.
+    EpisodeFailure, or LimitExceeded if the current call may have caused it. With `runs_policy_code`, both become
+    PolicyLoss after reset. `layers` says which layers of isolation hold here.
     """
 
     def __init__(self, client: "Client", runs_policy_code: bool) -> None:
@@ -78,7 +78,7 @@ class IsolatedEnvironment(Served):
 
 
 class Client:
-    """The connection to a supervisor, which is replaced when it ends. `launch` are the arguments of `isolate`."""
+    """The connection to a supervisor. One that ends is replaced. `launch` holds the arguments of `isolate`."""
 
     def __init__(self, launch: Mapping[str, Any]) -> None:
         self.launch, self.module = launch, launch["module"]
@@ -86,7 +86,7 @@ class Client:
         self.replaced: list[float] = []
         self.closed = False
         self.connection = Connection(launch)
-        if missing := [name for name, held in self.connection.described["layers"].items() if not held]:
+        if missing := [name for name, holds in self.connection.described["layers"].items() if not holds]:
             _LOG.warning("%s runs without these layers of isolation: %s", self.module, ", ".join(missing))
 
     def close(self) -> None:
@@ -123,14 +123,14 @@ class Client:
         except EnvironmentFailure:
             if not connection.ended:
                 raise
-            # The supervisor ended before or during the call. These calls may be made twice.
+            # The supervisor ended before or during the call. These calls are safe to repeat.
             return self.connect().call(0, op, list(arguments), deadline)
 
 
 class Connection:
-    """One supervisor process. It ends at the latest when this process exits or is killed.
+    """One supervisor process. It ends when this process exits or is killed, if not before.
 
-    Raises EnvironmentFailure where the environment cannot be imported or made. `described` holds the facts about it.
+    Raises EnvironmentFailure if the environment cannot be imported or made. `described` holds the facts about it.
     """
 
     def __init__(self, launch: Mapping[str, Any]) -> None:
@@ -151,8 +151,8 @@ class Connection:
         self.heard, self.counted = running(), dict[str, float]()
         self.close = weakref.finalize(self, _shut, ours, process, os.getpid())
         _SOCKETS.add(ours)
-        shown = [path for _, origin, paths in (*roots, *own) for path in (paths or [os.path.dirname(origin or "")])]
-        order = {**launch, "bounds": dataclasses.asdict(self.bounds), "visible": [*shown, *launch["visible"]]}
+        sources = [path for _, origin, paths in (*roots, *own) for path in (paths or [os.path.dirname(origin or "")])]
+        order = {**launch, "bounds": dataclasses.asdict(self.bounds), "visible": [*sources, *launch["visible"]]}
         order |= {"roots": own, "boot": boot}
         first = self.pending[0]
         threading.Thread(target=_read, args=(weakref.ref(self), ours), name="worker-replies", daemon=True).start()
@@ -193,11 +193,11 @@ class Connection:
     def _value(self, future: concurrent.futures.Future[dict[str, Any]], number: int) -> Any:
         """The value in the reply to the call of that number. Time lost to the host does not count against the episode.
 
-        Raises EnvironmentFailure where the supervisor sends nothing any more; it is then ended and replaced.
+        Raises EnvironmentFailure when the supervisor has fallen silent; it is then killed and replaced.
         """
         began = running()
 
-        def counted() -> float:
+        def read_count() -> float:
             if running() - max(began, self.heard) > _SILENCE:
                 self.process.kill()
                 self.fail()
@@ -205,7 +205,7 @@ class Connection:
             return self.counted.get(str(number), 0.0)
 
         # The supervisor says how much of the wait counts: while it lasts, and in its reply for the whole call.
-        reply = await_reply(future, counted, lambda: (future.result()["counted"], future.result()["reply"]))
+        reply = await_reply(future, read_count, lambda: (future.result()["counted"], future.result()["reply"]))
         if "failure" in reply:
             kind = _FAILURES.get(reply["failure"], EnvironmentFailure)
             raise kind(f"{reply['failure']}: {reply['message']}")
@@ -223,7 +223,7 @@ class Connection:
                 future.set_result(message)
 
     def fail(self) -> None:
-        """Ends all waiting calls with a failure, as the supervisor is gone."""
+        """Fails all waiting calls, because the supervisor is gone."""
         with self.waiting:
             self.ended = True
             for future in self.pending.values():
@@ -268,7 +268,7 @@ def _shut(ours: socket.socket, process: subprocess.Popen[bytes], owner: int) -> 
 def started(
     python: str, boot: str, module: str, end: socket.socket, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """A process that runs a module of this package by the code `boot`, and holds that end of a socket pair."""
+    """Starts a process that runs a module of this package by the code `boot`, and holds `end` of a socket pair."""
     command, nowhere = [python, "-s", "-P", "-c", boot, module, str(end.fileno())], subprocess.DEVNULL
     return subprocess.Popen(
         command, pass_fds=(end.fileno(),), env=env, stdin=nowhere, stdout=nowhere, start_new_session=True
@@ -278,14 +278,14 @@ def started(
 def _boot(roots: list[Any]) -> str:
     """Code that imports our packages from their folders, and runs a module of this one.
 
-    Nothing else is imported from there: all other imports are the interpreter's own.
+    Nothing else is imported from those folders: all other imports are the interpreter's own.
     """
     run = f"importlib.import_module({__package__!r} + '.' + sys.argv[1]).main(int(sys.argv[2]))"
     return f"import importlib.util, sys, types\n{_IMPORT_FROM}\nfor root in {roots!r}:\n    import_from(*root)\n{run}"
 
 
 def import_from(name: str, origin: str | None, places: list[str] | None) -> None:
-    """Imports a top-level package or module from its own place, where no other is looked for. Raises what it raises."""
+    """Imports a top-level package or module from its own place, and from no other. Raises what the import raises."""
     if origin is None:
         sys.modules[name] = types.ModuleType(name)
         sys.modules[name].__path__ = places or []
@@ -297,7 +297,7 @@ def import_from(name: str, origin: str | None, places: list[str] | None) -> None
     spec.loader.exec_module(sys.modules[name])
 
 
-# Read now: the file may be another one when a supervisor is replaced.
+# Read now: the file may have changed by the time a supervisor is replaced.
 _IMPORT_FROM = inspect.getsource(import_from)
 
 

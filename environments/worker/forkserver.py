@@ -66,15 +66,15 @@ def main(descriptor: int) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """What an exception says; then where it was raised, unless that is in this package, whose refusals name the fix."""
-    said = "".join(traceback.format_exception_only(error)).strip()[:1_000]
+    """The message of an exception, and where it was raised, unless that is in this package: its errors name the fix."""
+    message = "".join(traceback.format_exception_only(error)).strip()[:1_000]
     if isinstance(error, ModuleNotFoundError):
-        said += f"; a worker imports the packages of {sys.prefix} and the package of its environment's module alone"
+        message += f"; a worker imports the packages of {sys.prefix} and the package of its environment's module alone"
     places = traceback.extract_tb(error.__traceback__)
-    ours = Path(__file__).parents[1]
-    if isinstance(error, ValueError) and places and Path(places[-1].filename).is_relative_to(ours):
-        return said
-    return f"{said}\n{''.join(traceback.format_list(places))[-1_000:]}".rstrip()
+    package = Path(__file__).parents[1]
+    if isinstance(error, ValueError) and places and Path(places[-1].filename).is_relative_to(package):
+        return message
+    return f"{message}\n{''.join(traceback.format_list(places))[-1_000:]}".rstrip()
 
 
 class _Children:
@@ -87,19 +87,19 @@ class _Children:
         self.watch = None if layers.files else view.watch(layers.scratch, bounds)
 
     def serve(self) -> None:
-        woken, waker = socket.socketpair()
-        for end in (woken, waker):
+        wakeups, waker = socket.socketpair()
+        for end in (wakeups, waker):
             end.setblocking(False)
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         with selectors.DefaultSelector() as selector:
             selector.register(self.control, selectors.EVENT_READ)
-            selector.register(woken, selectors.EVENT_READ)
+            selector.register(wakeups, selectors.EVENT_READ)
             while True:
                 period = view.PERIOD if self.watch and self.born else None
                 ready = {key.fileobj for key, _ in selector.select(period)}
-                if woken in ready:
-                    woken.recv(4_096)
+                if wakeups in ready:
+                    wakeups.recv(4_096)
                     self._reap()
                 if self.control in ready and not self._obey():
                     break
@@ -149,9 +149,9 @@ class _Children:
 
     def _as_first_process(self, connection: socket.socket, slot: int, kind: str) -> None:
         """Forks once more: when the first process of a namespace ends, all others in it end too."""
-        alive, held = os.pipe()
+        read_end, write_end = os.pipe()
         if inner := os.fork():
-            os.close(alive)
+            os.close(read_end)
             connection.close()
             self.control.close()
             # Ends after the inner process, so that nothing of the child is left once this process has been waited for.
@@ -159,8 +159,8 @@ class _Children:
             _, status = os.waitpid(inner, 0)
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
         with _exiting():
-            os.close(held)
-            self._serve_child(connection, slot, kind, lambda: _is_closed(alive))
+            os.close(write_end)
+            self._serve_child(connection, slot, kind, lambda: _is_closed(read_end))
 
     def _serve_child(
         self, connection: socket.socket, slot: int, kind: str, orphaned: Callable[[], bool] = lambda: False
@@ -188,8 +188,8 @@ class _Children:
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                self._clean_up(*ended)
+            while (wait_result := os.waitpid(-1, os.WNOHANG))[0]:
+                self._clean_up(*wait_result)
 
     def _clean_up(self, pid: int, status: int) -> None:
         self.removers.discard(pid)
@@ -210,7 +210,7 @@ class _Children:
 
 @contextlib.contextmanager
 def _exiting():  # type: ignore[no-untyped-def]
-    """Ends the forked process at the end of the block, in any case; it never returns to the fork server's loop."""
+    """Ends the forked process when the block ends, whatever happens: it never returns to the fork server's loop."""
     try:
         yield
         os._exit(0)
@@ -254,9 +254,9 @@ def _is_closed(pipe: int) -> bool:
 def _only(connection: socket.socket) -> socket.socket:
     """The connection as descriptor 3, /dev/null as 0 to 2; closes all other descriptors."""
     null = os.open("/dev/null", os.O_RDWR)
-    kept = os.dup(connection.fileno())
+    duplicate = os.dup(connection.fileno())
     for standard in (0, 1, 2):
         os.dup2(null, standard)
-    os.dup2(kept, 3)
+    os.dup2(duplicate, 3)
     os.closerange(4, 65_536)
     return socket.socket(fileno=3)

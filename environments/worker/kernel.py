@@ -35,10 +35,10 @@ _UIDS_FROM = 1_000_000_000
 
 
 def drop_capabilities(*, but_read: bool = False) -> None:
-    """Gives up every capability, for good; `but_read` keeps the one to read files whatever their mode says."""
+    """Drops every capability for good; `but_read` keeps the one that reads files whatever their mode."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    kept = 1 << _READ_SEARCH if but_read else 0
-    sets = (ctypes.c_uint32 * 6)(kept, kept, kept)
+    capability = 1 << _READ_SEARCH if but_read else 0
+    sets = (ctypes.c_uint32 * 6)(capability, capability, capability)
     _checked(_LIBC.capset(ctypes.byref(header), ctypes.byref(sets)), "capset")
     if but_read:
         # Processes that it starts keep it too.
@@ -46,7 +46,7 @@ def drop_capabilities(*, but_read: bool = False) -> None:
 
 
 def tasks_of(uid: int) -> int:
-    """How many threads all processes of a user have."""
+    """The number of threads in all processes of a user."""
     count = 0
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -57,7 +57,7 @@ def tasks_of(uid: int) -> int:
 
 def first_uid() -> int:
     """The first user id for this process's children, among the ids that exist here; 0 where there are too few."""
-    inside, _, length = max(_uid_ranges(), key=lambda found: found[2])
+    inside, _, length = max(_uid_ranges(), key=lambda uid_range: uid_range[2])
     block = os.getpid() * MOST_CHILDREN
     if length > _UIDS_FROM + 2 * MOST_CHILDREN:
         return inside + _UIDS_FROM + block % (min(length, 2**32 - 2) - _UIDS_FROM - MOST_CHILDREN)
@@ -98,7 +98,7 @@ def possible(action: Callable[[], object]) -> bool:
 
 
 def unshare(flags: int) -> None:
-    """Makes new namespaces. In one of users, this user and group stay what they are; no other exists in it."""
+    """Makes new namespaces. A user namespace keeps this user and group, and knows no other."""
     uid, gid = os.geteuid(), os.getegid()
     _checked(_LIBC.unshare(flags), "unshare")
     if flags & NEWUSER:
@@ -138,19 +138,19 @@ def landlock_version() -> int:
 
 
 def landlock(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Forbids this process for good to open any but these files and the contents of these folders.
+    """Forbids this process for good to open anything but these files and the contents of these folders.
 
-    From version 4 on also TCP; from 6 on also signals and abstract sockets to processes outside. Needs NO_NEW_PRIVS.
+    Version 4 also forbids TCP, and version 6 signals and abstract sockets to outside processes. Needs NO_NEW_PRIVS.
     """
     version = landlock_version()
-    handled = (1 << _RIGHTS.get(version, 16)) - 1
-    attributes = struct.pack("QQQ", handled, _NO_TCP, _NO_SIGNALS)[: 8 if version < 4 else 16 if version < 6 else 24]
+    all_rights = (1 << _RIGHTS.get(version, 16)) - 1
+    attributes = struct.pack("QQQ", all_rights, _NO_TCP, _NO_SIGNALS)[: 8 if version < 4 else 16 if version < 6 else 24]
     ruleset = _LIBC.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     _checked(min(ruleset, 0), "landlock_create_ruleset")
     try:
-        for paths, rights in ((readable, _READ), (writable, handled)):
+        for paths, rights in ((readable, _READ), (writable, all_rights)):
             for path in paths:
-                _allow(ruleset, path, rights & handled)
+                _allow(ruleset, path, rights & all_rights)
         _checked(_LIBC.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)), "landlock_restrict_self")
     finally:
         os.close(ruleset)
@@ -177,7 +177,7 @@ def _checked(result: int, call: str) -> None:
 def pivot_root(folder: str) -> None:
     """Makes the folder, which is a mount point, the root of the file system, and unmounts the old root.
 
-    It does not use chroot, as a process in one may not make user namespaces.
+    It avoids chroot, because a process in a chroot may not make user namespaces.
     """
     os.chdir(folder)
     _checked(_LIBC.pivot_root(b".", b"."), "pivot_root")

@@ -26,57 +26,57 @@ _SWEEP = 5.0
 def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = (), bounds: Bounds | None = None) -> Layers:
     """Cuts this process and its future forks off the network and all files except `visible` and the system's.
 
-    With None for `visible` network and files stay as they are. `hidden` folders within visible ones appear empty.
+    If `visible` is None, network and files stay as they are. `hidden` folders within visible ones appear empty.
     """
     # The user's umask may keep files from others; children may have another user id.
     os.umask(0o022)
     bounds = bounds or Bounds()
     if sys.platform != "linux":
         return Layers(user=os.geteuid() != 0, scratch=view.make_scratch())
-    shown = [os.path.abspath(path) for path in visible or () if os.path.exists(path)]
+    visible_paths = [os.path.abspath(path) for path in visible or () if os.path.exists(path)]
     root = os.geteuid() == 0
-    owned = root or kernel.succeeds(lambda: kernel.unshare(kernel.NEWUSER))
-    closed = owned and visible is not None
-    network = closed and kernel.succeeds(lambda: kernel.unshare(kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS))
-    place = ""
-    if closed and kernel.succeeds(lambda: kernel.unshare(kernel.NEWNS)):
+    has_capabilities = root or kernel.succeeds(lambda: kernel.unshare(kernel.NEWUSER))
+    can_cut_off = has_capabilities and visible is not None
+    network = can_cut_off and kernel.succeeds(lambda: kernel.unshare(kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS))
+    scratch = ""
+    if can_cut_off and kernel.succeeds(lambda: kernel.unshare(kernel.NEWNS)):
         with contextlib.suppress(OSError, AttributeError, StopIteration):
-            place = view.show_only(shown, list(hidden), bounds)
-    files = bool(place)
-    processes = owned and kernel.possible(lambda: separate(Layers(files=files, processes=True)))
-    first = kernel.first_uid() if root else 0
-    if first and not kernel.possible(lambda: os.setresuid(first, first, first)):
-        first = 0
-    if root and not first and kernel.is_host_root():
+            scratch = view.show_only(visible_paths, list(hidden), bounds)
+    files = bool(scratch)
+    processes = has_capabilities and kernel.possible(lambda: separate(Layers(files=files, processes=True)))
+    first_uid = kernel.first_uid() if root else 0
+    if first_uid and not kernel.possible(lambda: os.setresuid(first_uid, first_uid, first_uid)):
+        first_uid = 0
+    if root and not first_uid and kernel.is_host_root():
         raise PermissionError(
             "this is root and can take no other user id, so nothing bounds the processes of a child; "
             "run as an ordinary user, or with the capability CAP_SETUID"
         )
     kernel.prctl(kernel.SUBREAPER, 1)
-    user, enclosed = not root or first > 0, visible is not None
-    layers = Layers(network, files, processes, user, first_uid=first, enclosed=enclosed)
-    if not files and enclosed and kernel.landlock_version():
-        rules = tuple(view.readable(shown, [os.path.abspath(path) for path in hidden]))
+    user, cut_off = not root or first_uid > 0, visible is not None
+    layers = Layers(network, files, processes, user, first_uid=first_uid, enclosed=cut_off)
+    if not files and cut_off and kernel.landlock_version():
+        rules = tuple(view.readable(visible_paths, [os.path.abspath(path) for path in hidden]))
         if kernel.possible(lambda: _rule(rules, "/tmp")):
             layers = dataclasses.replace(layers, rules=rules)
     layers = dataclasses.replace(layers, calls=kernel.possible(lambda: _refuse_calls(layers)))
     if layers.calls:
-        # Made once, for all children with process ids of their own.
+        # Compiled once for all children with process ids of their own.
         seccomp.program(os.uname().machine, *_scope(layers))
     if files:
-        view.work_in(place)
-    layers = dataclasses.replace(layers, scratch=place or view.make_scratch())
-    return _reading(layers, shown)
+        view.work_in(scratch)
+    layers = dataclasses.replace(layers, scratch=scratch or view.make_scratch())
+    return _reading(layers, visible_paths)
 
 
 def _reading(layers: Layers, shown: list[str]) -> Layers:
     """Lets children with a user id of their own read files of our user, where another layer limits which files."""
-    if not layers.first_uid or not (kept := view.private(shown, way=not layers.files)):
+    if not layers.first_uid or not (private := view.private(shown, way=not layers.files)):
         return layers
     if layers.calls and (layers.files or layers.rules):
         return dataclasses.replace(layers, reads=True)
     print(
-        f"{kept[0]} is private to its owner, so children with a user id of their own cannot read it, and what they "
+        f"{private[0]} is private to its owner, so children with a user id of their own cannot read it, and what they "
         "import late fails; make it readable for all (chmod o+rx, its parent folders too), or run as an ordinary user",
         file=sys.stderr,
     )
@@ -114,7 +114,7 @@ def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
         kernel.lower_limit(limit, value)
     if sys.platform == "linux":
         kernel.lower_limit(resource.RLIMIT_MSGQUEUE, 0)
-    # Without a namespace or a user of its own, the child's count includes all other processes of this user.
+    # Without its own namespace or user, the child's count includes all other processes of this user.
     alone = layers.processes or layers.first_uid
     processes = bounds.processes + (0 if alone else kernel.tasks_of(os.geteuid()))
     if layers.rules:
@@ -177,7 +177,7 @@ def trial(bounds: Bounds, layers: Layers) -> str:
 
 
 def sweep(layers: Layers, slot: int, known: set[int]) -> int:
-    """Kills the processes that a dead child left behind, by its user or as adopted orphans.
+    """Kills the processes that a dead child left behind, found by its user id or as adopted orphans.
 
     A process namespace does this itself. Returns the process that removes the files that the child left, or 0.
     """

@@ -1,4 +1,4 @@
-"""The filter of a child's system calls (seccomp), in force for good and for all processes that it starts.
+"""The filter of a child's system calls (seccomp). It is permanent, and binds every process that the child starts.
 
 It refuses the calls of a list: those that make namespaces, mounts, memory and objects that no limit counts, and those
 that reach other processes. It also refuses calls that are newer than the list.
@@ -19,9 +19,9 @@ _Numbers = tuple[int | None, ...]  # of a call on x86-64 and on 64-bit ARM; None
 
 def _section(name: str) -> dict[str, _Numbers]:
     """The calls of a section of seccomp.txt."""
-    found = configparser.ConfigParser()
-    found.read_string(Path(__file__).with_suffix(".txt").read_text(encoding="utf-8"))
-    return {call: tuple(int(one) if one != "-" else None for one in line.split()) for call, line in found[name].items()}
+    lists = configparser.ConfigParser()
+    lists.read_string(Path(__file__).with_suffix(".txt").read_text(encoding="utf-8"))
+    return {call: tuple(int(raw) if raw != "-" else None for raw in line.split()) for call, line in lists[name].items()}
 
 
 _CALLS, _AMONG_OTHERS, _OF_ITSELF, _SOCKETS, _MARKS, _ATTRIBUTES, _OTHERS = map(
@@ -33,7 +33,7 @@ _LAST = 462
 _NEW = 0x7E020000 | 0x8000
 # Commands of fcntl for locks of ranges: they take unbounded memory, and a child shares its files with nobody.
 _LOCKS = (6, 7, 37, 38)
-# Leases, for which whoever opens the file waits, and notices of what others do in a folder.
+# Leases, which make whoever opens the file wait, and notices of what others do in a folder.
 _WATCHES = (1024, 1026)
 _PIPE_SIZE, _OWNERS, _IOCTL_OWNERS = 1031, (8, 15), (0x8901, 0x8902)
 _AF_UNIX, _SOCK_STREAM, _SOCK_SEQPACKET, _SOCK_FLAGS = 1, 1, 5, 0o2004000
@@ -43,7 +43,7 @@ _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 _LOAD, _AND, _EQUAL, _GREATER, _SET, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _SET_MODE_FILTER, _SPEC_ALLOW = 1, 4
-# So many calls are skipped together: the kernel runs the filter for every number when it is installed.
+# The filter skips calls in groups of this size: the kernel runs it for every number when it is installed.
 _GROUP = 10
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 
@@ -59,30 +59,30 @@ def program(machine: str, enclosed: bool, alone: bool, marks: bool, own: int = 0
     """The filter: instructions of eight bytes. Raises OSError where the architecture has none.
 
     `enclosed`: no sockets, and no locks, as nothing is shared with others. `alone`: the process ids are its own.
-    `marks`: mode, owner, times and attributes of files may be changed. `own`: the process id, where it is not alone.
+    `marks`: mode, owner, times and attributes of files may be changed. `own`: the process id, unless it is `alone`.
     """
     if sys.platform != "linux" or machine not in _ARCHITECTURES or sys.byteorder != "little":
         raise OSError(errno.ENOSYS, f"no filter of system calls for {sys.platform} on {machine}")
     architecture, column = _ARCHITECTURES[machine]
-    refused, unknown, done = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS, _ERRNO
+    refusal, unknown, success = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS, _ERRNO
     code = [_load(4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, unknown)]
     # The calls of x86-64's second interface (x32) have numbers beyond the last, too.
     code += [_load(0), (_GREATER, 0, 1, _LAST), (_RETURN, 0, 0, unknown)]
-    verdicts: dict[_Numbers, int] = dict.fromkeys(_CALLS.values(), refused)
+    verdicts: dict[_Numbers, int] = dict.fromkeys(_CALLS.values(), refusal)
     # A read that does not wait reveals whether it would have to; without that call, libraries use the plain one.
-    verdicts |= {_OTHERS["clone3"]: unknown, _OTHERS["preadv2"]: unknown, _OTHERS["fadvise"]: done}
+    verdicts |= {_OTHERS["clone3"]: unknown, _OTHERS["preadv2"]: unknown, _OTHERS["fadvise"]: success}
     if enclosed:
-        verdicts |= dict.fromkeys(_SOCKETS.values(), refused) | {_OTHERS["flock"]: done}
+        verdicts |= dict.fromkeys(_SOCKETS.values(), refusal) | {_OTHERS["flock"]: success}
     if not alone:
-        verdicts |= dict.fromkeys(_AMONG_OTHERS.values(), refused)
+        verdicts |= dict.fromkeys(_AMONG_OTHERS.values(), refusal)
     if not marks:
-        verdicts |= dict.fromkeys(_MARKS.values(), done)
+        verdicts |= dict.fromkeys(_MARKS.values(), success)
         verdicts |= dict.fromkeys(_ATTRIBUTES.values(), _ERRNO | errno.EOPNOTSUPP)
     bodies = {numbers[column]: [(_RETURN, 0, 0, verdict)] for numbers, verdict in verdicts.items()}
-    bodies |= {numbers[column]: body for numbers, body in _conditions(enclosed, alone, own, refused, done)}
-    found = sorted((number, body) for number, body in bodies.items() if number is not None)
-    for start in range(0, len(found), _GROUP):
-        group = found[start : start + _GROUP]
+    bodies |= {numbers[column]: body for numbers, body in _conditions(enclosed, alone, own, refusal, success)}
+    branches = sorted((number, body) for number, body in bodies.items() if number is not None)
+    for start in range(0, len(branches), _GROUP):
+        group = branches[start : start + _GROUP]
         inner = [each for number, body in group for each in [(_EQUAL, 0, len(body), number), *body]]
         code += [(_GREATER, len(inner), 0, group[-1][0]), *inner]
     code.append((_RETURN, 0, 0, _ALLOW))
@@ -96,26 +96,26 @@ def _conditions(
     enclosed: bool, alone: bool, own: int, refused: int, done: int
 ) -> list[tuple[_Numbers, list[_Instruction]]]:
     """The parts of the filter for calls that depend on an argument; each ends in a verdict."""
-    allowed = (_RETURN, 0, 0, _ALLOW)
+    allow = (_RETURN, 0, 0, _ALLOW)
     owners = {} if alone else dict.fromkeys(_OWNERS, refused)
     locks = dict.fromkeys(_LOCKS, done) if enclosed else {}
     commands = locks | dict.fromkeys((*_WATCHES, _PIPE_SIZE), refused) | owners
-    found: list[tuple[_Numbers, list[_Instruction]]] = [
-        (_OTHERS["clone"], [_argument(0), (_SET, 0, 1, _NEW), (_RETURN, 0, 0, refused), allowed]),
-        (_OTHERS["fcntl"], [*_cases(1, commands), allowed]),
+    conditions: list[tuple[_Numbers, list[_Instruction]]] = [
+        (_OTHERS["clone"], [_argument(0), (_SET, 0, 1, _NEW), (_RETURN, 0, 0, refused), allow]),
+        (_OTHERS["fcntl"], [*_cases(1, commands), allow]),
         # A child's memory stays private, even if the child wants otherwise.
-        (_OTHERS["prctl"], [*_cases(0, {_DUMPABLE: refused}), allowed]),
+        (_OTHERS["prctl"], [*_cases(0, {_DUMPABLE: refused}), allow]),
     ]
     if not alone:
-        found.append((_OTHERS["ioctl"], [*_cases(1, dict.fromkeys(_IOCTL_OWNERS, refused)), allowed]))
+        conditions.append((_OTHERS["ioctl"], [*_cases(1, dict.fromkeys(_IOCTL_OWNERS, refused)), allow]))
         itself = {0: _ALLOW, own: _ALLOW, -own & 0xFFFFFFFF: _ALLOW}
-        found += [(numbers, [*_cases(0, itself), (_RETURN, 0, 0, refused)]) for numbers in _OF_ITSELF.values()]
+        conditions += [(numbers, [*_cases(0, itself), (_RETURN, 0, 0, refused)]) for numbers in _OF_ITSELF.values()]
     if enclosed:
         # Not datagrams: such a socket can be disconnected and can then send to any name.
         kinds = _cases(1, {_SOCK_STREAM: _ALLOW, _SOCK_SEQPACKET: _ALLOW}, mask=~_SOCK_FLAGS & 0xFFFFFFFF)
         body = [_argument(0), (_EQUAL, 1, 0, _AF_UNIX), (_RETURN, 0, 0, refused), *kinds, (_RETURN, 0, 0, refused)]
-        found.append((_OTHERS["socketpair"], body))
-    return found
+        conditions.append((_OTHERS["socketpair"], body))
+    return conditions
 
 
 def _cases(index: int, verdicts: dict[int, int], mask: int = 0) -> list[_Instruction]:

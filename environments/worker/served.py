@@ -1,4 +1,4 @@
-"""An environment in another process, a worker's or a node's of a cluster: as it answers there, and as it is seen here.
+"""An environment in another process, of a worker or of a cluster's node: how it answers there, and how it looks here.
 
 There, `environment_operations` and `episode_operations` map the name of a call to what carries it out. Here, `Served`
 and `ServedEpisode` are the environment and its episodes: they make these calls, and read the replies as records.
@@ -20,7 +20,7 @@ Operations = dict[str, Callable[..., Any]]
 _T = TypeVar("_T")
 # Demonstrations fetched with one call.
 _PAGE = 256
-# Seconds between two looks for a reply; the most seconds that one call is excused from an episode's deadline.
+# Seconds between two looks for a reply; the most seconds of one call that an episode's deadline may excuse.
 _LOOK, _EXCUSED = 0.25, 3_600.0
 
 
@@ -57,26 +57,26 @@ def environment_operations(environment: Environment) -> Operations:
 
 
 def _pages(environment: Demonstrated) -> Callable[..., list[Any]]:
-    """Demonstrations in pages. The iterator is kept, so that the next page costs no more than itself."""
-    reading: tuple[Any, ...] = ()
+    """Demonstrations in pages. It keeps the iterator, so that the next page costs only its own items."""
+    cursor: tuple[Any, ...] = ()
     iterator: Iterator[Any] = iter(())
 
     def page(count: int, seed: int, noise: list[float], start: int, size: int) -> list[Any]:
         """Demonstrations start … start + size - 1; fewer at the end."""
-        nonlocal reading, iterator
-        if (count, seed, *noise, start) != reading:
+        nonlocal cursor, iterator
+        if (count, seed, *noise, start) != cursor:
             low, high = noise
             iterator = itertools.islice(environment.demonstrations(count, seed, (low, high)), start, None)
-        found = list(itertools.islice(iterator, size))
-        reading = (count, seed, *noise, start + len(found))
-        return found
+        items = list(itertools.islice(iterator, size))
+        cursor = (count, seed, *noise, start + len(items))
+        return items
 
     return page
 
 
 @dataclasses.dataclass(frozen=True)
 class Episodes:
-    """An environment there that opens episodes, and has tasks in `splits`; what is worded is worded here."""
+    """An environment over there, which opens episodes and has tasks in `splits`. Queries are worded here."""
 
     name: str
     start: Callable[[Task], Any]
@@ -93,7 +93,7 @@ class Episodes:
 
 @dataclasses.dataclass(frozen=True)
 class PlainEpisode:
-    """An episode there, of functions. What is not given tells nothing, offers nothing and earns nothing."""
+    """An episode over there, made of functions. The defaults say nothing, offer nothing and earn nothing."""
 
     step: Callable[[Action], Observation]
     reset: Callable[[], tuple[Message, ...]] = tuple
@@ -115,7 +115,7 @@ def describe(environment: Environment) -> dict[str, Any]:
 
 
 class Served:
-    """An environment of another process, by the protocol of `cojax.environment.Environment`.
+    """An environment of another process; it implements `cojax.environment.Environment`.
 
     `described` is what `describe` says of it, and the layers of isolation that hold there. `call(op, *arguments)` makes
     a call that concerns the whole environment. It has the methods of `Charted` and of `Demonstrated` where the
@@ -127,7 +127,7 @@ class Served:
         self.layers: Mapping[str, bool] = described["layers"]
         self.traits: Traits = read(Traits, described["traits"])
         self._call = call
-        # Functions without a reference to this object: its processes end with the last reference from elsewhere.
+        # These functions hold no reference to this object: its processes end when nothing else refers to it.
         self.tools = functools.cache(lambda: read(tuple[Mapping[str, Any], ...], call("tools")))
         if described["charted"]:
             self.popularity = functools.cache(functools.partial(call, "popularity"))
@@ -137,37 +137,37 @@ class Served:
             self.demonstrations = functools.partial(_demonstrations, call)
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
-        """As the environment's own. Raises ValueError where it does."""
+        """The environment's own tasks. Raises ValueError where the environment does."""
         try:
-            found = self._call("tasks", split, count, seed)
+            records = self._call("tasks", split, count, seed)
         except EnvironmentFailure as failure:
-            _, named, reason = str(failure).partition("ValueError: ")
-            raise ValueError(reason) if named else failure from None
-        return read(tuple[Task, ...], found)
+            _, separator, reason = str(failure).partition("ValueError: ")
+            raise ValueError(reason) if separator else failure from None
+        return read(tuple[Task, ...], records)
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
         return self._call("phrase", to_json(steps))
 
 
 def await_reply(future: Future[Any], look: Callable[[], float], read: Callable[[], tuple[float, _T]]) -> _T:
-    """What `read` finds once the future is done, and how many seconds the call counted where it was carried out.
+    """Waits for the future, and returns the value that `read` then finds.
 
-    Until then `look` says again and again how many it has counted, or raises. Seconds of the wait that did not count
-    are not charged to the episode.
+    `read` also returns how many seconds the call counted where it was carried out. Until then, `look` is asked for that
+    number again and again; it may raise. Seconds of waiting that did not count are not charged to the episode.
     """
-    began, excused = running(), 0.0
+    began, excused_s = running(), 0.0
 
     def charge(counted: float) -> None:
-        nonlocal excused
+        nonlocal excused_s
         due = min(max(0.0, running() - began - counted), _EXCUSED)
-        excuse(due - excused)
-        excused = due
+        excuse(due - excused_s)
+        excused_s = due
 
     while not wait([future], _LOOK).done:
         charge(look())
-    counted, found = read()
+    counted, value = read()
     charge(counted)
-    return found
+    return value
 
 
 def _demonstrations(
@@ -192,20 +192,20 @@ class ServedEpisode:
         self._tools: tuple[Mapping[str, Any], ...] = ()
 
     def reset(self) -> tuple[Message, ...]:
-        opened = self._call(Opening, "reset", to_json(self._task))
-        self._tools = opened.tools
-        return opened.messages
+        opening = self._call(Opening, "reset", to_json(self._task))
+        self._tools = opening.tools
+        return opening.messages
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return self._tools
 
     def step(self, action: Action) -> Observation:
         try:
-            wire.encode(sent := to_json(action))
+            wire.encode(payload := to_json(action))
         except (ValueError, RecursionError) as error:
             reason = f"error: the action is not JSON that can be sent: {error}"
             return Observation((Message("tool", reason[:200]),), ok=False)
-        return self._call(Observation, "step", sent)
+        return self._call(Observation, "step", payload)
 
     def state(self) -> Mapping[str, Any]:
         return self._call(Mapping[str, Any], "state")

@@ -32,8 +32,8 @@ from .forkserver import PACKET
 
 # Seconds that the fork server gets to end by itself.
 _GRACE = 5.0
-# Allocations of so many bytes go back to the system when they are freed. By itself glibc raises its own threshold with
-# each larger one that is freed, and keeps what lies below it.
+# Allocations of at least this many bytes go back to the system when they are freed. Left alone, glibc raises this
+# threshold with each larger block that is freed, and keeps the blocks below it.
 _MMAP_THRESHOLD, _RETURNED = -3, 2**17
 # The environment variables of a process that may run a model's code: no keys, no tokens.
 _VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ")
@@ -46,9 +46,9 @@ _LOOK, _FIRST_LOOK = 0.25, 0.1
 # Bytes that the large replies of all children may take together, and how many copies there are of each: as read, as
 # examined, as sent on, and as kept by the allocator.
 _ROOM, _COPIES = 96 * 2**20, 4
-# A reply must end within so many seconds after it began; a large one, after it got room.
+# A reply must end within this many seconds of its first byte; a large one, within this many of getting room.
 _SENDING = 2.0
-# A call ends after so many times its deadline in wall time, however little processor time the child got.
+# A call ends after this multiple of its deadline in wall time, however little processor time the child got.
 _PATIENCE = 5
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -82,19 +82,19 @@ async def _serve(connection: socket.socket, trainer: int | None) -> None:
         try:
             server = _launch(order, theirs)
         except OSError as error:
-            failed = wire.failed(wire.START, f"cannot run {order['python']}: {error}")
-            writer.write(wire.encode({"id": 0, "counted": 0.0, "reply": failed}))
+            failure = wire.failed(wire.START, f"cannot run {order['python']}: {error}")
+            writer.write(wire.encode({"id": 0, "counted": 0.0, "reply": failure}))
             await writer.drain()
             return
     ready: dict[str, Any] = {"failure": wire.START}
     try:
         starting = asyncio.create_task(_first_word(control, order))
-        timer, heard = Timer(order["bounds"]["start_deadline"]), running()
+        timer, last_beat = Timer(order["bounds"]["start_deadline"]), running()
         timer.follow(server.pid)
         while not starting.done() and not over.is_set() and not reader.at_eof():
             await asyncio.wait({starting}, timeout=0.1)
-            if running() - heard > _BEAT:
-                heard = running()
+            if running() - last_beat > _BEAT:
+                last_beat = running()
                 writer.write(wire.encode({"counted": {}}))
             if not starting.done() and timer.counted() > timer.deadline:
                 starting.cancel()
@@ -141,16 +141,16 @@ async def _first_word(control: socket.socket, order: dict[str, Any]) -> dict[str
         word = b""
     if not word:
         return wire.failed(wire.START, f"{order['python']} ended before the environment was made; see its last words")
-    said = wire.decode(word)
-    return said if "failure" in said else {"value": said["ready"]}
+    reply = wire.decode(word)
+    return reply if "failure" in reply else {"value": reply["ready"]}
 
 
 class Timer:
-    """The seconds of one call that count against `deadline`: min(wall, max(worked, wall - waited)).
+    """The seconds of one call that count against `deadline`: min(wall, max(work_s, wall - wait_s)).
 
-    `wall` is the time that passed while this process ran, less the time that the host is known to have taken. `worked`
-    and `waited` are those of the child and its descendants. A child that sleeps is over after `deadline` seconds of
-    wall time, one that works after as many of processor time, and any child after five times as many of wall time.
+    `wall` is the time that passed while this process ran, less the time that the host is known to have taken. `work_s`
+    and `wait_s` are those of the child and its descendants. A sleeping child is over after `deadline` seconds of wall
+    time, a working one after as many of processor time, and any child after five times as many of wall time.
     """
 
     def __init__(self, deadline: float) -> None:
@@ -161,7 +161,7 @@ class Timer:
         self._excused, self._away = 0.0, math.inf
 
     def follow(self, pid: int) -> None:
-        """Measures this process and its descendants from now on, unless another one is measured."""
+        """Measures this process and its descendants from now on, unless it already measures another."""
         if self._pid:
             return
         self._pid, self._before = pid, usage(pid)
@@ -172,7 +172,7 @@ class Timer:
         return now - self._start - self._excused - max(0.0, now - self._away)
 
     def counted(self) -> float:
-        """Seconds that count so far; before the deadline all of wall time, which is cheap to read."""
+        """Seconds that count so far; before the deadline that is all wall time, which is cheap to read."""
         wall = self.wall
         return wall if wall < self.deadline else self.total()
 
@@ -181,8 +181,8 @@ class Timer:
         wall = self.wall
         if not self._pid:
             return wall
-        worked, waited = (now - before for now, before in zip(usage(self._pid), self._before, strict=True))
-        return min(wall, max(worked, wall - waited, wall / _PATIENCE))
+        work_s, wait_s = (now - before for now, before in zip(usage(self._pid), self._before, strict=True))
+        return min(wall, max(work_s, wall - wait_s, wall / _PATIENCE))
 
     def begin(self) -> None:
         """Notes that the reply has begun: one that begins late may still end."""
@@ -207,19 +207,19 @@ class Timer:
 def usage(pid: int) -> tuple[float, float]:
     """The seconds of processor time of the process and its descendants, as far as they still exist, and the seconds in
     which a thread of theirs was ready to run but had no processor."""
-    worked = waited = 0.0
-    open_, seen = [pid], set()
-    while open_:
-        if (one := open_.pop()) in seen:
+    work_s = wait_s = 0.0
+    pids, visited_pids = [pid], set()
+    while pids:
+        if (process := pids.pop()) in visited_pids:
             continue
-        seen.add(one)
+        visited_pids.add(process)
         with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
-            worked += sum(map(int, fields[11:15])) / _TICK
-            for thread in os.listdir(f"/proc/{one}/task"):
-                waited += int(Path(f"/proc/{one}/task/{thread}/schedstat").read_text().split()[1]) / 1e9
-                open_ += map(int, Path(f"/proc/{one}/task/{thread}/children").read_text().split())
-    return worked, waited
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            work_s += sum(map(int, fields[11:15])) / _TICK
+            for thread in os.listdir(f"/proc/{process}/task"):
+                wait_s += int(Path(f"/proc/{process}/task/{thread}/schedstat").read_text().split()[1]) / 1e9
+                pids += map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split())
+    return work_s, wait_s
 
 
 @dataclasses.dataclass
@@ -269,12 +269,12 @@ class Children:
         works = (self._read_requests(), self._read_fork_server(), self._report_progress(), self.over.wait())
         watches = [asyncio.create_task(work) for work in works]
         await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
-        left = [*watches, *self.tasks]
-        for task in left:
+        all_tasks = [*watches, *self.tasks]
+        for task in all_tasks:
             task.cancel()
-        for ended in await asyncio.gather(*left, return_exceptions=True):
-            if isinstance(ended, Exception) and not isinstance(ended, ConnectionError):
-                traceback.print_exception(ended)
+        for outcome in await asyncio.gather(*all_tasks, return_exceptions=True):
+            if isinstance(outcome, Exception) and not isinstance(outcome, ConnectionError):
+                traceback.print_exception(outcome)
 
     async def _read_requests(self) -> None:
         while line := await self.reader.readline():
@@ -316,9 +316,9 @@ class Children:
     async def _answer(self, request: dict[str, Any]) -> None:
         number = request["id"]
         timer = self.timers[number] = Timer(request["deadline"])
-        async with contextlib.AsyncExitStack() as held:
+        async with contextlib.AsyncExitStack() as stack:
             try:
-                reply = await self._reply(request["episode"], request["op"], request["arguments"], timer, held)
+                reply = await self._reply(request["episode"], request["op"], request["arguments"], timer, stack)
             except ConnectionError:
                 raise
             except Exception as error:
@@ -344,9 +344,9 @@ class Children:
                 await child.turn.acquire()
             try:
                 # A child that hung up or sent something since its last call is given up.
-                if not child.gone and (unasked := peek(child.socket)) is not None:
+                if not child.gone and (byte := peek(child.socket)) is not None:
                     # A closed socket does not prove that the child has ended.
-                    self._give_up(child, "the child spoke unasked" if unasked else "the child ended between two calls")
+                    self._give_up(child, "the child spoke unasked" if byte else "the child ended between two calls")
                 if child.gone:
                     if episode == _SERVICE:
                         # Another call lost the child while this one waited for its turn.
@@ -412,19 +412,19 @@ class Children:
         while not (await asyncio.wait({work}, timeout=wait))[0]:
             if wait == _FIRST_LOOK:
                 timer.follow(child.pid)
-            left = timer.deadline - timer.counted()
+            remaining_s = timer.deadline - timer.counted()
             # A reply that was sent but not yet read is not late.
-            if left <= 0 and not peek(child.socket):
+            if remaining_s <= 0 and not peek(child.socket):
                 return False
-            wait = max(0.01, left) if timer.wall < timer.deadline else _LOOK
+            wait = max(0.01, remaining_s) if timer.wall < timer.deadline else _LOOK
         return True
 
     async def _lost(self, child: _Child, code: str, reason: str, timer: Timer) -> bytes:
         """The failure, once the fork server has cleaned up after the child; HOST where that does not happen."""
         self._give_up(child, f"the child was given up: {reason}" if code != wire.LOST else reason)
         with timer.excused():
-            gone = await self._within(child.ended, "bury")
-        return wire.failure(code if gone else wire.HOST, reason)
+            in_time = await self._within(child.ended, "bury")
+        return wire.failure(code if in_time else wire.HOST, reason)
 
     async def _within(self, event: asyncio.Event, what: str) -> bool:
         """Waits for an action of the fork server; ends the service where it takes longer than `start_deadline`."""
@@ -486,14 +486,14 @@ async def receive(
         if not part:
             raise ConnectionError("the child hung up")
         begun()
-        head, ended, rest = part.partition(b"\n")
+        head, newline, excess = part.partition(b"\n")
         scan.take(head)
         line += head
         if len(line) > limit:
             raise ValueError(f"it is longer than {limit:,} bytes")
-        if rest:
+        if excess:
             raise ValueError("more follows it")
-        if ended:
+        if newline:
             return bytes(line)
         if len(line) > wire.PART:  # a reply of more than one part asks for room
             if not large:

@@ -29,7 +29,7 @@ class Recipe:
     """The contents of an environment's virtual environment.
 
     `requirements` are in pip's form, installed without their dependencies where `dependencies` is false. `pythons` are
-    the versions it was tested on. `prepare` is a statement that is run after pip, `proof` one that works if all is
+    the versions it was tested on. `prepare` is a statement to run after pip, `proof` one that succeeds if everything is
     installed. `programs` are programs that must be on PATH, each with the command that installs it on Debian.
     """
 
@@ -48,7 +48,7 @@ def requirements(module: str) -> tuple[str, ...]:
 
 
 def cache() -> Path:
-    """The folder of files that can be made again: `$COJAX_CACHE`, by default ~/.cache/cojax."""
+    """The folder of files that can be regenerated: `$COJAX_CACHE`, by default ~/.cache/cojax."""
     return Path(os.environ.get("COJAX_CACHE") or "~/.cache/cojax").expanduser().absolute()
 
 
@@ -73,9 +73,9 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
     `python` names the interpreter to build on; by default this one, or another tested version found on PATH. Raises
     InstallError, which says what to do.
     """
-    for program, way in recipe.programs:
+    for program, fix in recipe.programs:
         if shutil.which(program) is None:
-            raise InstallError(f"{name} needs the program {program}, which is not on PATH; on Debian and Ubuntu: {way}")
+            raise InstallError(f"{name} needs the program {program}, which is not on PATH; on Debian and Ubuntu: {fix}")
     folder = home(name)
     with locked(folder, f"the environment {name}", say):
         mark = folder / _MARK
@@ -111,7 +111,7 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
 
 
 def run_module(python: str, module: str, arguments: list[str], complaint: str, deadline: float, **more: str) -> None:
-    """Has that interpreter run a module of ours, with `more` in its environment. Raises InstallError."""
+    """Runs one of our modules with that interpreter, with `more` in its environment. Raises InstallError."""
     ours = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **more}
     _run([python, "-m", module, *arguments], complaint, ours, deadline=deadline)
 
@@ -138,9 +138,9 @@ def _run(
     waits: Callable[[int], None] = lambda seconds: None,
     deadline: float = _DEADLINE,
 ) -> None:
-    """Runs the command, whose failure raises InstallError: the complaint, and the end of what the command said.
+    """Runs the command. If it fails, raises InstallError with the complaint and the end of the command's output.
 
-    `waits` is told every `_REPORT_EVERY` seconds for how long it has been running.
+    `waits` is called every `_REPORT_EVERY` seconds with the seconds that have passed.
     """
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         try:
@@ -157,13 +157,13 @@ def _run(
 
 def _ended(process: subprocess.Popen[bytes], waits: Callable[[int], None], deadline: float) -> int:
     """The exit status. Raises TimeoutExpired, after it killed the process, at the deadline."""
-    waited = 0.0
+    waited_s = 0.0
     try:
-        while waited < deadline:
+        while waited_s < deadline:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return process.wait(_REPORT_EVERY)
-            waited += _REPORT_EVERY
-            waits(round(waited))
+            waited_s += _REPORT_EVERY
+            waits(round(waited_s))
         raise subprocess.TimeoutExpired(process.args, deadline)
     finally:
         process.kill()
@@ -174,13 +174,13 @@ def _tested(recipe: Recipe) -> str:
     if tuple(sys.version_info[:2]) in recipe.pythons:
         return sys.executable
     for major, minor in recipe.pythons:
-        found = shutil.which(f"python{major}.{minor}")
+        python = shutil.which(f"python{major}.{minor}")
         with contextlib.suppress(InstallError):
-            if found and _version(found) == (major, minor):
-                return found
-    found = f"{sys.version_info[0]}.{sys.version_info[1]}"
+            if python and _version(python) == (major, minor):
+                return python
+    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
     raise InstallError(
-        f"Python {_names(recipe)} is needed, not {found}, and none is on PATH; install one and name it: --python=PATH"
+        f"Python {_names(recipe)} is needed, not {python}, and none is on PATH; install one and name it: --python=PATH"
     )
 
 
@@ -203,7 +203,7 @@ def _fingerprint(recipe: Recipe) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file of which readers see all or nothing."""
+    """Writes a file so that readers see all of it or nothing."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(text)
     part.replace(path)
@@ -212,15 +212,15 @@ def write_whole(path: Path, text: str) -> None:
 @contextlib.contextmanager
 def locked(place: Path, what: str, say: Callable[[str], None], mode: int = 0o777) -> Iterator[None]:
     """Makes the folder that is to hold `place`, and locks a file there, so that installations of one thing wait for
-    each other; the lock ends with the process. Raises InstallError for an OSError, also of the block."""
+    each other; the lock ends with the process. Raises InstallError for an OSError, including one in the block."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True, mode=mode)
-        with open(place.with_suffix(".lock"), "w") as lock:
+        with open(place.with_suffix(".lock"), "w") as file:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 say("another installation is under way; waiting for it")
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                fcntl.flock(file, fcntl.LOCK_EX)
             yield
     except OSError as error:
         raise InstallError(f"cannot write {what} to {place}: {error}; set COJAX_CACHE to a writable folder") from error

@@ -31,7 +31,7 @@ _KEPT = "/.shown"
 _FLAGS = kernel.NOSUID | kernel.NODEV | kernel.NOEXEC | 1024 | 2048
 _PROC = kernel.NOSUID | kernel.NODEV | kernel.NOEXEC | kernel.RDONLY
 _ESCAPED = re.compile(r"\\([0-7]{3})")
-# The folders for scratch files in /tmp begin so.
+# The names of scratch folders in /tmp begin with this.
 _PREFIX = "cojax-worker-"
 # The least seconds between two counts, and the least multiple of the time that a count took.
 PERIOD, _SHARE = 0.25, 10.0
@@ -49,13 +49,13 @@ def show_only(visible: list[str], hidden: list[str], bounds: Bounds) -> str:
 
     That folder is /tmp, unless /tmp itself is visible.
     """
-    shown = sorted({os.path.abspath(path) for path in visible if os.path.exists(path)})
-    if "/" in shown:
+    paths = sorted({os.path.abspath(path) for path in visible if os.path.exists(path)})
+    if "/" in paths:
         raise ValueError(
             "`visible` holds /, and so every file; expected folders below it: name those that the environment reads"
         )
-    scratch = "/scratch" if "/tmp" in shown else "/tmp"
-    root = next(top for top in _ROOTS if os.path.isdir(top) and not any(within(path, top) for path in shown))
+    scratch = "/scratch" if "/tmp" in paths else "/tmp"
+    root = next(top for top in _ROOTS if os.path.isdir(top) and not any(within(path, top) for path in paths))
     kernel.mount("none", "/", None, kernel.REC | kernel.PRIVATE)
     before = _mounts()
     kernel.mount("tmpfs", root, "tmpfs", kernel.NOSUID | kernel.NODEV, "mode=755,size=4m,nr_inodes=8192")
@@ -70,7 +70,7 @@ def show_only(visible: list[str], hidden: list[str], bounds: Bounds) -> str:
         if os.path.exists(path):
             _bind(path, root + path)
     bound = ["/usr"]
-    for path in shown:
+    for path in paths:
         if not any(within(path, other) for other in bound):
             _bind(path, root + path)
             bound.append(path)
@@ -81,8 +81,8 @@ def show_only(visible: list[str], hidden: list[str], bounds: Bounds) -> str:
         if within(path, scratch):
             _bind(root + path, root + _KEPT + path)
     _bind("/proc", root + "/proc")
-    made = [target for number, target in _mounts().items() if number not in before]
-    _seal(target for target in made if target != root + scratch and not within(target, root + "/proc"))
+    new_mounts = [target for number, target in _mounts().items() if number not in before]
+    _seal(target for target in new_mounts if target != root + scratch and not within(target, root + "/proc"))
     kernel.pivot_root(root)
     return scratch
 
@@ -93,9 +93,9 @@ def own_mounts(scratch: str, bounds: Bounds, processes: bool) -> None:
         _seal(target for target in _mounts().values() if within(target, "/proc"))
     elif not kernel.succeeds(lambda: kernel.mount("proc", "/proc", "proc", _PROC)):
         kernel.mount("tmpfs", "/proc", "tmpfs", _PROC)
-    kept = [target for target in _mounts().values() if within(target, _KEPT)] if os.path.isdir(_KEPT) else []
+    tmp_mounts = [target for target in _mounts().values() if within(target, _KEPT)] if os.path.isdir(_KEPT) else []
     _mount_scratch(scratch, bounds)
-    for path in kept:
+    for path in tmp_mounts:
         # They are read-only already; mounts within one come with it.
         if not os.path.exists(path.removeprefix(_KEPT)):
             _bind(path, path.removeprefix(_KEPT))
@@ -118,8 +118,8 @@ def _bind(path: str, target: str) -> None:
 def _seal(targets: Iterable[str]) -> None:
     """Makes these mounts read-only."""
     for target in targets:
-        kept = os.statvfs(target).f_flag & _FLAGS
-        kernel.mount("none", target, None, kernel.BIND | kernel.REMOUNT | kernel.RDONLY | kept)
+        flags = os.statvfs(target).f_flag & _FLAGS
+        kernel.mount("none", target, None, kernel.BIND | kernel.REMOUNT | kernel.RDONLY | flags)
 
 
 def _mounts() -> dict[int, str]:
@@ -146,13 +146,13 @@ def _without(paths: list[str], hidden: list[str]) -> Iterator[str]:
 
 def private(visible: Iterable[str], *, way: bool) -> list[str]:
     """The files and folders among these that other users cannot read; with `way`, also those they cannot reach."""
-    found = []
+    paths = []
     for path in map(os.path.realpath, visible):
         mode = os.stat(path).st_mode if os.path.exists(path) else 0o777
-        closed = mode & 0o004 == 0 or (os.path.isdir(path) and mode & 0o001 == 0)
-        if closed or (way and any(parent.stat().st_mode & 0o001 == 0 for parent in Path(path).parents)):
-            found.append(path)
-    return found
+        is_private = mode & 0o004 == 0 or (os.path.isdir(path) and mode & 0o001 == 0)
+        if is_private or (way and any(parent.stat().st_mode & 0o001 == 0 for parent in Path(path).parents)):
+            paths.append(path)
+    return paths
 
 
 def within(path: str, folder: str) -> bool:
@@ -167,11 +167,11 @@ def make_scratch() -> str:
             with contextlib.suppress(OSError):
                 if os.lstat(folder).st_uid == os.geteuid():
                     remove(folder)
-    made = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
+    scratch = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
     # A child must be able to reach its own folder in it.
-    os.chmod(made, 0o711)
-    work_in(made)
-    return made
+    os.chmod(scratch, 0o711)
+    work_in(scratch)
+    return scratch
 
 
 def work_in(folder: str) -> None:
@@ -190,14 +190,14 @@ def remove(folder: str) -> None:
 def clear(parent: str, slot: int) -> int:
     """Frees the folder of that slot. Returns the process that removes the last child's files, or 0.
 
-    It is a process of its own, as a child can leave more files than can be removed while others wait.
+    It is a separate process, because a child can leave more files than can be removed while others wait.
     """
-    left = os.path.join(parent, str(slot))
+    slot_folder = os.path.join(parent, str(slot))
     with contextlib.suppress(OSError):
-        os.rmdir(left)
-    if not os.path.exists(left):
+        os.rmdir(slot_folder)
+    if not os.path.exists(slot_folder):
         return 0
-    os.rename(left, away := tempfile.mkdtemp(prefix="left-", dir=parent))
+    os.rename(slot_folder, away := tempfile.mkdtemp(prefix="left-", dir=parent))
     if pid := os.fork():
         return pid
     try:
@@ -208,62 +208,62 @@ def clear(parent: str, slot: int) -> int:
 
 
 def _empty(folder: str) -> None:
-    here = os.open(folder, _FOLDER)
+    current = os.open(folder, _FOLDER)
     # For each folder on the way down, the folders in it that are left.
-    way = [_folders(here)]
+    levels = [_folders(current)]
     try:
         while True:
-            if way[-1]:
-                name = way[-1][-1]
-                os.chmod(name, 0o700, dir_fd=here)
-                step = os.open(name, _FOLDER, dir_fd=here)
-                way.append(_folders(step))
-            elif len(way) > 1:
-                step = os.open("..", _FOLDER, dir_fd=here)
-                way.pop()
-                os.rmdir(way[-1].pop(), dir_fd=step)
+            if levels[-1]:
+                name = levels[-1][-1]
+                os.chmod(name, 0o700, dir_fd=current)
+                next_folder = os.open(name, _FOLDER, dir_fd=current)
+                levels.append(_folders(next_folder))
+            elif len(levels) > 1:
+                next_folder = os.open("..", _FOLDER, dir_fd=current)
+                levels.pop()
+                os.rmdir(levels[-1].pop(), dir_fd=next_folder)
             else:
                 return
-            os.close(here)
-            here = step
+            os.close(current)
+            current = next_folder
     finally:
-        os.close(here)
+        os.close(current)
 
 
 def _folders(here: int) -> list[str]:
     """Removes the files in an open folder; returns the names of its folders."""
-    found = []
+    names = []
     with os.scandir(here) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                found.append(entry.name)
+                names.append(entry.name)
             else:
                 os.unlink(entry.name, dir_fd=here)
-    return found
+    return names
 
 
 def watch(parent: str, bounds: Bounds) -> Callable[[Iterable[int]], list[int]]:
-    """Counts the bytes and files in the children's folders below `parent`, from time to time: slots → those of them
-    that exceed the bounds. Counting takes at most a tenth of the time."""
+    """A function: slots → those whose folders below `parent` exceed the bounds. From time to time it counts the bytes
+    and files in them, which takes at most a tenth of the time."""
     due = time.monotonic()
 
     def over(slots: Iterable[int]) -> list[int]:
         nonlocal due
-        if (started := time.monotonic()) < due:
+        if (start := time.monotonic()) < due:
             return []
-        unlinked = _unlinked(parent)
-        found = [
-            slot for slot in slots if _is_over(os.path.join(parent, str(slot)), unlinked.get(str(slot), 0), bounds)
+        deleted_bytes = _unlinked(parent)
+        offenders = [
+            slot for slot in slots if _is_over(os.path.join(parent, str(slot)), deleted_bytes.get(str(slot), 0), bounds)
         ]
-        ended = time.monotonic()
-        due = ended + max(PERIOD, _SHARE * (ended - started))
-        return found
+        end = time.monotonic()
+        due = end + max(PERIOD, _SHARE * (end - start))
+        return offenders
 
     return over
 
 
 def _is_over(folder: str, size: int, bounds: Bounds) -> bool:
-    """Whether the files in a folder exceed the bounds; `size` are bytes beside them."""
+    """Whether the files in a folder exceed the bounds; `size` is a number of bytes to add to theirs."""
     count, waiting = 0, [folder]
     while waiting:
         try:
@@ -286,7 +286,7 @@ def _is_over(folder: str, size: int, bounds: Bounds) -> bool:
 
 def _unlinked(parent: str) -> dict[str, int]:
     """Slot → bytes of deleted files that are still open, as far as open files are visible."""
-    found: dict[str, dict[tuple[int, int], int]] = {}
+    slot_files: dict[str, dict[tuple[int, int], int]] = {}
     for pid in descendants(os.getpid()):
         with contextlib.suppress(OSError):
             for descriptor in os.listdir(f"/proc/{pid}/fd"):
@@ -295,5 +295,5 @@ def _unlinked(parent: str) -> dict[str, int]:
                     if path.startswith(parent + "/") and path.endswith(" (deleted)"):
                         status = os.stat(link)
                         slot = path.removeprefix(parent + "/").partition("/")[0]
-                        found.setdefault(slot, {})[status.st_dev, status.st_ino] = status.st_blocks * 512
-    return {slot: sum(sizes.values()) for slot, sizes in found.items()}
+                        slot_files.setdefault(slot, {})[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return {slot: sum(sizes.values()) for slot, sizes in slot_files.items()}

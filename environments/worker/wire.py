@@ -62,10 +62,10 @@ def failed(code: str, message: str) -> dict[str, str]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         raise ValueError("an object names a key twice")
-    return made
+    return members
 
 
 class Scan:
@@ -111,7 +111,7 @@ class OutOfMemory(Exception):
 
 
 def checked(line: bytes, call: int) -> bytes:
-    """The reply to pass on to the client. Raises ValueError where it is no reply to this call, and OutOfMemory."""
+    """The reply to pass on to the client. Raises ValueError if it is not a reply to this call, and OutOfMemory."""
     answer = decode(line)
     if type(answer.get("n")) is not int or answer["n"] != call:
         raise ValueError("it has not the number of the call")
@@ -142,7 +142,7 @@ class Opening:
 
 
 def read(kind: Any, value: Any) -> Any:
-    """The JSON value of a worker as a record of type `kind`. Raises Malformed where it is none."""
+    """The JSON value of a worker as a record of type `kind`. Raises Malformed if it is not one."""
     try:
         return from_json(kind, value, _exactly)
     except TypeError as error:
@@ -150,13 +150,13 @@ def read(kind: Any, value: Any) -> Any:
 
 
 def _exactly(kind: Any, value: Any) -> Any:
-    """The value, which must have exactly that type, and no other that can be converted."""
+    """The value, if it has exactly that type: nothing is converted. Raises TypeError."""
     origin = typing.get_origin(kind)
     if origin is typing.Literal:
         if not isinstance(value, str) or value not in typing.get_args(kind):
             raise TypeError(f"found {value!r:.50}, expected one of {', '.join(map(str, typing.get_args(kind)))}")
         return value
-    expected = kind if origin is None else dict
-    if kind is not Any and type(value) is not expected and not (expected is float and type(value) is int):
-        raise TypeError(f"found {type(value).__name__}, expected {expected.__name__}")
+    expected_type = kind if origin is None else dict
+    if kind is not Any and type(value) is not expected_type and not (expected_type is float and type(value) is int):
+        raise TypeError(f"found {type(value).__name__}, expected {expected_type.__name__}")
     return value
