@@ -67,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=worded(__doc__),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    known = worlds.available()
-    parser.add_argument("name", help=f"one of {', '.join(known)}, or package.module from outside")
+    names = worlds.available()
+    parser.add_argument("name", help=f"one of {', '.join(names)}, or package.module from outside")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the environment (repeatable)"
     )
@@ -84,21 +84,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--count is {options.count}; expected at least 1")
     try:
         module = vars(worlds.module(options.name))
-        given = options.set + ([f"data={options.data}"] if options.data else [])
-        if wrong := [one for one in given if "=" not in one]:
+        assignments = options.set + ([f"data={options.data}"] if options.data else [])
+        if wrong := [assignment for assignment in assignments if "=" not in assignment]:
             raise ValueError(f"--set {wrong[0]} has no value; give it as --set KEY=VALUE")
-        settings = worlds.settings_from_text(options.name, dict(one.split("=", 1) for one in given))
+        settings = worlds.settings_from_text(options.name, dict(assignment.split("=", 1) for assignment in assignments))
         count = options.count or module.get("COUNT", _COUNT)
-        if "check" in module and options.name in known:
+        if "check" in module and options.name in names:
             if settings or options.cluster:
                 raise ValueError(f"the check of {options.name!r} is its own, and takes no --set and no --cluster")
             return int(module["check"](count, every=options.mutations == "all", **settings))
         faults = 0
-        for server, case in module.get("cases", lambda given: {"": given})(settings).items():
+        for server, case in module.get("cases", lambda settings: {"": settings})(settings).items():
             name = worlds.full_name(options.name)
             environment = place(options.cluster, name, case) if options.cluster else worlds.load(name, **case)
-            drawn = _drawn(environment, module.get("SPLITS"), options.category, count)
-            for line in _lines(environment, options.name, drawn, module, options.mutations == "all"):
+            tasks_by_split = _drawn(environment, module.get("SPLITS"), options.category, count)
+            for line in _lines(environment, options.name, tasks_by_split, module, options.mutations == "all"):
                 faults += line["fault_count"]
                 print(json.dumps(to_json({"server": server, **line} if server else line)), flush=True)
     except (ValueError, InstallError, EnvironmentFailure) as error:
@@ -112,18 +112,18 @@ def _lines(
     """The line of each split. A split ends with the first call that hangs."""
     for split, tasks in drawn.items():
         began = time.monotonic()
-        solved = [task for task in tasks if task.solution]
-        if solved:
+        solvable = [task for task in tasks if task.solution]
+        if solvable:
             report = SplitReport()
-            examine = functools.partial(report.examine, tasks=solved, own=module.get("TRIALS", {}), every=every)
+            examine = functools.partial(report.examine, tasks=solvable, own=module.get("TRIALS", {}), every=every)
             report.faults += _hanging(environment, examine)
-            listed = every or module.get("OFFICIAL_VERDICT", False)
-            line = report.line(name, split, time.monotonic() - began, every=listed)
-            yield line | {"unsolved": len(tasks) - len(solved)}
+            list_all = every or module.get("OFFICIAL_VERDICT", False)
+            line = report.line(name, split, time.monotonic() - began, every=list_all)
+            yield line | {"unsolved": len(tasks) - len(solvable)}
         elif reason := traits_of(environment).incomparable:
-            opened = SplitReport()
-            opened.faults += _hanging(environment, functools.partial(examine_openings, tasks=tasks, report=opened))
-            record = opened.line(name, split, time.monotonic() - began, every=True)
+            openings = SplitReport()
+            openings.faults += _hanging(environment, functools.partial(examine_openings, tasks=tasks, report=openings))
+            record = openings.line(name, split, time.monotonic() - began, every=True)
             yield {**{key: record[key] for key in _OPENED}, "synthesizes": f"nothing: {reason}"}
         else:
             bare = SetupReport()
@@ -151,17 +151,17 @@ def _drawn(
     if own is not None or category != "all":
         splits = own if own is not None and category == "all" else category.split(",")
         return {split: environment.tasks(split, count) for split in splits}
-    drawn: dict[str, tuple[Task, ...]] = {}
+    by_split: dict[str, tuple[Task, ...]] = {}
     # Nothing is explored from setups whose states cannot be compared.
-    named = ("train", *_SPLITS[1:]) if traits_of(environment).incomparable else _SPLITS
-    for split in named:
+    names = ("train", *_SPLITS[1:]) if traits_of(environment).incomparable else _SPLITS
+    for split in names:
         try:
-            drawn[split] = environment.tasks(split, count)
+            by_split[split] = environment.tasks(split, count)
         except ValueError:
             continue  # it has no such split
-    if not any(drawn.values()):
+    if not any(by_split.values()):
         raise ValueError(f"environment {environment.name!r} has no task in {', '.join(_SPLITS)}; name its --splits")
-    return {split: tasks for split, tasks in drawn.items() if tasks}
+    return {split: tasks for split, tasks in by_split.items() if tasks}
 
 
 if __name__ == "__main__":

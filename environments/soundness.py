@@ -83,13 +83,13 @@ class SplitReport:
             drops = [random.Random(f"{_SEED} {task.id}").choice(drops)]
         for index, without, name in drops:
             self.mutated += 1
-            changed = index + 1 >= len(states) or states[index] != states[index + 1]
+            had_effect = index + 1 >= len(states) or states[index] != states[index + 1]
             less = _play(environment, task, without)
             if less.outcome not in ("finished", "truncated"):
                 self.faults.append(f"{task.id}: without {name} of action {index + 1}: {less.outcome} {less.error}")
             elif less.reward < 1.0:
                 self.mutated_rejected += 1
-            elif not changed:
+            elif not had_effect:
                 self.harmless += 1
             else:
                 self.let_through.append(f"{task.id}: {name} of action {index + 1}")
@@ -123,8 +123,8 @@ class SplitReport:
 
 def loss(environment: Environment, task: Task) -> str:
     """Why a play of the task's solution has no verdict; "" where it has one."""
-    played = _play(environment, task, task.solution)
-    return "" if played.outcome in ("finished", "truncated") else f"{played.outcome} {played.error}"
+    trajectory = _play(environment, task, task.solution)
+    return "" if trajectory.outcome in ("finished", "truncated") else f"{trajectory.outcome} {trajectory.error}"
 
 
 def asks_for_something(environment: Environment, task: Task) -> bool:
@@ -238,8 +238,8 @@ class SetupReport:
         self.plays.check(environment, task, every=True)
         self.plays.let_through[before:] = [f"{drop}: {UNNOTICED}" for drop in self.plays.let_through[before:]]
         # A task of the environment's own has a verdict of its own.
-        if setup.query and (lost := loss(environment, dataclasses.replace(setup, solution=task.solution))):
-            yield lost
+        if setup.query and (failure := loss(environment, dataclasses.replace(setup, solution=task.solution))):
+            yield failure
         if not garbage:
             return
         if reason := _remembered(environment, task):
@@ -258,54 +258,54 @@ class SetupReport:
                 f"none of {self.actions} calls changed the state: it lacks what the tools change, or they only look"
             )
         record = self.plays.line(name, split, seconds, every=True)
-        found = {"setups": self.setups, "actions": self.actions, **record}
-        found["unnoticed"] = [f"{tool}: {UNNOTICED}" for tool in sorted(self.worked - self.changed)]
-        found["unclean"] = self.unclean
-        untried = sorted(self.walked - self.worked - self.endings)
-        return found | ({"untried": untried} if untried else {})
+        line = {"setups": self.setups, "actions": self.actions, **record}
+        line["unnoticed"] = [f"{tool}: {UNNOTICED}" for tool in sorted(self.worked - self.changed)]
+        line["unclean"] = self.unclean
+        untried_tools = sorted(self.walked - self.worked - self.endings)
+        return line | ({"untried": untried_tools} if untried_tools else {})
 
     def _walk(self, environment: Environment, setup: Task) -> Task | None:
         """The task of a walk over actions that worked, and then the last action offered, which ends the episode."""
         rng = random.Random(content_hash(["walk", to_json(setup.setup)]))
         for _ in range(_WALKS):
-            if taken := self._walked(environment, setup, rng):
-                return Task(setup.environment, "; ".join(map(signature, taken)), setup.setup, taken)
+            if actions := self._walked(environment, setup, rng):
+                return Task(setup.environment, "; ".join(map(signature, actions)), setup.setup, actions)
         return None
 
     def _walked(self, environment: Environment, setup: Task, rng: random.Random) -> tuple[Action, ...]:
         """The actions of one walk; () where none worked before it ended."""
-        taken: list[Action] = []
+        actions: list[Action] = []
         with opened(environment, setup) as episode:
-            *offered, ending = ask(episode.affordances) or (Action(),)
+            *offers, ending = ask(episode.affordances) or (Action(),)
             self.endings |= _called(ending)
             self.walked |= {tool["function"]["name"] for tool in ask(episode.tools)}
             for _ in range(_TRIED):
-                offered = [action for action in offered if _called(action) != _called(ending)]
-                if not offered or len(taken) == _STEPS:
+                offers = [action for action in offers if _called(action) != _called(ending)]
+                if not offers or len(actions) == _STEPS:
                     break
                 # A tool of which no call was made yet comes first.
-                action = rng.choice([one for one in offered if not _called(one) <= self.taken] or offered)
+                action = rng.choice([offer for offer in offers if not _called(offer) <= self.taken] or offers)
                 self.taken |= _called(action)
                 observation, clean = self._step(episode, action)
                 if observation.ok and not observation.done:
-                    taken.append(action)
+                    actions.append(action)
                 if observation.done or not clean:
                     break
-                *offered, ending = ask(episode.affordances) or (Action(),)
-        return (*taken, ending) if taken else ()
+                *offers, ending = ask(episode.affordances) or (Action(),)
+        return (*actions, ending) if actions else ()
 
     def _step(self, episode: Episode, action: Action) -> tuple[Observation, bool]:
         """Takes one action of a walk; false where it is refused, and has changed the state all the same."""
         before = ask(_state, episode)
         observation = ask(episode.step, action)
         self.actions += 1
-        changed = ask(_state, episode) != before
+        differs = ask(_state, episode) != before
         if observation.ok:
             self.worked |= _called(action)
-            self.changed |= _called(action) if changed else set()
-        elif changed and not observation.done:
+            self.changed |= _called(action) if differs else set()
+        elif differs and not observation.done:
             self.unclean.append(f"{signature(action):.200} is refused and changes the state")
-        return observation, observation.ok or not changed
+        return observation, observation.ok or not differs
 
 
 def _called(action: Action) -> set[str]:
@@ -322,13 +322,13 @@ def _state(episode: Episode) -> str:
 
 def _differing_start(environment: Environment, setup: Task) -> str:
     """How two fresh episodes of a setup differ; "" where they do not."""
-    found = []
+    openings = []
     for _ in range(2):
         with contextlib.closing(environment.start(setup)) as episode:
             opening = ask(episode.reset)
-            found.append((opening, ask(episode.tools), ask(_state, episode), ask(episode.affordances)))
+            openings.append((opening, ask(episode.tools), ask(_state, episode), ask(episode.affordances)))
     names = ("opening", "tools", "state", "affordances")
-    different = [name for name, one, other in zip(names, *found, strict=True) if one != other]
+    different = [name for name, first, second in zip(names, *openings, strict=True) if first != second]
     return f"two episodes begin with different {' and '.join(different)}" if different else ""
 
 
@@ -336,8 +336,8 @@ def _changes(environment: Environment, setup: Task, action: Action) -> bool:
     """Whether the action changes the state, and does not end the episode."""
     with opened(environment, setup) as episode:
         before = ask(_state, episode)
-        ended = ask(episode.step, action).done
-        return not ended and ask(_state, episode) != before
+        is_over = ask(episode.step, action).done
+        return not is_over and ask(_state, episode) != before
 
 
 def _remembered(environment: Environment, task: Task) -> str:
@@ -349,14 +349,14 @@ def _remembered(environment: Environment, task: Task) -> str:
     calls = {call.name: call for action in task.solution[:-1] for call in action.calls}
     for number, call in enumerate(calls.values(), 11):
         word = f"canary{secrets.token_hex(4)}"
-        asked = [call, *_with_canary(call, word, number)]
-        told = [marked for one in calls.values() for marked in _with_canary(one, word, number)]
-        before, _, after = (_answers(environment, task, some) for some in (asked, told, asked))
-        for one, first, second in zip(asked, before, after, strict=False):
-            if first != second:
+        probes = [call, *_with_canary(call, word, number)]
+        canary_calls = [variant for other in calls.values() for variant in _with_canary(other, word, number)]
+        before, _, after = (_answers(environment, task, sequence) for sequence in (probes, canary_calls, probes))
+        for probe, earlier, later in zip(probes, before, after, strict=False):
+            if earlier != later:
                 return (
-                    f"{signature(Action(calls=(one,))):.200} is answered {second!r:.200} after another episode, and "
-                    f"{first!r:.200} before it; expected episodes that see nothing of each other"
+                    f"{signature(Action(calls=(probe,))):.200} is answered {later!r:.200} after another episode, and "
+                    f"{earlier!r:.200} before it; expected episodes that see nothing of each other"
                 )
     return ""
 
@@ -370,11 +370,11 @@ def _with_canary(call: Call, word: str, number: int) -> Iterator[Call]:
 
 def _answers(environment: Environment, task: Task, calls: Sequence[Call]) -> list[str]:
     """What an episode answers to these calls, up to one that ends it; of what is refused, only that it is."""
-    found: list[str] = []
+    answers: list[str] = []
     with opened(environment, task) as episode:
         for call in calls:
-            seen = ask(episode.step, Action(calls=(call,)))
-            found.append(seen.text if seen.ok else "with a refusal")
-            if seen.done:
+            observation = ask(episode.step, Action(calls=(call,)))
+            answers.append(observation.text if observation.ok else "with a refusal")
+            if observation.done:
                 break
-    return found
+    return answers

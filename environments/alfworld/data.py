@@ -73,8 +73,8 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
 def _generate(python: str, root: Path, say: Callable[[str], None]) -> None:
     """Has games made of our own problems, in their place when all are made."""
     say(f"alfworld: alfworld-generate makes games in {root}")
-    for left in ("problems", "making", _GAMES):
-        shutil.rmtree(root / left, ignore_errors=True)
+    for leftover in ("problems", "making", _GAMES):
+        shutil.rmtree(root / leftover, ignore_errors=True)
     folders = [str(root / "problems"), str(root / "making")]
     # The package makes the folder of that name when it is imported.
     own = {"PYTHONHASHSEED": "0", "ALFWORLD_DATA": str(root / "making")}
@@ -85,21 +85,21 @@ def _generate(python: str, root: Path, say: Callable[[str], None]) -> None:
 
 def _link(root: Path) -> None:
     """Links to the official games where a user has them. Raises InstallError where there are none."""
-    found = _downloaded(root)
-    if missing := [split for split in SPLITS if not (found / split).is_dir()]:
-        raise InstallError(f"ALFWorld's official games are not in {found}: no folder {missing[0]}. {_ways('official')}")
+    data = _downloaded(root)
+    if missing := [split for split in SPLITS if not (data / split).is_dir()]:
+        raise InstallError(f"ALFWorld's official games are not in {data}: no folder {missing[0]}. {_ways('official')}")
     (root / _LIST).unlink(missing_ok=True)
     part = root / f"{_GAMES}.part"
     part.unlink(missing_ok=True)
-    part.symlink_to(found)
+    part.symlink_to(data)
     part.replace(root / _GAMES)
 
 
 def _write_list(root: Path) -> None:
-    found = list(_playable(games(root)))
-    if missing := [split for split in SPLITS if not any(one["split"] == split for one in found)]:
+    entries = list(_playable(games(root)))
+    if missing := [split for split in SPLITS if not any(entry["split"] == split for entry in entries)]:
         raise InstallError(f"{games(root)} has no solvable game in {', '.join(missing)}")
-    write_whole(root / _LIST, json.dumps(found))
+    write_whole(root / _LIST, json.dumps(entries))
 
 
 def _playable(folder: Path) -> Iterator[dict[str, Any]]:
@@ -109,12 +109,12 @@ def _playable(folder: Path) -> Iterator[dict[str, Any]]:
     """
     for split in SPLITS:
         for file in sorted((folder / split).glob("**/game.tw-pddl")):
-            game, told = str(file.parent.relative_to(folder)), json.loads(file.read_text())
-            if "movable" in game or "Sliced" in game or not told.get("solvable"):
+            game, record = str(file.parent.relative_to(folder)), json.loads(file.read_text())
+            if "movable" in game or "Sliced" in game or not record.get("solvable"):
                 continue
-            if (task := _TASK.search(told["grammar"])) is None:
+            if (task := _TASK.search(record["grammar"])) is None:
                 raise InstallError(f"{file} names no task")
-            walkthrough = [command for command in told.get("walkthrough") or () if command not in _IDLE]
+            walkthrough = [command for command in record.get("walkthrough") or () if command not in _IDLE]
             yield {"game": game, "split": split, "task": task[1], "walkthrough": walkthrough}
 
 

@@ -45,8 +45,8 @@ class World:
             raise ValueError(f"the setup is {dict(setup)!r:.200}; expected the folder of a game")
         if not file.is_file():
             raise ValueError(f"there is no game {name!r:.200} in {games}")
-        wanted = importlib.import_module("textworld").EnvInfos(won=True, facts=True, admissible_commands=True)
-        engine = importlib.import_module("textworld.envs").PddlEnv(wanted)
+        infos = importlib.import_module("textworld").EnvInfos(won=True, facts=True, admissible_commands=True)
+        engine = importlib.import_module("textworld.envs").PddlEnv(infos)
         wrapper = importlib.import_module("alfworld.agents.environment.alfred_tw_env").AlfredDemangler
         self._engine = wrapper(engine, shuffle=False)
         self._engine.load(str(file))
@@ -73,9 +73,9 @@ class World:
         command = commands.command_of(name, arguments)
         self._done += 1
         self._state, _, _ = self._engine.step(command)
-        if (said := self._shown()) == _NOTHING:
+        if (reply := self._shown()) == _NOTHING:
             raise ValueError(_NOTHING)
-        return said
+        return reply
 
     def over(self) -> bool:
         """Whether the game is won, or the episode has had its commands."""
@@ -83,11 +83,11 @@ class World:
 
     def state(self) -> Mapping[str, Any]:
         """Where the agent and the objects are, what is open, and what was done to the objects."""
-        found: dict[str, list[str]] = {}
+        by_predicate: dict[str, list[str]] = {}
         for fact in self._state["facts"]:
             if fact.name in _CHANGING:
-                found.setdefault(fact.name, []).append(", ".join(name.strip() for name in fact.names))
-        return {name: sorted(held) for name, held in sorted(found.items())}
+                by_predicate.setdefault(fact.name, []).append(", ".join(name.strip() for name in fact.names))
+        return {name: sorted(arguments) for name, arguments in sorted(by_predicate.items())}
 
     def commands(self) -> list[str]:
         """The commands that do something now."""
@@ -96,8 +96,8 @@ class World:
 
 def offers(world: World) -> list[tuple[str, dict[str, Any]]]:
     """(tool, arguments) of commands worth trying now."""
-    found = [command for command in world.commands() if commands.verb(command) not in UNASKED]
-    return commands.offers(found, canonical(world.state()))
+    candidates = [command for command in world.commands() if commands.verb(command) not in UNASKED]
+    return commands.offers(candidates, canonical(world.state()))
 
 
 # The benchmark has no system message; the words are ours.
@@ -108,8 +108,8 @@ def make(root: str, instructions: str = "full") -> ToolEnvironment:
     """The environment of the games in `root`. Imports the engine, which every child then has."""
     for name in ("textworld.envs", "alfworld.agents.environment.alfred_tw_env"):
         importlib.import_module(name)
-    folder, known = games(Path(root)), listed(Path(root))
-    splits = {split: [_task(one) for one in known if one["split"] == split] for split in SPLITS}
+    folder, entries = games(Path(root)), listed(Path(root))
+    splits = {split: [_task(entry) for entry in entries if entry["split"] == split] for split in SPLITS}
     return commands.environment(
         NAME,
         "open fridge 1",
@@ -117,7 +117,7 @@ def make(root: str, instructions: str = "full") -> ToolEnvironment:
         {**splits, "dev": splits["valid_seen"], "eval": splits["valid_unseen"], "held_out": splits["valid_unseen"]},
         _judge,
         open=lambda setup: World(folder, setup),
-        setups=[{"game": one["game"]} for one in known if one["split"] == "train"],
+        setups=[{"game": entry["game"]} for entry in entries if entry["split"] == "train"],
         affordances=offers,
         phrase=lambda steps: commands.phrase(steps, UNASKED),
         instructions=system_message(instructions),
@@ -126,8 +126,8 @@ def make(root: str, instructions: str = "full") -> ToolEnvironment:
 
 def _task(one: Mapping[str, Any]) -> Task:
     """The official task; without a solution where its walkthrough is longer than an episode."""
-    commanded = one["walkthrough"] if len(one["walkthrough"]) <= LIMIT else ()
-    solution = tuple(Action(calls=(commands.call(command),)) for command in commanded)
+    walkthrough = one["walkthrough"] if len(one["walkthrough"]) <= LIMIT else ()
+    solution = tuple(Action(calls=(commands.call(command),)) for command in walkthrough)
     return Task(NAME, f"Your task is to: {one['task']}.", {"game": one["game"]}, solution)
 
 

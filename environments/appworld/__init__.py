@@ -64,29 +64,29 @@ def make(
     truth from a model's code.
     """
     python = interpreter("appworld", RECIPE)
-    full, shown = str(roots.root(data) / "data"), str(roots.public(data) / "data")
-    if os.path.realpath(shown).startswith("/tmp/"):
+    full, public = str(roots.root(data) / "data"), str(roots.public(data) / "data")
+    if os.path.realpath(public).startswith("/tmp/"):
         raise InstallError(
-            f"{shown} lies in /tmp, which every episode has for itself; set COJAX_CACHE to another folder"
+            f"{public} lies in /tmp, which every episode has for itself; set COJAX_CACHE to another folder"
         )
-    # One runs code on the data `shown`, the other judges its calls on the `full` data.
+    # One runs code on the `public` data, the other judges its calls on the `full` data.
     bounds = Bounds(deadline=deadline, output=4 * 2**20)
-    with concurrent.futures.ThreadPoolExecutor() as both:
-        playing = both.submit(
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        playing = pool.submit(
             isolate,
             f"{__name__}.inside",
             python=python,
             bounds=bounds,
             runs_policy_code=True,
-            visible=(shown,),
+            visible=(public,),
             # The code that makes the tiny data reveals their right answers.
             hidden=(os.path.join(os.path.dirname(__file__), "tiny"),),
-            data=shown,
+            data=public,
             # Both as it is named and where it really is.
             truth=[full, os.path.realpath(full)],
             seconds=0.75 * deadline,
         )
-        judging = both.submit(
+        judging = pool.submit(
             isolate,
             f"{__name__}.judge",
             python=python,
@@ -95,7 +95,7 @@ def make(
             data=full,
         )
     try:
-        made = AppWorld(
+        environment = AppWorld(
             playing.result(),
             judging.result(),
             data,
@@ -103,13 +103,13 @@ def make(
             skills=data == "tiny" if skills is None else skills,
             verdict=verdict,
         )
-        made.play.tools()
+        environment.play.tools()
     except EnvironmentFailure:
         for worker in (playing, judging):
             if worker.exception() is None:
                 worker.result().close()
         raise
-    return made
+    return environment
 
 
 def check(count: int, *, every: bool = False) -> int:

@@ -35,12 +35,12 @@ def audit(make: Callable[..., AppWorld], count: int, *, every: bool) -> int:
     At most `count` tasks of each split are examined. `every` leaves out each effective call in turn, instead of one
     drawn at random. Raises InstallError where no data root is installed.
     """
-    found = [name for name in roots.ROOTS if roots.is_current(name)]
-    if not found:
+    names = [name for name in roots.ROOTS if roots.is_current(name)]
+    if not names:
         roots.root(roots.ROOTS[0])
     print(f"{_HEAD} {'TGC ours/its':>15} {'SGC ours/its':>15}")
     faults: list[str] = []
-    for name in found:
+    for name in names:
         environment = make(data=name, solutions=True)
         try:
             for split in roots.SPLITS:
@@ -55,59 +55,59 @@ def audit(make: Callable[..., AppWorld], count: int, *, every: bool) -> int:
 def _split(environment: AppWorld, split: str, count: int, *, every: bool) -> list[str]:
     """Prints the line of a split; returns its faults."""
     tasks = [task for task in environment.tasks(split, count) if task.solution]
-    solved, idle, mutated, failing = 0, 0, 0, 0
+    passes, no_ops, mutations, failures = 0, 0, 0, 0
     mixture: list[tuple[Group, list[Call]]] = []
     faults = []
     for task in tasks:
         name = task.setup["task"]
         try:
             first, calls = _play(environment, task)
-            again, _ = _play(environment, task)
-            nothing = play(environment, task, follow(_NOTHING), max_turns=1)
+            repeat, _ = _play(environment, task)
+            no_op = play(environment, task, follow(_NOTHING), max_turns=1)
             mutants = list(_mutants(environment, task, calls, every=every))
         except EnvironmentFailure as failure:
             faults.append(f"{name}: {failure}")
             continue
-        if first.reward == 1.0 and _seen(first) == _seen(again):
-            solved += 1
+        if first.reward == 1.0 and _seen(first) == _seen(repeat):
+            passes += 1
         else:
-            failed = [check.name for check in first.checks if not check.passed]
+            flaws = [check.name for check in first.checks if not check.passed]
             faults.append(
-                f"{name}: the solution ends {first.outcome} with reward {first.reward}, again {again.reward}; {failed}"
+                f"{name}: the solution ends {first.outcome} with reward {first.reward}, again {repeat.reward}; {flaws}"
             )
-        idle += nothing.reward < 1.0
-        if nothing.reward == 1.0:
+        no_ops += no_op.reward < 1.0
+        if no_op.reward == 1.0:
             faults.append(f"{name}: completing at once earns reward 1")
-        for dropped, _, trajectory in mutants:
-            mutated += 1
-            failing += trajectory.reward < 1.0
+        for drop, _, trajectory in mutants:
+            mutations += 1
+            failures += trajectory.reward < 1.0
             if trajectory.reward == 1.0:
-                faults.append(f"{name}: passes without {dropped}")
+                faults.append(f"{name}: passes without {drop}")
         # Some of a split fail, so that there is something to measure.
-        chosen = (first, calls) if len(mixture) % 4 or not mutants else (mutants[0][2], mutants[0][1])
-        mixture.append((Group(task, (chosen[0],)), chosen[1]))
-    line = f"{environment.data:<9} {split:<15} {len(tasks):>5} {solved:>6} {idle:>11} {mutated:>7} {failing:>5}"
+        sample = (first, calls) if len(mixture) % 4 or not mutants else (mutants[0][2], mutants[0][1])
+        mixture.append((Group(task, (sample[0],)), sample[1]))
+    line = f"{environment.data:<9} {split:<15} {len(tasks):>5} {passes:>6} {no_ops:>11} {mutations:>7} {failures:>5}"
     if mixture and len(mixture) == len(environment.tasks(split, 10**9)):
-        found = measures([group for group, _ in mixture])
-        ours = [round(100 * share, 1) for share in (found["TGC"]["value"], _mean(found["SGC"]["values"]))]
-        theirs = _official(environment, split, {group.task.setup["task"]: calls for group, calls in mixture})
-        line += "".join(f" {f'{one}/{other}':>15}" for one, other in zip(ours, theirs, strict=True))
-        if ours != theirs:
-            faults.append(f"{split}: TGC and SGC are {ours}, by the benchmark itself {theirs}")
+        figures = measures([group for group, _ in mixture])
+        ours = [round(100 * share, 1) for share in (figures["TGC"]["value"], _mean(figures["SGC"]["values"]))]
+        official = _official(environment, split, {group.task.setup["task"]: calls for group, calls in mixture})
+        line += "".join(f" {f'{one}/{other}':>15}" for one, other in zip(ours, official, strict=True))
+        if ours != official:
+            faults.append(f"{split}: TGC and SGC are {ours}, by the benchmark itself {official}")
     print(line, flush=True)
     return faults
 
 
 def _play(environment: AppWorld, task: Task) -> tuple[Trajectory, list[Call]]:
     """The trajectory of the task's solution, and the calls it made."""
-    started: list[AppWorldEpisode] = []
+    episodes: list[AppWorldEpisode] = []
 
     def start(task: Task) -> AppWorldEpisode:
-        started.append(environment.start(task))
-        return started[0]
+        episodes.append(environment.start(task))
+        return episodes[0]
 
-    watched: Any = types.SimpleNamespace(name=NAME, start=start)
-    return play(watched, task, follow(task.solution), max_turns=len(task.solution)), started[0].calls
+    recorder: Any = types.SimpleNamespace(name=NAME, start=start)
+    return play(recorder, task, follow(task.solution), max_turns=len(task.solution)), episodes[0].calls
 
 
 def _mutants(
@@ -117,12 +117,12 @@ def _mutants(
     effective = list(_effective(environment, task, calls))
     if not every and effective:
         effective = [random.Random(f"{_SEED} {task.id}").choice(effective)]
-    for index in effective:
-        left = [*calls[:index], *calls[index + 1 :]]
+    for i in effective:
+        others = [*calls[:i], *calls[i + 1 :]]
         with _judging(environment, task.setup) as judging:
-            judging.step(Action(calls=tuple(left)))
-            found = judging.evaluate()
-        yield f"call {index + 1}, {calls[index].name}", left, Trajectory(task, reward=found.reward, checks=found.checks)
+            judging.step(Action(calls=tuple(others)))
+            verdict = judging.evaluate()
+        yield f"call {i + 1}, {calls[i].name}", others, Trajectory(task, reward=verdict.reward, checks=verdict.checks)
 
 
 def _effective(environment: AppWorld, task: Task, calls: Sequence[Call]) -> Iterator[int]:
@@ -139,8 +139,8 @@ def _effective(environment: AppWorld, task: Task, calls: Sequence[Call]) -> Iter
 
 def _official(environment: AppWorld, split: str, made: dict[str, list[Call]]) -> list[float]:
     """TGC and SGC of these calls by the benchmark's own `evaluate_dataset`."""
-    again = {task: [[call.name, dict(call.arguments)] for call in calls] for task, calls in made.items()}
-    with _judging(environment, {"dataset": split, "made": again}) as judging:
+    replays = {task: [[call.name, dict(call.arguments)] for call in calls] for task, calls in made.items()}
+    with _judging(environment, {"dataset": split, "made": replays}) as judging:
         figures = judging.state()
         return [figures["task_goal_completion"], figures["scenario_goal_completion"]]
 
@@ -176,20 +176,20 @@ def measures(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
     scenarios: dict[str, list[list[float]]] = {}
     for group in groups:
         if _ID in group.task.setup and group.trajectories:
-            solved = [float(t.valid and t.reward >= 1.0) for t in group.trajectories]
-            scenarios.setdefault(scenario(group.task), []).append(solved)
+            scores = [float(trajectory.valid and trajectory.reward >= 1.0) for trajectory in group.trajectories]
+            scenarios.setdefault(scenario(group.task), []).append(scores)
     if not scenarios:
         raise ValueError(f"no task has {_ID!r} in its setup; goal completion is of AppWorld's own tasks")
-    samples = max(len(solved) for tasks in scenarios.values() for solved in tasks)
+    samples = max(len(scores) for tasks in scenarios.values() for scores in tasks)
     # Of each scenario, for each sample, which tasks that sample solved.
     runs = [
-        [run for sample in range(samples) if (run := [solved[sample] for solved in tasks if sample < len(solved)])]
+        [run for sample in range(samples) if (run := [scores[sample] for scores in tasks if sample < len(scores)])]
         for tasks in scenarios.values()
     ]
-    by_task = [_mean(solved) for tasks in scenarios.values() for solved in tasks]
+    by_task = [_mean(scores) for tasks in scenarios.values() for scores in tasks]
     episodes = sum(map(len, runs))
-    task_shares = [_mean([_mean(run) for run in found]) for found in runs]
-    scenario_shares = [_mean([min(run) for run in found]) for found in runs]
+    task_shares = [_mean([_mean(run) for run in scenario_runs]) for scenario_runs in runs]
+    scenario_shares = [_mean([min(run) for run in scenario_runs]) for scenario_runs in runs]
     return {
         "TGC": {"values": task_shares, "episodes": episodes, "value": _mean(by_task), "count": len(by_task)},
         "SGC": {"values": scenario_shares, "episodes": episodes},

@@ -52,8 +52,8 @@ def root(name: str) -> Path:
     """
     folder = _place(name)
     if not is_current(name):
-        found = "is stale" if (folder / _STAMP).exists() else "is not there"
-        raise InstallError(f"AppWorld's {name} data {found} ({folder}). {_ways(name)}")
+        problem = "is stale" if (folder / _STAMP).exists() else "is not there"
+        raise InstallError(f"AppWorld's {name} data {problem} ({folder}). {_ways(name)}")
     return folder
 
 
@@ -101,44 +101,44 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
 
 def _provide(name: str, python: str, say: Callable[[str], None]) -> None:
     place = _place(name)
-    for left in place.parent.glob(f".{name}-*"):
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in place.parent.glob(f".{name}-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
     if is_current(name):
         say(f"appworld: {name} data already in {place}")
         return
-    making = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=place.parent))
+    workspace = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=place.parent))
     try:
         if name == "tiny":
             say(f"appworld: building tiny data in {place}")
-            builder = [python, "-m", f"{__package__}.tiny", str(making / "root")]
-            _run(builder, _BUILD, "cannot build the tiny data", making / "root")
+            builder = [python, "-m", f"{__package__}.tiny", str(workspace / "root")]
+            _run(builder, _BUILD, "cannot build the tiny data", workspace / "root")
         elif (place / "data").exists():
             say(f"appworld: checking the data found in {place}")
-            (making / "root").mkdir(mode=0o700)
+            (workspace / "root").mkdir(mode=0o700)
         else:
             say(f"appworld: downloading the official data into {place}")
-            _download(python, making / "root")
-        data = next(found / "data" for found in (making / "root", place) if (found / "data").exists())
+            _download(python, workspace / "root")
+        data = next(folder / "data" for folder in (workspace / "root", place) if (folder / "data").exists())
         if flaw := next(_flaws(data), ""):
             raise InstallError(f"AppWorld's {name} data is incomplete: {flaw}. {_ways(name)}")
         say("appworld: copying what model code may see")
-        shutil.copytree(data, making / "public" / "data", ignore=shutil.ignore_patterns(_TRUTH))
-        _settle(name, making)
+        shutil.copytree(data, workspace / "public" / "data", ignore=shutil.ignore_patterns(_TRUTH))
+        _settle(name, workspace)
     finally:
-        shutil.rmtree(making, ignore_errors=True)
+        shutil.rmtree(workspace, ignore_errors=True)
     say(f"appworld: {name} data ready in {place}")
 
 
 def _settle(name: str, making: Path) -> None:
     """Renames the new folders into place, their stamps last, so that neither is used before it is complete."""
     place = _place(name)
-    adopted = not (making / "root" / "data").exists()
-    for made, target in ((making / "public", _twin(name)), (making / "root", place)):
-        if made.name == "public" or not adopted:
+    by_hand = not (making / "root" / "data").exists()
+    for source, target in ((making / "public", _twin(name)), (making / "root", place)):
+        if source.name == "public" or not by_hand:
             if target.exists():
                 target.rename(making / f"old-{target.name}")
-            made.chmod(0o700)
-            made.rename(target)
+            source.chmod(0o700)
+            source.rename(target)
         target.chmod(0o700)
         write_whole(target / _STAMP, json.dumps(_expected_stamp(name)))
 
@@ -205,9 +205,9 @@ def _download(python: str, folder: Path) -> None:
     command = [python, "-m", "appworld.cli", "download", "data", "--root", str(folder)]
     try:
         _run([python, "-c", _PROBE], _PATIENCE, "its server cannot be reached", folder)
-        said = _run(command, _DOWNLOAD, "the download broke off", folder)
+        output = _run(command, _DOWNLOAD, "the download broke off", folder)
         if not (folder / "data").exists():
-            raise InstallError(f"the package's download left nothing: {said.strip()[-500:]}")
+            raise InstallError(f"the package's download left nothing: {output.strip()[-500:]}")
     except InstallError as error:
         raise InstallError(f"AppWorld's official data cannot be had: {error}\n{_ways('official')}") from error
 
@@ -215,38 +215,38 @@ def _download(python: str, folder: Path) -> None:
 def _run(command: list[str], deadline: float, complaint: str, folder: Path) -> str:
     """Makes `folder`, runs the command in it, and returns its output."""
     folder.mkdir(mode=0o700, exist_ok=True)
-    more = {
+    variables = {
         "APPWORLD_ROOT": str(folder),
         "APPWORLD_CACHE": str(home("appworld") / "package"),
         "PYTHONPATH": str(ROOT),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=deadline, cwd=folder, env={**os.environ, **more}
+        process = subprocess.run(
+            command, capture_output=True, text=True, timeout=deadline, cwd=folder, env={**os.environ, **variables}
         )
     except subprocess.TimeoutExpired as error:
         raise InstallError(f"{complaint}: no end within {deadline} seconds") from error
     except OSError as error:
         raise InstallError(f"{complaint}: {error}") from error
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise InstallError(f"{complaint}: {lines[-1][:500] if lines else f'exit status {done.returncode}'}")
-    return done.stdout
+    if process.returncode:
+        lines = (process.stderr or process.stdout).strip().splitlines()
+        raise InstallError(f"{complaint}: {lines[-1][:500] if lines else f'exit status {process.returncode}'}")
+    return process.stdout
 
 
 def _flaws(data: Path) -> Iterator[str]:
     """What is missing in a data folder."""
     for kind, pattern, count in (("api_docs/standard", "*.json", 11), ("base_dbs", "*.db", 12)):
-        found = len(list((data / kind).glob(pattern)))
-        if found < count:
-            yield f"{data / kind} has {found} files {pattern}, expected {count}"
+        file_count = len(list((data / kind).glob(pattern)))
+        if file_count < count:
+            yield f"{data / kind} has {file_count} files {pattern}, expected {count}"
     for split in SPLITS:
-        listed = data / "datasets" / f"{split}.txt"
-        if not listed.exists():
-            yield f"{listed} is missing"
+        list_file = data / "datasets" / f"{split}.txt"
+        if not list_file.exists():
+            yield f"{list_file} is missing"
             continue
-        for line in listed.read_text().split():
+        for line in list_file.read_text().split():
             folder = data / "tasks" / line.partition(":")[0]
             for part in ("specs.json", "dbs", f"{_TRUTH}/evaluation.py", f"{_TRUTH}/test_data.json"):
                 if not (folder / part).exists():

@@ -124,16 +124,16 @@ class AppWorld:
                 return self._references[key]
             sound = False
             try:
-                done, sound = self._effects(task)
+                effects, sound = self._effects(task)
             finally:
                 with self._guard:
                     if sound:
-                        self._references[key] = done
+                        self._references[key] = effects
                     else:
                         self._guards.pop(key, None)
                     while len(self._references) > _REMEMBERED:
                         self._guards.pop(self._references.popitem(last=False)[0], None)
-            return done
+            return effects
 
     def _effects(self, task: Task) -> tuple[Mapping[str, Any], bool]:
         """The solution's effects, and whether each step was ok: a step that failed may succeed another time."""
@@ -185,13 +185,13 @@ class AppWorldEpisode:
             return Observation((Message("user", complaint),), ok=False)
         observation = self.playing.step(Action(code))
         # Raises LimitExceeded for a dishonest reply.
-        printed, calls, size = report.read(observation)
+        output, calls, size = report.read(observation)
         self.bytes += size
         self.over = self.over or len(self.calls) + len(calls) > MOST_CALLS or self.bytes > report.MOST_BYTES
         if not self.over:
             self.calls += calls
         self.done = observation.done
-        return Observation((Message("user", printed),), ok=observation.ok, done=self.done)
+        return Observation((Message("user", output),), ok=observation.ok, done=self.done)
 
     def state(self) -> Mapping[str, Any]:
         """The changes of the calls so far in the databases, the answer and the status of the task; see judge.py."""
@@ -225,12 +225,12 @@ class AppWorldEpisode:
 
     def _verdict(self, reference: Mapping[str, Any] | None, until: float) -> Evaluation:
         judging = self._replay_calls(until)
-        found = judging.evaluate() if reference is None else report.compare(reference, judging.state())
+        evaluation = judging.evaluate() if reference is None else report.compare(reference, judging.state())
         if self.differing:
-            named = ", ".join(dict.fromkeys(self.differing))
-            checks = (*found.checks, Check(f"answered alike again: {named[:200]}", False))
-            return Evaluation(found.reward, checks, found.partial)
-        return found
+            names = ", ".join(dict.fromkeys(self.differing))
+            checks = (*evaluation.checks, Check(f"answered alike again: {names[:200]}", False))
+            return Evaluation(evaluation.reward, checks, evaluation.partial)
+        return evaluation
 
     def close(self) -> None:
         self.playing.close()
@@ -246,9 +246,9 @@ class AppWorldEpisode:
         while self.judged < len(self.calls):
             if counted_seconds() > until:
                 raise LimitExceeded(f"{len(self.calls) - self.judged} calls were not made again in time")
-            following = self.calls[self.judged : self.judged + _AT_ONCE]
-            self.judged += len(following)
-            observation = judging.step(Action(calls=tuple(following)))
+            batch = self.calls[self.judged : self.judged + _AT_ONCE]
+            self.judged += len(batch)
+            observation = judging.step(Action(calls=tuple(batch)))
             self.differing += [message.content for message in observation.messages]
         return judging
 

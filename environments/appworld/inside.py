@@ -43,9 +43,9 @@ def make(data: str, truth: Sequence[str], seconds: float) -> Episodes:
     def start(task: Task) -> PlainEpisode:
         check_sealed(data, truth)
         world.settle(data)
-        opened = World(data, task.setup["task"], seconds)
-        opened.tell(task.query)
-        return episode(opened, content_hash(task.setup))
+        app_world = World(data, task.setup["task"], seconds)
+        app_world.tell(task.query)
+        return episode(app_world, content_hash(task.setup))
 
     return Episodes("appworld", start, tools=tools)
 
@@ -55,19 +55,19 @@ def episode(opened: World, salt: str) -> PlainEpisode:
 
     The skills that it offers would work now; after the same actions they are the same. `salt` stands for its task.
     """
-    offers, said = Offers(opened), ""
+    offers, last_output = Offers(opened), ""
 
     def step(action: Action) -> Observation:
-        nonlocal salt, said
-        printed, calls = opened.execute(action.text)
-        salt, said = content_hash([salt, action.text]), printed.strip()
-        ok = not printed.startswith(_FAILED)
-        left = len(said) - PRINTED
-        shown = f"{said[:PRINTED]}\n[{left} characters cut]" if left > 0 else said
-        messages = (Message("user", shown), Message(CALLS, json.dumps(calls)))
+        nonlocal salt, last_output
+        output, calls = opened.execute(action.text)
+        salt, last_output = content_hash([salt, action.text]), output.strip()
+        ok = not output.startswith(_FAILED)
+        excess = len(last_output) - PRINTED
+        text = f"{last_output[:PRINTED]}\n[{excess} characters cut]" if excess > 0 else last_output
+        messages = (Message("user", text), Message(CALLS, json.dumps(calls)))
         return Observation(messages, ok=ok, done=opened.completed)
 
-    return PlainEpisode(step, affordances=lambda: offers.now(salt, said))
+    return PlainEpisode(step, affordances=lambda: offers.now(salt, last_output))
 
 
 # The modules and calls by which a process could get another view of the files.
@@ -79,16 +79,16 @@ def check_sealed(data: str, truth: Sequence[str]) -> None:
 
     It tries to, as rules of the kernel can forbid what permissions allow.
     """
-    if found := [folder for folder in truth if succeeds(functools.partial(os.listdir, folder))]:
+    if leaks := [folder for folder in truth if succeeds(functools.partial(os.listdir, folder))]:
         raise PermissionError(
-            f"a model's code could read the ground truth in {found[0]}: this system has for a process neither a view "
+            f"a model's code could read the ground truth in {leaks[0]}: this system has for a process neither a view "
             "of its own on the files nor rules about them (Landlock) nor, under root, a user of its own. Run as an "
             f"ordinary user and {_ALLOW}"
         )
-    for needed in (data, sys.prefix, sys.base_prefix):
-        if not succeeds(functools.partial(os.listdir, needed)):
+    for folder in (data, sys.prefix, sys.base_prefix):
+        if not succeeds(functools.partial(os.listdir, folder)):
             raise PermissionError(
-                f"a model's code runs as user {os.getuid()} here, who cannot enter {needed}: let others enter every "
+                f"a model's code runs as user {os.getuid()} here, who cannot enter {folder}: let others enter every "
                 f"folder above it (chmod o+x), or run as an ordinary user and {_ALLOW}"
             )
 
@@ -118,17 +118,17 @@ class Offers:
         self.rng = random.Random(salt)
         for kind in _CHANGING:
             self.known.pop(kind, None)
-        found = [call for skill in SKILLS.values() for call in self.calls(skill)]
+        offers = [call for skill in SKILLS.values() for call in self.calls(skill)]
         answers = [{}, {"answer": last}] if 0 < len(last) <= _ANSWER else [{}]
-        return tuple(Action(calls=(call,)) for call in (*found, *(Call(ENDING, given) for given in answers)))
+        return tuple(Action(calls=(call,)) for call in (*offers, *(Call(ENDING, arguments) for arguments in answers)))
 
     def calls(self, skill: ApiSkill) -> list[Call]:
         """Some calls of the skill, each with other arguments; none where an argument has no value."""
         kinds = [_some(self.values(kind), _VALUES, self.rng) for kind in skill.slots]
-        chosen = list(itertools.islice(itertools.product(*kinds), 200))
+        combinations = list(itertools.islice(itertools.product(*kinds), 200))
         return [
             Call(skill.name, dict(zip(skill.parameters, itertools.chain.from_iterable(values), strict=True)))
-            for values in _some(chosen, _OF_SKILL, self.rng)
+            for values in _some(combinations, _OF_SKILL, self.rng)
         ]
 
     def values(self, kind: str) -> Values:
@@ -150,8 +150,8 @@ class Offers:
             accounts = self.world.look("supervisor", "show_account_passwords") or []
             passwords = {account["account_name"]: account["password"] for account in accounts}
             name = profile.get("phone_number" if app == "phone" else "email")
-            entered = self.world.look(app, "login", username=name, password=passwords.get(app, "")) or {}
-            self.tokens[app] = entered.get("access_token")
+            login = self.world.look(app, "login", username=name, password=passwords.get(app, "")) or {}
+            self.tokens[app] = login.get("access_token")
         return self.tokens[app]
 
 
@@ -169,8 +169,8 @@ def _listed(scene: Offers, endpoint: str, columns: Sequence[str]) -> Values:
 def _todos(scene: Offers) -> Iterable[tuple[Any, ...]]:
     for project in scene.rows("todoist", "show_projects", page_limit=20)[:4]:
         token = scene.token("todoist")
-        listed = scene.world.look("todoist", "show_tasks", project_id=project["project_id"], access_token=token)
-        for task in (listed or {}).get("no_section_tasks", ()):
+        reply = scene.world.look("todoist", "show_tasks", project_id=project["project_id"], access_token=token)
+        for task in (reply or {}).get("no_section_tasks", ()):
             if not task["is_completed"]:
                 yield task["title"], project["name"]
 
@@ -187,8 +187,8 @@ def _values(scene: Offers, kind: str) -> Iterable[tuple[Any, ...]]:
     match KINDS[kind].split():
         case [name] if name in _FUNCTIONS:
             return _FUNCTIONS[name](scene)
-        case [one, "but", other]:
-            return [value for value in scene.values(one) if value not in scene.values(other)]
+        case [base, "but", omission]:
+            return [value for value in scene.values(base) if value not in scene.values(omission)]
         case [endpoint, *columns] if "." in endpoint and endpoint[0].isalpha():
             return _listed(scene, endpoint, columns)
     return [(value,) for value in json.loads(f"[{KINDS[kind]}]")]

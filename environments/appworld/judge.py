@@ -42,11 +42,11 @@ def make(data: str) -> Episodes:
         world.settle(data)
         if "dataset" in task.setup:
             return PlainEpisode(lambda action: Observation(), state=lambda: _figures(data, **task.setup))
-        opened = World(data, task.setup["task"])
+        app_world = World(data, task.setup["task"])
         return PlainEpisode(
-            lambda action: replay(opened, action.calls),
-            state=lambda: changes(opened.stock),
-            evaluate=functools.partial(_verdict, opened),
+            lambda action: replay(app_world, action.calls),
+            state=lambda: changes(app_world.stock),
+            evaluate=functools.partial(_verdict, app_world),
         )
 
     return Episodes("appworld", start)
@@ -68,8 +68,8 @@ def _verdict(opened: World) -> Evaluation:
     except Exception as error:
         # The calls can leave a state that a test does not expect.
         return Evaluation(0.0, (Check(f"the tests ran ({type(error).__name__})", False),))
-    passed = [found["requirement"] for found in tracker.passes]
-    checks = tuple(Check(test["requirement"], test["requirement"] in passed) for test in tests)
+    successes = [test["requirement"] for test in tracker.passes]
+    checks = tuple(Check(test["requirement"], test["requirement"] in successes) for test in tests)
     guards = [test["label"] == "no_op_pass" for test in tests]
     results = list(zip(guards, (check.passed for check in checks), strict=True))
     partial = achieved(results.count((False, True)), guards.count(False), results.count((True, False)))
@@ -80,11 +80,11 @@ def _figures(data: str, dataset: str, made: Mapping[str, Sequence[Any]]) -> Mapp
     from appworld.evaluator import evaluate_dataset
 
     for task, calls in made.items():
-        opened = World(data, task)
-        replay(opened, [Call(name, arguments) for name, arguments in calls])
-        opened.save()
-        opened.close()
-    return evaluate_dataset(opened.stock.experiment_name, dataset, save_reports=False)["aggregate"]
+        app_world = World(data, task)
+        replay(app_world, [Call(name, arguments) for name, arguments in calls])
+        app_world.save()
+        app_world.close()
+    return evaluate_dataset(app_world.stock.experiment_name, dataset, save_reports=False)["aggregate"]
 
 
 def replay(opened: World, calls: Sequence[Call]) -> Observation:
@@ -129,14 +129,14 @@ def changes(stock: Any) -> dict[str, Any]:
     pair = ModelCollectionPair(start.from_db_home_path, start, stock.models.to_db_home_path, stock.models)
     try:
         tables = {name: pair.changed_records(name) for name in sorted(pair.changed_model_names())}
-        added = {(name, row.id): row for name, (rows, _, _) in tables.items() for row in rows}
-        described = {name: entry for name, rows in tables.items() if (entry := _table(pair, name, rows, added))}
+        new_rows = {(name, row.id): row for name, (rows, _, _) in tables.items() for row in rows}
+        entries = {name: entry for name, rows in tables.items() if (entry := _table(pair, name, rows, new_rows))}
         task = pair.end.supervisor.Task.all()[0]
     finally:
         # Reading the start pointed every model at it.
         stock.models.reset_db_home_path()
     answer = None if task.answer == _NO_ANSWER else json.loads(task.answer, parse_constant=str, parse_float=finite)
-    return {"tables": described, "answer": answer, "status": task.status}
+    return {"tables": entries, "answer": answer, "status": task.status}
 
 
 Added = Mapping[tuple[str, Any], Any]  # a table and an id → the added row
@@ -145,19 +145,19 @@ Added = Mapping[tuple[str, Any], Any]  # a table and an id → the added row
 def _table(pair: Any, name: str, rows: tuple[list[Any], list[Any], list[Any]], new: Added) -> dict[str, list[Any]]:
     """Rows added, changed (by id, with their new values) and removed (by id); empty where there are none."""
     app, _, kind = name.partition(".")
-    added, updated, removed = rows
-    before = {row.id: row for row in pair.start[app][kind].by_ids([row.id for row in updated])}
-    changed = []
-    for row in updated:
+    additions, updates, removals = rows
+    before = {row.id: row for row in pair.start[app][kind].by_ids([row.id for row in updates])}
+    differences = []
+    for row in updates:
         old, now = _columns(app, before[row.id], new), _columns(app, row, new)
         if differing := {column: now[column] for column in now if now[column] != old[column]}:
-            changed.append({"id": row.id, **differing})
+            differences.append({"id": row.id, **differing})
     entry = {
-        "added": [_columns(app, row, new) for row in added],
-        "changed": changed,
-        "removed": [{"id": row.id} for row in removed],
+        "added": [_columns(app, row, new) for row in additions],
+        "changed": differences,
+        "removed": [{"id": row.id} for row in removals],
     }
-    return {part: sorted(found, key=canonical) for part, found in entry.items() if found}
+    return {part: sorted(records, key=canonical) for part, records in entry.items() if records}
 
 
 def _columns(app: str, row: Any, new: Added, depth: int = 0) -> dict[str, Any]:
@@ -170,9 +170,9 @@ def _columns(app: str, row: Any, new: Added, depth: int = 0) -> dict[str, Any]:
         """The id of an original row; the content of an added row."""
         name = mapping.get(f"{named}_id", mapping.get(f"{named}_ids", named))
         kind = modelize(name.removesuffix("_ids").removesuffix("_id"))
-        if (found := new.get((f"{app}.{kind}", value))) is None:
+        if (added_row := new.get((f"{app}.{kind}", value))) is None:
             return value
-        return "new" if depth >= _DEPTH else {"new": _columns(app, found, new, depth + 1)}
+        return "new" if depth >= _DEPTH else {"new": _columns(app, added_row, new, depth + 1)}
 
     def plain(column: str, value: Any) -> Any:
         if _WHEN.match(column):
@@ -182,7 +182,7 @@ def _columns(app: str, row: Any, new: Added, depth: int = 0) -> dict[str, Any]:
         if isinstance(value, dict):
             return {name: plain(name, inner) for name, inner in value.items()}
         if column.endswith("_ids") and isinstance(value, list):
-            return [reference(column.removesuffix("_ids"), one) for one in value]
+            return [reference(column.removesuffix("_ids"), item) for item in value]
         return reference(column.removesuffix("_id"), value) if column.endswith("_id") else value
 
     values = json.loads(json.dumps(row.dict(), default=str))

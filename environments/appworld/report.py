@@ -26,13 +26,13 @@ def read(observation: Observation) -> tuple[str, list[Call], int]:
     Raises LimitExceeded for a reply that no honest child sends.
     """
     try:
-        printed, reported = (message.content for message in observation.messages)
-        if not (isinstance(printed, str) and isinstance(observation.ok, bool) and isinstance(observation.done, bool)):
+        output, report = (message.content for message in observation.messages)
+        if not (isinstance(output, str) and isinstance(observation.ok, bool) and isinstance(observation.done, bool)):
             raise TypeError("an observation is text, and says by true or false whether it is good and the last")
-        if len(reported) > MOST_BYTES or sum(map(reported.count, ",[{")) > _MOST_VALUES:
+        if len(report) > MOST_BYTES or sum(map(report.count, ",[{")) > _MOST_VALUES:
             raise ValueError(f"a report holds at most {MOST_BYTES:,} bytes and {_MOST_VALUES:,} values")
-        records = json.loads(reported, parse_constant=str, parse_float=finite)
-        return printed, [_call(record) for record in records], len(reported)
+        records = json.loads(report, parse_constant=str, parse_float=finite)
+        return output, [_call(record) for record in records], len(report)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise LimitExceeded(f"the reply to step is none: {error}"[:300]) from error
 
@@ -57,7 +57,7 @@ def finite(number: str) -> float | str:
 
 def _deep(value: Any, levels: int) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels == 0 or any(_deep(one, levels - 1) for one in inner)
+    return levels == 0 or any(_deep(item, levels - 1) for item in inner)
 
 
 def compare(reference: Mapping[str, Any], done: Mapping[str, Any]) -> Evaluation:
@@ -67,16 +67,16 @@ def compare(reference: Mapping[str, Any], done: Mapping[str, Any]) -> Evaluation
     nothing else changed; one for the answer; one that the task was completed. The expected changes of the partial
     reward are the parts that the solution changes, and the answer if it gives one.
     """
-    expected, found = _parts(reference), _parts(done)
-    parts = [Check(f"{table}: {part}", found.get((table, part)) == rows) for (table, part), rows in expected.items()]
-    others = found.keys() - expected.keys()
+    goal, actual = _parts(reference), _parts(done)
+    parts = [Check(f"{table}: {part}", actual.get((table, part)) == rows) for (table, part), rows in goal.items()]
+    others = actual.keys() - goal.keys()
     answer = Check("answer", answer_text(done["answer"]) == answer_text(reference["answer"]))
-    completed = done["status"] is not None and done["status"] == reference["status"]
-    checks = (*parts, Check("nothing else changed", not others), answer, Check("completed", completed))
+    completion = done["status"] is not None and done["status"] == reference["status"]
+    checks = (*parts, Check("nothing else changed", not others), answer, Check("completed", completion))
     answers = reference["answer"] is not None
-    wanted = [*parts, answer] if answers else parts
+    targets = [*parts, answer] if answers else parts
     harm = len(others) + (not answers and not answer.passed)
-    partial = achieved(sum(check.passed for check in wanted), len(wanted), harm)
+    partial = achieved(sum(check.passed for check in targets), len(targets), harm)
     return Evaluation(float(all(check.passed for check in checks)), checks, partial)
 
 

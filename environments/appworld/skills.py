@@ -39,18 +39,18 @@ class ApiSkill:
 def _read(text: str) -> tuple[str, dict[str, ApiSkill]]:
     """The beginning of every block of code, and the skills by name."""
     pieces: dict[str, str] = {}
-    found: dict[str, ApiSkill] = {}
+    skills: dict[str, ApiSkill] = {}
     for heading, lines in re.findall(r"^([\w?].*)\n((?: {4}.*\n|\n(?= {4}))+)", text, re.MULTILINE):
         body = re.sub(r"^([A-Z]+)\n", lambda piece: pieces[piece[1]], textwrap.dedent(lines), flags=re.MULTILINE)
         if heading.isupper():
             pieces[heading] = body
         elif skill := re.fullmatch(r"(\? )?([\w.]+) \[(.*)\] (.+)", heading):
-            look, name, listed, wording = skill.groups()
-            slots = {kind: tuple(names.split(",")) for kind, names in re.findall(r"(\w+):(\S+)", listed)}
-            found[name] = ApiSkill(name, slots, wording, body.rstrip("\n"), bool(look))
+            look, name, slot_list, wording = skill.groups()
+            slots = {kind: tuple(names.split(",")) for kind, names in re.findall(r"(\w+):(\S+)", slot_list)}
+            skills[name] = ApiSkill(name, slots, wording, body.rstrip("\n"), bool(look))
         else:
             raise ValueError(f"skills.txt: {heading!r} is no heading of a skill")
-    return pieces["PROLOGUE"], found
+    return pieces["PROLOGUE"], skills
 
 
 _TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
@@ -66,8 +66,8 @@ def code(calls: Sequence[Call]) -> str:
         if call.name == ENDING:
             if not call.arguments.keys() <= {"answer"}:
                 raise ValueError(f"{ENDING} takes an answer alone, or nothing")
-            given = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
-            parts.append(f"apis.supervisor.complete_task({given})")
+            arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
+            parts.append(f"apis.supervisor.complete_task({arguments})")
             continue
         skill = SKILLS.get(call.name)
         if skill is None:
@@ -82,8 +82,8 @@ def code(calls: Sequence[Call]) -> str:
 
 def documentation() -> tuple[Mapping[str, Any], ...]:
     """The skills as tools in OpenAI function format, the ending last."""
-    documented = [_function(skill.name, skill.wording, skill.parameters) for skill in SKILLS.values()]
-    return (*documented, _function(ENDING, "complete the task, with the answer if it asks for one", ("answer",)))
+    functions = [_function(skill.name, skill.wording, skill.parameters) for skill in SKILLS.values()]
+    return (*functions, _function(ENDING, "complete the task, with the answer if it asks for one", ("answer",)))
 
 
 def popularity() -> Mapping[str, float]:
@@ -120,14 +120,14 @@ def phrase(steps: Sequence[Triplet]) -> str | None:
     done = [(call, step.observation) for step in steps for call in step.action.calls]
     if len(done) < 2 or len(done) != len(steps) or not all(observation.ok for _, observation in done):
         return None
-    (*before, (last, observed)), (ending, _) = done[:-1], done[-1]
+    (*before, (last, last_observation)), (ending, _) = done[:-1], done[-1]
     if ending.name != ENDING or any(call.name not in SKILLS for call, _ in done[:-1]):
         return None
     if any(SKILLS[call.name].look for call, _ in before):
         return None
-    if ending.arguments != ({"answer": observed.text} if SKILLS[last.name].look else {}):
+    if ending.arguments != ({"answer": last_observation.text} if SKILLS[last.name].look else {}):
         return None
-    if SKILLS[last.name].look and not (observed.text.strip() and "\n" not in observed.text):
+    if SKILLS[last.name].look and not (last_observation.text.strip() and "\n" not in last_observation.text):
         return None
     clauses = [_wording(call) for call, _ in done[:-1]]
     if None in clauses or len(set(clauses)) < len(clauses):

@@ -100,10 +100,10 @@ class World:
 
     def execute(self, code: str) -> tuple[str, list[dict[str, Any]]]:
         """Runs the code; returns what it printed or why it failed, and the calls it made."""
-        made: list[dict[str, Any]] = []
-        self.calls = made
+        records: list[dict[str, Any]] = []
+        self.calls = records
         try:
-            return self.stock.execute(code), made
+            return self.stock.execute(code), records
         finally:
             self.calls = None
 
@@ -133,8 +133,8 @@ class World:
         """
         if not self.access.documented(app, api):
             raise ValueError(f"there is no API {app}.{api}")
-        if reserved := _RESERVED & arguments.keys():
-            raise ValueError(f"{app}.{api} takes no {', '.join(sorted(reserved))}")
+        if reserved_names := _RESERVED & arguments.keys():
+            raise ValueError(f"{app}.{api} takes no {', '.join(sorted(reserved_names))}")
         # The package limits the requests of a block of code; replayed calls belong to no block.
         self.stock.requester.reset_request_count()
         with self.access.to(app, api, arguments) as call:
@@ -185,14 +185,14 @@ class World:
         A call that reached the route of its API is recorded, even if it failed. Raises OverflowError for more calls
         than an episode may make, and RuntimeError for a call after the end of its block.
         """
-        if (made := self.calls) is None:
+        if (records := self.calls) is None:
             raise RuntimeError("calls are made while a block of code runs")
-        given = {name: value for name, value in arguments.items() if name not in _RESERVED}
-        record = {"app": _app_name, "api": _api_name, "arguments": _plain(given), "digest": ""}
+        api_arguments = {name: value for name, value in arguments.items() if name not in _RESERVED}
+        record = {"app": _app_name, "api": _api_name, "arguments": _plain(api_arguments), "digest": ""}
         size = len(json.dumps(record))
         if self._made >= MOST_CALLS or self._bytes + size > MOST_BYTES:
             raise OverflowError(f"an episode makes at most {MOST_CALLS:,} calls of {MOST_BYTES:,} bytes; not made")
-        with self._own_stream(), self.access.to(_app_name, _api_name, given) as call:
+        with self._own_stream(), self.access.to(_app_name, _api_name, api_arguments) as call:
             try:
                 reply = self._request(_app_name, _api_name, *positional, **arguments)
                 record["digest"] = content_hash(_plain(reply))
@@ -201,7 +201,7 @@ class World:
                 raise
             finally:
                 if call.reached:
-                    made.append(record)
+                    records.append(record)
                     self._made, self._bytes = self._made + 1, self._bytes + size
         return reply
 
@@ -291,8 +291,8 @@ class Access:
         call = self._call
         if call is None or route is not call.route:
             return False
-        given = scope["path_params"]
-        if any(given.get(name) != value for name, value in call.slots.items()):
+        path_arguments = scope["path_params"]
+        if any(path_arguments.get(name) != value for name, value in call.slots.items()):
             return False
         call.reached = True
         return True
@@ -310,10 +310,10 @@ def leads_elsewhere(argument: str) -> bool:
     while True:
         if not argument.strip(". ") or any(c in _MARKS or unicodedata.category(c) in _NO_TEXT for c in argument):
             return True
-        resolved = unicodedata.normalize("NFKC", unquote(argument))
-        if resolved == argument:
+        decoding = unicodedata.normalize("NFKC", unquote(argument))
+        if decoding == argument:
             return False
-        argument = resolved
+        argument = decoding
 
 
 def _documented_routes(server: Any, apps: list[str]) -> dict[tuple[str, str], tuple[str, Any]]:
@@ -330,13 +330,13 @@ def _documented_routes(server: Any, apps: list[str]) -> dict[tuple[str, str], tu
         if isinstance(route, Route)
         for method in route.methods or ()
     }
-    found = {}
+    routes_by_api = {}
     for app in apps:
         documents = _get_api_name_to_doc(app, include_private_apis=False)
         for api in get_name_to_apis(app, ignore_private_apis=True).keys() & documents.keys():
             path, method = documents[api]["path"], documents[api]["method"].upper()
-            found[app, api] = path, routes[method, path]
-    return found
+            routes_by_api[app, api] = path, routes[method, path]
+    return routes_by_api
 
 
 # The instance in force in this process.
@@ -353,24 +353,24 @@ def _enforce(access: Access) -> None:
     from starlette.responses import PlainTextResponse
     from starlette.routing import Route
 
-    handled, created = Route.handle, LogInOutManager.create_access_token
-    identified = LogInOutManager.get_user_identifier
+    stock_handle, stock_create = Route.handle, LogInOutManager.create_access_token
+    stock_identify = LogInOutManager.get_user_identifier
 
     async def handle(self: Any, scope: Any, receive: Any, send: Any) -> None:
         if _ruling is not None and _ruling.admits(self, scope):
-            await handled(self, scope, receive, send)
+            await stock_handle(self, scope, receive, send)
         else:
             # The package's own answer to an argument that makes an unknown path.
             await PlainTextResponse("Method Not Allowed", status_code=405)(scope, receive, send)
 
     def create_access_token(self: Any, *, data: dict[str, Any], **more: Any) -> str:
-        token = created(self, data=data, **more)
+        token = stock_create(self, data=data, **more)
         if _ruling is not None:
             _ruling.users.add(data["sub"])
         return token
 
     def get_user_identifier(self: Any, payload: dict[str, Any]) -> str:
-        identifier = identified(self, payload)
+        identifier = stock_identify(self, payload)
         if _ruling is None or payload["sub"] not in _ruling.users:
             raise self.not_authenticated_exception
         return identifier

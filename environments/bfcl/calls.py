@@ -34,10 +34,10 @@ def read(text: str) -> tuple[str, list[Any], dict[str, Any]]:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             raise ValueError("it is no call of a bare name")
-        named = {keyword.arg: _literal(keyword.value) for keyword in call.keywords if keyword.arg is not None}
-        if len(named) < len(call.keywords):
+        keywords = {keyword.arg: _literal(keyword.value) for keyword in call.keywords if keyword.arg is not None}
+        if len(keywords) < len(call.keywords):
             raise ValueError("it has a starred or repeated argument")
-        return call.func.id, list(map(_literal, call.args)), named
+        return call.func.id, list(map(_literal, call.args)), keywords
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError(f"{text[:100]!r} is not read: expected name(argument=literal, ...), each name once") from error
 
@@ -52,9 +52,9 @@ def _literal(node: ast.expr) -> Any:
 
 def examine(arguments: Mapping[str, Any]) -> str:
     """Why these arguments are refused; "" where they are accepted."""
-    values, characters, open_ = 0, 0, [(1, item) for pair in arguments.items() for item in pair]
-    while open_:
-        depth, value = open_.pop()
+    values, characters, stack = 0, 0, [(1, item) for pair in arguments.items() for item in pair]
+    while stack:
+        depth, value = stack.pop()
         values += 1
         if values > _VALUES:
             return f"more than {_VALUES} values in the arguments"
@@ -63,9 +63,9 @@ def examine(arguments: Mapping[str, Any]) -> str:
         if isinstance(value, str):
             characters += len(value)
         elif isinstance(value, Mapping):
-            open_ += [(depth + 1, item) for pair in value.items() for item in pair]
+            stack += [(depth + 1, item) for pair in value.items() for item in pair]
         elif isinstance(value, (list, tuple)):
-            open_ += [(depth + 1, item) for item in value]
+            stack += [(depth + 1, item) for item in value]
         elif isinstance(value, float) and not math.isfinite(value):
             return "an argument is no finite number"
         elif isinstance(value, int) and abs(value) > _LARGEST:
@@ -174,18 +174,18 @@ _DECIMAL = 10**4000
 
 def portrait(instance: Any) -> dict[str, Any]:
     """The public attributes of an instance, which the official checker compares."""
-    counted = itertools.count(1)
+    counter = itertools.count(1)
 
     def attributes(instance: Any, depth: int) -> dict[str, Any]:
         return {
-            name: converted(value, depth + 1)
+            name: convert(value, depth + 1)
             for name, value in vars(instance).items()
             # A folder's parent is known from its position.
             if not name.startswith("_") and name != "parent"
         }
 
-    def converted(value: Any, depth: int) -> Any:
-        if next(counted) > _STATE_VALUES or depth > _STATE_DEPTH:
+    def convert(value: Any, depth: int) -> Any:
+        if next(counter) > _STATE_VALUES or depth > _STATE_DEPTH:
             return "..."
         match value:
             case None | bool():
@@ -198,10 +198,10 @@ def portrait(instance: Any) -> dict[str, Any]:
                 return value if math.isfinite(value) else f"float:{value!r}"
             case dict():
                 # A number and its digits are different keys.
-                keyed = ((key if isinstance(key, str) else f"key:{key!r}", item) for key, item in value.items())
-                return {key: converted(item, depth + 1) for key, item in keyed}
+                entries = ((key if isinstance(key, str) else f"key:{key!r}", item) for key, item in value.items())
+                return {key: convert(item, depth + 1) for key, item in entries}
             case list() | tuple():
-                return [converted(item, depth + 1) for item in value]
+                return [convert(item, depth + 1) for item in value]
             case set() | frozenset():
                 return {"set": sorted(map(repr, value))}
         return {type(value).__name__: attributes(value, depth)}

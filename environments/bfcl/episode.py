@@ -63,8 +63,8 @@ class Dialogue:
         if not action.calls:
             self._end_turn()
             return self._next_turn(ok="<tool_call>" not in action.text)
-        offered = self._offered_tools(len(self._ended))
-        results = [self._run(call, offered) for call in action.calls[:_CALLS]]
+        tools = self._offered_tools(len(self._ended))
+        results = [self._run(call, tools) for call in action.calls[:_CALLS]]
         messages = [Message("tool", result.text) for result in results]
         if len(action.calls) > _CALLS:
             messages.append(Message("tool", f"{ERROR}only {_CALLS} calls at once; the rest were not run"))
@@ -109,8 +109,8 @@ class Dialogue:
         checks: list[Check] = []
         for number, answer in enumerate(turns_of(self._task.solution)):
             outputs = [reference.run(call).text for call in answer]
-            reached = number < len(self._ended)
-            checks.append(Check(f"turn {number + 1}", reached and self._holds(number, outputs, reference)))
+            has_ended = number < len(self._ended)
+            checks.append(Check(f"turn {number + 1}", has_ended and self._holds(number, outputs, reference)))
         through = self._done and len(self._ended) == len(self._user_turns) == len(checks)
         return Evaluation(float(through and all(check.passed for check in checks)), tuple(checks))
 
@@ -119,10 +119,10 @@ class Dialogue:
 
     def _holds(self, number: int, expected: list[str], reference: Apis) -> bool:
         """Whether an ended turn passes: calls were made where some are expected, same state, outputs found so far."""
-        photograph, said = self._ended[number]
+        photograph, outputs = self._ended[number]
         if not expected:
             return True
-        if not said or photograph is None:
+        if not outputs or photograph is None:
             return False
         so_far = [output for _, outputs in self._ended[: number + 1] for output in outputs]
         try:
@@ -174,9 +174,9 @@ class Dialogue:
         if turn == len(self._user_turns):
             self._done = True
             return Observation((), ok=ok, done=True)
-        said = self._user_turns[turn]
+        text = self._user_turns[turn]
         if new := self._withheld.get(str(turn), ()):
             lines = [json.dumps(entry) for entry in self._documentation(new)]
-            announced = "\n".join(("More functions are available from now on:", *lines, "Does this help?"))
-            said = f"{announced}\n\n{said}" if said else announced
-        return Observation((Message("user", said),), ok=ok)
+            announcement = "\n".join(("More functions are available from now on:", *lines, "Does this help?"))
+            text = f"{announcement}\n\n{text}" if text else announcement
+        return Observation((Message("user", text),), ok=ok)

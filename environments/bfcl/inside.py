@@ -49,14 +49,14 @@ class Bfcl:
             name: tuple(self._task(*entry, long=name == "long_context") for entry in entries)
             for name, entries in benchmark.entries.items()
         }
-        mixed = list(tasks["base"])
-        random.Random(_SPLIT_SEED).shuffle(mixed)
-        dev = round(dev_fraction * len(mixed))
+        base = list(tasks["base"])
+        random.Random(_SPLIT_SEED).shuffle(base)
+        dev = round(dev_fraction * len(base))
         self._splits = {
             **tasks,
             "eval": tasks[category],
-            "dev": tuple(mixed[:dev]),
-            "held_out": tuple(mixed[dev:]),
+            "dev": tuple(base[:dev]),
+            "held_out": tuple(base[dev:]),
             "challenge": tasks["long_context"],
         }
         bare = (dataclasses.replace(task, query="", solution=()) for task in tasks["base"])
@@ -113,15 +113,15 @@ class Bfcl:
 
     def _answer(self, texts: Sequence[str]) -> list[Action]:
         """A turn's actions: one call each, several where there are more calls than steps; then the end of the turn."""
-        made = [self._call(text) for text in texts]
-        steps = min(len(made), _STEPS)
-        bounds = [round(step * len(made) / steps) for step in range(steps + 1)] if steps else []
-        chunks = [made[start:stop] for start, stop in itertools.pairwise(bounds)]
+        turn_calls = [self._call(text) for text in texts]
+        steps = min(len(turn_calls), _STEPS)
+        bounds = [round(step * len(turn_calls) / steps) for step in range(steps + 1)] if steps else []
+        chunks = [turn_calls[start:stop] for start, stop in itertools.pairwise(bounds)]
         return [*(Action(calls=tuple(chunk)) for chunk in chunks), Action()]
 
     def _call(self, text: str) -> Call:
-        name, positional, named = calls.read(text)
-        return Call(name, {**dict(zip(self._parameters[name], positional, strict=False)), **named})
+        name, positional, keywords = calls.read(text)
+        return Call(name, {**dict(zip(self._parameters[name], positional, strict=False)), **keywords})
 
 
 def _withheld_functions(missed: Mapping[str, Sequence[str]], answers: Sequence[Sequence[str]]) -> dict[str, list[str]]:
@@ -132,8 +132,8 @@ def _withheld_functions(missed: Mapping[str, Sequence[str]], answers: Sequence[S
     withheld = {}
     for turn, names in missed.items():
         early = {calls.read(text)[0] for answer in answers[: int(turn)] for text in answer}
-        if left := [tool for tool in names if tool not in early]:
-            withheld[turn] = left
+        if remaining := [tool for tool in names if tool not in early]:
+            withheld[turn] = remaining
     return withheld
 
 

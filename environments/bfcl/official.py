@@ -45,7 +45,7 @@ class Official:
         """Fresh instances of these classes. Raises ValueError for an unknown class or one that cannot be loaded."""
         if unknown := set(classes) - set(self.apis):
             raise ValueError(f"setup names the classes {sorted(unknown)}; the benchmark has {', '.join(CLASSES)}")
-        made = {}
+        instances = {}
         for name in classes:
             instance = self.apis[name]()
             if name != "MathAPI":
@@ -53,9 +53,9 @@ class Official:
                     instance._load_scenario(copy.deepcopy(config.get(name, {})), long_context=long)
                 except Exception as error:
                     raise ValueError(f"{name} does not load the setup's configuration: {error}") from error
-            made[name] = instance
+            instances[name] = instance
         # Long scenarios share objects of the module: a booking in one episode would be visible in the next.
-        return copy.deepcopy(made)
+        return copy.deepcopy(instances)
 
     def parameters(self, name: str, tool: str) -> tuple[str, ...]:
         """The parameters of a tool of the class `name`, in the order of its signature."""

@@ -36,50 +36,50 @@ def phrase(steps: Sequence[Triplet]) -> list[str] | None:
     None where a step failed, a turn is empty or the last one is not ended, or a call has no wording for an argument.
     """
     turns: list[str] = []
-    said: list[str] = []
+    clauses: list[str] = []
     for step in steps:
         if not step.observation.ok:
             return None
         for call in step.action.calls:
-            worded = word(call)
-            if worded is None:
+            clause = word(call)
+            if clause is None:
                 return None
-            said.append(worded)
+            clauses.append(clause)
         if not step.action.calls:
-            if not said:
+            if not clauses:
                 return None
-            text = _JOINER.join(said)
+            text = _JOINER.join(clauses)
             turns.append(f"{text[0].upper()}{text[1:]}.")
-            said = []
-    return turns if turns and not said else None
+            clauses = []
+    return turns if turns and not clauses else None
 
 
 def word(call: Call) -> str | None:
     """The user's request for this call; None where an argument has no slot or a slot no argument."""
-    given, placed = call.arguments, set[str]()
+    arguments, mentions = call.arguments, set[str]()
 
     def option(found: re.Match[str]) -> str:
         """The words of an option that is given, and is not what it is by default."""
         name, default, words = found.groups()
-        placed.add(name)
-        if name not in given or given[name] == json.loads(default):
+        mentions.add(name)
+        if name not in arguments or arguments[name] == json.loads(default):
             return ""
-        if given[name] is not True and not _SLOT.search(words):
+        if arguments[name] is not True and not _SLOT.search(words):
             raise ValueError(f"{name} can only be said to be true")
         return words
 
     def slot(found: re.Match[str]) -> str:
         name, yes, no = found.groups()
-        placed.add(name)
-        if (yes or no) and not isinstance(given[name], bool):
+        mentions.add(name)
+        if (yes or no) and not isinstance(arguments[name], bool):
             raise ValueError(f"{name} is neither true nor false")
-        return _value(given[name], yes, no)
+        return _value(arguments[name], yes, no)
 
     try:
         text = _SLOT.sub(slot, _OPTION.sub(option, WORDINGS[call.name]))
     except (KeyError, ValueError):
         return None
-    return text if set(given) <= placed else None
+    return text if set(arguments) <= mentions else None
 
 
 def _value(value: Any, yes: str | None, no: str | None) -> str:
@@ -156,14 +156,14 @@ def names_below(scene: Scene) -> list[str]:
     """The names of all files, in whatever folder."""
     system = scene.instances.get("GorillaFileSystem")
     names: list[str] = []
-    open_ = [] if system is None else [system.root]
+    stack = [] if system is None else [system.root]
     # Calls can put a folder inside itself.
     for _ in range(200):
-        if not open_:
+        if not stack:
             break
-        directory = open_.pop()
+        directory = stack.pop()
         names += _names_in(directory, "File")
-        open_ += [directory.contents[name] for name in _names_in(directory, "Directory")]
+        stack += [directory.contents[name] for name in _names_in(directory, "Directory")]
     return names
 
 
@@ -243,13 +243,13 @@ _TRIES = 10
 
 def offers(apis: Apis, scene: Scene, tools: Sequence[str], salt: str) -> list[Call]:
     """At most 150 different calls of these tools that work now, drawn by `salt`: of each tool one, then a second, …"""
-    tried = apis.trial()
-    found = []
+    trial = apis.trial()
+    calls_by_tool = []
     for tool in tools:
         calls = _combinations(tool, scene, random.Random(repr((tool, salt))))
-        working = (call for call in itertools.islice(calls, _TRIES) if tried(call).ok)
-        found.append(list(itertools.islice(working, _OF_TOOL)))
-    layers = itertools.zip_longest(*found)
+        working = (call for call in itertools.islice(calls, _TRIES) if trial(call).ok)
+        calls_by_tool.append(list(itertools.islice(working, _OF_TOOL)))
+    layers = itertools.zip_longest(*calls_by_tool)
     return [call for layer in layers for call in layer if call is not None][:_OFFERED]
 
 
@@ -258,12 +258,12 @@ def _combinations(tool: str, scene: Scene, rng: random.Random) -> Iterator[Call]
     options = {name: list(source(scene)) for name, source in TRIED[tool].items()}
     if not all(options.values()):
         return
-    known: set[str] = set()
+    keys: set[str] = set()
     for _ in range(3 * _TRIES):
-        chosen = {name: rng.choice(values) for name, values in options.items()}
-        arguments = {name: value for name, value in chosen.items() if value is not OMIT}
+        choice = {name: rng.choice(values) for name, values in options.items()}
+        arguments = {name: value for name, value in choice.items() if value is not OMIT}
         texts = [json.dumps(value) for value in arguments.values()]
         key = json.dumps(arguments)
-        if key not in known and len(set(texts)) == len(texts):
-            known.add(key)
+        if key not in keys and len(set(texts)) == len(texts):
+            keys.add(key)
             yield Call(tool, arguments)

@@ -54,13 +54,13 @@ def make(
     within its suite has the weight r ** -skew. `steep` is the demonstrator's: the greater, the fewer skills it makes
     mistakes in, the least popular ones (`generator.demonstrate`).
     """
-    grown: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "suites": suites, "applications": applications, "tables": tables, "longest": longest, "more": more,
         "skew": skew, "steep": steep,
     }  # fmt: skip
-    examine(**grown)
+    examine(**settings)
     if isolated:
-        return isolate(__name__, **(grown if suites else {}))
+        return isolate(__name__, **(settings if suites else {}))
     if not suites:
         return Desk()
     return Desk(growth.suites(suites, applications, tables), generator.grown_splits(longest, more, skew), steep)
@@ -102,22 +102,22 @@ class Desk:
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         """`count` distinct tasks with solutions; splits share no query. Raises ValueError for an unknown split."""
-        drawn = generator.stream(split, seed, self._suites, self._splits)
-        return tuple(task for task, _ in itertools.islice(drawn, count))
+        stream = generator.stream(split, seed, self._suites, self._splits)
+        return tuple(task for task, _ in itertools.islice(stream, count))
 
     def start(self, task: Task) -> DeskEpisode:
         return DeskEpisode(task, suite_of(task.setup, self._suites))
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
-        called = [call.name for step in steps for call in step.action.calls]
-        return grammar.phrase(steps, next((self._suite_of[name] for name in called if name in self._suite_of), DESK))
+        names = [call.name for step in steps for call in step.action.calls]
+        return grammar.phrase(steps, next((self._suite_of[name] for name in names if name in self._suite_of), DESK))
 
     def demonstrations(
         self, count: int, seed: int, noise: tuple[float, float] = (0.10, 0.85)
     ) -> Iterator[tuple[Task, tuple[Action, ...]]]:
         """Noisy demonstrations of tasks of the seed split; see `generator.demonstrate`."""
-        drawn = generator.stream("seed", seed, self._suites, self._splits)
-        for index, (task, plan) in zip(range(count), drawn, strict=False):
+        stream = generator.stream("seed", seed, self._suites, self._splits)
+        for index, (task, plan) in zip(range(count), stream, strict=False):
             rng = random.Random(f"{generator.NAME}/noise/{seed}/{index}")
             suite = suite_of(task.setup, self._suites)
             yield task, generator.demonstrate(task, plan, noise, rng, suite, self._steep)
@@ -130,19 +130,19 @@ class Desk:
         weights: dict[str, float] = {}
         most = 0
         for suite in self._suites:
-            needed = (template.tool for skill in suite.skills for branch in skill.branches for template in branch)
-            ranked = [tool for tool in dict.fromkeys((*needed, *suite.tools)) if tool != office.FINISH]
-            weights |= {tool: rank**-POPULARITY for rank, tool in enumerate(ranked, start=1)}
-            most = max(most, len(ranked))
+            skill_tools = (template.tool for skill in suite.skills for branch in skill.branches for template in branch)
+            ranking = [tool for tool in dict.fromkeys((*skill_tools, *suite.tools)) if tool != office.FINISH]
+            weights |= {tool: rank**-POPULARITY for rank, tool in enumerate(ranking, start=1)}
+            most = max(most, len(ranking))
         return {**weights, office.FINISH: (most + 1) ** -POPULARITY}
 
     def neighbours(self, tool: str) -> tuple[str, ...]:
         """The other tools of the same application. Raises KeyError for an unknown tool."""
         if tool == office.FINISH:
             return ()
-        known = self._suite_of[tool].tools
-        application = known[tool].application
-        return tuple(other.name for other in known.values() if other.application == application and other.name != tool)
+        tools = self._suite_of[tool].tools
+        application = tools[tool].application
+        return tuple(other.name for other in tools.values() if other.application == application and other.name != tool)
 
     def lexicon(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """(words used as arguments or observations, texts that contain every other word of queries and replies)."""

@@ -58,17 +58,17 @@ class DeskEpisode:
             return ()
         rng = random.Random(canonical(self._office))
         tools = self._suite.tools.values()
-        known = {slot: tuple(self._words(slot, rng)) for tool in tools for slot in tool.slots.values()}
+        options = {slot: tuple(self._words(slot, rng)) for tool in tools for slot in tool.slots.values()}
         calls = [
-            Call(tool.name, dict(zip(tool.slots, chosen, strict=True)))
+            Call(tool.name, dict(zip(tool.slots, values, strict=True)))
             for tool in tools
-            for chosen in itertools.product(*(known[slot] for slot in tool.slots.values()))
+            for values in itertools.product(*(options[slot] for slot in tool.slots.values()))
         ]
         working = [call for call in calls if self._works(call)]
-        seen = [word for kept in self._seen.values() for word in kept[-_SEEN:]]
-        finishes = [*(Call(FINISH, {"answer": word}) for word in seen), Call(FINISH)]
-        offered = sorted(_some(list(range(len(working))), _OFFERED - len(finishes), rng))
-        return tuple(Action(calls=(call,)) for call in (*(working[index] for index in offered), *finishes))
+        observations = [word for history in self._seen.values() for word in history[-_SEEN:]]
+        finishes = [*(Call(FINISH, {"answer": word}) for word in observations), Call(FINISH)]
+        indices = sorted(_some(list(range(len(working))), _OFFERED - len(finishes), rng))
+        return tuple(Action(calls=(call,)) for call in (*(working[index] for index in indices), *finishes))
 
     def evaluate(self) -> Evaluation:
         """Compares the facts with those that the task's solution reaches from the same start.
@@ -84,11 +84,11 @@ class DeskEpisode:
         for action in self._task.solution:
             reference.step(action)
         start, goal, now = (office.facts(state) for state in (self._task.setup, reference._office, self._office))
-        changed = [path for path in sorted(start | goal) if start.get(path) != goal.get(path)]
-        others = (start | now).keys() - set(changed)
+        changed_paths = [path for path in sorted(start | goal) if start.get(path) != goal.get(path)]
+        others = (start | now).keys() - set(changed_paths)
         wrong = sum(start.get(path) != now.get(path) for path in others)
         right = self._answer == reference._answer
-        checks = [Check(path, now.get(path) == goal.get(path)) for path in changed]
+        checks = [Check(path, now.get(path) == goal.get(path)) for path in changed_paths]
         if reference._answer is not None:
             checks.append(Check("answer", right))
         else:
@@ -128,14 +128,14 @@ class DeskEpisode:
         """Words for a slot: existing names, new names, or values seen and a few free choices."""
         vocabulary, shelf = self._suite.vocabulary(slot), self._suite.shelf(slot)
         if slot.startswith("new_"):
-            taken = self._office[shelf] if shelf else {}
-            yield from _some([word for word in vocabulary if word not in taken], _FRESH, rng)
+            names = self._office[shelf] if shelf else {}
+            yield from _some([word for word in vocabulary if word not in names], _FRESH, rng)
         elif shelf:
             yield from sorted(self._office[shelf])
         else:
-            seen = self._seen[slot][-_SEEN:]
-            yield from seen
-            yield from _some([word for word in vocabulary if word not in seen], self._suite.choices.get(slot, 0), rng)
+            recent = self._seen[slot][-_SEEN:]
+            yield from recent
+            yield from _some([word for word in vocabulary if word not in recent], self._suite.choices.get(slot, 0), rng)
 
 
 def _some(items: list[_T], count: int, rng: random.Random) -> list[_T]:

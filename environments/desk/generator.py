@@ -70,15 +70,15 @@ def stream(
     """The split's tasks without end, none twice. Raises ValueError for an unknown split."""
     if split not in splits:
         raise ValueError(f"split {split!r} not found; available: {', '.join(splits)}")
-    profile, known = splits[split], set[str]()
+    profile, ids = splits[split], set[str]()
     for index in itertools.count():
         rng = random.Random(f"{NAME}/{split}/{seed}/{index}")
         # A single suite is not drawn: the desk of the demo keeps its random numbers.
         suite = suites[0] if len(suites) == 1 else rng.choice(suites)
-        drawn = draw(rng, profile, suite)
-        if drawn is not None and drawn[0].id not in known:
-            known.add(drawn[0].id)
-            yield drawn
+        sample = draw(rng, profile, suite)
+        if sample is not None and sample[0].id not in ids:
+            ids.add(sample[0].id)
+            yield sample
 
 
 def bucket(query: str) -> int:
@@ -156,8 +156,8 @@ def _choose(skill: Skill, state: State, rng: random.Random, suite: Suite) -> dic
             return {}
         words[slot] = rng.choice(options)
     if skill.when is not None and rng.random() < 0.5:
-        found, _ = effect(state, skill.branches[0][0].fill(words), suite.tools)
-        words[skill.when[1]] = found
+        observation, _ = effect(state, skill.branches[0][0].fill(words), suite.tools)
+        words[skill.when[1]] = observation
     return words if len(set(words.values())) == len(words) else {}
 
 
@@ -230,9 +230,9 @@ def bungle(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str], r
     templates = skill.branches[0]
     looks = [template for template in templates if template.binds]
     if looks and rng.random() < 0.5:
-        guessed = {look.binds: words[look.names[0]] for look in looks}
-        follow([template for template in templates if not template.binds], {**words, **guessed}, act)
+        guesses = {look.binds: words[look.names[0]] for look in looks}
+        follow([template for template in templates if not template.binds], {**words, **guesses}, act)
         return
     wrong = max(index for index, template in enumerate(templates) if template.tool != FINISH)
-    confused = skill.template(skill.confused, templates[wrong].names, templates[wrong].binds)
-    follow((*templates[:wrong], confused, *templates[wrong + 1 :]), words, act)
+    mistake = skill.template(skill.confused, templates[wrong].names, templates[wrong].binds)
+    follow((*templates[:wrong], mistake, *templates[wrong + 1 :]), words, act)

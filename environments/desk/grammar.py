@@ -22,7 +22,7 @@ def phrase(steps: Sequence[Triplet], suite: Suite = DESK) -> str | None:
     if not done:
         return None
     clauses: list[str] = []
-    explained: frozenset[int] = frozenset()
+    prior_looks: frozenset[int] = frozenset()
     for index, (call, _) in enumerate(done):
         if _looks(call, suite):
             continue
@@ -30,13 +30,13 @@ def phrase(steps: Sequence[Triplet], suite: Suite = DESK) -> str | None:
             return None
         if call.name == FINISH and not call.arguments:
             continue
-        matches = list(_matches(done, index, explained, suite))
+        matches = list(_matches(done, index, prior_looks, suite))
         if not matches:
             return None
-        looks, clause = max(matches, key=lambda match: (len(match[0] - explained), -len(match[0])))
-        explained |= looks
+        looks, clause = max(matches, key=lambda match: (len(match[0] - prior_looks), -len(match[0])))
+        prior_looks |= looks
         clauses.append(clause)
-    dangling = {index for index, (call, _) in enumerate(done) if _looks(call, suite)} - explained
+    dangling = {index for index, (call, _) in enumerate(done) if _looks(call, suite)} - prior_looks
     return JOINER.join(clauses) if clauses and not dangling else None
 
 
@@ -55,8 +55,8 @@ def _matches(
             for template in reversed(branch[:-1]):
                 if words is None:
                     break
-                found = _look(template, done, index, words, explained, suite)
-                words, looks = (found[1], looks | {found[0]}) if found else (None, looks)
+                look = _look(template, done, index, words, explained, suite)
+                words, looks = (look[1], looks | {look[0]}) if look else (None, looks)
             if words is not None:
                 words = _fill(skill, branch, words, suite)
                 if _in_language(skill, words, suite):
@@ -67,54 +67,54 @@ def _unify(template: Template, call: Call, words: Mapping[str, str]) -> dict[str
     """The words, extended so that the template is the call; None if it cannot be."""
     if template.tool != call.name or set(call.arguments) != set(template.parameters):
         return None
-    known = dict(words)
+    bindings = dict(words)
     for name, parameter in zip(template.names, template.parameters, strict=True):
-        if known.setdefault(name, call.arguments[parameter]) != call.arguments[parameter]:
+        if bindings.setdefault(name, call.arguments[parameter]) != call.arguments[parameter]:
             return None
-    return known
+    return bindings
 
 
 def _look(
     template: Template, done: list[Done], before: int, words: Mapping[str, str], explained: frozenset[int], suite: Suite
 ) -> tuple[int, dict[str, str]] | None:
     """The latest look-up that could have been this one, those not yet explained first, and the words with it."""
-    found: list[tuple[bool, int, dict[str, str]]] = []
+    candidates: list[tuple[bool, int, dict[str, str]]] = []
     for index in range(before):
-        call, observed = done[index]
-        known = _unify(template, call, words)
-        if known is not None and known.setdefault(template.binds, observed) == observed:
-            asked = set(call.arguments.values())
+        call, observation = done[index]
+        bindings = _unify(template, call, words)
+        if bindings is not None and bindings.setdefault(template.binds, observation) == observation:
+            arguments = set(call.arguments.values())
             # The value that was looked up must still be right when it is used.
-            disturbed = any(
-                asked & set(other.arguments.values())
+            conflict = any(
+                arguments & set(other.arguments.values())
                 for other, _ in done[index + 1 : before]
                 if not _looks(other, suite)
             )
-            if not disturbed:
-                found.append((index not in explained, index, known))
-    if not found:
+            if not conflict:
+                candidates.append((index not in explained, index, bindings))
+    if not candidates:
         return None
-    _, index, known = max(found, key=lambda entry: entry[:2])
-    return index, known
+    _, index, bindings = max(candidates, key=lambda entry: entry[:2])
+    return index, bindings
 
 
 def _fill(skill: Skill, branch: tuple[Template, ...], words: dict[str, str], suite: Suite) -> dict[str, str]:
     """Words for slots that the branch taken does not show: the condition's, and those of the other branch."""
     if skill.when is None:
         return words
-    found, slot = skill.when
-    filled = dict(words)
+    source, slot = skill.when
+    bindings = dict(words)
     if branch is skill.branches[0]:
-        filled[slot] = filled[found]
+        bindings[slot] = bindings[source]
     for missing in skill.slots:
-        if missing not in filled:
-            options = [word for word in suite.vocabulary(missing) if word not in filled.values()]
-            key = f"{missing} {sorted(filled.items())}"
-            filled[missing] = options[int(hashlib.sha256(key.encode()).hexdigest(), 16) % len(options)]
-    return filled
+        if missing not in bindings:
+            options = [word for word in suite.vocabulary(missing) if word not in bindings.values()]
+            key = f"{missing} {sorted(bindings.items())}"
+            bindings[missing] = options[int(hashlib.sha256(key.encode()).hexdigest(), 16) % len(options)]
+    return bindings
 
 
 def _in_language(skill: Skill, words: Mapping[str, str], suite: Suite) -> bool:
     """Whether the language has these words in these slots, each once."""
-    chosen = {words[slot] for slot in skill.slots}
-    return len(chosen) == len(skill.slots) and all(words[slot] in suite.vocabulary(slot) for slot in skill.slots)
+    values = {words[slot] for slot in skill.slots}
+    return len(values) == len(skill.slots) and all(words[slot] in suite.vocabulary(slot) for slot in skill.slots)

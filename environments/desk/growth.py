@@ -47,11 +47,11 @@ def suites(count: int, applications: int, seed: int) -> tuple[Suite, ...]:
 
 
 def _names(rng: random.Random) -> Iterator[str]:
-    known = {word for words in WORDS.values() for word in words}
+    used_names = {word for words in WORDS.values() for word in words}
     while True:
         name = "".join(rng.choices(_SYLLABLES, k=rng.choice((2, 3))))
-        if name not in known:
-            known.add(name)
+        if name not in used_names:
+            used_names.add(name)
             yield name
 
 
@@ -109,13 +109,13 @@ def _tools(app: Application) -> Iterator[Tool]:
     def tool(form: str, slots: Mapping[str, str], rule: Rule, description: str, gives: str = "") -> Tool:
         return Tool(app.tools[form], description, slots, rule, gives)
 
-    added = office.add(shelf, *attributes, require=office.is_word, **_BARE)
-    yield tool("add", {"record": f"new_{shelf}", **values}, added, "Add a record.")
+    add = office.add(shelf, *attributes, require=office.is_word, **_BARE)
+    yield tool("add", {"record": f"new_{shelf}", **values}, add, "Add a record.")
     for attribute in attributes:
         put = office.put(shelf, attribute, require=office.is_word)
         yield tool(f"set_{attribute}", {**record, attribute: attribute}, put, f"Set the {attribute}.")
-        told = office.read(shelf, attribute)
-        yield tool(f"get_{attribute}", record, told, f"Tell the {attribute} of a record.", attribute)
+        read = office.read(shelf, attribute)
+        yield tool(f"get_{attribute}", record, read, f"Tell the {attribute} of a record.", attribute)
     if len(attributes) > 1:
         put = office.put(shelf, *attributes, require=office.is_word)
         yield tool("fill", {**record, **values}, put, "Set all of a record.")
@@ -165,8 +165,8 @@ def _skills(
         otherwise=f"{tool_of['mark']}({a})",
     )
     if len(app.attributes) > 1:
-        found = [next(_source(attribute, applications, app), None) for attribute in app.attributes]
-        sources = [source for source in found if source]
+        nearest = [next(_source(attribute, applications, app), None) for attribute in app.attributes]
+        sources = [source for source in nearest if source]
         if len(sources) == 2 and sources[0][0] != sources[1][0]:
             (b, get_b), (c, get_c) = sources
             one, other = app.attributes

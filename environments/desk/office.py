@@ -166,8 +166,8 @@ def is_fit(state: State, attribute: str, word: str) -> None:
     elif attribute == "day":
         is_word(state, attribute, word)
     elif attribute in ("shared", "guests", "forwarded"):
-        known = [contact["address"] for contact in state["contacts"].values()]
-        if word not in known:
+        addresses = [contact["address"] for contact in state["contacts"].values()]
+        if word not in addresses:
             raise Refused("no such address")
 
 
@@ -255,10 +255,10 @@ def _free(state: State, shelf: str, name: str) -> None:
 
 
 def _valued(state: State, attributes: Sequence[str], words: Sequence[str], require: Requirement) -> dict[str, str]:
-    valued = dict(zip(attributes, words, strict=True))
-    for attribute, word in valued.items():
+    values = dict(zip(attributes, words, strict=True))
+    for attribute, word in values.items():
         require(state, attribute, word)
-    return valued
+    return values
 
 
 _MAKERS: Mapping[str, Callable[..., Rule]] = {
@@ -268,11 +268,11 @@ _MAKERS: Mapping[str, Callable[..., Rule]] = {
 
 def _tool(row: str) -> Tool:
     """The tool of a row of tools.txt."""
-    name, parameters, written, description, *gives = (cell.strip() for cell in row.split("|"))
+    name, parameters, rule_text, description, *gives = (cell.strip() for cell in row.split("|"))
     slots = {parameter: slot or parameter for parameter, _, slot in (one.partition(":") for one in parameters.split())}
-    maker, *given = written.split()
-    bare: dict[str, Any] = {word.removesuffix("=[]"): [] for word in given if word.endswith("=[]")}
-    rule = _MAKERS[maker](*(word for word in given if not word.endswith("=[]")), **bare)
+    maker, *options = rule_text.split()
+    bare: dict[str, Any] = {word.removesuffix("=[]"): [] for word in options if word.endswith("=[]")}
+    rule = _MAKERS[maker](*(word for word in options if not word.endswith("=[]")), **bare)
     return Tool(name, description, slots, rule, *gives)
 
 
@@ -284,8 +284,8 @@ FINISH = "finish"
 
 def documentation(tools: Iterable[Tool] = TOOLS.values()) -> tuple[Mapping[str, Any], ...]:
     """The tools in OpenAI function format, `finish` last."""
-    documented = [_function(tool.name, tool.description, tool.slots, required=tool.slots) for tool in tools]
-    return (*documented, _function(FINISH, "End the work, with the answer if one was asked for.", ("answer",), ()))
+    functions = [_function(tool.name, tool.description, tool.slots, required=tool.slots) for tool in tools]
+    return (*functions, _function(FINISH, "End the work, with the answer if one was asked for.", ("answer",), ()))
 
 
 def _function(name: str, description: str, parameters: Iterable[str], required: Iterable[str]) -> dict[str, Any]:

@@ -35,8 +35,8 @@ class Template:
 
     def fill(self, words: Mapping[str, str]) -> Call:
         """The call with words in place of names."""
-        chosen = (words[name] for name in self.names)
-        return Call(self.tool, dict(zip(self.parameters, chosen, strict=True)))
+        values = (words[name] for name in self.names)
+        return Call(self.tool, dict(zip(self.parameters, values, strict=True)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,29 +87,29 @@ def carry_out(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str]
     if skill.when is None:
         follow(skill.branches[0], words, act)
         return
-    known = follow(skill.branches[0][:-1], words, act)
+    bindings = follow(skill.branches[0][:-1], words, act)
     then, otherwise = (branch[-1] for branch in skill.branches)
-    left, right = skill.when
-    act((then if known[left] == known[right] else otherwise).fill(known))
+    first, second = skill.when
+    act((then if bindings[first] == bindings[second] else otherwise).fill(bindings))
 
 
 def follow(templates: Sequence[Template], words: Mapping[str, str], act: Callable[[Call], str]) -> dict[str, str]:
     """Performs the calls in order; returns the words, with those that look-ups bound."""
-    known = dict(words)
+    bindings = dict(words)
     for template in templates:
-        observed = act(template.fill(known))
+        observation = act(template.fill(bindings))
         if template.binds:
-            known[template.binds] = observed
-    return known
+            bindings[template.binds] = observation
+    return bindings
 
 
 def _skill(row: str) -> Skill:
-    wording, script, confused, *condition = (" ".join(cell.split()) for cell in row.split("|"))
+    wording, script, wrong_tool, *condition = (" ".join(cell.split()) for cell in row.split("|"))
     if not condition:
-        return Skill(wording, script, confused)
+        return Skill(wording, script, wrong_tool)
     words, then, otherwise = condition
-    left, right = words.split()
-    return Skill(wording, script, confused, (left, right), then, otherwise)
+    first, second = words.split()
+    return Skill(wording, script, wrong_tool, (first, second), then, otherwise)
 
 
 _TABLE = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").replace("\n        ", " ")

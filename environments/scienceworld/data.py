@@ -53,18 +53,18 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
     place = folder(name)
 
     def solve(task: str) -> None:
-        given = [library, task, str(_COUNTS[name]), str(_file(place, task))]
-        run_module(python, f"{__package__}.solving", given, "ScienceWorld cannot solve its tasks", _PATIENCE)
+        arguments = [library, task, str(_COUNTS[name]), str(_file(place, task))]
+        run_module(python, f"{__package__}.solving", arguments, "ScienceWorld cannot solve its tasks", _PATIENCE)
         say(f"scienceworld: {task}")
 
     with locked(place, "ScienceWorld's solutions", say), concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         place.mkdir(exist_ok=True)
-        left = [task for task in TASKS if not _file(place, task).exists()]
-        if not left:
+        remaining = [task for task in TASKS if not _file(place, task).exists()]
+        if not remaining:
             say(f"scienceworld: solutions already in {place}")
             return
-        say(f"scienceworld: the simulator solves {_COUNTS[name]} variations of each split of {len(left)} tasks")
-        for done in [pool.submit(solve, task) for task in left]:
+        say(f"scienceworld: the simulator solves {_COUNTS[name]} variations of each split of {len(remaining)} tasks")
+        for done in [pool.submit(solve, task) for task in remaining]:
             done.result()
     say(f"scienceworld: solutions ready in {place}")
 
@@ -88,16 +88,16 @@ _LIBRARY = "lib/server/libjvm.so"
 
 def jvm() -> str:
     """The library of the JVM of the `java` on PATH. Raises InstallError, which says what to do."""
-    found = shutil.which("java")
-    if found is None:
+    java = shutil.which("java")
+    if java is None:
         raise InstallError(f"ScienceWorld runs on Java, and there is no `java` on PATH; on Debian and Ubuntu: {JAVA}")
-    home = Path(found).resolve().parents[1]
+    home = Path(java).resolve().parents[1]
     # Java 8 has its runtime deeper.
     for library in (home / _LIBRARY, *home.glob("**/server/libjvm.so")):
         if library.exists():
             return str(library)
     raise InstallError(
-        f"{found} belongs to {home}, which has no {_LIBRARY}; put the bin folder of a whole Java runtime first "
+        f"{java} belongs to {home}, which has no {_LIBRARY}; put the bin folder of a whole Java runtime first "
         f"on PATH, on Debian and Ubuntu by {JAVA}"
     )
 
@@ -105,5 +105,5 @@ def jvm() -> str:
 def files(library: str) -> tuple[str, ...]:
     """The folders that this JVM reads: its home, and those to which links in it lead."""
     home = next(parent for parent in Path(library).parents if (parent / "bin").is_dir())
-    linked = {str(path.resolve().parent) for path in home.rglob("*") if path.is_symlink()}
-    return (str(home), *sorted(folder for folder in linked if not Path(folder).is_relative_to(home)))
+    targets = {str(path.resolve().parent) for path in home.rglob("*") if path.is_symlink()}
+    return (str(home), *sorted(folder for folder in targets if not Path(folder).is_relative_to(home)))

@@ -36,11 +36,11 @@ def worth_trying(valid: Iterable[str], rooms: Iterable[str]) -> list[str]:
 
     `focus` is not among them: it says that the official task is about an object, and ends the episode if it is not.
     """
-    fixed = re.compile("|".join((_FIXED.pattern, *(rf"\b(to|into|in|on|from) {re.escape(room)}$" for room in rooms))))
+    pattern = re.compile("|".join((_FIXED.pattern, *(rf"\b(to|into|in|on|from) {re.escape(room)}$" for room in rooms))))
     return [
         command
         for command in valid
-        if verb(command) not in UNASKED and (verb(command) in _GOING or not fixed.search(command))
+        if verb(command) not in UNASKED and (verb(command) in _GOING or not pattern.search(command))
     ]
 
 
@@ -72,11 +72,11 @@ class World:
             return ""
         command = commands.command_of(name, arguments)
         self._done += 1
-        said = self.simulator.step(command)
+        reply = self.simulator.step(command)
         self._told = None
-        if said.startswith(_UNKNOWN):
-            raise ValueError(said)
-        return said
+        if reply.startswith(_UNKNOWN):
+            raise ValueError(reply)
+        return reply
 
     def over(self) -> bool:
         """Whether the task is completed or failed, or the episode has had its commands."""
@@ -113,7 +113,7 @@ def make(jvm: str, place: str, instructions: str = "full") -> ToolEnvironment:
         {**splits, "eval": splits["test"], "held_out": splits["test"]},
         _judge,
         open=lambda setup: World(jvm, setup),
-        setups=[_setup(told["task"], number) for told in official for number in told["variations"]["train"]],
+        setups=[_setup(record["task"], number) for record in official for number in record["variations"]["train"]],
         affordances=offers,
         phrase=phrase,
         instructions=system_message(instructions),
@@ -122,7 +122,7 @@ def make(jvm: str, place: str, instructions: str = "full") -> ToolEnvironment:
 
 def _tasks(official: list[dict[str, Any]], split: str) -> list[Task]:
     """The solved tasks of a split: the first variation of each task, then the second, and so on."""
-    by_name = [[_task(told["task"], solved) for solved in told["solved"][split]] for told in official]
+    by_name = [[_task(record["task"], entry) for entry in record["solved"][split]] for record in official]
     return [task for layer in itertools.zip_longest(*by_name) for task in layer if task is not None]
 
 
@@ -138,7 +138,7 @@ def _setup(name: str, variation: int) -> dict[str, Any]:
 def _judge(world: World) -> Evaluation:
     """The official verdict: full reward for the full score, and the score as the partial reward."""
     score = world.simulator.score
-    checks = tuple(Check(name, reached) for name, reached in goals(world.simulator.progress))
+    checks = tuple(Check(name, success) for name, success in goals(world.simulator.progress))
     return Evaluation(float(score == FULL), checks, max(0, score) / FULL)
 
 
@@ -153,23 +153,23 @@ def state_of(universe: Mapping[str, Any], score: int) -> dict[str, Any]:
     Of an object its name, its substance and phase, and whether it is open, on, broken, burning, burnt or connected
     count. Temperatures and ages do not: they change with every move, whatever the agent does.
     """
-    named = dict(_names(universe))
+    names = dict(_names(universe))
     rooms: dict[str, list[Any]] = {}
-    place, carried = "", list[Any]()
+    place, inventory = "", list[Any]()
     for room in _inside(universe):
-        for one in _inside(room):
-            if one["name"] == _AGENT:
+        for entity in _inside(room):
+            if entity["name"] == _AGENT:
                 place = room["name"]
-                bags = [held for held in _inside(one) if held["name"] == _INVENTORY]
-                carried = [_object(item, named) for bag in bags for item in _inside(bag)]
-        rooms[room["name"]] = _sorted(_object(one, named) for one in _inside(room) if one["name"] != _AGENT)
-    return {"place": place, "inventory": _sorted(carried), "rooms": rooms, "score": score}
+                bags = [bag for bag in _inside(entity) if bag["name"] == _INVENTORY]
+                inventory = [_object(item, names) for bag in bags for item in _inside(bag)]
+        rooms[room["name"]] = _sorted(_object(entity, names) for entity in _inside(room) if entity["name"] != _AGENT)
+    return {"place": place, "inventory": _sorted(inventory), "rooms": rooms, "score": score}
 
 
 def goals(progress: str) -> list[tuple[str, bool]]:
     """(goal, whether it is reached) of the goals that the task has in a fixed order, from the simulator's report."""
-    ordered = progress.partition("Sequential Subgoals:")[2].partition("Unordered")[0]
-    rows = [line.split("\t") for line in ordered.splitlines() if line.count("\t") >= 3]
+    sequence = progress.partition("Sequential Subgoals:")[2].partition("Unordered")[0]
+    rows = [line.split("\t") for line in sequence.splitlines() if line.count("\t") >= 3]
     return [(row[3].strip(), row[1].strip() == "true") for row in rows]
 
 
@@ -178,17 +178,17 @@ def _object(told: Mapping[str, Any], named: Mapping[str, str]) -> dict[str, Any]
     material = told["propMaterial"]
     if told["propLife"] and material and material["substanceName"] == _PLANT:
         return {"plant": told["propLife"]["lifeformType"]}
-    found: dict[str, Any] = {"object": told["name"]}
+    summary: dict[str, Any] = {"object": told["name"]}
     if material:
-        found["is"] = " ".join((material["stateOfMatter"], material["color"], material["substanceName"]))
+        summary["is"] = " ".join((material["stateOfMatter"], material["color"], material["substanceName"]))
     if qualities := list(_qualities(told, named)):
-        found["also"] = qualities
+        summary["also"] = qualities
     pot = _POT in told["name"]
     holds = _sorted(_object(inner, named) for inner in _inside(told) if not (pot and inner["name"] == _WATER))
     if holds:
-        found["holds"] = holds
+        summary["holds"] = holds
     terminal = told["name"] in ("anode", "cathode") or told["name"].startswith("terminal ")
-    return None if terminal and found == {"object": told["name"]} else found
+    return None if terminal and summary == {"object": told["name"]} else summary
 
 
 def _qualities(told: Mapping[str, Any], named: Mapping[str, str]) -> Iterator[str]:
@@ -222,4 +222,4 @@ def _inside(told: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _sorted(objects: Any) -> list[Any]:
     """Objects in an order of their own: the simulator's differs from run to run."""
-    return sorted((one for one in objects if one), key=lambda one: json.dumps(one, sort_keys=True))
+    return sorted((entity for entity in objects if entity), key=lambda entity: json.dumps(entity, sort_keys=True))
