@@ -65,10 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _current_folder_last(warn=name in _IMPORTING)
     sys.argv = [f"cojax {name}", *rest[:-1]]
     module = imports.within(COMMANDS[name][0])
-    found = importlib.import_module(module)
-    if hasattr(found, "__path__"):
-        found = importlib.import_module(f"{module}.__main__")
-    return int(found.main() or 0)
+    program = importlib.import_module(module)
+    if hasattr(program, "__path__"):
+        program = importlib.import_module(f"{module}.__main__")
+    return int(program.main() or 0)
 
 
 def usage() -> str:
@@ -107,8 +107,8 @@ class CommandLineParser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, description: str | None, **options: Any) -> None:
         self._arguments: list[str] = []
-        shown = argparse.RawDescriptionHelpFormatter
-        super().__init__(worded(prog), description=worded(description or ""), formatter_class=shown, **options)
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(worded(prog), description=worded(description or ""), formatter_class=formatter, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._arguments = list(sys.argv[1:] if args is None else args)
@@ -118,7 +118,7 @@ class CommandLineParser(argparse.ArgumentParser):
         """An unknown flag is named before what it leaves missing."""
         for argument in self._arguments:
             name = argument.partition("=")[0]
-            if name.startswith("--") and not any(known.startswith(name) for known in self._option_string_actions):
+            if name.startswith("--") and not any(flag.startswith(name) for flag in self._option_string_actions):
                 near = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7)
                 message = f"{name} is no flag; {f'did you mean {near[0]}? ' if near else ''}--help lists the flags"
                 break

@@ -60,8 +60,8 @@ def hidden(module: str) -> str:
     for place in sys.path if package in SHARED else ():
         if os.path.exists(os.path.join(place, "cojax", "__init__.py")):
             continue
-        found = os.path.join(os.path.abspath(place), package, *rest)
-        for file in (f"{found}.py", os.path.join(found, "__init__.py")):
+        base = os.path.join(os.path.abspath(place), package, *rest)
+        for file in (f"{base}.py", os.path.join(base, "__init__.py")):
             if os.path.isfile(file):
                 return file
     return ""
@@ -79,5 +79,5 @@ def places(module: str) -> list[str]:
         return []
     if spec is None or spec.name != package or not (spec.has_location or spec.submodule_search_locations):
         return []
-    found = spec.submodule_search_locations or [str(spec.origin)]
-    return [str(Path(os.path.realpath(one)).parent) for one in found]
+    locations = spec.submodule_search_locations or [str(spec.origin)]
+    return [str(Path(os.path.realpath(path)).parent) for path in locations]

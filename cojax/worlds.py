@@ -42,7 +42,7 @@ def reserved(name: str) -> tuple[str, ...]:
     the named module and the module that defines its `make` are read.
     """
     modules = [module(name), *([sys.modules[full_name(name).partition(":")[0]]] if name not in available() else [])]
-    return tuple(dict.fromkeys(split for one in modules for split in vars(one).get("RESERVED", ())))
+    return tuple(dict.fromkeys(split for source in modules for split in vars(source).get("RESERVED", ())))
 
 
 def measures(name: str, groups: Sequence[Group]) -> Mapping[str, Mapping[str, Any]]:
@@ -100,13 +100,13 @@ def load(name: str, **settings: Any) -> Environment:
     """The environment of that name. Raises RegistryError for an unknown one, and for a `make` that makes none."""
     make = maker(name)
     registry.check_call("environment", name, make, (), settings)
-    made = make(**settings)
-    if not all(callable(getattr(made, method, None)) for method in ("tools", "tasks", "start", "phrase")):
+    world = make(**settings)
+    if not all(callable(getattr(world, method, None)) for method in ("tools", "tasks", "start", "phrase")):
         raise registry.RegistryError(
-            f"environment {name!r} is of type {type(made).__name__}; expected what its `make` returns to have tools, "
+            f"environment {name!r} is of type {type(world).__name__}; expected what its `make` returns to have tools, "
             "tasks, start and phrase, as ToolEnvironment(…) has"
         )
-    return made
+    return world
 
 
 def load_plain(name: str, given: Mapping[str, Any]) -> Environment:
@@ -123,9 +123,9 @@ def function(setting: str, name: str) -> Callable[..., Any]:
 
 def settings_from_text(name: str, given: Mapping[str, str]) -> dict[str, Any]:
     """Settings of the environment of that name, as flags give them. Raises RegistryError for one it does not take."""
-    declared = registry.settings(maker(name))
+    declarations = registry.settings(maker(name))
     values = {
-        key: registry.from_text(declared[key].annotation, text) if key in declared else text
+        key: registry.from_text(declarations[key].annotation, text) if key in declarations else text
         for key, text in given.items()
     }
     return registry.check_settings("environment", name, maker(name), values)
@@ -137,14 +137,14 @@ def examine(name: str, given: Mapping[str, Any]) -> None:
     It is the function `examine` of the environment's module that knows them, if there is one. It gets all settings of
     `make`, with the defaults of those that are not given.
     """
-    defaults = {setting: declared.default for setting, declared in registry.settings(maker(name)).items()}
+    defaults = {setting: declaration.default for setting, declaration in registry.settings(maker(name)).items()}
     vars(module(name)).get("examine", lambda **settings: None)(**{**defaults, **given})
 
 
 def _is_module(name: str) -> bool:
     """Whether a module of that name can be imported, also from the current folder."""
     try:
-        found = importlib.util.find_spec(name) if name else None
+        spec = importlib.util.find_spec(name) if name else None
     except (ValueError, ImportError):
         return False
-    return found is not None or importlib.machinery.PathFinder.find_spec(name, [os.getcwd()]) is not None
+    return spec is not None or importlib.machinery.PathFinder.find_spec(name, [os.getcwd()]) is not None

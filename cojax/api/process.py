@@ -45,25 +45,25 @@ class Child:
     def __init__(self, arguments: Sequence[str], *, show: bool = False) -> None:
         self.arguments = tuple(arguments)
         self.stopped = threading.Event()
-        owner, kept = os.pipe()
-        told, theirs = os.pipe()
-        with contextlib.ExitStack() as ours, contextlib.ExitStack() as passed:
-            for pipe, stack in ((owner, passed), (theirs, passed), (kept, ours)):
+        owner_read, owner_write = os.pipe()
+        report_read, report_write = os.pipe()
+        with contextlib.ExitStack() as own_files, contextlib.ExitStack() as child_files:
+            for pipe, stack in ((owner_read, child_files), (report_write, child_files), (owner_write, own_files)):
                 stack.callback(os.close, pipe)
-            os.set_blocking(told, False)
+            os.set_blocking(report_read, False)
             # Closed by another thread it raises, where a number could be another file's by then.
-            self._told = ours.enter_context(open(told, "rb", buffering=0))
+            self._told = own_files.enter_context(open(report_read, "rb", buffering=0))
             # A file and no pipe: the command goes on printing while it stops, and nobody may read any more.
-            self._output, printed = _output()
-            ours.callback(self._output.close)
-            passed.callback(printed.close)
+            self._output, writer = _output()
+            own_files.callback(self._output.close)
+            child_files.callback(writer.close)
             folders = json.dumps([os.path.abspath(folder) for folder in sys.path if isinstance(folder, str)])
             self.process = subprocess.Popen(
-                [sys.executable, "-P", str(_CHILD), str(owner), str(theirs), folders, *arguments],
-                pass_fds=(owner, theirs), stdin=subprocess.DEVNULL, stdout=printed, stderr=printed,
+                [sys.executable, "-P", str(_CHILD), str(owner_read), str(report_write), folders, *arguments],
+                pass_fds=(owner_read, report_write), stdin=subprocess.DEVNULL, stdout=writer, stderr=writer,
                 env={**os.environ, "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}, start_new_session=True,
             )  # fmt: skip
-            self._ours = ours.pop_all()
+            self._ours = own_files.pop_all()
         self._heard, self._show, self._shown = b"", show, 0
         _CHILDREN.add(self)
         self.stop = weakref.finalize(self, _stop, self.process, self.stopped, self._ours, os.getpid())
@@ -92,10 +92,10 @@ class Child:
 
     def check(self) -> None:
         """Raises RunFailed if the command has ended with an error. One that was asked to stop has none."""
-        status, asked = self.process.returncode, self.stopped.is_set()
+        status, was_stopped = self.process.returncode, self.stopped.is_set()
         lines = self._last_lines()
         self.stop()
-        if status in (0, None) or asked:
+        if status in (0, None) or was_stopped:
             return
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         if errors:
@@ -104,8 +104,8 @@ class Child:
         if number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
             name = signal.Signals(number).name
             raise RunFailed(f"the command was ended by {name}; call again to go on from its checkpoint", status, lines)
-        said = "\n".join(lines) or "it printed nothing"
-        raise RunFailed(f"the command ended with status {status}:\n{said}", status, lines)
+        output = "\n".join(lines) or "it printed nothing"
+        raise RunFailed(f"the command ended with status {status}:\n{output}", status, lines)
 
     def _last_lines(self) -> list[str]:
         try:

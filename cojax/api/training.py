@@ -67,9 +67,9 @@ class OpenRun:
 
     def episodes(self, step: int | None = None) -> Records:
         """The episodes of a step that are stored, or of all steps: those are as large as the run's folder."""
-        stored = Episodes(self.workdir / "episodes")
+        episodes = Episodes(self.workdir / "episodes")
         return Records(
-            record for one in ([step] if step is not None else stored.steps()) for record in stored.read(one)
+            record for number in ([step] if step is not None else episodes.steps()) for record in episodes.read(number)
         )
 
     def episode_steps(self) -> list[int]:
@@ -78,8 +78,8 @@ class OpenRun:
 
     def config(self) -> dict[str, Any]:
         """The settings of the run, in sections."""
-        found: dict[str, Any] = read_json(self.workdir / "config.json")["config"]
-        return found
+        settings: dict[str, Any] = read_json(self.workdir / "config.json")["config"]
+        return settings
 
     def summary(self) -> dict[str, Any]:
         """The result. Raises FileNotFoundError for a run that has not ended."""
@@ -101,10 +101,10 @@ class OpenRun:
         """
         from cojax.policy.pretrained import load
 
-        chosen = [] if step is None else [f"--step={step}"]
+        step_flag = [] if step is None else [f"--step={step}"]
         with tempfile.TemporaryDirectory(prefix="cojax-") as temporary:
             place = Path(temporary, "policy") if folder is None else Path(folder)
-            finish(["export", f"--workdir={self.workdir}", *chosen, str(place)])
+            finish(["export", f"--workdir={self.workdir}", *step_flag, str(place)])
             return load(place)
 
     def _log(self, name: str) -> Records:
@@ -134,10 +134,10 @@ def train(
     The arguments are those of `steps`. What a callback raises stops the run in order and is raised here. Raises
     RunFailed if the command fails.
     """
-    called = [callbacks] if callable(callbacks) else list(callbacks)
+    functions = [callbacks] if callable(callbacks) else list(callbacks)
     with _start(config, steps, workdir, show, settings) as training:
         for record in training:
-            for callback in called:
+            for callback in functions:
                 callback(record)
         return open_run(training.workdir)
 
@@ -191,9 +191,9 @@ class Training:
     def __next__(self) -> StepRecord:
         try:
             while not self._records:
-                ended = self._child.wait(_POLL)
+                has_ended = self._child.wait(_POLL)
                 self._listen()
-                if ended and not self._records:
+                if has_ended and not self._records:
                     self._held.close()
                     self._child.check()
                     raise StopIteration
@@ -252,30 +252,30 @@ def evaluate(
     The arguments are the flags of `cojax evaluate`, and `settings` those of `steps`. An evaluation that was stopped
     goes on. Raises RunFailed if the command fails.
     """
-    given = {
+    options = {
         "checkpoint": checkpoint, "model": model, "endpoint": endpoint, "endpoint_model": endpoint_model, "out": out,
         "splits": splits if splits is None or isinstance(splits, str) else ",".join(splits), "samples": samples,
     }  # fmt: skip
-    own = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    own = [f"--{name}={value}" for name, value in options.items() if value is not None]
     with config_flag(config) as first:
-        told = finish(["evaluate", *first, *own, *flags_of(settings)], show=show)
-    return read_json(Path(told["out"], "result.json"))
+        report = finish(["evaluate", *first, *own, *flags_of(settings)], show=show)
+    return read_json(Path(report["out"], "result.json"))
 
 
 def finish(arguments: list[str], *, show: bool = False) -> Mapping[str, Any]:
     """Runs a command to its end and returns what it told. Raises RunFailed if it fails."""
-    child, told = Child(arguments, show=show), dict[str, Any]()
+    child, report = Child(arguments, show=show), dict[str, Any]()
     try:
-        ended = False
-        while not ended:
-            ended = child.wait(_POLL)
+        has_ended = False
+        while not has_ended:
+            has_ended = child.wait(_POLL)
             child.show()
             for facts in child.told():
-                told |= facts
+                report |= facts
         child.check()
     finally:
         child.stop()
-    return told
+    return report
 
 
 def _start(
@@ -289,9 +289,9 @@ def _start(
         raise TypeError("no configuration and no run: give config, or the workdir of a run to go on with")
     further = {} if count is None else {"steps": count}
     place = [] if workdir is None else [f"--workdir={os.fspath(workdir)}"]
-    with contextlib.ExitStack() as held:
-        first = held.enter_context(config_flag(config))
-        return Training([*first, *place, *flags_of({**settings, **further})], show=show, held=held.pop_all())
+    with contextlib.ExitStack() as resources:
+        first = resources.enter_context(config_flag(config))
+        return Training([*first, *place, *flags_of({**settings, **further})], show=show, held=resources.pop_all())
 
 
 def flags_of(settings: Mapping[str, Any]) -> list[str]:
@@ -308,8 +308,8 @@ def config_flag(config: Config | None) -> Iterator[list[str]]:
     if config is None or isinstance(config, (str, os.PathLike)):
         yield [] if config is None else [f"--config={os.fspath(config)}"]
         return
-    resolved = config.copy_and_resolve_references() if hasattr(config, "copy_and_resolve_references") else config
-    plain = resolved.to_dict() if hasattr(resolved, "to_dict") else resolved
+    source = config.copy_and_resolve_references() if hasattr(config, "copy_and_resolve_references") else config
+    plain = source.to_dict() if hasattr(source, "to_dict") else source
     if not isinstance(plain, Mapping):
         raise TypeError(
             f"config is of type {type(config).__name__}; expected a file, a ConfigDict or a dict of settings"

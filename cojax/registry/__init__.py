@@ -54,13 +54,13 @@ def find(kind: str, name: str, entries: Mapping[str, T | str]) -> T:
             f"{kind} {name!r} not found; available: {', '.join(entries)}, or package.module:name from outside"
         )
     module = _import(kind, name, module_name)
-    found = vars(module).get(attribute)
-    if found is None:
+    target = vars(module).get(attribute)
+    if target is None:
         where = module.__file__ or module_name
         raise RegistryError(f"{kind} {name!r} not found: {where} defines no {attribute!r}{_hidden(module_name)}")
-    if not callable(found):
-        raise RegistryError(f"{kind} {name!r} is of type {type(found).__name__}; expected a function or a class")
-    return found
+    if not callable(target):
+        raise RegistryError(f"{kind} {name!r} is of type {type(target).__name__}; expected a function or a class")
+    return target
 
 
 def own_module(name: str) -> types.ModuleType:
@@ -84,9 +84,9 @@ def settings(function: Callable[..., Any]) -> dict[str, DeclaredSetting]:
         types_of = _type_hints(function, function)
     else:
         parameters = inspect.signature(function).parameters.values()
-        declared = [parameter for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY]
-        defaults = {parameter.name: parameter.default for parameter in declared}
-        annotations = {parameter.name: parameter.annotation for parameter in declared}
+        keywords = [parameter for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY]
+        defaults = {parameter.name: parameter.default for parameter in keywords}
+        annotations = {parameter.name: parameter.annotation for parameter in keywords}
         types_of = _type_hints(function, types.SimpleNamespace(__annotations__=annotations), _scope(function))
     return {name: DeclaredSetting(_or_type_of(types_of[name], default), default) for name, default in defaults.items()}
 
@@ -99,18 +99,18 @@ def check_settings(
     `where` goes before the name of a setting in messages. Raises RegistryError for an unknown name, for a value that is
     not allowed, and for a required setting that is not given.
     """
-    known = settings(function)
+    declarations = settings(function)
     for setting in given:
-        if setting not in known:
-            there = f"it has {', '.join(known)}" if known else "it has none"
-            meant = did_you_mean(setting, known, where)
-            raise RegistryError(f"{kind} {name!r} has no setting {where}{setting}; {meant}{there}")
-    for setting, declared in known.items():
-        if declared.default is REQUIRED and setting not in given:
-            values = description(declared.annotation)
+        if setting not in declarations:
+            choices = f"it has {', '.join(declarations)}" if declarations else "it has none"
+            meant = did_you_mean(setting, declarations, where)
+            raise RegistryError(f"{kind} {name!r} has no setting {where}{setting}; {meant}{choices}")
+    for setting, declaration in declarations.items():
+        if declaration.default is REQUIRED and setting not in given:
+            values = description(declaration.annotation)
             raise RegistryError(f"{kind} {name!r} needs its setting {where}{setting}: {values}")
     return {
-        setting: convert_setting(f"{where}{setting}", known[setting].annotation, value)
+        setting: convert_setting(f"{where}{setting}", declarations[setting].annotation, value)
         for setting, value in given.items()
     }
 
@@ -118,7 +118,7 @@ def check_settings(
 def did_you_mean(name: str, known: Iterable[str], where: str = "") -> str:
     """For an error about an unknown name: the known ones that are spelled alike, with `where` before them."""
     near = difflib.get_close_matches(name.lower(), known, cutoff=0.7)
-    return f"did you mean {' or '.join(where + one for one in near)}? " if near else ""
+    return f"did you mean {' or '.join(where + candidate for candidate in near)}? " if near else ""
 
 
 def check_call(
@@ -128,9 +128,9 @@ def check_call(
     try:
         inspect.signature(function).bind(*takes, **given)
     except TypeError as error:
-        called = ", ".join(takes) or "nothing"
+        arguments = ", ".join(takes) or "nothing"
         raise RegistryError(
-            f"{kind} {name!r} is called with {called} and its settings, which stand after a *: {error}"
+            f"{kind} {name!r} is called with {arguments} and its settings, which stand after a *: {error}"
         ) from error
 
 
@@ -177,8 +177,8 @@ def _type_hints(function: Callable[..., Any], holder: Any, scope: dict[str, Any]
     try:
         return typing.get_type_hints(holder, globalns=scope, include_extras=True)
     except (NameError, TypeError, AttributeError, SyntaxError) as error:
-        called = getattr(function, "__qualname__", str(function))
-        raise RegistryError(f"the settings of {called} cannot be read: {error}; annotate them with types") from error
+        name = getattr(function, "__qualname__", str(function))
+        raise RegistryError(f"the settings of {name} cannot be read: {error}; annotate them with types") from error
 
 
 def _or_type_of(annotation: Any, default: Any) -> Any:

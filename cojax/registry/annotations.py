@@ -48,9 +48,9 @@ class Range:
     def _holding(self, value: Any) -> Any:
         """The value. Raises ValueError for a number, or one of a tuple, that is not in the range; a text is in any."""
         if any(
-            one not in self
-            for one in (value if isinstance(value, tuple) else (value,))
-            if isinstance(one, (int, float))
+            number not in self
+            for number in (value if isinstance(value, tuple) else (value,))
+            if isinstance(number, (int, float))
         ):
             raise ValueError
         return value
@@ -101,8 +101,8 @@ def description(annotation: Any) -> str:
     """The values that an annotation allows, in words."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        words = [one for one in arguments[1:] if isinstance(one, str)] or [description(arguments[0])]
-        return " ".join([words[0], *(str(one) for one in arguments[1:] if isinstance(one, Range))])
+        words = [argument for argument in arguments[1:] if isinstance(argument, str)] or [description(arguments[0])]
+        return " ".join([words[0], *(str(argument) for argument in arguments[1:] if isinstance(argument, Range))])
     if origin is Literal:
         return "one of " + ", ".join(map(repr, arguments)) if len(arguments) > 1 else repr(arguments[0])
     if origin in (typing.Union, types.UnionType):
@@ -137,12 +137,12 @@ def _converted(annotation: Any, value: Any) -> Any:
     from pydantic.errors import PydanticUserError
 
     try:
-        found = _adapter(annotation).validate_python(value if annotation is Any else _as_tuples(value))
+        result = _adapter(annotation).validate_python(value if annotation is Any else _as_tuples(value))
     except (PydanticUserError, RecursionError) as error:  # an annotation, or a value, that no flag has
         raise ValueError from error
-    if not _is_sound(value, found):
+    if not _is_sound(value, result):
         raise ValueError
-    return found
+    return result
 
 
 @functools.cache

@@ -26,22 +26,22 @@ def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
     If `name` is 'package.module:function' and the function is defined in another file, the SHA-256 is of both files: a
     partial, for example, holds arguments that its own file gives.
     """
-    named, colon, attribute = name.partition(":")
+    module_name, colon, attribute = name.partition(":")
     defines = sys.modules.get(function.__module__) if hasattr(function, "__module__") else None
-    module = defines or sys.modules[named]
+    module = defines or sys.modules[module_name]
     if colon and not (inspect.isroutine(function) or inspect.isclass(function) or hasattr(function, "__wrapped__")):
         # An object such as a partial names the module of its class.
-        module = sys.modules[named]
+        module = sys.modules[module_name]
     elif hasattr(function, "__qualname__"):
         attribute = function.__qualname__
-    modules = [module, *([sys.modules[named]] if colon else [])]
-    files = dict.fromkeys(vars(one)["__file__"] for one in modules if vars(one).get("__file__"))
+    modules = [module, *([sys.modules[module_name]] if colon else [])]
+    files = dict.fromkeys(vars(owner)["__file__"] for owner in modules if vars(owner).get("__file__"))
     content = b"".join(Path(file).read_bytes() for file in files)
     where = {}
-    if colon and (file := vars(sys.modules[named]).get("__file__")):
+    if colon and (file := vars(sys.modules[module_name]).get("__file__")):
         # From which the module, or the package that holds it, is imported.
         path = Path(file).absolute()
-        folder = path.parents[sys.modules[named].__name__.count(".") + (path.name == "__init__.py")]
+        folder = path.parents[sys.modules[module_name].__name__.count(".") + (path.name == "__init__.py")]
         where = {"folder": str(folder), "commit": commit(file)}
     return {
         "path": f"{module.__name__}:{attribute}",
@@ -76,18 +76,18 @@ def commit(file: str | Path, code: Sequence[str] = _PYTHON) -> str:
         ["status", "--porcelain", "--untracked-files=no", "--", *code],
     )
     try:
-        listed, head, changed = (
+        listing, head, status = (
             subprocess.run(
-                ["git", *one], cwd=file.parent, capture_output=True, text=True, timeout=10, check=True
+                ["git", *command], cwd=file.parent, capture_output=True, text=True, timeout=10, check=True
             ).stdout
-            for one in commands
+            for command in commands
         )
     except (OSError, subprocess.SubprocessError):
         return UNKNOWN
-    new = listed.startswith("?")
-    if not listed or (new and _INSTALLED & set(file.parts)):
+    new = listing.startswith("?")
+    if not listing or (new and _INSTALLED & set(file.parts)):
         return UNKNOWN
-    return head.strip() + (" with changes" if new or changed.strip() else "")
+    return head.strip() + (" with changes" if new or status.strip() else "")
 
 
 def shortened(commit: str) -> str:

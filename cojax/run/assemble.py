@@ -78,7 +78,7 @@ def parts(config: ConfigDict) -> Parts:
     required_route_shape(config.learner.routes, model, learned_by(config).loss.name, learned_by(config).loss.routes)
     engine = entry(config, "engine.name").function(config, model)
     check_routes(config, engine)
-    held_out = config.evaluation
+    section = config.evaluation
     return Parts(
         environment,
         made_environment(config) if traits_of(environment).reuses else environment,
@@ -87,9 +87,9 @@ def parts(config: ConfigDict) -> Parts:
         mesh,
         engine,
         limits(config, environment),
-        environment.tasks(held_out.split, held_out.tasks, held_out.seed),
-        environment.tasks(held_out.dev_split, held_out.dev_tasks),
-        environment.tasks(held_out.challenge_split, count) if (count := held_out.challenge_tasks) else (),
+        environment.tasks(section.split, section.tasks, section.seed),
+        environment.tasks(section.dev_split, section.dev_tasks),
+        environment.tasks(section.challenge_split, count) if (count := section.challenge_tasks) else (),
         kinds(environment, made_signals(config)),
     )
 
@@ -141,14 +141,14 @@ def fitted(config: ConfigDict, made: Learner, state: TrainState) -> Learner:
     """
     if config.learner.remat != AUTO or made.hosts is not ONE_PROCESS:
         return made
-    held, rows = made.reference if made.lora else state.params, parameters(made.config)
-    assert held is not None
-    weights = sum(leaf_of(held, row).nbytes * copies(row, made.mesh, SAMPLING) for row in rows)
+    params, rows = made.reference if made.lora else state.params, parameters(made.config)
+    assert params is not None
+    weights = sum(leaf_of(params, row).nbytes * copies(row, made.mesh, SAMPLING) for row in rows)
     if methods.has_second_agent(config):
         weights += sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    chosen = fastest_that_fits(made, state, methods.update_sizes(config), beside=weights)
-    _LOG.info("learner.remat=%s: what fits", chosen.remat)
-    return chosen
+    fastest = fastest_that_fits(made, state, methods.update_sizes(config), beside=weights)
+    _LOG.info("learner.remat=%s: what fits", fastest.remat)
+    return fastest
 
 
 def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesis]) -> tuple[Params, Mapping[str, Any]]:
@@ -261,8 +261,8 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
 
 def rounds(config: ConfigDict, loop: Loop) -> Rounds | None:
     """The rounds of a run that learns in rounds; None for one that does not."""
-    found = methods.rounds_of(config)
-    return Rounds(loop, *found, longest=min(config.engine.max_length, config.learner.row_length)) if found else None
+    plan = methods.rounds_of(config)
+    return Rounds(loop, *plan, longest=min(config.engine.max_length, config.learner.row_length)) if plan else None
 
 
 def reserved(config: ConfigDict, made: Parts) -> Sequence[Task]:
@@ -272,13 +272,13 @@ def reserved(config: ConfigDict, made: Parts) -> Sequence[Task]:
     so that the policy may be evaluated on any of them. Of unlimited generated splits (the desk's) they are only the
     tasks that the run evaluates.
     """
-    loaded = (*made.evaluation, *made.development, *made.challenge)
+    run_tasks = (*made.evaluation, *made.development, *made.challenge)
     splits: tuple[str, ...] = worlds.reserved(config.environment.name)
     if splits:
-        held_out = config.evaluation
-        splits = (*splits, held_out.split, held_out.dev_split, held_out.challenge_split)
-    whole = (task for split in dict.fromkeys(splits) for task in made.environment.tasks(split, _ALL))
-    return tuple({task.id: task for task in (*loaded, *whole)}.values())
+        section = config.evaluation
+        splits = (*splits, section.split, section.dev_split, section.challenge_split)
+    split_tasks = (task for split in dict.fromkeys(splits) for task in made.environment.tasks(split, _ALL))
+    return tuple({task.id: task for task in (*run_tasks, *split_tasks)}.values())
 
 
 def quality(config: ConfigDict, targets: Sequence[Task]) -> Callable[[Iterable[Task]], dict[str, Any]]:
@@ -288,10 +288,10 @@ def quality(config: ConfigDict, targets: Sequence[Task]) -> Callable[[Iterable[T
     endpoint are kept in embeddings.jsonl of the run, without the texts.
     """
     section = config.quality
-    kept = Log(Path(config.workdir) / "embeddings.jsonl")
-    embed = choose(EMBEDDINGS, section.embedding, "quality.embedding")(section.base_url, section.model, kept)
+    vectors = Log(Path(config.workdir) / "embeddings.jsonl")
+    embed = choose(EMBEDDINGS, section.embedding, "quality.embedding")(section.base_url, section.model, vectors)
 
-    def described(pool: Iterable[Task]) -> dict[str, Any]:
+    def describe(pool: Iterable[Task]) -> dict[str, Any]:
         tasks = tuple(pool)
         try:
             return describe_pool(tasks, targets, embed, section.k)
@@ -299,7 +299,7 @@ def quality(config: ConfigDict, targets: Sequence[Task]) -> Callable[[Iterable[T
             _LOG.warning("the pool's diversity and its distance to the evaluation tasks are left out: %s", error)
             return describe_pool(tasks, targets, None, section.k)
 
-    return described
+    return describe
 
 
 def perturbed(params: Params, number: int) -> Params:
@@ -312,11 +312,11 @@ def perturbed(params: Params, number: int) -> Params:
         return params
     draws = np.random.default_rng(number)
 
-    def flipped(leaf: jax.Array) -> jax.Array:
+    def flip(leaf: jax.Array) -> jax.Array:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
         word = np.dtype(f"uint{8 * leaf.dtype.itemsize}")
         bits = np.asarray(leaf).view(word) ^ draws.integers(0, 2, leaf.shape, word)
         return jax.device_put(bits.view(leaf.dtype), leaf.sharding)
 
-    return jax.tree.map(flipped, params)
+    return jax.tree.map(flip, params)

@@ -82,16 +82,16 @@ def _check_entries(config: ConfigDict) -> None:
     entries.learned_by(config)
     entries.made_signals(config)
     trials: dict[str, Callable[[Callable[..., Any]], object]] = {
-        "curriculum": lambda wants: [pool.task_weight(wants, scores) for scores in _SCORES],
+        "curriculum": lambda curriculum: [pool.task_weight(curriculum, scores) for scores in _SCORES],
         "learner.weighting": lambda weighting: weightings.check_weights(weighting(_LENGTHS), _LENGTHS),
     }
     for leaf, attempt in trials.items():
-        one = entries.entry(config, leaf)
+        entry = entries.entry(config, leaf)
         try:
-            attempt(one.bound())
+            attempt(entry.bound())
         except Exception as error:  # whatever a function does when it is called
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ValueError(f"{one.kind} {one.name!r} was tried and failed: {reason}") from error
+            raise ValueError(f"{entry.kind} {entry.name!r} was tried and failed: {reason}") from error
 
 
 def _check_groups(config: ConfigDict) -> None:
@@ -159,13 +159,13 @@ def _check_pretrained(config: ConfigDict) -> None:
             f"{'--config.warm_start.steps=34, say' if path else '--config.model.path'}"
         )
     rates = ("learning_rate", "pretrained_learning_rate")
-    read = rates[bool(path)]
-    other = next(rate for rate in rates if rate != read)
+    setting = rates[bool(path)]
+    other = next(rate for rate in rates if rate != setting)
     if section.steps and section[other] != (default := LEAVES[f"warm_start.{other}"].default):
         where = "a model folder is taught" if path else "a policy from scratch is taught"
         raise ValueError(
-            f"warm_start.{other} is {section[other]:g}, but {where} by warm_start.{read}; set "
-            f"--config.warm_start.{read}, and --config.warm_start.{other}={default:g}"
+            f"warm_start.{other} is {section[other]:g}, but {where} by warm_start.{setting}; set "
+            f"--config.warm_start.{setting}, and --config.warm_start.{other}={default:g}"
         )
 
 
@@ -177,12 +177,12 @@ def _check_rows_hold(config: ConfigDict) -> None:
             f"learner.row_length is {section.row_length}, engine.max_length {config.engine.max_length}; a row must "
             "hold the longest episode, so make row_length at least max_length"
         )
-    what, size = f"loss {loss.name!r}", 2 if loss.pairs else config.group_size if loss.together else 1
+    subject, size = f"loss {loss.name!r}", 2 if loss.pairs else config.group_size if loss.together else 1
     if size == 1 and methods.hard_negatives(config):
-        what, size = "preference.hard_negatives", 2
+        subject, size = "preference.hard_negatives", 2
     if section.micro_rows * (section.row_length // config.engine.max_length) < size:
         raise ValueError(
-            f"{what} compares {size} episodes, which must share a micro-batch, and "
+            f"{subject} compares {size} episodes, which must share a micro-batch, and "
             f"learner.micro_rows is {section.micro_rows}; set --config.learner.micro_rows={size}, or make "
             "learner.row_length a multiple of engine.max_length"
         )
@@ -210,12 +210,12 @@ def _check_servers(config: ConfigDict) -> None:
 def _check_validation(config: ConfigDict) -> None:
     """Raises ValueError for validation settings that apply to none of the run's drafts."""
     section = config.validation
-    asked = [f"validation.judge is {section.judge!r}"] * (section.judge != "off")
-    asked += [f"validation.attempts is {section.attempts}"] * bool(section.attempts)
-    asked += [f"validation.attempter is {section.attempter!r}"] * (section.attempter != "explorer")
-    if asked and not any(map(_words_by_model, (config.explorer.name, explorers.initial(config)))):
+    overrides = [f"validation.judge is {section.judge!r}"] * (section.judge != "off")
+    overrides += [f"validation.attempts is {section.attempts}"] * bool(section.attempts)
+    overrides += [f"validation.attempter is {section.attempter!r}"] * (section.attempter != "explorer")
+    if overrides and not any(map(_words_by_model, (config.explorer.name, explorers.initial(config)))):
         raise ValueError(
-            f"{asked[0]}, but only queries that a model words are judged or attempted, and the explorer "
+            f"{overrides[0]}, but only queries that a model words are judged or attempted, and the explorer "
             f"{config.explorer.name!r} uses none; set --config.explorer or --config.initial_explorer to one of "
             f"{', '.join(sorted(_MODELS))}, or take it back"
         )
@@ -270,14 +270,14 @@ def _check_evolution(config: ConfigDict) -> None:
     """Raises ValueError for what no evolution of this run would do: prefixes that none replays or that are learned,
     tasks to admit that none finds, and one that begins at signals where there are none."""
     finding = config.evolve if ":" in config.evolve else "frontier"
-    for name, value, needed, why in (
+    for name, value, requirement, why in (
         ("method", config.method, "coevolve", "only coevolve replays prefixes"),
         ("evolve", config.evolve, finding, "only frontier finds joined tasks"),
         ("learner.routes", config.learner.routes, "own", "the sampler reports no routes of replayed actions"),
     ):
-        if config.synthesis.prefix_replay and value != needed:
-            found = f"synthesis.prefix_replay is True, but {name} is {value!r}: {why}"
-            raise ValueError(f"{found}; set --config.{name}={needed}, or --config.synthesis.prefix_replay=False")
+        if config.synthesis.prefix_replay and value != requirement:
+            reason = f"synthesis.prefix_replay is True, but {name} is {value!r}: {why}"
+            raise ValueError(f"{reason}; set --config.{name}={requirement}, or --config.synthesis.prefix_replay=False")
     admit, evolves = config.synthesis.admit, methods.evolves(config)
     if admit != "all" and not (evolves and config.evolve != "none"):
         why, mend = "evolve is 'none'", "--config.evolve=uniform, say"

@@ -41,15 +41,15 @@ def configuration() -> ConfigDict:
     and for code that a run directory names and the flags do not.
     """
     flag = flags.FLAGS["config"]
-    typed = (*config_flags.get_override_values(flag), *OF_ENTRIES)
+    flag_names = (*config_flags.get_override_values(flag), *OF_ENTRIES)
     config = CONFIG.value
     make_importable(TRUSTED.value)
     workdir = _continued_run()
     if workdir:
-        check_trust(config, workdir, typed, TRUSTED.value)
+        check_trust(config, workdir, flag_names, TRUSTED.value)
     # The configuration of a run that goes on holds its preset's settings, and what flags once set instead.
     if not workdir or config.policy != compatibility.settings_of(workdir)["policy"]:
-        config = presets.resolve(config, typed)
+        config = presets.resolve(config, flag_names)
     return entries.overridden(config, OF_ENTRIES)
 
 
@@ -62,8 +62,8 @@ def file_given() -> dict[str, dict[str, str]]:
     if not flag.present:
         return {}
     if workdir := _continued_run():
-        stored = read_json(workdir / "config.json").get("file")
-        return {"file": stored} if isinstance(stored, dict) else {}
+        record = read_json(workdir / "config.json").get("file")
+        return {"file": record} if isinstance(record, dict) else {}
     path = located(config_flags.get_config_filename(flag).partition(":")[0])
     return {} if path.resolve() == (EXPERIMENTS / "given.py").resolve() else {"file": source(path)}
 
@@ -101,29 +101,29 @@ def check_trust(config: ConfigDict, workdir: Path, stated: Collection[str], fold
     name is known to be of a trusted folder.
     """
     imports.with_current_folder()
-    trusted = {*_started_with(), *(os.path.realpath(folder) for folder in folders)}
+    trusted_folders = {*_started_with(), *(os.path.realpath(folder) for folder in folders)}
     path = workdir / "config.json"
-    named = [one for one in _named(config) if one[0].partition(" ")[0] not in stated]
-    for place, name, _ in named:
+    outside_entries = [entry for entry in _named(config) if entry[0].partition(" ")[0] not in stated]
+    for place, name, _ in outside_entries:
         module = name.partition(":")[0]
         if module.partition(".")[0] in sys.stdlib_module_names or _is_ours(module):
             raise _unstated(path, place, name, "is code of this installation, and no entry that it lists")
-        found = imports.places(module)
-        if not found:
+        module_folders = imports.places(module)
+        if not module_folders:
             raise RegistryError(
                 f"{path}: {place} is {shown(name)}, which is in no folder of code that this command is to trust; if "
                 f"you trust the one that it came from, add --trust-code={_shown_folder(_noted(path, place))}"
             )
-        if foreign := [one for one in found if one not in trusted]:
+        if foreign := [folder for folder in module_folders if folder not in trusted_folders]:
             raise _unstated(path, place, name, f"lies in {foreign[0]}, a folder that is not trusted")
-        if any(_holds(folder, module, workdir) for folder in found):
+        if any(_holds(folder, module, workdir) for folder in module_folders):
             raise _unstated(path, place, name, "is of a package that holds the run's own folder")
     for setting, why in _WHY.items():
         own = setting in LEAVES or _is_own_world(config)
         if setting not in stated and (value := _value(config, setting)) and own:
             raise _unstated(path, setting, value, why)
-    for place, name, find in named:
-        if not _is_defined_in(find(name), trusted):
+    for place, name, find in outside_entries:
+        if not _is_defined_in(find(name), trusted_folders):
             raise _unstated(path, place, name, "is defined elsewhere than in a folder that is trusted")
 
 
@@ -165,17 +165,17 @@ def _is_defined_in(function: Any, trusted: Collection[str]) -> bool:
     if not inspect.isroutine(function) and not inspect.isclass(function):
         return True  # an object, such as a partial, that the module made
     module = str(function.__module__)
-    found = imports.places(module)
-    return bool(found) and set(found) <= set(trusted) and not _is_ours(module)
+    folders = imports.places(module)
+    return bool(folders) and set(folders) <= set(trusted) and not _is_ours(module)
 
 
 def _started_with() -> set[str]:
     """The folders of the import path, without the standard library's and those of installed packages."""
-    installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    installed += [*site.getsitepackages(), site.getusersitepackages()]
-    below = tuple(os.path.join(os.path.realpath(place), "") for place in installed)
-    found = {os.path.realpath(place) for place in sys.path if isinstance(place, str)}
-    return {place for place in found if not os.path.join(place, "").startswith(below)} | {os.path.realpath("")}
+    installed_folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    installed_folders += [*site.getsitepackages(), site.getusersitepackages()]
+    prefixes = tuple(os.path.join(os.path.realpath(place), "") for place in installed_folders)
+    folders = {os.path.realpath(folder) for folder in sys.path if isinstance(folder, str)}
+    return {place for place in folders if not os.path.join(place, "").startswith(prefixes)} | {os.path.realpath("")}
 
 
 def _value(config: ConfigDict, setting: str) -> Any:

@@ -111,21 +111,21 @@ def check_routes(config: ConfigDict, engine: Engine) -> None:
 
 def _check_attached(section: ConfigDict) -> None:
     """Raises ValueError for a setting of launched servers, as with sglang.urls none is launched."""
-    usual, given = base.get_config().sglang, "urls" if section.urls else "router"
+    defaults, kind = base.get_config().sglang, "urls" if section.urls else "router"
     for name in _LAUNCHED_ONLY:
-        if section[name] != usual[name]:
+        if section[name] != defaults[name]:
             raise ValueError(
-                f"sglang.{name} is {section[name]!r}, but sglang.{given} attaches to servers that run already. Give it "
-                f"to what starts them, as `python -m experiments.serve`, and leave it at {usual[name]!r} here"
+                f"sglang.{name} is {section[name]!r}, but sglang.{kind} attaches to servers that run already. Give it "
+                f"to what starts them, as `python -m experiments.serve`, and leave it at {defaults[name]!r} here"
             )
 
 
 def is_address(url: str) -> bool:
     try:
-        parsed = httpx.URL(url)
+        address = httpx.URL(url)
     except httpx.InvalidURL:
         return False
-    return parsed.scheme in ("http", "https") and bool(parsed.host)
+    return address.scheme in ("http", "https") and bool(address.host)
 
 
 def launch(config: ConfigDict, logs: Path, dtype: str) -> LaunchSettings:
@@ -149,10 +149,10 @@ def check_servers(config: ConfigDict) -> None:
         return
     python = config.sglang.python or str(default_python())
     try:
-        asked = subprocess.run(
+        probe = subprocess.run(
             [python, "-I", "-c", _HAS_SGLANG], capture_output=True, stdin=subprocess.DEVNULL, timeout=_PATIENCE
         )
-        has_sglang = asked.returncode == 0
+        has_sglang = probe.returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         has_sglang = False
     if not has_sglang:
@@ -200,39 +200,39 @@ def slots(config: ConfigDict, model: ModelConfig, *, trains: bool = True) -> int
     Raises CacheTooLarge, which names flags that fit, where a number that is set does not fit, or a single slot of each
     lane. Where free memory is not reported, nothing is refused. Without `trains` nothing is kept free for training.
     """
-    section, given, mesh = config.engine, config.engine.slots, mesh_of(config)
+    section, setting, mesh = config.engine, config.engine.slots, mesh_of(config)
     # Without a mesh the engine's arrays are on the first device; CPU devices share the host's memory.
     free = free_bytes(jax.local_devices()[:1] if mesh is None else list(mesh.devices.flat))
-    one = cache_bytes(model, 1, section.max_length) * (1 if mesh is None else mesh.shape["expert"])
-    parts = 1 if mesh is None else len(replicas(mesh))
-    lanes = section.lanes * parts
+    slot_bytes = cache_bytes(model, 1, section.max_length) * (1 if mesh is None else mesh.shape["expert"])
+    replica_count = 1 if mesh is None else len(replicas(mesh))
+    lanes = section.lanes * replica_count
     sizes = [lanes << k for k in range(8) if lanes << k <= max(MOST_SLOTS, lanes)]
-    wanted = next((size for size in sizes if size >= config.limits.concurrency), sizes[-1])
+    target = next((size for size in sizes if size >= config.limits.concurrency), sizes[-1])
     if free is None:
-        return given or wanted
+        return setting or target
     weights, training = _weight_bytes(config, model, mesh)
-    left, beside = free - weights, "the weights"
-    if given and given * one <= left:
-        return given
-    spare = left - training if trains else left
+    budget, beside = free - weights, "the weights"
+    if setting and setting * slot_bytes <= budget:
+        return setting
+    spare = budget - training if trains else budget
     room = _SHARE * spare
-    least = lanes if lanes * one <= spare else 0
-    chosen = max((size for size in sizes if size <= wanted and size * one <= room), default=least)
-    if given or not chosen:
-        count = given or lanes
-        if spare < left and not given:
-            left, beside = spare, f"the weights and {training / GIB:.1f} GiB for training"
+    least = lanes if lanes * slot_bytes <= spare else 0
+    best = max((size for size in sizes if size <= target and size * slot_bytes <= room), default=least)
+    if setting or not best:
+        count = setting or lanes
+        if spare < budget and not setting:
+            budget, beside = spare, f"the weights and {training / GIB:.1f} GiB for training"
         raise CacheTooLarge(
             f"the KV cache of engine.slots={count} conversations of engine.max_length={section.max_length} tokens "
-            f"takes {count * one / GIB:.1f} GiB, {max(0, left) / GIB:.1f} GiB are free beside {beside}",
-            chosen,
-            _flags(section, chosen, parts, math.floor(room / one * section.max_length)),
+            f"takes {count * slot_bytes / GIB:.1f} GiB, {max(0, budget) / GIB:.1f} GiB are free beside {beside}",
+            best,
+            _flags(section, best, replica_count, math.floor(room / slot_bytes * section.max_length)),
         )
     CONSOLE.print(
-        f"engine: {chosen} slots of {section.max_length} tokens, a KV cache of {chosen * one / GIB:.2f} GiB; "
+        f"engine: {best} slots of {section.max_length} tokens, a KV cache of {best * slot_bytes / GIB:.2f} GiB; "
         f"{free / GIB:.1f} GiB are free"
     )
-    return chosen
+    return best
 
 
 def remembered(
@@ -249,14 +249,14 @@ def remembered(
         own.engine.slots = before
         CONSOLE.print(f"engine: {before} slots, as it began")
     try:
-        made = make(own)
+        result = make(own)
     except CacheTooLarge as error:
         if not begun:
             raise
         raise error.once_begun() from error
-    if own.engine.slots is None and (count := slots_of(made)):
+    if own.engine.slots is None and (count := slots_of(result)):
         write_json(path, with_checksum({"slots": count}))
-    return made
+    return result
 
 
 def kept(path: Path) -> int | None:
@@ -295,10 +295,10 @@ def _flags(section: ConfigDict, chosen: int, parts: int, tokens: int) -> str:
 def _weight_bytes(config: ConfigDict, model: ModelConfig, mesh: Mesh | None) -> tuple[int, int]:
     """Bytes of the weights that the policy and the engine hold, and of what training adds to them."""
     rows = parameters.parameters(model)
-    learned = sum(math.prod(row.shape(model)) * copies(row, mesh) for row in rows)
-    sampled = sum(math.prod(row.shape(model)) * copies(row, mesh, SAMPLING) for row in rows)
-    stored, computed = np.dtype(model.param_dtype).itemsize, np.dtype(model.dtype).itemsize
+    policy_size = sum(math.prod(row.shape(model)) * copies(row, mesh) for row in rows)
+    engine_size = sum(math.prod(row.shape(model)) * copies(row, mesh, SAMPLING) for row in rows)
+    param_bytes, model_bytes = np.dtype(model.param_dtype).itemsize, np.dtype(model.dtype).itemsize
     if config.learner.lora.rank:
-        return (learned + sampled) * computed, 0
+        return (policy_size + engine_size) * model_bytes, 0
     # Gradients and two moments; of another agent, which learns in turn, weights and moments.
-    return learned * stored + sampled * computed, 3 * methods.agents(config) * learned * stored
+    return policy_size * param_bytes + engine_size * model_bytes, 3 * methods.agents(config) * policy_size * param_bytes

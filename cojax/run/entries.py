@@ -87,9 +87,9 @@ class ChosenEntry:
 
     def described(self) -> dict[str, Any]:
         """For config.json: its name, its source, and all its settings, defaults included."""
-        declared = registry.settings(self.function) if self.given or self.kind in _DECLARING else {}
-        whole = {name: setting.default for name, setting in declared.items()} | dict(self.given)
-        plain = {name: _plain(value) for name, value in whole.items() if isinstance(value, _STORED)}
+        declarations = registry.settings(self.function) if self.given or self.kind in _DECLARING else {}
+        values = {name: setting.default for name, setting in declarations.items()} | dict(self.given)
+        plain = {name: _plain(value) for name, value in values.items() if isinstance(value, _STORED)}
         return {"name": self.name, **source(self.name, self.function), "settings": plain}
 
 
@@ -100,7 +100,7 @@ _STORED = (bool, int, float, str, tuple, list)
 def _plain(value: Any) -> Any:
     """A setting's value as JSON can hold it: infinity, which a default may be, becomes text."""
     if isinstance(value, (tuple, list)):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -112,36 +112,36 @@ def entry(config: ConfigDict, leaf: str) -> ChosenEntry:
     """The entry that the setting `leaf` names. Raises RegistryError for an invalid entry or invalid settings of it."""
     choice, name = CHOICES[leaf], at(config, leaf)
     function = choice.find(name)
-    given: dict[str, Any] = {}
+    checked_overrides: dict[str, Any] = {}
     if choice.section:
         # Without the section's own leaves, such as environment.name.
         own = settings(at(config, choice.section), *_leaves(choice.section))
         overrides = {**PAPER.get(leaf, {}).get(name, {}), **own}
-        given = registry.check_settings(choice.kind, name, function, overrides, f"{choice.section}.")
+        checked_overrides = registry.check_settings(choice.kind, name, function, overrides, f"{choice.section}.")
     if choice.takes is not None:
         takes = (*choice.takes, *reads(function)) if leaf == "evolve" else choice.takes
-        registry.check_call(choice.kind, name, function, takes, given)
+        registry.check_call(choice.kind, name, function, takes, checked_overrides)
     if leaf == "environment.name":
-        worlds.examine(name, given)
+        worlds.examine(name, checked_overrides)
     full = worlds.full_name(name) if leaf == "environment.name" else name
-    return ChosenEntry(choice.kind, full, function, given)
+    return ChosenEntry(choice.kind, full, function, checked_overrides)
 
 
 def learned_by(config: ConfigDict) -> Objective:
     """Loss, advantage and weighting. Raises ValueError for those that cannot be combined."""
-    if found := methods.rounds_of(config):
-        loss, settings = methods.loss_of_rounds(*found)
+    if rounds := methods.rounds_of(config):
+        loss, settings = methods.loss_of_rounds(*rounds)
         return objective(bind(loss, LOSSES, settings), ADVANTAGE, {}, WEIGHTING, {}, 1)
-    chosen, advantage, weighting = (entry(config, f"learner.{kind}") for kind in ("loss", "advantage", "weighting"))
-    bound = bind(chosen.name, LOSSES, chosen.given)
+    loss_entry, advantage, weighting = (entry(config, f"learner.{kind}") for kind in ("loss", "advantage", "weighting"))
+    bound = bind(loss_entry.name, LOSSES, loss_entry.given)
     splits = config.learner.updates_per_batch if config.learner.each_update == "part" else 1
     return objective(bound, advantage.name, advantage.given, weighting.name, weighting.given, splits)
 
 
 def reads_initial(config: ConfigDict) -> bool:
     """Whether the learner reads the initial policy: as the base of adapters, or as the reference of its loss."""
-    found = methods.rounds_of(config)
-    changing = found is not None and found[1].reference == "round"
+    rounds = methods.rounds_of(config)
+    changing = rounds is not None and rounds[1].reference == "round"
     return bool(config.learner.lora.rank) or ("reference_logprobs" in learned_by(config).loss.uses and not changing)
 
 
@@ -150,37 +150,37 @@ def signals(config: ConfigDict) -> dict[str, ChosenEntry]:
 
     The name of a signal from outside is the part after the colon. Raises RegistryError.
     """
-    named = [name.strip() for name in config.signals.split(",") if name.strip()]
-    named.sort(key=lambda name: list(SIGNALS).index(name) if name in SIGNALS else len(SIGNALS))
-    chosen: dict[str, ChosenEntry] = {}
-    for whole in named:
-        name = signal_name(whole)
-        if name in chosen and chosen[name].name != whole:
-            raise RegistryError(f"signals {chosen[name].name!r} and {whole!r} have one name; rename one of them")
-        chosen[name] = _signal(config, whole)
+    names = [name.strip() for name in config.signals.split(",") if name.strip()]
+    names.sort(key=lambda name: list(SIGNALS).index(name) if name in SIGNALS else len(SIGNALS))
+    entries: dict[str, ChosenEntry] = {}
+    for full_name in names:
+        name = signal_name(full_name)
+        if name in entries and entries[name].name != full_name:
+            raise RegistryError(f"signals {entries[name].name!r} and {full_name!r} have one name; rename one of them")
+        entries[name] = _signal(config, full_name)
     for name in config.signal_settings:
-        if name in chosen:
+        if name in entries:
             continue
         if name not in SIGNALS:
-            known = list(dict.fromkeys((*SIGNALS, *chosen)))
-            meant = registry.did_you_mean(name, known, f"{_SIGNALS}.")
-            raise RegistryError(f"signal_settings.{name} belongs to no signal; {meant}there are {', '.join(known)}")
+            all_names = list(dict.fromkeys((*SIGNALS, *entries)))
+            meant = registry.did_you_mean(name, all_names, f"{_SIGNALS}.")
+            raise RegistryError(f"signal_settings.{name} belongs to no signal; {meant}there are {', '.join(all_names)}")
         _signal(config, name)
-    return chosen
+    return entries
 
 
 def made_signals(config: ConfigDict) -> dict[str, SignalKind]:
     """Kind → the signal switched on. Raises RegistryError for an entry that makes no signal."""
-    made: dict[str, SignalKind] = {}
-    for one in signals(config).values():
+    kinds: dict[str, SignalKind] = {}
+    for signal in signals(config).values():
         try:
-            kind = check(one.bound()(), _TAKEN)
+            kind = check(signal.bound()(), _TAKEN)
         except (ValueError, TypeError) as error:
-            raise RegistryError(f"signal {one.name!r}: {error}") from error
-        if kind.name in made:
-            raise RegistryError(f"signal {one.name!r} has the kind {kind.name!r}, as another one has; rename it")
-        made[kind.name] = kind
-    return made
+            raise RegistryError(f"signal {signal.name!r}: {error}") from error
+        if kind.name in kinds:
+            raise RegistryError(f"signal {signal.name!r} has the kind {kind.name!r}, as another one has; rename it")
+        kinds[kind.name] = kind
+    return kinds
 
 
 def signal_name(whole: str) -> str:
@@ -193,8 +193,8 @@ def chosen(config: ConfigDict) -> Iterator[tuple[str, ChosenEntry]]:
     for leaf in CHOICES:
         if at(config, leaf) or leaf not in _OPTIONAL:
             yield leaf, entry(config, leaf)
-    for name, one in signals(config).items():
-        yield f"signals.{name}", one
+    for name, signal in signals(config).items():
+        yield f"signals.{name}", signal
 
 
 def described(config: ConfigDict) -> dict[str, Any]:
@@ -221,34 +221,34 @@ def overridden(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:
             if name in LEAVES and name not in CHOICES:
                 put(config, name, from_text(LEAVES[name].range, text))
             elif name not in CHOICES:
-                declared = registry.settings(_owner(config, name)[0]).get(name.rpartition(".")[2])
-                put(config, name, from_text(declared.annotation, text) if declared else text)
+                declaration = registry.settings(_owner(config, name)[0]).get(name.rpartition(".")[2])
+                put(config, name, from_text(declaration.annotation, text) if declaration else text)
     return config
 
 
 def defaults(config: ConfigDict) -> dict[str, Any]:
     """Today's default of every setting, and of the settings of entries that the configuration overrides."""
-    whole = base.get_config()
-    with whole.unlocked(), whole.ignore_type():
+    default_config = base.get_config()
+    with default_config.unlocked(), default_config.ignore_type():
         for name, _ in leaves(config.to_dict()):
             if is_free_form(name) and name not in CHOICES and name not in LEAVES:
                 function, paper = _owner(config, name)
                 key = name.rpartition(".")[2]
                 default = registry.settings(function)[key].default
                 if key in paper or default is not registry.REQUIRED:
-                    put(whole, name, paper.get(key, default))
-    return whole.to_dict()
+                    put(default_config, name, paper.get(key, default))
+    return default_config.to_dict()
 
 
 def _owner(config: ConfigDict, name: str) -> tuple[Callable[..., Any], Mapping[str, Any]]:
     """The entry that a setting belongs to, and the paper's settings of it. Raises RegistryError if there is none."""
     section = name.rpartition(".")[0]
     if section.startswith(f"{_SIGNALS}."):
-        one = section.removeprefix(f"{_SIGNALS}.")
-        whole = {signal_name(name.strip()): name.strip() for name in config.signals.split(",")}
-        function = SIGNAL.find(whole.get(one, one))
-        if one not in config.signal_settings:
-            config.signal_settings[one] = ConfigDict()
+        signal = section.removeprefix(f"{_SIGNALS}.")
+        full_names = {signal_name(name.strip()): name.strip() for name in config.signals.split(",")}
+        function = SIGNAL.find(full_names.get(signal, signal))
+        if signal not in config.signal_settings:
+            config.signal_settings[signal] = ConfigDict()
         return function, {}
     for leaf, choice in CHOICES.items():
         if choice.section and choice.section == section:
@@ -269,8 +269,8 @@ def _signal(config: ConfigDict, whole: str) -> ChosenEntry:
     section = config.signal_settings.get(name, ConfigDict())
     if not isinstance(section, ConfigDict):
         raise RegistryError(f"{_SIGNALS}.{name} is {shown(section)}; expected the section of a signal")
-    given = registry.check_settings("signal", whole, function, section.to_dict(), f"{_SIGNALS}.{name}.")
-    return ChosenEntry("signal", whole, function, given)
+    overrides = registry.check_settings("signal", whole, function, section.to_dict(), f"{_SIGNALS}.{name}.")
+    return ChosenEntry("signal", whole, function, overrides)
 
 
 def check_cluster(config: ConfigDict) -> None:
@@ -284,7 +284,7 @@ def made_environment(config: ConfigDict) -> Environment:
 
     Raises ValueError or EnvironmentFailure where it cannot be made.
     """
-    chosen = entry(config, "environment.name")
+    environment_entry = entry(config, "environment.name")
     if not config.environment.cluster:
-        return chosen.bound()()
-    return worlds.part("cluster").place(config.environment.cluster, chosen.name, chosen.given)
+        return environment_entry.bound()()
+    return worlds.part("cluster").place(config.environment.cluster, environment_entry.name, environment_entry.given)

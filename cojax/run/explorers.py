@@ -39,15 +39,15 @@ def ending(config: ConfigDict, environment: Environment) -> str:
 
     Raises ValueError where both are stated and differ.
     """
-    stated, given = traits_of(environment).ending, config.explorer.ending
-    if stated in (None, given):
-        return given
-    if given != ScriptedExplorer.ending:
+    own, setting = traits_of(environment).ending, config.explorer.ending
+    if own in (None, setting):
+        return setting
+    if setting != ScriptedExplorer.ending:
         raise ValueError(
-            f"explorer.ending is {given!r}, but an episode of {environment.name!r} is ended by "
-            f"{stated or 'an action without calls'}; leave explorer.ending out"
+            f"explorer.ending is {setting!r}, but an episode of {environment.name!r} is ended by "
+            f"{own or 'an action without calls'}; leave explorer.ending out"
         )
-    return stated
+    return own
 
 
 def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplorer:
@@ -100,10 +100,10 @@ def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatMo
 def samples_policy(config: ConfigDict) -> bool:
     """Whether an evolution samples the policy, whose weights must then not change before it ends."""
     name = config.explorer.name
-    attempted = config.validate and name == "llm" and attempts(config) > 0
+    has_attempts = config.validate and name == "llm" and attempts(config) > 0
     # An explorer from outside may sample it, and probes do.
     own = name == "policy" or ":" in name or config.synthesis.admit != "all"
-    return own or (attempted and config.validation.attempter == "policy")
+    return own or (has_attempts and config.validation.attempter == "policy")
 
 
 def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Sequence[Task]) -> Validation:
@@ -112,13 +112,13 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
     Attempts and a judge are used only for queries that a model wrote: a grammar's queries are complete by construction.
     """
     section = config.validation
-    attempted, opinion = None, None
+    draft_attempts, opinion = None, None
     play = watched_play(made.limits.environment_deadline)
     if isinstance(explorer, LLMExplorer):
         play = watched_play(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout)
         if count := attempts(config):
             attempters = choose(ATTEMPTERS, section.attempter, "validation.attempter")(config, made)
-            attempted = Attempts(attempters, count, made.limits.max_turns)
+            draft_attempts = Attempts(attempters, count, made.limits.max_turns)
         veto = choose(JUDGES, section.judge, "validation.judge")
         opinion = None if veto is None else functools.partial(judge, explorer.chat_model, veto)
     return Validation(
@@ -131,7 +131,7 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
         ),
         enabled=config.validate,
         play=play,
-        attempts=attempted,
+        attempts=draft_attempts,
         judge=opinion,
         safe=section.safe,
         longest_query=section.longest_query,
@@ -140,14 +140,14 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
 
 
 def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
-    sampled = sampling(config, made.chat, config.sampling.temperature)
-    actors = PolicyActors(made.engine, made.chat, sampled)
+    policy_sampling = sampling(config, made.chat, config.sampling.temperature)
+    actors = PolicyActors(made.engine, made.chat, policy_sampling)
 
     @contextlib.contextmanager
     def attempters(explorer: LLMExplorer, task: Task, count: int) -> Iterator[list[Actor]]:
         # Two expeditions may examine one task at the same time: the explorer's place tells their sessions apart.
         names = [f"attempt-{explorer.place}-{task.id}-{attempt}" for attempt in range(count)]
-        attempts: list[Actor] = [
+        policy_attempts: list[Actor] = [
             PolicyAttempt(
                 actors(name, (config.seed, int(task.id, 16), attempt)),
                 explorer.remaining_budget(),
@@ -156,7 +156,7 @@ def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
             for attempt, name in enumerate(names)
         ]
         try:
-            yield attempts
+            yield policy_attempts
         finally:
             for name in names:
                 made.engine.release(name)

@@ -83,14 +83,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--base", default="", help="where the model folder is now that adapters were trained beside")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the weights; that of the run by default")
     parser.add_argument("out", metavar="OUT", type=Path, help="the model folder to write; new or empty")
-    chosen = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        refuse_full(chosen.out)
-        policy = trained.of_run(chosen.workdir, chosen.step, chosen.base)
-        export(trained.cast(policy, chosen.dtype or policy.model.param_dtype), chosen.out)
+        refuse_full(options.out)
+        policy = trained.of_run(options.workdir, options.step, options.base)
+        export(trained.cast(policy, options.dtype or policy.model.param_dtype), options.out)
     except (CheckpointError, OSError, ValueError) as error:
         CONSOLE.print(f"error: {error}", style="bold red")
         return 1
-    size = sum(path.stat().st_size for path in chosen.out.iterdir())
-    CONSOLE.print(f"step {policy.step} of {chosen.workdir} is in {chosen.out} ({size / 2**20:.1f} MiB)")
+    size = sum(path.stat().st_size for path in options.out.iterdir())
+    CONSOLE.print(f"step {policy.step} of {options.workdir} is in {options.out} ({size / 2**20:.1f} MiB)")
     return 0

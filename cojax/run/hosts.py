@@ -63,9 +63,9 @@ class Leading:
 
     def end(self, status: int, line: str) -> None:
         """Ends the other processes, with this status. One that fails does not wait for them."""
-        if failed := 0 < status < _SIGNALLED:
+        if fails := 0 < status < _SIGNALLED:
             _leave_with(status)
-        self.wire.send({"kind": "failed" if failed else "end", "status": status, "line": line or "process 0 failed"})
+        self.wire.send({"kind": "failed" if fails else "end", "status": status, "line": line or "process 0 failed"})
         self.wire.part()
 
     def _beat(self) -> None:
@@ -209,8 +209,8 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
         find_devices()
         processes.check_several(config)
         yield leading.together
-    except SystemExit as ended:
-        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except SystemExit as system_exit:
+        status = system_exit.code if isinstance(system_exit.code, int) else int(system_exit.code is not None)
         raise
     except jax.errors.JaxRuntimeError:
         time.sleep(_NOTICED)  # the wire tells which process is lost, and ends this one
@@ -233,41 +233,41 @@ def _facts(config: ConfigDict) -> dict[str, Any]:
     """What must be equal in all processes."""
     settings = json.loads(json.dumps(config.to_dict()))
     del settings["distributed"]
-    code = {name: {"name": one["name"], "hash": one.get("hash")} for name, one in described(config).items()}
+    code = {name: {"name": entry["name"], "hash": entry.get("hash")} for name, entry in described(config).items()}
     return json.loads(json.dumps({"settings": settings, **versions_and_commit(), "code": code}))
 
 
 def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
     """The operations of the run of this configuration. `build` adds those of the learner."""
     config = methods.settled(with_absolute_path(config))
-    found: dict[str, Callable[..., Any]] = {}
+    by_name: dict[str, Callable[..., Any]] = {}
     initial: list[TrainState] = []  # its outlines
 
     def load(folder: str, seed: int, model: str) -> Params:
-        found["piece"] = functools.partial(piece, shape(model))
+        by_name["piece"] = functools.partial(piece, shape(model))
         return processes.read_params(ALONE, folder, shape(model), seed, processes.mesh_of(config))
 
     def build(model: str, params: Params) -> None:
-        made = assemble.learner_on(config, shape(model), processes.mesh_of(config), params)
-        found.update(
+        learner = assemble.learner_on(config, shape(model), processes.mesh_of(config), params)
+        by_name.update(
             advance=advanced,
             copy=copied,
-            prepare=made.prepare,
-            update=made.update_once,
-            policy=made.policy,
-            policy_fingerprint=made.fingerprint,
+            prepare=learner.prepare,
+            update=learner.update_once,
+            policy=learner.policy,
+            policy_fingerprint=learner.fingerprint,
             replicate=replicated,
-            piece=functools.partial(piece, made.config),
-            finite=functools.partial(finite, made.config),
+            piece=functools.partial(piece, learner.config),
+            finite=functools.partial(finite, learner.config),
             save_params=save_params,
         )
 
         def init(params: Params, seed: int) -> TrainState:
-            state = made.init(params, seed)
+            state = learner.init(params, seed)
             initial[:] = [processes.outlines(state)]
             return state
 
-        found["init"] = init
+        by_name["init"] = init
 
     def save(folder: str, target: TrainState, second: TrainState | None) -> None:
         save_arrays(Path(folder), united(target, second))
@@ -275,8 +275,8 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
     def restore(folder: str, with_second: bool) -> tuple[TrainState, TrainState | None]:
         return divided(restore_arrays(Path(folder), united(initial[0], initial[0] if with_second else None)))
 
-    found |= {"load": load, "build": build, "save": save, "restore": restore, "fingerprint": fingerprint}
-    return found
+    by_name |= {"load": load, "build": build, "save": save, "restore": restore, "fingerprint": fingerprint}
+    return by_name
 
 
 def shape(text: str) -> ModelConfig:

@@ -58,7 +58,7 @@ def initial_policy(
     if path:
         most = f"at most {section.steps} batches of {section.batch_size} of {section.demonstrations} demonstrations"
         CONSOLE.print(f"policy: pretrained from {path}, to be shown {most}, once for all runs")
-    learned = functools.partial(demonstrations, config, made.environment, initial=functools.cache(initial))
+    solutions_at = functools.partial(demonstrations, config, made.environment, initial=functools.cache(initial))
     weights = weights_hash(Path(path)) if path else ""
     key = {
         "environment": made.environment.name,
@@ -73,7 +73,7 @@ def initial_policy(
         "template": chat.tokenizer.chat_template,
         "demonstrations": [
             [task.id, [[[call.name, dict(call.arguments)] for call in action.calls] for action in actions]]
-            for task, actions in itertools.islice(learned((0.0, 1.0)), 100)
+            for task, actions in itertools.islice(solutions_at((0.0, 1.0)), 100)
         ],
         # The code of this file chooses the optimiser.
         "code": content_hash(
@@ -94,7 +94,7 @@ def initial_policy(
                 config.sampling.max_tokens,
             ],
         }
-    folder, _ = warm_start.cached(key, lambda: _train(config, made, learned, score), made.model, chat.tokenizer)
+    folder, _ = warm_start.cached(key, lambda: _train(config, made, solutions_at, score), made.model, chat.tokenizer)
     CONSOLE.print(f"warm start: {warm_start.describe(folder)}")
     origin = trained.taught(path, weights, warm_start.read_record(folder))
     CONSOLE.print(f"policy: {origin_line(origin)}")
@@ -125,13 +125,13 @@ def demonstrations(
     """
     section = config.warm_start
     if section.split == INITIAL:
-        solved = [(task, task.solution) for task in initial() if task.solution]
-        if not solved:
+        pairs = [(task, task.solution) for task in initial() if task.solution]
+        if not pairs:
             raise ValueError(
                 f"the initial tasks of environment {environment.name!r} bring no solutions to learn from; set "
                 "--config.warm_start.steps=0"
             )
-        return solved
+        return pairs
     if not section.split:
         if isinstance(environment, Demonstrated):
             return environment.demonstrations(section.demonstrations, config.seed, noise)
@@ -151,10 +151,10 @@ def demonstrations(
             f"split {section.split!r} of environment {environment.name!r} brings no solutions to learn from; "
             "name another in --config.warm_start.split, or set --config.warm_start.steps=0"
         )
-    excluded = held_out(config, environment)
-    if shared := sum(bool(excluded.why(task)) for task in tasks):
+    exclusions = held_out(config, environment)
+    if overlap := sum(bool(exclusions.why(task)) for task in tasks):
         raise ValueError(
-            f"{shared} of the {len(tasks)} tasks of warm_start.split {section.split!r} are also in evaluation.split "
+            f"{overlap} of the {len(tasks)} tasks of warm_start.split {section.split!r} are also in evaluation.split "
             f"{config.evaluation.split!r}, or hardly differ from a task there: what was learned by heart cannot be "
             f"evaluated. Choose another --config.evaluation.split, or --config.warm_start.split={INITIAL}"
         )
@@ -169,7 +169,7 @@ def _train(
 ) -> tuple[Params, dict[str, Any]]:
     section, model = config.warm_start, made.model
     schedule = warm_start.Schedule(**{f.name: section[f.name] for f in dataclasses.fields(warm_start.Schedule)})
-    played, fitting = _played(config, made, learned, schedule.batch_size)
+    played_count, fitting = _played(config, made, learned, schedule.batch_size)
     sizes = [1] * schedule.batch_size
     base = (
         load_params(Path(config.model.path), model, made.mesh) if config.model.path else initialize(model, config.seed)
@@ -182,7 +182,7 @@ def _train(
         del base  # the state holds a copy
     state = rehearse(learner, state, sizes)
     with bar("warm start", schedule.steps) as advance:
-        state, checks, shown = warm_start.train(
+        state, checks, shown_count = warm_start.train(
             state,
             learner,
             made.engine,
@@ -191,14 +191,14 @@ def _train(
             schedule,
             seed=config.seed,
             advance=advance,
-            on_check=lambda done: CONSOLE.print(
-                f"warm start: batch {done['step']}, loss {done['loss']:.3f}, dev success {percent(done['success'])}"
+            on_check=lambda check: CONSOLE.print(
+                f"warm start: batch {check['step']}, loss {check['loss']:.3f}, dev success {percent(check['success'])}"
             ),
         )
     # Adapters are summed into the matrices as they were read, not into the copy that was computed with.
     params = state.params if learner.lora is None else merge(model, learner.lora, base, state.params)
-    dropped = played - len(fitting)
-    return params, {"checks": checks, "demonstrations": played, "dropped": dropped, "shown": shown}
+    dropped_count = played_count - len(fitting)
+    return params, {"checks": checks, "demonstrations": played_count, "dropped": dropped_count, "shown": shown_count}
 
 
 def _played(
@@ -208,20 +208,20 @@ def _played(
     section = config.warm_start
     pairs = learned((section.noise_low, section.noise_high))
     with bar("demonstrations", len(pairs) if isinstance(pairs, Sequence) else section.demonstrations) as advance:
-        played = []
+        examples = []
         for demonstration in warm_start.demonstrate(made.environment, made.chat, pairs):
-            played.append(demonstration)
+            examples.append(demonstration)
             advance()
     # A longer demonstration could neither be packed nor played by the policy.
     room = config.engine.max_length
-    fitting = [demonstration for demonstration in played if len(demonstration[0]) <= room]
+    fitting = [demonstration for demonstration in examples if len(demonstration[0]) <= room]
     if len(fitting) < batch_size:
         raise ValueError(
-            f"{len(fitting)} of {len(played)} demonstrations fit the {room} tokens of engine.max_length (the longest "
-            f"has {max(len(tokens) for tokens, _ in played)}), a batch needs {batch_size}; raise "
+            f"{len(fitting)} of {len(examples)} demonstrations fit the {room} tokens of engine.max_length (the longest "
+            f"has {max(len(tokens) for tokens, _ in examples)}), a batch needs {batch_size}; raise "
             "engine.max_length and learner.row_length, or lower warm_start.batch_size"
         )
-    return len(played), fitting
+    return len(examples), fitting
 
 
 def _learner(config: ConfigDict, model: ModelConfig, steps: int, base: Params, mesh: Mesh | None) -> Learner:

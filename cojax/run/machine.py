@@ -46,7 +46,7 @@ def machine() -> dict[str, Any]:
     fields = _first_processor()
     names = {ours: theirs for ours, possible in _FOUND["fields"].items() for theirs in possible if theirs in fields}
     flags = next((sorted(fields[name].split()) for name in _FLAGS if name in fields), [])
-    told = {name: os.environ[name] for name in _FOUND["variables"] if name in os.environ}
+    variables = {name: os.environ[name] for name in _FOUND["variables"] if name in os.environ}
     return {
         "cpu": {
             **{ours: fields[theirs] for ours, theirs in names.items()},
@@ -55,7 +55,7 @@ def machine() -> dict[str, Any]:
         },
         "caches": dict(_caches()),
         "usable_cores": usable_cores(),
-        "environment": told,
+        "environment": variables,
         **({"arithmetic": arithmetic()} if jax.default_backend() == "cpu" else {}),
     }
 
@@ -83,14 +83,14 @@ def arithmetic() -> str:
     pairs = [(normal(rows, inputs), normal(inputs, outputs)) for rows, inputs, outputs in _PRODUCTS]
     rows, inputs, outputs = _GRADIENT
     gradient, heads = (normal(rows, inputs), normal(rows, outputs)), (normal(4, 64, 96), normal(4, 96, 64))
-    found = _computed(pairs, gradient, heads, normal(64, 520))
-    return _hash(*(np.asarray(one).tobytes() for one in jax.tree.leaves(found)))
+    results = _computed(pairs, gradient, heads, normal(64, 520))
+    return _hash(*(np.asarray(array).tobytes() for array in jax.tree.leaves(results)))
 
 
 @jax.jit
 def _computed(pairs: list[Pair], gradient: Pair, heads: Pair, x: jax.Array) -> Any:
     functions = (jax.nn.log_softmax(x), jax.nn.silu(x), jnp.sin(x), jax.lax.rsqrt(jnp.mean(x * x, axis=-1)))
-    products = [jnp.matmul(left, right) for left, right in (*pairs, heads)]
+    products = [jnp.matmul(lhs, rhs) for lhs, rhs in (*pairs, heads)]
     return products, jnp.matmul(gradient[0].T, gradient[1]), functions, x.sum(), x.sum(axis=0)
 
 

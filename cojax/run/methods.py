@@ -25,15 +25,15 @@ def settled(config: ConfigDict) -> ConfigDict:
     best_of_n takes no step, and several trials of each task in its final evaluation. A method that learns from pairs
     has micro-batches that hold one.
     """
-    found = rounds_of(config)
-    if config.method != "best_of_n" and (found is None or found[0].loss != "dpo"):
+    rounds = rounds_of(config)
+    if config.method != "best_of_n" and (rounds is None or rounds[0].loss != "dpo"):
         return config
     config = config.copy_and_resolve_references()
-    if found is not None:
+    if rounds is not None:
         section = config.learner
-        held = section.micro_rows * (section.row_length // max(1, config.engine.max_length))
-        if 0 < held < _PAIR:
-            section.micro_rows *= -(-_PAIR // held)
+        capacity = section.micro_rows * (section.row_length // max(1, config.engine.max_length))
+        if 0 < capacity < _PAIR:
+            section.micro_rows *= -(-_PAIR // capacity)
         return config
     config.steps = 0
     if config.evaluation.trials == LEAVES["evaluation.trials"].default:
@@ -46,14 +46,14 @@ def rounds_of(config: ConfigDict) -> tuple[Method, RoundsSettings] | None:
     if config.method not in METHODS:
         return None
     method, values = METHODS[config.method], config.preference
-    given = {name: values[name] for name in _OF_ROUNDS if not _is_default(name, values[name])}
-    return method, RoundsSettings(**{**method.fixed, **given})
+    overrides = {name: values[name] for name in _OF_ROUNDS if not _is_default(name, values[name])}
+    return method, RoundsSettings(**{**method.fixed, **overrides})
 
 
 def has_second_agent(config: ConfigDict) -> bool:
     """Whether a second agent plays and learns beside the policy."""
-    found = rounds_of(config)
-    return found is not None and found[1].agent != "none"
+    rounds = rounds_of(config)
+    return rounds is not None and rounds[1].agent != "none"
 
 
 def agents(config: ConfigDict) -> int:
@@ -84,28 +84,28 @@ def hard_negatives(config: ConfigDict) -> HardNegatives | None:
 
 def update_sizes(config: ConfigDict) -> list[int]:
     """Numbers of trajectories of a step's groups, or of an update's examples, which decide the rows of a batch."""
-    found = rounds_of(config)
-    return [1] * found[1].batch_size if found else [config.group_size] * config.batch_size
+    rounds = rounds_of(config)
+    return [1] * rounds[1].batch_size if rounds else [config.group_size] * config.batch_size
 
 
 def check(config: ConfigDict) -> None:
     """Raises ValueError for settings that the method does not read or cannot work with."""
-    found = rounds_of(config)
-    named = {name for name in config.preference if not _is_default(name, config.preference[name])}
-    if config.method == "coevolve" and "hard_negatives" in named:
-        named -= {"hard_negatives", "beta", "hard"}
-    if found is None:
-        if unread := sorted(named - _OF_THE_POLICY):
+    rounds = rounds_of(config)
+    overrides = {name for name in config.preference if not _is_default(name, config.preference[name])}
+    if config.method == "coevolve" and "hard_negatives" in overrides:
+        overrides -= {"hard_negatives", "beta", "hard"}
+    if rounds is None:
+        if unread := sorted(overrides - _OF_THE_POLICY):
             readers = "coevolve" if unread[0] == "hard_negatives" else f"one of {', '.join(METHODS)}"
             raise ValueError(
                 f"preference.{unread[0]} is {config.preference[unread[0]]!r}, but method is {config.method!r}, which "
                 f"does not learn in rounds; set --config.method to {readers}, or take it back"
             )
         return
-    method, settings = found
+    method, settings = rounds
     outside = {*method.fixed, *method.unread, "hard_negatives"}
-    unread = sorted(name for name in named - {"dpo", "sft"} if name in outside)
-    unread += [name for name in ("dpo", "sft") if name in named and name in method.unread]
+    unread = sorted(name for name in overrides - {"dpo", "sft"} if name in outside)
+    unread += [name for name in ("dpo", "sft") if name in overrides and name in method.unread]
     if unread:
         raise ValueError(
             f"preference.{unread[0]} is {config.preference[unread[0]]!r}, but method {config.method!r} does not read "
@@ -118,7 +118,7 @@ def check(config: ConfigDict) -> None:
                 f"--config.{name}={default}, or --config.method=coevolve"
             )
     alone = settings.agent == "none" and not method.fixed.get("agent")
-    if alone and (idle := sorted(named & {"share", "other"})):
+    if alone and (idle := sorted(overrides & {"share", "other"})):
         raise ValueError(
             f"preference.{idle[0]} is {config.preference[idle[0]]!r}, but it concerns the second agent, and "
             "preference.agent is 'none'; take it back, or set --config.preference.agent=failure"

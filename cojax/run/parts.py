@@ -54,14 +54,14 @@ TRAIN = "train"
 def limits(config: ConfigDict, environment: Environment) -> Limits:
     """The limits of an episode: no more episodes at a time than the environment can have, and its own deadline where
     the run sets none."""
-    stated, own = traits_of(environment), settings(config.limits)
-    if stated.concurrency is not None:
-        own["concurrency"] = min(own["concurrency"], stated.concurrency)
-    if own["environment_deadline"] is None:
-        del own["environment_deadline"]
-        if stated.deadline is not None:
-            own["environment_deadline"] = stated.deadline
-    return Limits(**own)
+    traits, values = traits_of(environment), settings(config.limits)
+    if traits.concurrency is not None:
+        values["concurrency"] = min(values["concurrency"], traits.concurrency)
+    if values["environment_deadline"] is None:
+        del values["environment_deadline"]
+        if traits.deadline is not None:
+            values["environment_deadline"] = traits.deadline
+    return Limits(**values)
 
 
 def sampling(config: ConfigDict, chat: Chat, temperature: float) -> Sampling:
@@ -72,9 +72,9 @@ def sampling(config: ConfigDict, chat: Chat, temperature: float) -> Sampling:
 def width(config: ConfigDict, environment: Environment, usual: int) -> int:
     """How many expeditions an explorer makes at a time: `usual` where explorer.width is not set, and no more than the
     environment can have."""
-    wanted = usual if config.explorer.width is None else config.explorer.width
-    stated = traits_of(environment).concurrency
-    return wanted if stated is None else min(wanted, stated)
+    count = usual if config.explorer.width is None else config.explorer.width
+    most = traits_of(environment).concurrency
+    return count if most is None else min(count, most)
 
 
 def check_evolution(config: ConfigDict, environment: Environment) -> None:
@@ -93,9 +93,9 @@ def own_tasks(config: ConfigDict, environment: Environment, reserved: Sequence[T
 
     Tasks to evaluate on are left out. Raises ValueError where none is left.
     """
-    closed = {task.id for task in reserved}
-    found = environment.tasks(TRAIN, config.initial_tasks + len(closed), config.seed)
-    tasks = tuple(task for task in found if task.id not in closed)[: config.initial_tasks]
+    reserved_ids = {task.id for task in reserved}
+    candidates = environment.tasks(TRAIN, config.initial_tasks + len(reserved_ids), config.seed)
+    tasks = tuple(task for task in candidates if task.id not in reserved_ids)[: config.initial_tasks]
     if not tasks:
         raise ValueError(
             f"environment {environment.name!r} has no task in its split {TRAIN!r} that is not evaluated on, and "
@@ -115,8 +115,8 @@ def similarity(config: ConfigDict, environment: Environment, evaluation: Sequenc
 
     It is validation.evaluation_similarity, or what is measured in an environment that words its tasks alike.
     """
-    measured = similarities(config, environment, evaluation)
-    return measured.get("evaluation_similarity", config.validation.evaluation_similarity)
+    record = similarities(config, environment, evaluation)
+    return record.get("evaluation_similarity", config.validation.evaluation_similarity)
 
 
 def similarities(config: ConfigDict, environment: Environment, evaluation: Sequence[Task]) -> dict[str, float]:
@@ -128,6 +128,6 @@ def similarities(config: ConfigDict, environment: Environment, evaluation: Seque
     least = config.validation.evaluation_similarity
     if not (least and evaluation and traits_of(environment).worded_alike):
         return {}
-    measured = usual_similarity([task.query for task in evaluation])
-    threshold = max(least, measured) if measured <= _TELLING else 0.0
-    return {"evaluation_similarity": threshold, "evaluation_similarity_measured": measured}
+    usual = usual_similarity([task.query for task in evaluation])
+    threshold = max(least, usual) if usual <= _TELLING else 0.0
+    return {"evaluation_similarity": threshold, "evaluation_similarity_measured": usual}

@@ -91,18 +91,18 @@ def open_world(config: ConfigDict, environment: Environment) -> PreTrainedTokeni
     A development task that is also evaluated is left out. Where there are none, setups stand in for them. Raises
     EnvironmentFailure where a call takes longer than the run's deadline.
     """
-    excluded = held_out(config, environment)
+    exclusions = held_out(config, environment)
     development = environment.tasks(config.evaluation.dev_split, config.evaluation.dev_tasks)
-    tasks = [task for task in development if not excluded.why(task)]
+    tasks = [task for task in development if not exclusions.why(task)]
     if not development:
         tasks = list(environment.tasks("seed", _SETUPS))
     with bar("tokenizer: replays", len(tasks)) as advance:
         try:
             patience = limits(config, environment).environment_deadline
-            found = watched(environment, patience, lambda watching: list(texts(watching, tasks, advance)))
+            corpus = watched(environment, patience, lambda watching: list(texts(watching, tasks, advance)))
         except HangingCall as hanging:
             raise EnvironmentFailure(str(hanging)) from hanging
-    return byte_tokenizer(found, config.model.vocabulary)
+    return byte_tokenizer(corpus, config.model.vocabulary)
 
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, begun: bool, lost: bool = True) -> None:
@@ -110,13 +110,13 @@ def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, begun: bool
 
     Raises ValueError where such a run learned with another tokenizer.
     """
-    saved = folder / "tokenizer.json"
-    if begun and saved.exists():
+    path = folder / "tokenizer.json"
+    if begun and path.exists():
         try:
-            before = Tokenizer.from_buffer(read_whole(saved)).get_vocab()
+            vocabulary = Tokenizer.from_buffer(read_whole(path)).get_vocab()
         except Exception as error:  # the package raises no other type
-            raise ValueError(f"{saved} cannot be read ({error}). Delete it: it is made again.") from error
-        if before != tokenizer.get_vocab():
+            raise ValueError(f"{path} cannot be read ({error}). Delete it: it is made again.") from error
+        if vocabulary != tokenizer.get_vocab():
             raise ValueError(
                 f"the tokenizer is no longer the one in {folder} that this run began with: the environment or its "
                 "package has changed. Choose another --config.workdir, or restore the package"
@@ -137,7 +137,7 @@ def texts(environment: Environment, tasks: Iterable[Task], advance: Callable[[],
     A task without a solution gives only its query. Raises EnvironmentFailure for an episode that is lost.
     """
     for tool in environment.tools():
-        yield from (json.dumps(shown(tool), ensure_ascii=False) for shown in (whole_document, names_only))
+        yield from (json.dumps(render(tool), ensure_ascii=False) for render in (whole_document, names_only))
     for task in tasks:
         if task.solution:
             trajectory = warm_start.perform(environment, task, follow(task.solution), len(task.solution))

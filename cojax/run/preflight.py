@@ -51,13 +51,13 @@ def check(config: ConfigDict, together: Together = ALONE) -> int:
     if scratch is not None:
         config.sglang.folder = str(scratch)
         _carry(folder, scratch)
-    failed = False
+    any_failed = False
     for examine in EXAMINATIONS:
         name = examine.__name__.removeprefix("_")
         try:
             CONSOLE.print(f"ok      {name}: {examine(config, state)}")
         except Exception as error:
-            failed = True
+            any_failed = True
             CONSOLE.print(f"failed  {name}: {error}", style="bold red")
             if name == "configuration":
                 break
@@ -67,7 +67,7 @@ def check(config: ConfigDict, together: Together = ALONE) -> int:
         _carry(scratch, folder)
         shutil.rmtree(scratch, ignore_errors=True)
     remove_empty(missing)
-    return int(failed)
+    return int(any_failed)
 
 
 def _carry(source: Path, target: Path) -> None:
@@ -94,50 +94,50 @@ def _some_task(made: Parts) -> Task:
 
 def _configuration(config: ConfigDict, state: dict[str, Any]) -> str:
     checks.check_run(config)
-    made = state["parts"] = dataclasses.replace(assemble.parts(config), together=state["together"])
-    devices = processes.devices_in_words(Placement(made.model, made.mesh).devices, jax.devices())
+    parts = state["parts"] = dataclasses.replace(assemble.parts(config), together=state["together"])
+    devices = processes.devices_in_words(Placement(parts.model, parts.mesh).devices, jax.devices())
     policy = f"preset {config.policy}, " if config.policy else ""
-    return f"{policy}{made.environment.name}, {config.evolve}, {config.steps} steps on {devices}"
+    return f"{policy}{parts.environment.name}, {config.evolve}, {config.steps} steps on {devices}"
 
 
 def _environment(config: ConfigDict, state: dict[str, Any]) -> str:
-    made: Parts = state["parts"]
-    task = _some_task(made)
+    parts: Parts = state["parts"]
+    task = _some_task(parts)
     if not task.solution:
-        return f"{len(made.evaluation)} evaluation tasks; no solutions to replay"
-    trajectory = play(made.environment, task, follow(task.solution), max_turns=len(task.solution))
+        return f"{len(parts.evaluation)} evaluation tasks; no solutions to replay"
+    trajectory = play(parts.environment, task, follow(task.solution), max_turns=len(task.solution))
     if trajectory.reward < 1.0:
         raise ValueError(
             f"the solution of task {task.id} earns {trajectory.reward:g} ({trajectory.outcome} {trajectory.error}); "
-            f"expected 1. Run python -m environments.check {made.environment.name}"
+            f"expected 1. Run python -m environments.check {parts.environment.name}"
         )
-    return f"{len(made.evaluation)} evaluation tasks; a solution of {len(task.solution)} actions replays with reward 1"
+    return f"{len(parts.evaluation)} evaluation tasks; a solution of {len(task.solution)} actions replays with reward 1"
 
 
 def _template(config: ConfigDict, state: dict[str, Any]) -> str:
-    made: Parts = state["parts"]
-    episode = made.environment.start(_some_task(made))
-    tokens = made.chat.open(episode.reset(), episode.tools())
+    parts: Parts = state["parts"]
+    episode = parts.environment.start(_some_task(parts))
+    tokens = parts.chat.open(episode.reset(), episode.tools())
     episode.close()
     if len(tokens) >= config.engine.max_length:
         raise ValueError(
             f"an episode opens with {len(tokens)} tokens, engine.max_length is {config.engine.max_length}: no room to "
             "act. Raise engine.max_length and learner.row_length, or cut the documentation by model.tools=brief"
         )
-    said = f"{len(made.chat.tokenizer)} tokens, extends turn by turn; an episode opens with {len(tokens)} tokens"
-    return "; ".join((said, f"tools shown: {config.model.tools}", *made.chat.notes))
+    summary = f"{len(parts.chat.tokenizer)} tokens, extends turn by turn; an episode opens with {len(tokens)} tokens"
+    return "; ".join((summary, f"tools shown: {config.model.tools}", *parts.chat.notes))
 
 
 def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
-    made: Parts = state["parts"]
+    parts: Parts = state["parts"]
     origin = f"from {config.model.path}" if config.model.path else "random parameters"
-    params = read_params(made.together, config.model.path, made.model, config.seed, made.mesh)
+    params = read_params(parts.together, config.model.path, parts.model, config.seed, parts.mesh)
     if config.warm_start.steps:
         # Raises where there is nothing to learn from. Initial tasks that are yet to be synthesized have solutions.
-        if config.warm_start.split != initial_policy.INITIAL or traits_of(made.environment).incomparable:
+        if config.warm_start.split != initial_policy.INITIAL or traits_of(parts.environment).incomparable:
             no_noise = (0.0, 0.0)
             initial_policy.demonstrations(
-                config, made.environment, no_noise, lambda: assemble.initial(config, made).tasks
+                config, parts.environment, no_noise, lambda: assemble.initial(config, parts).tasks
             )
         source = f"{origin}, " if config.model.path else ""
         origin = f"{source}to be warm-started on {config.warm_start.split or 'demonstrations'}"
@@ -147,16 +147,16 @@ def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
 
 
 def _engine(config: ConfigDict, state: dict[str, Any]) -> str:
-    made: Parts = state["parts"]
-    learner = assemble.learner(config, made, _left(state, "params", "policy"))
-    learned = state["learned"] = learner.init(state.pop("params"), config.seed)
-    learner = state["learner"] = assemble.fitted(config, learner, learned)
-    weights: Weights = learner.weights(learned, 0)
-    made.engine.load(weights)
-    sampled = sampling(config, made.chat, config.sampling.temperature)
-    actor = PolicyActors(made.engine, made.chat, sampled)("preflight", (config.seed,))
-    trajectory = play(made.environment, _some_task(made), actor, max_turns=2)
-    made.engine.release("preflight")
+    parts: Parts = state["parts"]
+    learner = assemble.learner(config, parts, _left(state, "params", "policy"))
+    train_state = state["learned"] = learner.init(state.pop("params"), config.seed)
+    learner = state["learner"] = assemble.fitted(config, learner, train_state)
+    weights: Weights = learner.weights(train_state, 0)
+    parts.engine.load(weights)
+    policy_sampling = sampling(config, parts.chat, config.sampling.temperature)
+    actor = PolicyActors(parts.engine, parts.chat, policy_sampling)("preflight", (config.seed,))
+    trajectory = play(parts.environment, _some_task(parts), actor, max_turns=2)
+    parts.engine.release("preflight")
     if not trajectory.valid:
         raise ValueError(f"an episode ended in {trajectory.outcome}: {trajectory.error}")
     state["episode"] = trajectory
@@ -181,8 +181,8 @@ def _objective(config: ConfigDict, state: dict[str, Any]) -> str:
     full = learner.shape
     small = RowShape(min(full.length, tokens * config.group_size), min(full.micro, config.group_size), full.routes)
     batches, _ = learner.objective.batches([group], (config.seed, 0), small)
-    learned = sum(int((batch.weights > 0).sum()) for batch in batches)
-    return f"{learner.loss} would learn from {learned} tokens of {config.group_size} such episodes"
+    token_count = sum(int((batch.weights > 0).sum()) for batch in batches)
+    return f"{learner.loss} would learn from {token_count} tokens of {config.group_size} such episodes"
 
 
 def _explorer(config: ConfigDict, state: dict[str, Any]) -> str:
@@ -201,21 +201,21 @@ def _explorer(config: ConfigDict, state: dict[str, Any]) -> str:
 
 def _programs(config: ConfigDict, state: dict[str, Any]) -> str:
     """What experiments.compile says of a step's programs, for the accelerators at hand. `_memory` runs them next."""
-    learned, learner = _left(state, "learned", "policy"), state["learner"]
+    train_state, learner = _left(state, "learned", "policy"), state["learner"]
     if jax.process_count() > 1:
         return "not examined: compiled by all processes together, in the rehearsal"
     if (chip := attached(learner.placement.devices)) is None:
         return "not examined: experiments.compile knows no such device"
     sizes, agents = methods.update_sizes(config), methods.agents(config)
-    return in_one_line(report(learner, learned, sizes, chip, agents=agents))
+    return in_one_line(report(learner, train_state, sizes, chip, agents=agents))
 
 
 def _memory(config: ConfigDict, state: dict[str, Any]) -> str:
-    learned, learner = _left(state, "learned", "policy"), state["learner"]
+    train_state, learner = _left(state, "learned", "policy"), state["learner"]
     del state["learned"]
-    state["saved"] = sum(leaf.nbytes for leaf in jax.tree.leaves(learned)) * methods.agents(config)
-    with second_agent_in_memory(config, learner, learned):
-        rehearse(learner, learned, methods.update_sizes(config))
+    state["saved"] = sum(leaf.nbytes for leaf in jax.tree.leaves(train_state)) * methods.agents(config)
+    with second_agent_in_memory(config, learner, train_state):
+        rehearse(learner, train_state, methods.update_sizes(config))
     return f"an update of {learner.micro_rows} × {learner.row_length} tokens at a time fits, remat {learner.remat}"
 
 

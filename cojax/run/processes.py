@@ -75,13 +75,13 @@ def check(config: ConfigDict) -> None:
             f"distributed.coordinator is {section.coordinator!r}; expected HOST:PORT of process 0, a port from 1 to "
             f"{LAST_PORT}"
         )
-    given = [name for name in ("processes", "process") if section[name] is not None]
-    if given and not section.coordinator:
+    names = [name for name in ("processes", "process") if section[name] is not None]
+    if names and not section.coordinator:
         raise ValueError(
-            f"distributed.{given[0]} is {section[given[0]]}, but distributed.coordinator is empty; set it to HOST:PORT "
+            f"distributed.{names[0]} is {section[names[0]]}, but distributed.coordinator is empty; set it to HOST:PORT "
             "of process 0, or leave the three to what JAX finds, by --config.distributed=true"
         )
-    if len(given) == 2 and section.process >= section.processes:
+    if len(names) == 2 and section.process >= section.processes:
         raise ValueError(
             f"distributed.process is {section.process} of distributed.processes={section.processes}; expected a number "
             f"from 0 to {section.processes - 1}, another one in each process"
@@ -182,8 +182,8 @@ def in_words(error: BaseException) -> str:
     """What a command says of an error: one of memory may have no words of its own."""
     if not isinstance(error, MemoryError):
         return str(error)
-    found = f" ({error})" if str(error) else ""
-    return f"this host's memory is used up{found}: free some, then run the same command again to go on"
+    detail = f" ({error})" if str(error) else ""
+    return f"this host's memory is used up{detail}: free some, then run the same command again to go on"
 
 
 def mesh_of(config: ConfigDict) -> Mesh | None:
@@ -195,9 +195,9 @@ def mesh_of(config: ConfigDict) -> Mesh | None:
 def devices_in_words(used: Sequence[jax.Device], there: Sequence[jax.Device]) -> str:
     """The devices that a run computes on, of those that are there: their number, kind and platform."""
     counts = Counter((device.device_kind, device.platform) for device in used)
-    of = f" of {len(there)}" if len(there) > len(used) else ""
-    named = " and ".join(f"{count}{of} × {kind}, platform {platform}" for (kind, platform), count in counts.items())
-    return f"{named}; --config.mesh.fsdp=-1 uses all of them" if of else named
+    total = f" of {len(there)}" if len(there) > len(used) else ""
+    words = " and ".join(f"{count}{total} × {kind}, platform {platform}" for (kind, platform), count in counts.items())
+    return f"{words}; --config.mesh.fsdp=-1 uses all of them" if total else words
 
 
 def check_rows(config: ConfigDict, mesh: Mesh | None) -> None:

@@ -67,10 +67,10 @@ def begin(
         CONSOLE.print(f"second agent: begins as the policy, {size:,.0f} MiB of parameters and moments")
     state = State(0, train_state, TaskPool.of(initial.tasks), signals.init(loop.detectors), second=second)
     save(loop, state, directory)
-    spent = f"; {explorer_line(initial.figures)}" if initial.figures else ""
+    cost = f"; {explorer_line(initial.figures)}" if initial.figures else ""
     reason = traits_of(loop.environment).incomparable
-    own = f"of the environment's own, and nothing is synthesized: {reason}"
-    CONSOLE.print(f"D_0: {len(initial.tasks)} tasks {own if reason else 'by unguided exploration'}{spent}")
+    source = f"of the environment's own, and nothing is synthesized: {reason}"
+    CONSOLE.print(f"D_0: {len(initial.tasks)} tasks {source if reason else 'by unguided exploration'}{cost}")
     return state
 
 
@@ -106,21 +106,21 @@ def resume(config: ConfigDict, loop: Loop, train_state: TrainState, directory: R
     """The state of the newest checkpoint, or None where there is none; `train_state` gives its shapes."""
     like = united(train_state, train_state if methods.has_second_agent(config) else None)
     with loop.clock("checkpoint"):
-        found = directory.resume(like, signals.init(loop.detectors))
-    if found is None:
+        checkpoint = directory.resume(like, signals.init(loop.detectors))
+    if checkpoint is None:
         return None
-    loop.clock.restore(found.host["clock"])
-    CONSOLE.print(f"resumed at step {found.step}")
-    learner, second = divided(found.arrays)
+    loop.clock.restore(checkpoint.host["clock"])
+    CONSOLE.print(f"resumed at step {checkpoint.step}")
+    learner, second = divided(checkpoint.arrays)
     return State(
-        found.step,
+        checkpoint.step,
         learner,
-        found.pool,
-        found.memory,
-        found.pending,
-        found.host["evolved"],
-        found.waiting,
-        found.host.get("record"),
+        checkpoint.pool,
+        checkpoint.memory,
+        checkpoint.pending,
+        checkpoint.host["evolved"],
+        checkpoint.waiting,
+        checkpoint.host.get("record"),
         second,
     )
 
@@ -146,8 +146,8 @@ def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, 
     Raises ValueError where the run began with another tokenizer, StorageError where a file comes out different.
     """
     folder = directory.folder / "tokenizer"
-    lost = found is None or directory.files.lacks(folder.name)
-    policies.keep_tokenizer(tokenizer, folder, begun=found is not None, lost=lost)
+    is_lost = found is None or directory.files.lacks(folder.name)
+    policies.keep_tokenizer(tokenizer, folder, begun=found is not None, lost=is_lost)
     if found is not None:
         directory.files.prove(folder.name)
 
@@ -198,10 +198,10 @@ def initial_tasks(config: ConfigDict, made: Parts) -> tuple[Synthesis, tuple[Tas
     whole = assemble.initial(config, made)
     if made.evaluation:
         return whole, ()
-    training, held = hold_out(whole.tasks)
-    names = {task.id for task in whole.tasks} - {task.id for task in training}
-    drafts = tuple(record for record in whole.drafts if record["task"] not in names)
-    return dataclasses.replace(whole, tasks=training, drafts=drafts), held
+    training, evaluation = hold_out(whole.tasks)
+    held_ids = {task.id for task in whole.tasks} - {task.id for task in training}
+    drafts = tuple(record for record in whole.drafts if record["task"] not in held_ids)
+    return dataclasses.replace(whole, tasks=training, drafts=drafts), evaluation
 
 
 def evaluated(made: Parts, path: Path, begun: bool, found: Callable[[], tuple[Synthesis, tuple[Task, ...]]]) -> Parts:
@@ -210,12 +210,12 @@ def evaluated(made: Parts, path: Path, begun: bool, found: Callable[[], tuple[Sy
     They are stored at `path`, from which a run that has `begun` reads them. `found` is `initial_tasks`.
     """
     if begun:
-        held = stored(path)
+        evaluation = stored(path)
     else:
-        training, held = found()
-        write_json(path, with_checksum({"tasks": [task_record(task) for task in held]}))
-        CONSOLE.print(_said(len(training.tasks), len(held)))
-    return dataclasses.replace(made, evaluation=held, from_initial=True)
+        training, evaluation = found()
+        write_json(path, with_checksum({"tasks": [task_record(task) for task in evaluation]}))
+        CONSOLE.print(_said(len(training.tasks), len(evaluation)))
+    return dataclasses.replace(made, evaluation=evaluation, from_initial=True)
 
 
 def hold_out(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
@@ -225,29 +225,29 @@ def hold_out(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ...]]
     is also that of a task to train on are in neither part. None is held out where that leaves fewer than a fifth, or
     than 20, or where it takes two fifths from training.
     """
-    wanted = min(_MOST, round(_SHARE * len(tasks)))
+    target = min(_MOST, round(_SHARE * len(tasks)))
     by_setup: dict[str, list[Task]] = {}
-    for task in tasks if wanted >= _FEWEST else ():
+    for task in tasks if target >= _FEWEST else ():
         by_setup.setdefault(setup_hash(task), []).append(task)
-    worded = {task.id: normalise(task.query) for task in tasks}
-    closed: dict[str, Task] = {}
+    wordings = {task.id: normalise(task.query) for task in tasks}
+    candidates: dict[str, Task] = {}
     for setup in sorted(by_setup, key=lambda setup: content_hash(["held out", setup])):
-        if len(closed) + len(by_setup[setup]) > 2 * wanted:
+        if len(candidates) + len(by_setup[setup]) > 2 * target:
             continue
-        closed |= {task.id: task for task in by_setup[setup]}
-        training = tuple(task for task in tasks if task.id not in closed)
-        known = {worded[task.id] for task in training}
-        held = tuple(task for task in closed.values() if worded[task.id] not in known)
-        if len(held) >= wanted:
-            return training, held[:_MOST]
+        candidates |= {task.id: task for task in by_setup[setup]}
+        training = tuple(task for task in tasks if task.id not in candidates)
+        training_wordings = {wordings[task.id] for task in training}
+        evaluation = tuple(task for task in candidates.values() if wordings[task.id] not in training_wordings)
+        if len(evaluation) >= target:
+            return training, evaluation[:_MOST]
     return tuple(tasks), ()
 
 
 def held_out_by(checkpoint: str) -> tuple[Task, ...]:
     """The tasks that the run held out which a checkpoint, or its folder, belongs to; none where it held out none."""
     folders = (Path(checkpoint), *Path(checkpoint).absolute().parents[:2])
-    found = next((folder / HELD_OUT for folder in folders if (folder / HELD_OUT).exists()), None)
-    return stored(found) if found else ()
+    path = next((folder / HELD_OUT for folder in folders if (folder / HELD_OUT).exists()), None)
+    return stored(path) if path else ()
 
 
 def stored(path: Path) -> tuple[Task, ...]:
@@ -255,7 +255,7 @@ def stored(path: Path) -> tuple[Task, ...]:
     try:
         record = read_json(path)
         has_valid_checksum(record)
-        return tuple(task_from_record(one) for one in record["tasks"])
+        return tuple(task_from_record(task) for task in record["tasks"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} cannot be read ({error}). Restore it from a copy, or start in a new workdir."

@@ -45,9 +45,9 @@ def dev_score(config: ConfigDict, made: Parts, step: int, tasks: Sequence[Task])
     environment = made.evaluated_in if made.development else made.environment
     collector = _collector(config, made, config.evaluation.temperature, environment)
     groups = collector.collect(tasks, seed=(config.seed, step), label=f"dev{step}")
-    found, by = score(groups), _by(config, groups)
+    result, by = score(groups), _by(config, groups)
     by_kind = {f"success/{name}": success for name, success in by.items()}
-    return {"success": found.success, "partial": found.partial, "lost": found.lost, **by_kind}
+    return {"success": result.success, "partial": result.partial, "lost": result.lost, **by_kind}
 
 
 def held_out_score(
@@ -83,13 +83,13 @@ def held_out_score(
         return groups
 
     groups = play(made.evaluated_in, made.evaluation, "eval")
-    found = score(groups)
+    result = score(groups)
     record: dict[str, Any] = {
-        "success": found.success,
-        "error": found.error,
-        "partial": found.partial,
-        "lost": found.lost,
-        "bounds": list(found.bounds),
+        "success": result.success,
+        "error": result.error,
+        "partial": result.partial,
+        "lost": result.lost,
+        "bounds": list(result.bounds),
         "by": _by(config, groups),
         "by_tool": success_by_tool(groups, config.explorer.ending),
         "tasks": _scores(groups),
@@ -98,8 +98,8 @@ def held_out_score(
         return record, shown(groups)
     # Notes are bounded in characters: a token has at least one or two, so half of the context is left for them.
     retry = find("retrial", "reflexion", RETRIALS)
-    last, told = retry(play, made.evaluated_in, groups, trials, section.reflect, config.engine.max_length)
-    return {**record, "trials": told, "tasks_at_last": _scores(last)}, shown(groups)
+    last_groups, records = retry(play, made.evaluated_in, groups, trials, section.reflect, config.engine.max_length)
+    return {**record, "trials": records, "tasks_at_last": _scores(last_groups)}, shown(groups)
 
 
 def shown(groups: Sequence[Group]) -> list[Trajectory]:
@@ -146,11 +146,11 @@ def summarise(
     """
     records = list(directory.metrics.read())
     evolutions = [record["evolution"] for record in records if "evolution" in record]
-    trained = sum(record["tokens_trained"] for record in records)
-    compared = [record for record in records if "logprob_mismatch" in record]
-    mismatch = sum(record["logprob_mismatch"] * record["tokens_trained"] for record in compared)
+    trained_tokens = sum(record["tokens_trained"] for record in records)
+    compared_records = [record for record in records if "logprob_mismatch" in record]
+    mismatch = sum(record["logprob_mismatch"] * record["tokens_trained"] for record in compared_records)
     tasks = sum(1 for _ in directory.tasks.read())
-    added = _sum(evolution["added"] for evolution in evolutions)
+    added_counts = _sum(evolution["added"] for evolution in evolutions)
     return {
         "origin": origin_of(directory.folder, steps),
         "zero_shot": zero_shot,
@@ -159,19 +159,19 @@ def summarise(
         **({"trials": [trial["success"] for trial in final["trials"]]} if "trials" in final else {}),
         **similarities,
         "steps": steps,
-        "tasks_initial": tasks - sum(added.values()),
+        "tasks_initial": tasks - sum(added_counts.values()),
         "tasks_final": tasks,
         "signals": dict.fromkeys(signals.SIGNALS, 0) | _sum(record["signals"] for record in records),
         "verdicts": dict.fromkeys(get_args(Status), 0) | _sum(map(verdicts_of, evolutions)),
-        "added": added,
+        "added": added_counts,
         **_probed(evolutions),
         "initial": read_json(path) if (path := directory.folder / "initial.json").exists() else {},
         "explorer": _explored(evolutions),
         "quality": evolutions[-1].get("quality", {}) if evolutions else {},
         "outcomes": _sum(record["outcomes"] for record in records),
         "seconds": clock.summary(),
-        "tokens": {"sampled": sum(record["tokens_sampled"] for record in records), "trained": int(trained)},
-        "logprob_mismatch": mismatch / (sum(record["tokens_trained"] for record in compared) or 1.0),
+        "tokens": {"sampled": sum(record["tokens_sampled"] for record in records), "trained": int(trained_tokens)},
+        "logprob_mismatch": mismatch / (sum(record["tokens_trained"] for record in compared_records) or 1.0),
         "hard_negatives": _hard_negatives(records),
     }
 
@@ -183,21 +183,21 @@ def _hard_negatives(records: Sequence[Mapping[str, Any]]) -> float | None:
             return None
         return sum(record["hard_negatives"] for record in grpo) / sum(record["failures"] for record in grpo)
     rounds = [record["preference"] for record in records if "preference" in record]
-    if not any(one["examples"].get(kind) for one in rounds for kind in KINDS):
+    if not any(record["examples"].get(kind) for record in rounds for kind in KINDS):
         return None
-    agents = [one[agent] for one in rounds for agent in ("target", "second") if agent in one]
+    agents = [record[agent] for record in rounds for agent in ("target", "second") if agent in record]
     return sum(agent["hard"] for agent in agents) / sum(agent["failures"] for agent in agents)
 
 
 def _explored(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The totals of the evolutions' expeditions, and their cost where a model explored."""
     figures = [evolution["explorer"] for evolution in evolutions if "explorer" in evolution]
-    costs = {name for found in figures for name in found if name != "failures"}
+    costs = {name for totals in figures for name in totals if name != "failures"}
     return {
         "expeditions": sum(evolution["expeditions"] for evolution in evolutions),
         "explorer_failures": sum(evolution["explorer_failures"] for evolution in evolutions),
-        **{name: sum(found[name] for found in figures) for name in sorted(costs)},
-        **({"failures": _sum(found["failures"] for found in figures)} if figures else {}),
+        **{name: sum(totals[name] for totals in figures) for name in sorted(costs)},
+        **({"failures": _sum(totals["failures"] for totals in figures)} if figures else {}),
     }
 
 
@@ -229,9 +229,9 @@ def zero_shot_score(
     with clock("evaluation"):
         if made.evaluation:
             made.engine.load(learner.weights(state, 0))
-        found, episodes = held_out_score(config, made, "zero-shot evaluation")
-    directory.files.add_evaluation("zero_shot", found, episodes)
-    success, count = found["success"], len(found["tasks"])
+        result, episodes = held_out_score(config, made, "zero-shot evaluation")
+    directory.files.add_evaluation("zero_shot", result, episodes)
+    success, count = result["success"], len(result["tasks"])
     if made.evaluation:
         CONSOLE.print(f"zero-shot: {100 * success:.1f} % on {count} {config.evaluation.split} tasks")
     return success

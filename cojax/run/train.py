@@ -57,8 +57,8 @@ class Stop:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.number or not self._loops:
-            begun = "" if self._loops else "; what was under way (warm start, D_0, an evaluation) begins anew"
-            CONSOLE.print(f"stopped; run the same command again to go on{begun}")
+            hint = "" if self._loops else "; what was under way (warm start, D_0, an evaluation) begins anew"
+            CONSOLE.print(f"stopped; run the same command again to go on{hint}")
             end_all()
             os._exit(128 + number)
         self.number = number
@@ -89,24 +89,24 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
     config = methods.settled(config)
     check_run(config)
     config = as_of_one(with_absolute_path(config))
-    directory, verified = _claimed(config, together)
+    directory, checkpoint = _claimed(config, together)
     try:
-        if _is_finished(config, directory, verified):
+        if _is_finished(config, directory, checkpoint):
             return 0
     except report.NOT_WRITTEN as error:
         raise ValueError(report.not_written([directory.folder], error)) from error
     stop, clock = Stop(), Stopwatch()
     together.on_stop = stop.ask
     with clock("warm_start"):
-        parts = dataclasses.replace(states.parts(config, directory, verified), together=together)
+        parts = dataclasses.replace(states.parts(config, directory, checkpoint), together=together)
     initial_tasks = functools.cache(functools.partial(states.initial_tasks, config, parts))
     try:
         with clock("warm_start"):
             announce(parts.chat, config.model.tools)
-            resuming = verified is not None
-            states.keep_tokenizer(parts.chat.tokenizer, directory, verified)
-            params, origin = states.initial_policy(config, parts, lambda: initial_tasks()[0], directory, verified)
-            states.keep_model(parts, params, origin, config, directory, verified)
+            resuming = checkpoint is not None
+            states.keep_tokenizer(parts.chat.tokenizer, directory, checkpoint)
+            params, origin = states.initial_policy(config, parts, lambda: initial_tasks()[0], directory, checkpoint)
+            states.keep_model(parts, params, origin, config, directory, checkpoint)
             learner = assemble.learner(config, parts, params)
             train_state = learner.init(params, config.seed)
             learner = assemble.fitted(config, learner, train_state)
@@ -159,11 +159,11 @@ def _claimed(config: ConfigDict, together: Together) -> tuple[RunDirectory, Veri
     directory.in_todays_keys = functools.partial(in_todays_keys, defaults=defaults(config))
     plain = json.loads(json.dumps(config.to_dict()))
     made_by = {**facts(), **file_given(), "code": described(config)}
-    verified = directory.claim(plain, made_by, accept_changed_code=config.accept_changed_code)
+    checkpoint = directory.claim(plain, made_by, accept_changed_code=config.accept_changed_code)
     log_to(directory.folder / "run.log")
-    for warning in verified.warnings if verified else ():
+    for warning in checkpoint.warnings if checkpoint else ():
         _LOG.warning(warning)
-    return directory, verified
+    return directory, checkpoint
 
 
 def _is_finished(config: ConfigDict, directory: RunDirectory, verified: Verified | None) -> bool:
@@ -192,16 +192,16 @@ def _recorded(
         metrics = Metrics(directory.folder, step=state.step, wandb=project, config=plain, log=log)
     # A record of the state's own step is written again.
     tell(workdir=str(directory.folder.absolute()), step=state.step - (state.record is not None))
-    spent: list[float] = []
+    step_seconds: list[float] = []
     loop.clock.lap()
 
     def observe(record: dict[str, Any]) -> None:
         before, lap = record.get("seconds", {}), loop.clock.lap()
         record["seconds"] = {part: before.get(part, 0.0) + lap.get(part, 0.0) for part in {**before, **lap}}
-        spent.append(record["seconds"]["total"])
+        step_seconds.append(record["seconds"]["total"])
         with loop.clock("checkpoint"):
             metrics.write(record)
-            show_step(record, config.steps, seconds_left(spent, config.steps - record["step"]))
+            show_step(record, config.steps, seconds_left(step_seconds, config.steps - record["step"]))
         if 0 < config.mismatch_alarm < record.get("logprob_mismatch", 0.0):
             _LOG.warning(
                 f"step {record['step']}: the trainer's log-probs differ from the sampler's by "

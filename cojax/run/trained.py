@@ -106,8 +106,8 @@ def kept_base(workdir: Path, model: ModelConfig, mesh: Mesh | None = None, toget
         return None
     params = read_params(together, str(folder), model, 0, mesh)
     with together.hosts.operation("fingerprint", params) as finish:
-        found = finish(fingerprint(params))
-    if name != found:
+        digest = finish(fingerprint(params))
+    if name != digest:
         raise CheckpointError(f"{folder} is not what {workdir} began with: its weights were changed since. {_RESTORE}")
     return params
 
@@ -139,19 +139,19 @@ def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> Tra
     lora = Lora(**{**section, "targets": tuple(section["targets"])}) if section["rank"] else None
     if lora:
         fresh = jax.eval_shape(lambda: initialize_adapters(model, lora, 0))
-        wanted = {name: leaf.shape for name, leaf in _leaves(fresh).items()}
+        shapes = {name: leaf.shape for name, leaf in _leaves(fresh).items()}
     else:
-        wanted = {row.name: row.shape(model) for row in parameters(model)}
+        shapes = {row.name: row.shape(model) for row in parameters(model)}
     # A forged shape is refused before it takes memory.
     checkpoints = Checkpointer(workdir / "checkpoints")
-    step, arrays, content = checkpoints.part("params", step, lambda found: _check(found, wanted, workdir))
+    step, arrays, content = checkpoints.part("params", step, lambda tree: _check(tree, shapes, workdir))
     if not lora:
-        stored = str(next(iter(_leaves(arrays).values())).dtype)
-        model = dataclasses.replace(model, param_dtype=stored)
+        dtype = str(next(iter(_leaves(arrays).values())).dtype)
+        model = dataclasses.replace(model, param_dtype=dtype)
         return TrainedPolicy(model, tokenizer, jax.device_put(arrays, _host()), step, content)
     frozen = cast_for_compute(model, _base(workdir, config, model, base))
-    merged = merge(model, lora, frozen, jax.tree.map(jnp.asarray, arrays))
-    return TrainedPolicy(model, tokenizer, merged, step, content)
+    params = merge(model, lora, frozen, jax.tree.map(jnp.asarray, arrays))
+    return TrainedPolicy(model, tokenizer, params, step, content)
 
 
 def of_folder(folder: Path, model: ModelConfig) -> TrainedPolicy:
@@ -186,8 +186,8 @@ def shape_of(
 
 def kept_shape(workdir: Path) -> ModelConfig:
     """The shape in a run's model.json. Raises OSError where there is none, ValueError or KeyError for a damaged one."""
-    kept = read_json(workdir / _MODEL)
-    return ModelConfig.from_hf(kept["config"], dtype=kept["dtype"])
+    record = read_json(workdir / _MODEL)
+    return ModelConfig.from_hf(record["config"], dtype=record["dtype"])
 
 
 def stored_shape(config: Mapping[str, Any], folder: Path) -> ModelConfig:
@@ -195,8 +195,8 @@ def stored_shape(config: Mapping[str, Any], folder: Path) -> ModelConfig:
     own, section = ModelConfig.from_hf(read_config_json(folder)), config["model"]
     dtype = section["dtype"] or own.dtype
     # Adapters leave the model frozen: it is only computed with.
-    stored = dtype if config["learner"]["lora"]["rank"] else section["param_dtype"] or own.param_dtype
-    return dataclasses.replace(own, dtype=dtype, param_dtype=stored)
+    param_dtype = dtype if config["learner"]["lora"]["rank"] else section["param_dtype"] or own.param_dtype
+    return dataclasses.replace(own, dtype=dtype, param_dtype=param_dtype)
 
 
 def from_scratch(section: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> ModelConfig:
@@ -220,11 +220,11 @@ def content_of(folder: Path) -> str:
 
 def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: str | Path) -> Params:
     """The base of the adapters of a run, verified if the run kept a fingerprint."""
-    started = config["model"]["path"]
-    own, taught = workdir / _BASE, teaches_folder(config)
-    if taught and own.is_dir():
+    model_path = config["model"]["path"]
+    own, teaches = workdir / _BASE, teaches_folder(config)
+    if teaches and own.is_dir():
         base = own  # wherever the model folder of a warm start is now, its weights are not the base
-    folder = own if not base and (taught or not started) else _moved(workdir, started, base)
+    folder = own if not base and (teaches or not model_path) else _moved(workdir, model_path, base)
     if not folder.is_dir():
         raise CheckpointError(
             f"{workdir} holds adapters (learner.lora.rank={config['learner']['lora']['rank']}), and their base "
@@ -263,12 +263,12 @@ def _tokenizer(folder: Path, need: str) -> PreTrainedTokenizerBase:
 
 def _check(arrays: Any, wanted: Mapping[str, tuple[int, ...]], workdir: Path) -> None:
     """Raises CheckpointError where the arrays are not those of the run's own settings."""
-    found = {name: leaf.shape for name, leaf in _leaves(arrays).items()}
-    if different := sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)):
+    shapes = {name: leaf.shape for name, leaf in _leaves(arrays).items()}
+    if different := sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name)):
         name = different[0]
         raise CheckpointError(
             f"the checkpoint in {workdir} does not fit its own settings: {len(different)} arrays differ, first {name}: "
-            f"found {found.get(name, 'none')}, expected {wanted.get(name, 'none')}. Its config.json or model.json was "
+            f"found {shapes.get(name, 'none')}, expected {wanted.get(name, 'none')}. Its config.json or model.json was "
             "changed: restore them from a copy"
         )
 

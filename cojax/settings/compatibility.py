@@ -35,9 +35,9 @@ def in_todays_keys(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> di
     for name, (value, instead) in GONE.items():
         section, _, key = name.rpartition(".")
         holds = value_at(settings, section)
-        if isinstance(holds, dict) and key in holds and (found := holds.pop(key)) != value:
+        if isinstance(holds, dict) and key in holds and (old := holds.pop(key)) != value:
             raise CheckpointError(
-                f"the run was made with {name}={shown(found)}, a setting that is no more: it is always {value!r} now. "
+                f"the run was made with {name}={shown(old)}, a setting that is no more: it is always {value!r} now. "
                 f"Go on with the release that made the run, or without the setting: take it, and the last entry, "
                 f"`checksum`, out of config.json. In a new run, {instead}"
             )
@@ -58,11 +58,11 @@ def settings_of(workdir: Path) -> dict[str, Any]:
     """The settings of a run, with today's keys. Raises CheckpointError if the folder holds no run."""
     path = workdir / "config.json"
     try:
-        if not isinstance(stored := read_json(path).get("config"), dict):
+        if not isinstance(raw_settings := read_json(path).get("config"), dict):
             raise ValueError("it has no section `config`")
-        settings = in_todays_keys(stored, get_config().to_dict())
+        settings = in_todays_keys(raw_settings, get_config().to_dict())
         learner = settings["learner"]
-        if not all(isinstance(one, dict) for one in (settings["model"], learner, learner and learner["lora"])):
+        if not all(isinstance(section, dict) for section in (settings["model"], learner, learner and learner["lora"])):
             raise ValueError("model, learner and learner.lora must be sections")
         for name, value in learner["lora"].items():
             convert_setting(f"learner.lora.{name}", LEAVES[f"learner.lora.{name}"].range, value)
@@ -90,8 +90,8 @@ def as_tuples(value: Any) -> Any:
 def _filled(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The settings, and the defaults of those that are missing."""
     inner = {
-        name: _filled(one, default)
-        for name, one in settings.items()
-        if isinstance(one, Mapping) and isinstance(default := defaults.get(name), Mapping)
+        name: _filled(section, default)
+        for name, section in settings.items()
+        if isinstance(section, Mapping) and isinstance(default := defaults.get(name), Mapping)
     }
     return {**defaults, **settings, **inner}

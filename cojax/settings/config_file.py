@@ -53,8 +53,8 @@ def load(given: str) -> ConfigDict:
     Raises FlagError for any exception of the file, for unknown settings, and for values of another type.
     """
     check_file(given)
-    named, *argument = given.split(":", 1)
-    path = str(located(named))
+    name, *argument = given.split(":", 1)
+    path = str(located(name))
     try:
         module = _module(path)
         if not callable(getattr(module, "get_config", None)):
@@ -150,33 +150,33 @@ def _reason(error: BaseException, path: str) -> str:
     inner: BaseException = error
     while inner.args and isinstance(inner.args[0], BaseException):
         inner = inner.args[0]
-    whole = str(inner.args[0] if isinstance(inner, (AttributeError, KeyError)) and inner.args else inner)
-    said = " ".join(whole.split())
+    message = str(inner.args[0] if isinstance(inner, (AttributeError, KeyError)) and inner.args else inner)
+    line = " ".join(message.split())
     if own and "ml_collections" in frames[-1].filename:
-        if found := _OF_ANOTHER_TYPE.match(said):
-            return f"{place}: {_wrong_type(found, own[-1].line or '')}"
+        if match := _OF_ANOTHER_TYPE.match(line):
+            return f"{place}: {_wrong_type(match, own[-1].line or '')}"
         if isinstance(error, (AttributeError, KeyError)):
-            name, *hint = whole.splitlines() or [""]
+            name, *hint = message.splitlines() or [""]
             return " ".join(f"{place}: {name} is not a setting. {' '.join(hint)}".split())
     kind = type(error).__name__
-    return f"{place}: {kind}: {said}" if said and said != kind else f"{place}: it ends with {kind}"
+    return f"{place}: {kind}: {line}" if line and line != kind else f"{place}: it ends with {kind}"
 
 
 def _wrong_type(found: re.Match[str], line: str) -> str:
     """The error for a value of the wrong type that this line of the file gives to a setting."""
     field, value = found["field"], found["value"]
-    written = re.search(rf"((?:\w+\.)*){field}\b", line)
-    whole = f"{written[1]}{field}" if written else field
-    names = [whole[at.start() :] for at in re.finditer(r"\b\w", whole)]
-    name = next((one for one in names if one in RANGES or is_section(one) or is_open(one)), field)
+    reference = re.search(rf"((?:\w+\.)*){field}\b", line)
+    full_name = f"{reference[1]}{field}" if reference else field
+    names = [full_name[word.start() :] for word in re.finditer(r"\b\w", full_name)]
+    name = next((key for key in names if key in RANGES or is_section(key) or is_open(key)), field)
     if name in RANGES:
-        expected = description(RANGES[name])
+        values = description(RANGES[name])
     elif found["wanted"].endswith("ConfigDict"):
-        expected = "a section"
+        values = "a section"
     else:
-        expected = description({"int": int, "float": float, "bool": bool, "str": str}.get(found["wanted"], tuple))
+        values = description({"int": int, "float": float, "bool": bool, "str": str}.get(found["wanted"], tuple))
     of = f", of the type {found['of']}" if "." in found["of"] else ""
-    return f"{name} is {shown(value) if found['of'] == 'str' else value}{of}; expected {expected}"
+    return f"{name} is {shown(value) if found['of'] == 'str' else value}{of}; expected {values}"
 
 
 def _same(one: str, other: str) -> bool:

@@ -53,10 +53,10 @@ def parse(argv: list[str]) -> list[str]:
             check_file(config)
         argv[1:] = _without_entries(argv[1:], OF_ENTRIES)
         _check_names(argv[1:])
-        rest = flags.FLAGS(argv)
+        positional = flags.FLAGS(argv)
         absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells of every array
-        if len(rest) > 1:
-            raise FlagError(f"unexpected argument {rest[1]!r}; settings are given as --config.KEY=VALUE")
+        if len(positional) > 1:
+            raise FlagError(f"unexpected argument {positional[1]!r}; settings are given as --config.KEY=VALUE")
         if CONFIG.value is not None:
             # Before what takes seconds to load can use a setting out of its range.
             check_ranges(CONFIG.value)
@@ -64,7 +64,7 @@ def parse(argv: list[str]) -> list[str]:
                 convert_setting(name, LEAVES[name].range, from_text(LEAVES[name].range, OF_ENTRIES[name]))
             if "workdir" in flags.FLAGS:
                 check_begun(Path(CONFIG.value.workdir))
-        return rest
+        return positional
     except (FlagError, CheckpointError, RegistryError) as error:
         reason = str(error)
     except (flags.Error, ValueError) as error:  # absl raises a ValueError for --noNAME=VALUE
@@ -81,7 +81,7 @@ def _with_config(arguments: Sequence[str]) -> list[str]:
     """
     workdir = _value("workdir", arguments)
     if workdir is None:
-        if _value("config", arguments) is None and not any(one.lstrip("-").startswith("help") for one in arguments):
+        if _value("config", arguments) is None and not any(flag.lstrip("-").startswith("help") for flag in arguments):
             _check_flags(arguments)
             if file := next((one for one in arguments if re.match(r"[^-].*\.py$", one)), None):
                 raise FlagError(f"unexpected argument {file!r}; an experiment is named by --config={file}")
@@ -94,12 +94,12 @@ def _with_config(arguments: Sequence[str]) -> list[str]:
         raise FlagError(
             f"--workdir={workdir} and --config.workdir={other} name two run directories; leave one of them out"
         )
-    rest, following = [], iter(arguments)
+    remaining, following = [], iter(arguments)
     for argument in following:
         if argument in ("--workdir", "-workdir"):
             next(following, "")
         elif not re.match(r"--?workdir=", argument):
-            rest.append(argument)
+            remaining.append(argument)
     first = []
     if _value("config", arguments) is None:
         if not _is_there(Path(workdir) / "config.json"):
@@ -110,9 +110,9 @@ def _with_config(arguments: Sequence[str]) -> list[str]:
             )
         first = [f"--config={CONTINUED}:{workdir}"]
     # After --config, which may stand before its value, and not after a flag that lacks its value.
-    at = next((at for at, one in enumerate(rest) if re.match(r"--?config(=|$)", one)), -1)
-    place = at + 1 + (at >= 0 and "=" not in rest[at])
-    return [*first, *rest[:place], f"--config.workdir={workdir}", *rest[place:]]
+    at = next((index for index, argument in enumerate(remaining) if re.match(r"--?config(=|$)", argument)), -1)
+    place = at + 1 + (at >= 0 and "=" not in remaining[at])
+    return [*first, *remaining[:place], f"--config.workdir={workdir}", *remaining[place:]]
 
 
 def _is_there(path: Path) -> bool:
@@ -128,13 +128,13 @@ def _value(name: str, arguments: Sequence[str]) -> str | None:
 
     Raises FlagError for a flag without a value.
     """
-    found = None
+    value = None
     for at, argument in enumerate(_flags_of(arguments)):
-        if matched := re.match(rf"--?{name}(?:=(.*))?$", argument, re.DOTALL):
-            if matched[1] is None and re.match(r"--|$", "".join(arguments[at + 1 : at + 2])):
+        if match := re.match(rf"--?{name}(?:=(.*))?$", argument, re.DOTALL):
+            if match[1] is None and re.match(r"--|$", "".join(arguments[at + 1 : at + 2])):
                 raise FlagError(f"{argument} has no value; give it as {argument}=VALUE")
-            found = matched[1] if matched[1] is not None else arguments[at + 1]
-    return found
+            value = match[1] if match[1] is not None else arguments[at + 1]
+    return value
 
 
 def _flags_of(arguments: Iterable[str]) -> Iterator[str]:
@@ -145,19 +145,19 @@ def _flags_of(arguments: Iterable[str]) -> Iterator[str]:
 def _check_names(arguments: Sequence[str]) -> None:
     """Raises FlagError for a --config.NAME that is neither a setting nor a section."""
     for argument in _flags_of(arguments):
-        matched = re.match(r"--?(?:no)?config\.([^=]*)", argument)
-        if matched and matched[1] not in RANGES and not is_section(matched[1]) and not is_open(matched[1]):
-            raise FlagError(unknown(matched[1]))
+        match = re.match(r"--?(?:no)?config\.([^=]*)", argument)
+        if match and match[1] not in RANGES and not is_section(match[1]) and not is_open(match[1]):
+            raise FlagError(unknown(match[1]))
 
 
 def _check_flags(arguments: Sequence[str]) -> None:
     """Raises FlagError for an unknown flag, and for an unknown setting."""
     _check_names(arguments)
     for argument in _flags_of(arguments):
-        matched = re.match(r"--?([A-Za-z_][^=]*)", argument)
-        name = matched[1] if matched else ""
-        known = name in flags.FLAGS or name.removeprefix("no") in flags.FLAGS or re.match(r"(no)?config\.", name)
-        if name and not known:
+        match = re.match(r"--?([A-Za-z_][^=]*)", argument)
+        name = match[1] if match else ""
+        is_known = name in flags.FLAGS or name.removeprefix("no") in flags.FLAGS or re.match(r"(no)?config\.", name)
+        if name and not is_known:
             raise FlagError(_no_flag(name))
 
 
@@ -178,8 +178,8 @@ def _plainly(message: str) -> str:
     if "Flag --config must have a value" in message:
         return "no experiment: name one, --config=experiments/desk.py"
     if number := re.match(r"flag --(\w+)=(.*?): (invalid literal for int|could not convert)", message, re.DOTALL):
-        expected = "a whole number" if number[3].startswith("invalid") else "a number"
-        return f"--{number[1]} is {number[2]!r}; expected {expected}"
+        kind = "a whole number" if number[3].startswith("invalid") else "a number"
+        return f"--{number[1]} is {number[2]!r}; expected {kind}"
     if strange := re.match(r"Unknown command line flag '([^']+)'", message):
         return _no_flag(strange[1])
     return f"{' '.join(message.split()).rstrip('.')}. --help lists the flags"
@@ -191,15 +191,15 @@ def _without_entries(arguments: Sequence[str], found: dict[str, str]) -> list[st
     Raises FlagError for one without a value.
     """
     found.clear()
-    rest: list[str] = []
+    remaining: list[str] = []
     following = iter(arguments)
     for argument in following:
-        matched = re.match(r"--?config\.([^=]+)(?:=(.*))?$", argument, re.DOTALL)
-        if argument == "--" or not matched or not is_free_form(matched[1]):
-            rest += [argument, *following] if argument == "--" else [argument]
+        match = re.match(r"--?config\.([^=]+)(?:=(.*))?$", argument, re.DOTALL)
+        if argument == "--" or not match or not is_free_form(match[1]):
+            remaining += [argument, *following] if argument == "--" else [argument]
         else:
-            text = next(following, "--") if matched[2] is None else matched[2]
-            if matched[2] is None and text.startswith("--"):
+            text = next(following, "--") if match[2] is None else match[2]
+            if match[2] is None and text.startswith("--"):
                 raise FlagError(f"{argument} has no value; give it as {argument}=VALUE")
-            found[matched[1]] = text
-    return rest
+            found[match[1]] = text
+    return remaining

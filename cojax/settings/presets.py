@@ -36,9 +36,9 @@ def resolve(config: ConfigDict, flags: Iterable[str] = ()) -> ConfigDict:
 
     Raises ValueError for an unknown preset and for one that names a setting this experiment does not have.
     """
-    resolved = config.copy_and_resolve_references()
+    result = config.copy_and_resolve_references()
     if not config.policy:
-        return resolved
+        return result
     own = tuple(flags)
     preset: Mapping[str, Any] = choose(PRESETS, config.policy, "policy")
     for name, value in {**preset, **IN_ENVIRONMENT.get((config.policy, config.environment.name), {})}.items():
@@ -46,7 +46,7 @@ def resolve(config: ConfigDict, flags: Iterable[str] = ()) -> ConfigDict:
             continue
         section, _, leaf = name.rpartition(".")
         try:
-            place = at(resolved, section) if section else resolved
+            place = at(result, section) if section else result
             if leaf not in place:
                 raise KeyError(f"no {leaf!r} there")
             place[leaf] = value
@@ -55,4 +55,4 @@ def resolve(config: ConfigDict, flags: Iterable[str] = ()) -> ConfigDict:
                 f"preset {config.policy!r} sets {name} to {value!r}, which this experiment does not take: {error}. "
                 "Correct it in cojax/settings/presets.toml"
             ) from error
-    return resolved
+    return result

@@ -22,13 +22,13 @@ RANGES: dict[str, Any] = {name: leaf.range for name, leaf in LEAVES.items()}
 
 def check_ranges(config: ConfigDict) -> None:
     """Raises RegistryError for an unknown setting, for one that is missing, and for a value out of its range."""
-    given = dict(leaves(config.to_dict()))
-    for name, value in given.items():
+    values = dict(leaves(config.to_dict()))
+    for name, value in values.items():
         if name in RANGES:
             convert_setting(name, RANGES[name], value)
         elif not is_open(name):
             raise RegistryError(unknown(name))
-    _expect_all(given)
+    _expect_all(values)
 
 
 def check_kinds(config: ConfigDict) -> None:
@@ -46,26 +46,26 @@ def check_kinds(config: ConfigDict) -> None:
 
 def check_shape(config: Mapping[str, Any]) -> None:
     """Raises RegistryError for an unknown or missing setting, and for a value in place of a section or the reverse."""
-    found: Any
+    node: Any
     for section in sorted({*OPEN, *(name.rpartition(".")[0] for name in RANGES)} - {""}):
-        found = config
+        node = config
         for part in section.split("."):
-            if not isinstance(found, Mapping) or part not in found:
+            if not isinstance(node, Mapping) or part not in node:
                 raise RegistryError(f"{section} is missing from the configuration; begin with base.get_config()")
-            found = found[part]
-        if not isinstance(found, Mapping):
-            raise RegistryError(f"{section} is {shown(found)}; expected a section")
+            node = node[part]
+        if not isinstance(node, Mapping):
+            raise RegistryError(f"{section} is {shown(node)}; expected a section")
     for name, value in config.get("signal_settings", {}).items():
         if not isinstance(value, Mapping):
             raise RegistryError(f"signal_settings.{name} is {shown(value)}; expected the section of a signal")
-    given = dict(leaves(config))
-    for name in given:
+    values = dict(leaves(config))
+    for name in values:
         above = [part for part in RANGES if name.startswith(f"{part}.")]
         if above and above[0] not in OPEN:
             raise RegistryError(f"{above[0]} is a section; expected {description(RANGES[above[0]])}")
         if name not in RANGES and not is_open(name):
             raise RegistryError(unknown(name))
-    _expect_all(given)
+    _expect_all(values)
 
 
 def _expect_all(given: Mapping[str, Any]) -> None:
@@ -76,7 +76,7 @@ def _expect_all(given: Mapping[str, Any]) -> None:
 
 def is_section(name: str) -> bool:
     """Whether settings stand in it."""
-    return name in OPEN or any(one.startswith(f"{name}.") for one in RANGES)
+    return name in OPEN or any(key.startswith(f"{name}.") for key in RANGES)
 
 
 def is_open(name: str) -> bool:
@@ -100,16 +100,16 @@ def unknown(name: str) -> str:
     if name in GONE:
         value, instead = GONE[name]
         section = name.rpartition(".")[0]
-        rest = ", ".join(one for one in RANGES if one.rpartition(".")[0] == section)
-        return f"{name} is no setting any more: it is always {value!r}; {instead}. The settings of {section} are {rest}"
-    known = [*RANGES, *OPEN, *ENTRY_SETTINGS]
+        keys = ", ".join(key for key in RANGES if key.rpartition(".")[0] == section)
+        return f"{name} is no setting any more: it is always {value!r}; {instead}. The settings of {section} are {keys}"
+    names = [*RANGES, *OPEN, *ENTRY_SETTINGS]
     low, last = name.lower(), name.lower().rpartition(".")[2]
-    near = [one for one in known if one.lower() == low]
-    near += [one for one in known if one.rpartition(".")[2] == last]
-    near += difflib.get_close_matches(low, known, cutoff=0.75)
-    near += [one for one in known if difflib.get_close_matches(last, [one.rpartition(".")[2]], cutoff=0.8)]
-    found = list(dict.fromkeys(near))[:3]
-    meant = f"did you mean {' or '.join(found)}? " if found else ""
+    near = [key for key in names if key.lower() == low]
+    near += [key for key in names if key.rpartition(".")[2] == last]
+    near += difflib.get_close_matches(low, names, cutoff=0.75)
+    near += [key for key in names if difflib.get_close_matches(last, [key.rpartition(".")[2]], cutoff=0.8)]
+    suggestions = list(dict.fromkeys(near))[:3]
+    meant = f"did you mean {' or '.join(suggestions)}? " if suggestions else ""
     name = name if 0 < len(name) <= _SHOWN else repr(name[:_SHOWN])
     return f"{name} is not a setting; {meant}{worded('python -m experiments.reference')} lists them all"
 

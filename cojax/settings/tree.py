@@ -682,7 +682,7 @@ def _sections(section: type, name: str = "") -> Iterator[tuple[str, type]]:
 def purpose_of(section: type) -> str:
     """What a section is for: its docstring without the meanings of its settings, in lines of docs/settings.md."""
     paragraphs = _documented(section)[0].strip().split("\n\n")
-    return "\n\n".join(textwrap.fill(one, 116) for one in paragraphs)
+    return "\n\n".join(textwrap.fill(paragraph, 116) for paragraph in paragraphs)
 
 
 def leaves_of(section: type) -> dict[str, Leaf]:
