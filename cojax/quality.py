@@ -115,8 +115,8 @@ def _blocks(rows: Floats, others: Floats) -> Iterator[tuple[int, Floats, Floats]
     squares, other_squares = (np.einsum("nd,nd->n", matrix, matrix) for matrix in (rows, others))
     for start in range(0, len(rows), BLOCK):
         cosines = rows[start : start + BLOCK] @ others.T
-        squared = squares[start : start + BLOCK, None] + other_squares[None, :] - 2.0 * cosines
-        yield start, cosines, np.sqrt(np.maximum(squared, 0.0))
+        squared_distances = squares[start : start + BLOCK, None] + other_squares[None, :] - 2.0 * cosines
+        yield start, cosines, np.sqrt(np.maximum(squared_distances, 0.0))
 
 
 Embed = Callable[[Sequence[str]], Floats]  # texts → float[N, D]; raises EmbeddingError
@@ -139,14 +139,14 @@ def hashed_ngrams() -> Embed:
     One half counts words and pairs of words, the other 3 to 5 characters within a word, each at unit length, hashed
     with signs, so that collisions add noise of about 0.02 to a cosine and no bias. It compares wording, not meaning.
     """
-    known: dict[str, Floats] = {}  # of the last call, most of whose texts come again
+    cache: dict[str, Floats] = {}  # of the last call, most of whose texts come again
 
     def embed(texts: Sequence[str]) -> Floats:
-        nonlocal known
-        fresh = [text for text in dict.fromkeys(texts) if text not in known]
-        rows = {**known, **dict(zip(fresh, _hashed(fresh), strict=True))} if fresh else known
-        known = {text: rows[text] for text in texts}
-        return np.stack([known[text] for text in texts]) if texts else np.zeros((0, 2 * _DIMENSIONS), np.float32)
+        nonlocal cache
+        fresh = [text for text in dict.fromkeys(texts) if text not in cache]
+        rows = {**cache, **dict(zip(fresh, _hashed(fresh), strict=True))} if fresh else cache
+        cache = {text: rows[text] for text in texts}
+        return np.stack([cache[text] for text in texts]) if texts else np.zeros((0, 2 * _DIMENSIONS), np.float32)
 
     return embed
 
@@ -155,11 +155,11 @@ def _hashed(texts: Sequence[str]) -> Floats:
     # Takes a second to import, and most that imports this file embeds nothing.
     from sklearn.feature_extraction.text import HashingVectorizer
 
-    shared: dict[str, Any] = {"n_features": _DIMENSIONS, "lowercase": False, "dtype": np.float32}
-    words = HashingVectorizer(token_pattern=r"\w+", ngram_range=(1, 2), **shared)
-    characters = HashingVectorizer(analyzer="char_wb", ngram_range=(3, 5), **shared)
-    normalised = [normalise(text[:_LONGEST]) for text in texts]
-    return unit(np.hstack([half.transform(normalised).toarray() for half in (words, characters)]))
+    options: dict[str, Any] = {"n_features": _DIMENSIONS, "lowercase": False, "dtype": np.float32}
+    words = HashingVectorizer(token_pattern=r"\w+", ngram_range=(1, 2), **options)
+    characters = HashingVectorizer(analyzer="char_wb", ngram_range=(3, 5), **options)
+    clean_texts = [normalise(text[:_LONGEST]) for text in texts]
+    return unit(np.hstack([half.transform(clean_texts).toarray() for half in (words, characters)]))
 
 
 def endpoint_embedding(
@@ -179,21 +179,21 @@ def endpoint_embedding(
     at most `attempts` requests. Raises ValueError for an address that cannot work.
     """
     api = ApiClient(base_url, model, "quality.base_url", "quality.model")
-    known: dict[str, Floats] = {}
+    embeddings: dict[str, Floats] = {}
 
     def key(text: str) -> str:
         return hashlib.sha256(canonical([model, text]).encode()).hexdigest()[:_KEY]
 
     def ask(texts: Sequence[str], until: float) -> list[Floats]:
         # Half a surrogate pair is a Python string but no text that can be sent, and an empty one is refused by many.
-        sent = [text.encode("utf-8", "replace").decode() or " " for text in texts]
-        body: dict[str, Any] = {"model": model, "input": sent, "encoding_format": "float"}
+        inputs = [text.encode("utf-8", "replace").decode() or " " for text in texts]
+        body: dict[str, Any] = {"model": model, "input": inputs, "encoding_format": "float"}
 
         def attempt() -> list[Floats]:
-            left = until - time.monotonic()
-            if left <= 0:
+            remaining_s = until - time.monotonic()
+            if remaining_s <= 0:
                 raise EmbeddingError(f"the embeddings were not there within {deadline:g} s")
-            return api.embeddings(body, min(timeout, left), lambda reply: _rows(reply, len(texts)))
+            return api.embeddings(body, min(timeout, remaining_s), lambda reply: _rows(reply, len(texts)))
 
         try:
             return with_retries(attempt, attempts, lambda: until - time.monotonic(), time.sleep)
@@ -201,19 +201,19 @@ def endpoint_embedding(
             raise EmbeddingError(f"{model} gave no embeddings: {failed.reason}") from None
 
     def embed(texts: Sequence[str]) -> Floats:
-        if kept is not None and not known:
-            known.update(_read(kept.read()))
+        if kept is not None and not embeddings:
+            embeddings.update(_read(kept.read()))
         names = {key(text): text for text in texts}
-        missing = [name for name in names if name not in known]
+        missing = [name for name in names if name not in embeddings]
         until = time.monotonic() + deadline
         for start in range(0, len(missing), batch):
-            wanted = missing[start : start + batch]
-            found = dict(zip(wanted, ask([names[name] for name in wanted], until), strict=True))
+            keys = missing[start : start + batch]
+            new_rows = dict(zip(keys, ask([names[name] for name in keys], until), strict=True))
             if kept is not None:
-                packed = {name: base64.b64encode(row.astype("<f4").tobytes()) for name, row in found.items()}
-                kept.append({"key": name, "vector": data.decode()} for name, data in packed.items())
-            known.update(found)
-        rows = [known[key(text)] for text in texts]
+                vectors = {name: base64.b64encode(row.astype("<f4").tobytes()) for name, row in new_rows.items()}
+                kept.append({"key": name, "vector": data.decode()} for name, data in vectors.items())
+            embeddings.update(new_rows)
+        rows = [embeddings[key(text)] for text in texts]
         if len({len(row) for row in rows}) > 1:
             raise EmbeddingError(
                 f"{model} gave embeddings of different lengths; delete embeddings.jsonl, which may hold "
@@ -274,13 +274,13 @@ def describe_pool(
         "synthesized": [task for task in tasks if _step(task)],
     }
     samples = {name: _sample(members, most) for name, members in parts.items()}
-    found = {
+    description = {
         name: {"tasks": len(sample), **_turns(parts[name])} for name, sample in samples.items() if sample or not name
     }
     if embed is not None and tasks:
         for name, figures in _embedding_figures(samples, _sample(targets, most), embed, k).items():
-            found[name] |= figures
-    return {**found.pop(""), **found}
+            description[name] |= figures
+    return {**description.pop(""), **description}
 
 
 def _embedding_figures(
@@ -291,23 +291,23 @@ def _embedding_figures(
     embeddings = embed([task.query for task in (*every, *targets)])
     if embeddings.shape[:1] != (len(every) + len(targets),):
         raise EmbeddingError(f"{len(every) + len(targets)} texts gave embeddings of shape {embeddings.shape}")
-    generated, target = embeddings[: len(every)], embeddings[len(every) :]
+    pool_rows, target_rows = embeddings[: len(every)], embeddings[len(every) :]
     row = {task.id: place for place, task in enumerate(every)}
-    nearest, far = across(generated, target)
-    spread = within(target, 1)[1]
-    found: dict[str, dict[str, Any]] = {}
+    nearest, far = across(pool_rows, target_rows)
+    spread = within(target_rows, 1)[1]
+    results: dict[str, dict[str, Any]] = {}
     for name, sample in samples.items():
         if sample:
             rows = np.array([row[task.id] for task in sample])
-            near, own = within(generated[rows], k)
-            both = {"sr_at_k": near, "ed_rel": relative_energy(far[rows], own, spread)}
-            figures: dict[str, Any] = {key: round(value, _DIGITS) for key, value in both.items() if value is not None}
-            if len(target):
+            near, own = within(pool_rows[rows], k)
+            scores = {"sr_at_k": near, "ed_rel": relative_energy(far[rows], own, spread)}
+            figures: dict[str, Any] = {key: round(value, _DIGITS) for key, value in scores.items() if value is not None}
+            if len(target_rows):
                 cosines = nearest[rows]
                 mean, most = round(float(cosines.mean()), _DIGITS), round(float(np.max(cosines)), _DIGITS)
                 figures["max_similarity"] = {"mean": mean, "max": most, "histogram": histogram(cosines)}
-            found[name] = figures
-    return found
+            results[name] = figures
+    return results
 
 
 def _turns(tasks: Sequence[Task]) -> dict[str, float]:
@@ -319,8 +319,8 @@ def _sample(tasks: Sequence[Task], most: int) -> list[Task]:
     """At most `most` of the tasks, in their order: those with the smallest ids."""
     if len(tasks) <= most:
         return list(tasks)
-    kept = set(heapq.nsmallest(most, (task.id for task in tasks)))
-    return [task for task in tasks if task.id in kept]
+    smallest_ids = set(heapq.nsmallest(most, (task.id for task in tasks)))
+    return [task for task in tasks if task.id in smallest_ids]
 
 
 def _step(task: Task) -> int:

@@ -40,16 +40,16 @@ def nearest(texts: Iterable[str]) -> Callable[[str], tuple[float, str]]:
     Without any text it is 0 and "". Whole texts and their paragraphs are compared, so that a turn of one dialogue is
     found in another. Weights are TF-IDF, fitted to these texts when the first one is asked about.
     """
-    known = [(part, text) for text in texts for part in paragraphs(text)]
-    fit = functools.cache(lambda: _fitted([part for part, _ in known]))
+    entries = [(part, text) for text in texts for part in paragraphs(text)]
+    fit = functools.cache(lambda: _fitted([part for part, _ in entries]))
 
     def find(text: str) -> tuple[float, str]:
-        if not any(part.strip() for part, _ in known):
+        if not any(part.strip() for part, _ in entries):
             return 0.0, ""
         vectorizer, weights = fit()
         cosines = (vectorizer.transform(paragraphs(text)) @ weights.T).toarray().max(axis=0)
         best = int(cosines.argmax())
-        return min(1.0, float(cosines[best])), known[best][1]
+        return min(1.0, float(cosines[best])), entries[best][1]
 
     return find
 
@@ -68,12 +68,12 @@ def usual_similarity(texts: Iterable[str], percent: float = 99.0) -> float:
 
     Weights are fitted to the texts, as for `nearest`. Of more than 1,000 texts, that many are compared.
     """
-    known = sorted({normalise(text) for text in texts}, key=content_hash)[:_MEASURED]
-    if len(known) < 2:
+    sample = sorted({normalise(text) for text in texts}, key=content_hash)[:_MEASURED]
+    if len(sample) < 2:
         return 0.0
-    vectorizer, _ = _fitted([part for text in known for part in paragraphs(text)])
-    rows = vectorizer.transform(known)
-    cosines = (rows @ rows.T).toarray()[np.triu_indices(len(known), 1)]
+    vectorizer, _ = _fitted([part for text in sample for part in paragraphs(text)])
+    rows = vectorizer.transform(sample)
+    cosines = (rows @ rows.T).toarray()[np.triu_indices(len(sample), 1)]
     return min(1.0, float(np.percentile(cosines, percent)))
 
 
@@ -112,21 +112,21 @@ class NearDuplicates:
 
     def why(self, task: Task) -> str:
         """One line that names the near duplicate of a task; empty where there is none."""
-        known = self._known(setup_hash(task)) if self.threshold else []
-        if not known:
+        indexes = self._known(setup_hash(task)) if self.threshold else []
+        if not indexes:
             return ""
         _, query, calls, values = _query(task)
         # The tasks of the parent came first.
         alike = [
             (-cosine, number, place)
-            for number, (_, wordings) in enumerate(known)
+            for number, (_, wordings) in enumerate(indexes)
             for cosine, place in wordings.above(query, self.threshold)
         ]
         for cosine, number, place in sorted(alike):
-            id, other, its_calls, its_values = known[number][0][place]
+            id, other, its_calls, its_values = indexes[number][0][place]
             # The calls may differ only by which argument or call each value goes to.
-            permuted = values == its_values and len(set(values)) > 1
-            if calls == its_calls or (not permuted and _order(query, other) > self.threshold):
+            is_permuted = values == its_values and len(set(values)) > 1
+            if calls == its_calls or (not is_permuted and _order(query, other) > self.threshold):
                 return f"near duplicate of task {id}: similarity {-cosine:.2f}, above {self.threshold:g}"
         return ""
 
@@ -154,10 +154,10 @@ def _query(task: Task) -> _Query:
     calls = [call for action in task.solution for call in action.calls]
     texts = [normalise(action.text) for action in task.solution if not action.calls and action.text.strip()]
     values = [canonical(to_json(value)) for call in calls for value in call.arguments.values()]
-    made = [canonical([call.name, to_json(call.arguments)]) for call in calls]
+    call_texts = [canonical([call.name, to_json(call.arguments)]) for call in calls]
     # Half a surrogate pair cannot be compared; validation refuses it later.
     query = normalise(task.query[:_COMPARED].encode("utf-8", "replace").decode())
-    return task.id, query, sorted(made + texts), sorted(values)
+    return task.id, query, sorted(call_texts + texts), sorted(values)
 
 
 def _order(one: str, other: str) -> float:
@@ -165,9 +165,9 @@ def _order(one: str, other: str) -> float:
     ours, theirs = (Counter(itertools.pairwise(re.findall(r"\w+", query))) for query in (one, other))
     if not ours and not theirs:
         return 1.0
-    shared = sum(count * theirs[pair] for pair, count in ours.items())
+    product = sum(count * theirs[pair] for pair, count in ours.items())
     norm = math.sqrt(sum(n * n for n in ours.values()) * sum(n * n for n in theirs.values()))
-    return shared / norm if norm else 0.0
+    return product / norm if norm else 0.0
 
 
 def paragraphs(text: str) -> list[str]:
@@ -224,13 +224,13 @@ class Wordings:
     def _candidates(self, numbers: np.ndarray, weights: np.ndarray, threshold: float) -> list[int]:
         """The places of all texts whose cosine may be above the threshold, in order."""
         empty = array("i"), array("d")
-        having = [self._having.get(number, empty) for number in numbers.tolist()]
-        frequent = sorted(range(len(having)), key=lambda i: -len(having[i][0]))
+        postings = [self._having.get(number, empty) for number in numbers.tolist()]
+        frequent = sorted(range(len(postings)), key=lambda i: -len(postings[i][0]))
         norms = np.sqrt(np.cumsum(np.square(weights[frequent])))
         left_out = int(np.searchsorted(norms, threshold / 4, side="right"))
         sums = np.zeros(len(self._numbers))
         for i in frequent[left_out:]:
-            places, theirs = having[i]
+            places, theirs = postings[i]
             sums[np.frombuffer(places, np.int32)] += weights[i] * np.frombuffer(theirs, np.float64)
         most = float(norms[left_out - 1]) if left_out else 0.0
         return np.flatnonzero((sums > 0) & (sums > threshold - most - _ROUNDING)).tolist()
@@ -239,8 +239,8 @@ class Wordings:
         """The cosines with these texts, of which each has an n-gram of this one."""
         theirs = [self._numbers[place] for place in candidates]
         all_numbers = np.concatenate(theirs)
-        found = np.minimum(np.searchsorted(numbers, all_numbers), len(numbers) - 1)
-        products = np.where(numbers[found] == all_numbers, weights[found], 0.0)
+        positions = np.minimum(np.searchsorted(numbers, all_numbers), len(numbers) - 1)
+        products = np.where(numbers[positions] == all_numbers, weights[positions], 0.0)
         products *= np.concatenate([self._weights[place] for place in candidates])
         return np.add.reduceat(products, np.cumsum([0, *map(len, theirs[:-1])]))
 

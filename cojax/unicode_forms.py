@@ -19,15 +19,15 @@ def normal_form(form: Form, text: str) -> str:
     """`unicodedata.normalize(form, text)`."""
     if not any(_marked(run) for run in _OTHERS.findall(text) if len(run) > _MARKS):
         return unicodedata.normalize(form, text)
-    apart: Form = "NFKD" if form in ("NFKC", "NFKD") else "NFD"
-    parts = {letter: unicodedata.normalize(apart, letter) for letter in set(text)}
+    decomposition: Form = "NFKD" if form in ("NFKC", "NFKD") else "NFD"
+    parts = {letter: unicodedata.normalize(decomposition, letter) for letter in set(text)}
     letters = "".join(map(parts.__getitem__, text))
     # These marks are sorted already, so that `normalize` has nothing to sort.
-    ordered = (
+    sorted_runs = (
         sorted(run, key=unicodedata.combining) if marks else run
         for marks, run in itertools.groupby(letters, lambda letter: unicodedata.combining(letter) > 0)
     )
-    return unicodedata.normalize(form, "".join(itertools.chain.from_iterable(ordered)))
+    return unicodedata.normalize(form, "".join(itertools.chain.from_iterable(sorted_runs)))
 
 
 def _marked(text: str) -> bool:

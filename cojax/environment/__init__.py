@@ -280,32 +280,32 @@ def play(
     progress = progress or Progress()
     failure = PolicyLoss if runs_policy_code(environment) else EpisodeFailure
     turns, result = progress.turns, functools.partial(_result, progress, task, episode)
-    with contextlib.ExitStack() as held:
-        held.callback(PLAYING.reset, PLAYING.set(progress))
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(PLAYING.reset, PLAYING.set(progress))
         try:
             progress.enter("reset")
             began = time.perf_counter()
-            started = ask(environment.start, task)
-            held.callback(_close, started)
-            progress.opening = messages = ask(lambda: replies.messages(started.reset(), max_observation))
+            live_episode = ask(environment.start, task)
+            cleanup.callback(_close, live_episode)
+            progress.opening = messages = ask(lambda: replies.messages(live_episode.reset(), max_observation))
             opening_seconds = time.perf_counter() - began
             outcome: Outcome = "truncated"
             while outcome == "truncated" and len(turns) < max_turns:
                 progress.enter("act")
                 try:
-                    turn = act(started, messages)
+                    turn = act(live_episode, messages)
                 except OutOfContext:
                     break
                 turns.append(turn)
                 progress.enter("step")
                 began = time.perf_counter()
-                observation = ask(_observation, started, turn.action, max_observation, failure=failure)
+                observation = ask(_observation, live_episode, turn.action, max_observation, failure=failure)
                 seconds, messages = time.perf_counter() - began, observation.messages
                 turns[-1] = dataclasses.replace(turn, observation=observation, environment_seconds=seconds)
                 outcome = "finished" if observation.done else "truncated"
             progress.enter("evaluate")
             began = time.perf_counter()
-            verdict = ask(lambda: replies.evaluation(started.evaluate()), failure=failure)
+            verdict = ask(lambda: replies.evaluation(live_episode.evaluate()), failure=failure)
             return result(outcome, verdict=verdict, seconds=(opening_seconds, time.perf_counter() - began))
         except EnvironmentFailure as error:
             return result(_outcome_of(error, progress), f"{progress.phase}: {error}")
@@ -317,12 +317,12 @@ def _outcome_of(error: EnvironmentFailure, progress: Progress) -> Outcome:
     """Whether the policy is to blame for the failure (timeout), or may be; then a step that failed has a failed
     observation."""
     stepping = progress.phase == "step"
-    blamed = isinstance(error, PolicyLoss) or (stepping and isinstance(error, LimitExceeded))
-    acted = stepping or (progress.phase == "evaluate" and bool(progress.turns))
-    progress.suspect = not blamed and acted and isinstance(error, (EpisodeFailure, LimitExceeded))
-    if stepping and (blamed or progress.suspect):
+    is_policy_fault = isinstance(error, PolicyLoss) or (stepping and isinstance(error, LimitExceeded))
+    has_acted = stepping or (progress.phase == "evaluate" and bool(progress.turns))
+    progress.suspect = not is_policy_fault and has_acted and isinstance(error, (EpisodeFailure, LimitExceeded))
+    if stepping and (is_policy_fault or progress.suspect):
         progress.turns[-1] = dataclasses.replace(progress.turns[-1], observation=Observation(ok=False))
-    return "timeout" if blamed else "environment_error"
+    return "timeout" if is_policy_fault else "environment_error"
 
 
 def affordances(episode: Episode) -> tuple[Action, ...]:
@@ -337,10 +337,10 @@ def ask(call: Callable[..., _T], *args: Any, failure: type[EnvironmentFailure] =
     except (EnvironmentFailure, Abandoned, KeyboardInterrupt):
         raise
     except BaseException as error:  # a cancelled asyncio task, a panic of Rust and SystemExit are no Exception
-        said = type(error).__name__
+        message = type(error).__name__
         with contextlib.suppress(Exception):  # some cannot be written, such as a KeyError of 5,000 digits
-            said = f"{said}: {error}"[:500]
-        raise failure(said) from error
+            message = f"{message}: {error}"[:500]
+        raise failure(message) from error
 
 
 def _result(

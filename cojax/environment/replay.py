@@ -44,15 +44,15 @@ def replay(environment: Environment, task: Task, actions: Sequence[Action], play
     def start(task: Task) -> Episode:
         episode = environment.start(task)
 
-        def recorded(call: Callable[..., Any]) -> Callable[..., Any]:
-            def then_state(*given: Any) -> Any:
-                found = call(*given)
+        def record(call: Callable[..., Any]) -> Callable[..., Any]:
+            def call_and_record(*given: Any) -> Any:
+                reply = call(*given)
                 states.append(episode.state())
-                return found
+                return reply
 
-            return then_state
+            return call_and_record
 
-        return WrappedEpisode(episode, reset=recorded(episode.reset), step=recorded(episode.step))
+        return WrappedEpisode(episode, reset=record(episode.reset), step=record(episode.step))
 
     trajectory = play(Wrapped(environment, start), task, follow(actions), max_turns=len(actions))
     return Replay(trajectory, tuple(states))

@@ -12,7 +12,7 @@ _CHECKS, _NAME = 10_000, 10_000
 
 def messages(found: Sequence[Message], limit: int) -> tuple[Message, ...]:
     """The messages, cut to `limit` characters in all, with a note of the cut. Raises TypeError for another shape."""
-    checked: list[Message] = []
+    result: list[Message] = []
     for message in found[:MOST_MESSAGES]:
         if not (isinstance(message, Message) and isinstance(message.content, str) and _known(message.role)):
             raise TypeError(
@@ -23,10 +23,10 @@ def messages(found: Sequence[Message], limit: int) -> tuple[Message, ...]:
         if cut := len(message.content) - len(content):
             content = f"{content}\n[{cut} characters cut]"
         limit = max(0, limit - len(content))
-        checked.append(Message(message.role, content))
-    if cut := len(found) - len(checked):
-        checked.append(Message(checked[-1].role, f"[{cut} messages cut]"))
-    return tuple(checked)
+        result.append(Message(message.role, content))
+    if cut := len(found) - len(result):
+        result.append(Message(result[-1].role, f"[{cut} messages cut]"))
+    return tuple(result)
 
 
 def observation(found: Observation, limit: int) -> Observation:
@@ -46,7 +46,7 @@ def evaluation(found: Evaluation) -> Evaluation:
             raise ValueError(f"{name} {share!r}; expected a number in [0, 1]")
     if len(found.checks) > _CHECKS:
         raise ValueError(f"{len(found.checks):,} checks; expected at most {_CHECKS:,}")
-    checks = tuple(Check(_text(str(c.name)[:_NAME]), bool(c.passed)) for c in found.checks)
+    checks = tuple(Check(_text(str(check.name)[:_NAME]), bool(check.passed)) for check in found.checks)
     return Evaluation(reward, checks, partial)
 
 

@@ -33,22 +33,22 @@ def watched_play(deadline: float, thinking: float | None = None) -> Callable[...
     step of the loop.
     """
 
-    def watched(environment: Environment, task: Task, act: Actor, **settings: Any) -> Trajectory:
+    def play_watched(environment: Environment, task: Task, act: Actor, **settings: Any) -> Trajectory:
         progress = Progress(since=running())
 
         def limit() -> float:
             return thinking if progress.phase == "act" and thinking is not None else deadline
 
-        played = on_thread("watched", lambda: play(environment, task, act, progress=progress, **settings))
-        if done_within(played, lambda: progress.since + limit() - running()):
-            return played.result()
+        future = on_thread("watched", lambda: play(environment, task, act, progress=progress, **settings))
+        if done_within(future, lambda: progress.since + limit() - running()):
+            return future.result()
         progress.abandoned = True
         if progress.result is not None:  # only closing hangs: the verdict stands
             return progress.result
         error = f"{progress.phase} took longer than {limit():g} s and was abandoned on its thread{ADVICE}"
         return Trajectory(task, outcome="environment_error", error=error)
 
-    return watched
+    return play_watched
 
 
 def ask_within(seconds: float, call: Callable[[], _T]) -> _T:
@@ -72,7 +72,7 @@ def watched(environment: Environment, patience: float, work: Callable[[Environme
         nonlocal current
         label = f"{label}: {name}"
         if arguments and isinstance(action := arguments[0], Action):
-            label = f"{label} ({', '.join(one.name for one in action.calls[:3]) or 'no call':.100})"
+            label = f"{label} ({', '.join(call.name for call in action.calls[:3]) or 'no call':.100})"
         current = label, running()
         try:
             return getattr(owner, name)(*arguments)
@@ -88,13 +88,13 @@ def watched(environment: Environment, patience: float, work: Callable[[Environme
 
     hanging = ""
 
-    def left() -> float:
+    def seconds_left() -> float:
         nonlocal hanging
         hanging, since = current or ("", math.inf)
         return since + patience - running()
 
     result = on_thread("check", lambda: work(Wrapped(environment, start)))
-    if not done_within(result, left):
+    if not done_within(result, seconds_left):
         raise HangingCall(
             f"{hanging} has not returned in {patience:g} s; a tool that may hang needs a limit of its own, or "
             "isolation (see docs/tools.md)"

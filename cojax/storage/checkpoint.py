@@ -127,12 +127,12 @@ class Checkpointer:
         """The arrays of a sound step. Raises CheckpointError where they do not fit `like`."""
         folder = self.folder.absolute() / str(step)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        found, wanted = _shapes(outlines(reader_of_arrays(), folder / "arrays")), _shapes(abstract)
-        if different := sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)):
+        shapes, target = _shapes(outlines(reader_of_arrays(), folder / "arrays")), _shapes(abstract)
+        if different := sorted(name for name in shapes.keys() | target.keys() if shapes.get(name) != target.get(name)):
             name = different[0]
             raise CheckpointError(
                 f"checkpoint {folder} does not fit the model: {len(different)} arrays differ, first {name}: "
-                f"found {found.get(name, 'none')}, expected {wanted.get(name, 'none')}. "
+                f"found {shapes.get(name, 'none')}, expected {target.get(name, 'none')}. "
                 "Use the configuration it was saved with, or start in a new workdir."
             )
         with explained(folder / "arrays"):
@@ -155,8 +155,8 @@ class Checkpointer:
         if step is not None and step not in steps:
             raise CheckpointError(f"no step {step} in {self.folder}; it has {', '.join(map(str, steps))}")
         faults = []
-        for chosen in reversed(steps) if step is None else [step]:
-            folder = self.folder.absolute() / str(chosen)
+        for candidate in reversed(steps) if step is None else [step]:
+            folder = self.folder.absolute() / str(candidate)
             try:
                 _verified_host(folder)
                 content = _crc32(folder / "host.json")
@@ -164,7 +164,7 @@ class Checkpointer:
                 faults.append(f"checkpoint {folder} is damaged: {_reason(error)}")
                 LOG.warning("%s", faults[-1])
                 continue
-            return chosen, self._branch(folder, name, check), f"{content:08x}"
+            return candidate, self._branch(folder, name, check), f"{content:08x}"
         others = [str(other) for other in steps if other != step]
         fix = f"Choose another step ({', '.join(others)})" if step is not None and others else "Restore it from a copy"
         raise CheckpointError(f"{'; '.join(faults)}. {fix}.")
@@ -175,11 +175,11 @@ class Checkpointer:
 
     def hosts(self, steps: Iterable[int]) -> list[dict[str, Any]]:
         """The host states of these steps, without those that are missing or cannot be read."""
-        found = []
+        states = []
         for step in steps:
             with contextlib.suppress(*_DAMAGE):
-                found.append(_record(self.folder / str(step))["host"])
-        return found
+                states.append(_record(self.folder / str(step))["host"])
+        return states
 
     def steps(self) -> list[int]:
         """The steps saved, ascending. Whether they are sound is not checked."""
@@ -190,12 +190,12 @@ class Checkpointer:
 
     def _branch(self, folder: Path, name: str, check: Callable[[Any], None]) -> Any:
         reader = reader_of_arrays()
-        saved = outlines(reader, folder / "arrays")
-        if not isinstance(saved, Mapping) or name not in saved:
+        tree = outlines(reader, folder / "arrays")
+        if not isinstance(tree, Mapping) or name not in tree:
             raise CheckpointError(f"checkpoint {folder} holds no {name}; expected one of a run of this project")
-        check(saved[name])
-        wanted = {name: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), saved[name])}
-        return read_arrays(reader, folder / "arrays", wanted)[name]
+        check(tree[name])
+        target = {name: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree[name])}
+        return read_arrays(reader, folder / "arrays", target)[name]
 
     def _sweep(self) -> None:
         """Removes what a killed save left behind."""
@@ -211,10 +211,10 @@ _DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 def _verified_host(folder: Path) -> dict[str, Any]:
     """The host state of a step whose files are all as they were written. Raises one of _DAMAGE for any difference."""
     record = _record(folder)
-    expected = record["files"]
-    if (found := _listing(folder / "arrays", expected)) != expected:
-        damaged = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
-        raise ValueError(f"{', '.join(damaged[:3])} missing or changed since it was written")
+    listing = record["files"]
+    if (current := _listing(folder / "arrays", listing)) != listing:
+        files = sorted(name for name in current.keys() | listing.keys() if current.get(name) != listing.get(name))
+        raise ValueError(f"{', '.join(files[:3])} missing or changed since it was written")
     host: dict[str, Any] = record["host"]
     return host
 
@@ -243,15 +243,15 @@ def _listing(folder: Path, expected: Mapping[str, Any] | None = None) -> dict[st
 
     Raises OSError for a pipe or a device.
     """
-    found: dict[str, list[int]] = {}
+    listing: dict[str, list[int]] = {}
     for path in sorted(folder.rglob("*")):
         if not path.is_dir():
             name, size = str(path.relative_to(folder)), path.stat().st_size
-            found[name] = [size]
+            listing[name] = [size]
             # A file of another size may be one of terabytes.
             if expected is None or expected.get(name, [])[:1] == [size]:
-                found[name].append(_crc32(path))
-    return found
+                listing[name].append(_crc32(path))
+    return listing
 
 
 def _crc32(path: Path) -> int:

@@ -160,8 +160,8 @@ class Checksums:
 
     def add_lines(self, lines: Mapping[str, Sequence[str]]) -> None:
         """Stores the checksums of new lines, by log."""
-        if added := {name: "".join(sums) for name, sums in lines.items() if sums}:
-            self._add({"lines": added})
+        if joined_sums := {name: "".join(sums) for name, sums in lines.items() if sums}:
+            self._add({"lines": joined_sums})
 
     def files(self) -> dict[str, str]:
         """File → its fingerprint, by the part of checksums.jsonl that was verified."""
@@ -170,8 +170,8 @@ class Checksums:
     def lines(self, name: str) -> list[str]:
         """The checksums of a log's lines, by the part of checksums.jsonl that was verified."""
         width = 2 * _LINE_BYTES
-        joined = "".join(record["lines"].get(name, "") for record in self.log.records() if "lines" in record)
-        return [joined[start : start + width] for start in range(0, len(joined), width)]
+        digits = "".join(record["lines"].get(name, "") for record in self.log.records() if "lines" in record)
+        return [digits[start : start + width] for start in range(0, len(digits), width)]
 
     def verify(self, extent: Extent) -> None:
         """As `CheckedLog.verify`; here the checksum that a record carries shows which line was changed."""
@@ -253,8 +253,8 @@ def _line_fault(line: bytes, before: bytes, wanted: Sequence[str], later: Sequen
     """
     if not line.endswith(b"\n"):
         return "it is cut short"
-    found = _line_checksum(line[:-1])
-    if wanted and found == wanted[0]:
+    line_sum = _line_checksum(line[:-1])
+    if wanted and line_sum == wanted[0]:
         return ""
     try:
         parse_record(line)
@@ -264,4 +264,4 @@ def _line_fault(line: bytes, before: bytes, wanted: Sequence[str], later: Sequen
         return "it repeats the line before"
     if not wanted:
         return ""
-    return "it belongs further down: lines are missing or in another order" if found in later else _CHANGED
+    return "it belongs further down: lines are missing or in another order" if line_sum in later else _CHANGED

@@ -32,24 +32,24 @@ def history(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dic
     The changes from `before` to `now`, both contents of config.json, are added as of this step. Empty where nothing
     ever changed.
     """
-    changed = changes(before["config"], now["config"]) if before else {}
-    one, other = before.get("code", {}), now.get("code", {})
-    code = {name: [one[name].get("hash"), other[name]["hash"]] for name in one.keys() & other.keys()}
-    code = {name: hashes for name, hashes in code.items() if ":" in other[name]["name"] and hashes[0] != hashes[1]}
-    entry = {"step": step, **({"settings": changed} if changed else {}), **({"code": code} if code else {})}
-    noted = [*before.get("history", []), *([entry] if len(entry) > 1 else [])]
-    return {"history": noted} if noted else {}
+    settings = changes(before["config"], now["config"]) if before else {}
+    old, new = before.get("code", {}), now.get("code", {})
+    code = {name: [old[name].get("hash"), new[name]["hash"]] for name in old.keys() & new.keys()}
+    code = {name: hashes for name, hashes in code.items() if ":" in new[name]["name"] and hashes[0] != hashes[1]}
+    entry = {"step": step, **({"settings": settings} if settings else {}), **({"code": code} if code else {})}
+    entries = [*before.get("history", []), *([entry] if len(entry) > 1 else [])]
+    return {"history": entries} if entries else {}
 
 
 def check_facts(record: Mapping[str, Any]) -> None:
     """Raises ValueError for a content of config.json whose `code` or `history` is not what a run writes."""
-    code, noted = record.get("code", {}), record.get("history", [])
-    if not isinstance(code, Mapping) or not isinstance(noted, list):
+    code, past_changes = record.get("code", {}), record.get("history", [])
+    if not isinstance(code, Mapping) or not isinstance(past_changes, list):
         raise ValueError("its `code` is no section or its `history` no list")
     entries = list(code.values())
-    if not all(isinstance(one, Mapping) for one in (*entries, *noted)):
+    if not all(isinstance(entry, Mapping) for entry in (*entries, *past_changes)):
         raise ValueError("its `code` or its `history` holds what is no section")
-    if not all(isinstance(one.get("name", ""), str) for one in entries):
+    if not all(isinstance(entry.get("name", ""), str) for entry in entries):
         raise ValueError("its `code` holds a name that is no text")
 
 
@@ -59,8 +59,8 @@ def changed_code(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     Entries that `before` does not hold are not compared.
     """
     external = [name for name, entry in now.items() if ":" in entry["name"] and before.get(name, entry) != entry]
-    changed = [f"{name} ({now[name]['path']})" for name in external if before[name].get("hash") != now[name]["hash"]]
-    return ", ".join(changed)
+    texts = [f"{name} ({now[name]['path']})" for name in external if before[name].get("hash") != now[name]["hash"]]
+    return ", ".join(texts)
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Container[str], prefix: str = "") -> set[str]:
@@ -68,22 +68,22 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Contai
     names: set[str] = set()
     for name in before.keys() | now.keys():
         path = f"{prefix}{name}"
-        one, other = before.get(name), now.get(name)
+        old, new = before.get(name), now.get(name)
         if path in free:
             continue
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            names |= _differences(one, other, free, f"{path}.")
-        elif one != other:
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            names |= _differences(old, new, free, f"{path}.")
+        elif old != new:
             names.add(path)
     return names
 
 
 def value_at(config: Mapping[str, Any], name: str, absent: Any = "absent") -> Any:
     """The setting of a dotted name; `absent` where there is none."""
-    found: Any = config
+    value: Any = config
     for part in name.split("."):
-        found = found.get(part, absent) if isinstance(found, Mapping) else absent
-    return found
+        value = value.get(part, absent) if isinstance(value, Mapping) else absent
+    return value
 
 
 def stored_config(path: Path) -> dict[str, Any]:

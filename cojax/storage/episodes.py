@@ -75,8 +75,8 @@ def write_episodes(path: Path, records: Iterable[Mapping[str, Any]]) -> bytes:
     """Writes a compressed JSONL file and returns its content. Equal records give equal bytes."""
     buffer = io.BytesIO()
     # The header holds neither time nor file name.
-    with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=6, mtime=0) as packed:
-        packed.writelines(files.encode_record(record, path) for record in records)
+    with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=6, mtime=0) as file:
+        file.writelines(files.encode_record(record, path) for record in records)
     content = buffer.getvalue()
     files.replace_file(path, content)
     return content
@@ -100,14 +100,14 @@ def expanded(path: Path) -> bytes:
 
     A damaged one raises EOFError, OSError or zlib.error.
     """
-    with files.open_file(path) as packed, gzip.open(packed, "rb") as file:
-        most = max(_LARGEST, _LARGEST_RATIO * os.fstat(packed.fileno()).st_size)
+    with files.open_file(path) as raw_file, gzip.open(raw_file, "rb") as file:
+        limit = max(_LARGEST, _LARGEST_RATIO * os.fstat(raw_file.fileno()).st_size)
         content = bytearray()
         # In pieces: a reader that is asked for all at once makes room for all.
-        while len(content) <= most and (piece := file.read(_PIECE)):
+        while len(content) <= limit and (piece := file.read(_PIECE)):
             content += piece
-    if len(content) > most or content.count(b"\n") > _MOST_LINES:
-        raise ValueError(f"it expands to more than {most:,} bytes or {_MOST_LINES:,} lines")
+    if len(content) > limit or content.count(b"\n") > _MOST_LINES:
+        raise ValueError(f"it expands to more than {limit:,} bytes or {_MOST_LINES:,} lines")
     return bytes(content)
 
 
@@ -128,8 +128,8 @@ def record_of(trajectory: Trajectory, *, times: bool = True) -> dict[str, Any]:
 
 def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
     """The trajectory of a stored episode."""
-    found: Trajectory = from_json(Trajectory, {name: value for name, value in record.items() if name != "signals"})
-    return found
+    trajectory: Trajectory = from_json(Trajectory, {name: value for name, value in record.items() if name != "signals"})
+    return trajectory
 
 
 def policy_episodes(episodes: Episodes, steps: Iterable[int]) -> dict[str, dict[str, Any]]:

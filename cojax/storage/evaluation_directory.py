@@ -73,7 +73,7 @@ class EvaluationDirectory:
 
         Raises StorageError, which names the line, for an episode that is not what was written.
         """
-        found: dict[str, Trajectory] = {}
+        episodes: dict[str, Trajectory] = {}
         for line, record in enumerate(self.episodes.read(), 1):
             try:
                 if not has_valid_checksum(record):
@@ -85,5 +85,5 @@ class EvaluationDirectory:
                     f"{self.episodes.path}, line {line}: {error}. Restore the file from a copy, or remove the line: "
                     "its episode is played again."
                 ) from error
-            found[episode.episode] = episode
-        return {name: episode for name, episode in found.items() if episode.valid}
+            episodes[episode.episode] = episode
+        return {name: episode for name, episode in episodes.items() if episode.valid}

@@ -185,11 +185,11 @@ def _parse_object(content: bytes, *, finite: bool = False) -> dict[str, Any]:
 
 def flat(record: Mapping[str, Any], separator: str = ".", prefix: str = "") -> dict[str, Any]:
     """The values by their names joined over all depths; an empty section is a value."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in record.items():
-        nested = isinstance(value, Mapping) and value
-        found |= flat(value, separator, f"{prefix}{name}{separator}") if nested else {f"{prefix}{name}": value}
-    return found
+        is_section = isinstance(value, Mapping) and value
+        values |= flat(value, separator, f"{prefix}{name}{separator}") if is_section else {f"{prefix}{name}": value}
+    return values
 
 
 def expect_file(path: Path) -> None:

@@ -72,9 +72,9 @@ class RunDirectory:
         those that may change) or, unless `accept_changed_code`, with other user code. Raises the errors of `verify`.
         """
         path = self.folder / "config.json"
-        begun = bool(self.checkpointer.steps()) or self._has_steps
+        has_progress = bool(self.checkpointer.steps()) or self._has_steps
         before: Mapping[str, Any] = {}
-        if begun:
+        if has_progress:
             before = self._expect_same(path, config, {} if accept_changed_code else facts.get("code", {}))
         elif not path.exists() and (foreign := [log.path for log in self.files.checksummed.values() if log.length]):
             raise RunDirectoryError(
@@ -85,7 +85,7 @@ class RunDirectory:
             self._expect_no_steps()
         # A report or an evaluation may be writing at this moment: the latter has a lock of its own.
         sweep(self.folder, *(self.folder / name for name in FOLDERS if name != "evaluations"))
-        if not begun:
+        if not has_progress:
             (self.folder / "zero_shot.json").unlink(missing_ok=True)
         step = self._verified.step if self._verified else 0
         write_json(
@@ -114,9 +114,9 @@ class RunDirectory:
                 f"{self.folder} holds a run with other settings: {different}. "
                 "Use the same settings to go on with it, or choose another --config.workdir."
             )
-        if changed := changed_code(record.get("code", {}), code):
+        if changes := changed_code(record.get("code", {}), code):
             raise RunDirectoryError(
-                f"{self.folder} holds a run with other code: {changed} has changed since. Restore it, add "
+                f"{self.folder} holds a run with other code: {changes} has changed since. Restore it, add "
                 "--config.accept_changed_code=True to go on with the new one, or choose another --config.workdir."
             )
         return record
@@ -124,9 +124,9 @@ class RunDirectory:
     @property
     def _has_steps(self) -> bool:
         """Whether the folder holds any file that only a training step writes."""
-        later = any(step > 0 for step in self.episodes.steps())
-        written = any(log.length for log in (self.metrics, self.signals, self.memory))
-        return later or written or (self.folder / "summary.json").exists()
+        has_episodes = any(step > 0 for step in self.episodes.steps())
+        has_records = any(log.length for log in (self.metrics, self.signals, self.memory))
+        return has_episodes or has_records or (self.folder / "summary.json").exists()
 
     def _expect_no_steps(self) -> None:
         """Raises RunDirectoryError if the folder holds training steps, whose checkpoints are then missing."""
@@ -160,17 +160,17 @@ class RunDirectory:
         All files are verified before any is truncated. `like` are arrays, or their shapes, to restore into. `memory` is
         the detectors' memory at the start of a run; the logged changes are applied to it.
         """
-        found, self._verified = self._verified or verify(self.files), None
-        if found is None:
+        checkpoint, self._verified = self._verified or verify(self.files), None
+        if checkpoint is None:
             return None
-        arrays = self.checkpointer.arrays(found.step, like)
-        self.cut(found)
-        self._first_episodes = found.host.get("first_episodes", 0)
+        arrays = self.checkpointer.arrays(checkpoint.step, like)
+        self.cut(checkpoint)
+        self._first_episodes = checkpoint.host.get("first_episodes", 0)
         # They may have been made again by an engine with other bits.
         self.files.note(["zero_shot.json", ZERO_SHOT_EPISODES])
-        for changes in found.changes:
+        for changes in checkpoint.changes:
             apply(memory, changes)
-        return dataclasses.replace(found, arrays=arrays, memory=memory)
+        return dataclasses.replace(checkpoint, arrays=arrays, memory=memory)
 
     def add_tasks(self, tasks: Sequence[Task]) -> None:
         self.tasks.append(task_record(task) for task in tasks)
@@ -195,8 +195,8 @@ class RunDirectory:
             kinds.setdefault(signal.episode, []).append(signal.kind)
         records = (
             {**record_of(trajectory), "signals": kinds.get(trajectory.episode, []), **mark}
-            for some, mark in ((groups, {}), (second, {"agent": "second"}))
-            for group in some
+            for batch, mark in ((groups, {}), (second, {"agent": "second"}))
+            for group in batch
             for trajectory in group.trajectories
         )
         self.files.checksums.add_file(self.episodes.path(step), self.episodes.write(step, records))
@@ -219,14 +219,14 @@ class RunDirectory:
         if trajectories:
             self.files.checksums.add_file(self.files.waiting.path(step), self.files.waiting.write(step, trajectories))
         # The run may be resumed from any checkpoint kept, and its next evolution reads the episodes since the last one.
-        evolved = [kept["evolved"] for kept in self.checkpointer.hosts(self.checkpointer.kept(step)[:-1])]
-        first = self.episodes.first_kept(1 + min([*evolved, host["evolved"]]))
+        evolutions = [state["evolved"] for state in self.checkpointer.hosts(self.checkpointer.kept(step)[:-1])]
+        first = self.episodes.first_kept(1 + min([*evolutions, host["evolved"]]))
         self._first_episodes = max(self._first_episodes, first)
         files = {"first_episodes": self._first_episodes, "waiting": len(trajectories), "logs": self._extents()}
         self.checkpointer.save(step, arrays, {**plain(host), **files})
         self.episodes.drop_before(self._first_episodes)
-        saved = self.checkpointer.steps()
-        self.files.waiting.drop(lambda step: step not in saved)
+        steps = self.checkpointer.steps()
+        self.files.waiting.drop(lambda step: step not in steps)
 
     def _extents(self) -> dict[str, list[Any]]:
         """The extents of all logs, once checksums.jsonl holds the checksum of every line."""

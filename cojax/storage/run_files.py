@@ -54,10 +54,10 @@ class RunFiles:
 
     def note(self, names: Iterable[str]) -> None:
         """Stores the checksums of these files, and of all files in these folders, where they are new or changed."""
-        known = self.checksums.files()
+        fingerprints = self.checksums.files()
         for root in (self.folder / name for name in names):
             for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
-                if path.is_file() and known.get(str(path.relative_to(self.folder))) != fingerprint(path):
+                if path.is_file() and fingerprints.get(str(path.relative_to(self.folder))) != fingerprint(path):
                     self.checksums.add_file(path)
 
     def lacks(self, name: str) -> bool:
@@ -66,13 +66,13 @@ class RunFiles:
 
     def prove(self, name: str) -> None:
         """Raises StorageError where the file, or a file of the folder, of that name was made again and differs."""
-        for file, expected in self._fingerprints(name).items():
-            if not (path := self.folder / file).is_file() or fingerprint(path) != expected:
+        for file, original in self._fingerprints(name).items():
+            if not (path := self.folder / file).is_file() or fingerprint(path) != original:
                 raise StorageError(f"{path} was made again, and is not what this run began with. {RESTORE}")
 
     def _fingerprints(self, name: str) -> dict[str, str]:
         """File → fingerprint of the file, or the files of the folder, of that name."""
-        return {file: known for file, known in self.checksums.files().items() if file.partition("/")[0] == name}
+        return {file: value for file, value in self.checksums.files().items() if file.partition("/")[0] == name}
 
     @property
     def has_zero_shot(self) -> bool:
@@ -116,12 +116,12 @@ def verify(files: RunFiles | Path) -> Verified | None:
     files = RunFiles(files) if isinstance(files, Path) else files
     try:
         _check_kinds(files.folder)
-        found = files.checkpointer.newest()
-        verified = None if found is None else _verified(files, found)
+        checkpoint = files.checkpointer.newest()
+        result = None if checkpoint is None else _verified(files, checkpoint)
         # Later lines of the paid logs are verified by the checksums that they carry.
         for log in files.paid.values():
             log.absorb()
-        return verified
+        return result
     except (StorageError, CheckpointError):
         raise
     except OSError as error:
@@ -172,7 +172,7 @@ def _check_host(host: Mapping[str, Any], path: Path) -> None:
     except _MALFORMED as error:
         raise CheckpointError(f"{path} is no host state of a run: {error}. {RESTORE}") from error
     whole = all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts)
-    if not whole or not all(isinstance(spent, (int, float)) for spent in seconds) or "logs" not in host:
+    if not whole or not all(isinstance(number, (int, float)) for number in seconds) or "logs" not in host:
         raise CheckpointError(
             f"{path} is no host state of a run: expected counts, extents of logs and seconds. {RESTORE}"
         )
@@ -195,20 +195,20 @@ def _check_logs(files: RunFiles, extents: Mapping[str, list[Any]], path: Path) -
 
 def _check_files(files: RunFiles, found: SoundCheckpoint) -> None:
     """Raises StorageError for a file that is missing, or differs from the fingerprint taken when it was written."""
-    at, last, faults = found
-    hosts = [last] if faults else files.checkpointer.hosts(files.checkpointer.steps())
+    checkpoint_step, state, faults = found
+    hosts = [state] if faults else files.checkpointer.hosts(files.checkpointer.steps())
     # Where a later checkpoint cannot be read, it is not known which episodes it had dropped.
-    dropped = last["evolved"] + 1 if faults else max(host.get("first_episodes", 0) for host in hosts)
-    for name, expected in files.checksums.files().items():
+    first_step = state["evolved"] + 1 if faults else max(host.get("first_episodes", 0) for host in hosts)
+    for name, original in files.checksums.files().items():
         path, (top, _, rest) = files.folder / name, name.partition("/")
         step = int(rest.partition(".")[0]) if top in ("episodes", "waiting") else None
-        if top == "waiting" and (step != at or not last["waiting"]):
+        if top == "waiting" and (step != checkpoint_step or not state["waiting"]):
             continue
         if not path.exists():
-            if top in REMADE or (top == "episodes" and step is not None and step < dropped):
+            if top in REMADE or (top == "episodes" and step is not None and step < first_step):
                 continue
-            raise StorageError(f"{path} is missing; {_need(top, step, last['evolved'])}. {RESTORE}")
-        if fingerprint(path) != expected:
+            raise StorageError(f"{path} is missing; {_need(top, step, state['evolved'])}. {RESTORE}")
+        if fingerprint(path) != original:
             fix = "Restore it from a copy, or delete it: it is made again." if top in REMADE else RESTORE
             raise StorageError(f"{path} is not what the run wrote: its size or checksum differs. {fix}")
 
@@ -270,4 +270,4 @@ def _waiting(episodes: Episodes, step: int, count: int) -> tuple[Group, ...]:
         trajectories = [from_json(Trajectory, record) for record in records]
     except _MALFORMED as error:
         raise StorageError(f"{path} holds no episodes: {error}. {RESTORE}") from error
-    return tuple(Group(task, tuple(found)) for task, found in itertools.groupby(trajectories, lambda found: found.task))
+    return tuple(Group(task, tuple(group)) for task, group in itertools.groupby(trajectories, lambda group: group.task))

@@ -51,17 +51,17 @@ class Attempts:
         """Accepted where an attempt earns full reward, retained where one earns some. The difficulty is the share of
         valid attempts that failed, None where none was valid."""
         with self.attempters(explorer, task, self.count) as actors, ThreadPoolExecutor(self.count) as pool:
-            played = list(pool.map(functools.partial(self._attempt, environment, task, play), actors))
-        valid = [trajectory for trajectory in played if trajectory.valid]
+            trajectories = list(pool.map(functools.partial(self._attempt, environment, task, play), actors))
+        valid = [trajectory for trajectory in trajectories if trajectory.valid]
         if not valid:
-            return Verdict("discarded", (f"no attempt on the query alone came to an end: {played[0].error}",))
-        solved = sum(trajectory.reward >= 1.0 for trajectory in valid)
+            return Verdict("discarded", (f"no attempt on the query alone came to an end: {trajectories[0].error}",))
+        successes = sum(trajectory.reward >= 1.0 for trajectory in valid)
         best = max(trajectory.reward for trajectory in valid)
-        line = f"solved without hints: {solved} of {len(valid)} attempts on the query alone"
-        if not solved:
+        line = f"solved without hints: {successes} of {len(valid)} attempts on the query alone"
+        if not successes:
             line = f"{line}, the best earned {best:.2f}"
         return Verdict(
-            "accepted" if solved else "retained" if best > 0 else "discarded", (line,), 1 - solved / len(valid)
+            "accepted" if successes else "retained" if best > 0 else "discarded", (line,), 1 - successes / len(valid)
         )
 
     def _attempt(self, environment: Environment, task: Task, play: Play, act: Actor) -> Trajectory:
@@ -139,16 +139,16 @@ class Validation:
             self._repeatable(task, run, evidence)
             bare = self._bare_ending(task, explorer.ending)
             nothing = self._worth_doing(task, run, bare, evidence)
-            agreed = self._agrees(task, run, bare, nothing, explorer.ending, evidence)
-            rest = None if _only_ends(task.solution[-1], bare) else bare
+            match = self._agrees(task, run, bare, nothing, explorer.ending, evidence)
+            bare_end = None if _only_ends(task.solution[-1], bare) else bare
             phrase = functools.partial(ask, self.environment.phrase)
-            controls = NegativeControls(task, run, explorer.ending, rest, agreed, self._documents, phrase, self._run)
+            controls = NegativeControls(task, run, explorer.ending, bare_end, match, self._documents, phrase, self._run)
             controls.examine(evidence)
             if self.judge is not None:
                 evidence.append(self.judge(task, draft, _metered(explorer).remaining_budget(), self.safe))
             if self.attempts is not None:
-                found = self.attempts(self.environment, task, _metered(explorer), self.play)
-                verdict = dataclasses.replace(found, evidence=(*evidence, *found.evidence))
+                attempts_verdict = self.attempts(self.environment, task, _metered(explorer), self.play)
+                verdict = dataclasses.replace(attempts_verdict, evidence=(*evidence, *attempts_verdict.evidence))
                 return verdict, task if verdict.status == "accepted" else None
         except DraftRefused as reason:
             return Verdict("discarded", (*evidence, str(reason)), quarantine=reason.quarantine), None
@@ -176,10 +176,10 @@ class Validation:
 
     def _repeatable(self, task: Task, run: Replay, evidence: list[str]) -> None:
         """Raises DraftRefused if a second run passes through other states."""
-        again = self._run(task, task.solution)
-        if again.states != run.states:
-            both = zip(run.states, again.states, strict=False)
-            first = next((i for i, (state, other) in enumerate(both) if state != other), len(again.states))
+        second_run = self._run(task, task.solution)
+        if second_run.states != run.states:
+            pairs = zip(run.states, second_run.states, strict=False)
+            first = next((i for i, (state, other) in enumerate(pairs) if state != other), len(second_run.states))
             raise DraftRefused(f"not repeatable: a second run differs in the state after action {first}")
         evidence.append("repeatable: a second run passes through the same states")
 
@@ -194,16 +194,16 @@ class Validation:
             return Action(calls=(Call(ending),))
         if task.solution[-1].calls or not task.solution[-1].text.strip():
             return Action()
-        offered: list[Action] = []
+        last_actions: list[Action] = []
 
         def look(episode: Episode, messages: tuple[Message, ...]) -> Turn:
-            offered.extend(ask_within(PATIENCE, episode.affordances)[-1:])
+            last_actions.extend(ask_within(PATIENCE, episode.affordances)[-1:])
             return Turn(Action())
 
         trajectory = self.play(self.environment, task, look, max_turns=1)
         if not trajectory.valid:
             raise EnvironmentFailure(trajectory.error)
-        return next((action for action in offered if not action.calls), Action())
+        return next((action for action in last_actions if not action.calls), Action())
 
     def _worth_doing(self, task: Task, run: Replay, bare: Action, evidence: list[str]) -> Replay:
         """Doing nothing. Raises DraftRefused if that ends in the same state, or earns full reward."""
@@ -225,23 +225,23 @@ class Validation:
         steps, document = triplets(run), self._documents.get(ending, {})
         if answer := check_answer(task.query, steps, run.states[-1], ending, document):
             evidence.append(answer)
-        worded = ask(self.environment.phrase, steps)
-        agreed = compare_query(task.query, task.environment, steps, opening(run), worded, self._documents, ending)
+        wording = ask(self.environment.phrase, steps)
+        match = compare_query(task.query, task.environment, steps, opening(run), wording, self._documents, ending)
         if answer:
-            without = self._run(task, (*task.solution[:-1], bare))
-            told = ask(self.environment.phrase, triplets(without))
+            bare_run = self._run(task, (*task.solution[:-1], bare))
+            bare_wording = ask(self.environment.phrase, triplets(bare_run))
             # Where nothing else is done, the query can only ask for the answer.
-            compared = without.complete and without.states[-1] != nothing.states[-1]
+            checks_asking = bare_run.complete and bare_run.states[-1] != nothing.states[-1]
         else:
-            told, compared = worded, not agreed.worded and takes_answer(run.states[-1], ending, document)
-        if agreed.against:
-            return agreed  # raised when the look-ups have been examined
-        if compared:
-            _refuse(asking_flaw(task.query, steps, run.effective, told, bool(answer), self._documents))
-        if not agreed.worded and (false := false_condition(task.query, steps, run.effective, run.states)):
+            bare_wording, checks_asking = wording, not match.worded and takes_answer(run.states[-1], ending, document)
+        if match.against:
+            return match  # raised when the look-ups have been examined
+        if checks_asking:
+            _refuse(asking_flaw(task.query, steps, run.effective, bare_wording, bool(answer), self._documents))
+        if not match.worded and (false := false_condition(task.query, steps, run.effective, run.states)):
             raise DraftRefused(f"the query makes it depend on {false!r:.60}, which does not hold")
-        evidence.append(agreed.line)
-        return agreed
+        evidence.append(match.line)
+        return match
 
     def _run(self, task: Task, actions: tuple[Action, ...]) -> Replay:
         """One replay. Raises EnvironmentFailure if the environment failed or timed out: that proves nothing."""

@@ -52,11 +52,11 @@ def check_answer(
     plain = [value for value in written_answers(steps, ending, parameter) if value is not None]
     worked_out = [value for value in answer_values(end.get("answer")) if value not in (None, "") and value not in plain]
     for value in (*plain, *(value for value in worked_out if isinstance(value, str) and not _is_number(value))):
-        if (said := str(value).strip()).lower() in _TRUTHS:
+        if (answer := str(value).strip()).lower() in _TRUTHS:
             continue
         if states_value(query, value):
             raise DraftRefused(f"the query holds the answer {str(value)!r:.{_SHORT}}")
-        if how := hint(query, said):
+        if how := hint(query, answer):
             raise DraftRefused(f"the query gives the answer {str(value)!r:.{_SHORT}} away: {how}")
     if plain:
         return f"the answer {str(plain[0])!r:.{_SHORT}} is shown by an action, and not in the query"
@@ -85,8 +85,8 @@ def asking_flaw(
     done = {word for place in changing for word in words(action_words(documents, steps[place].action))}
     done |= {word for _, call in calls for word in words(str([*call.arguments.values()]))} | {*words(bare or "")}
     if not given:
-        found = asks(query, done, len(changing) < len(steps) - 1)
-        return f"the query asks for an answer, {found!r:.{_SHORT}}, and the solution gives none" if found else ""
+        request = asks(query, done, len(changing) < len(steps) - 1)
+        return f"the query asks for an answer, {request!r:.{_SHORT}}, and the solution gives none" if request else ""
     looks = (documentation_words(documents, call.name) for place, call in calls if place not in changing)
     about = {word for text in looks for word in words(text)} - done
     return "" if may_ask(query, done, about) else "the solution gives an answer, and the query asks for none"
@@ -106,29 +106,29 @@ def asks(query: str, done: Collection[str], looks: bool = False) -> str:
     `done` are the stems of the words that what the solution does accounts for. If it also `looks` something up, a
     question that the next sentence refers to is no request for an answer.
     """
-    said = sentences(_ASKING["quoted"].sub(" ", query), _SENTENCE_ENDS)
-    clauses = [[*_clauses(sentence)] for sentence in said]
-    rest = " ".join(clause for found in clauses for clause in found if not _ASKING["order"].match(clause))
+    texts = sentences(_ASKING["quoted"].sub(" ", query), _SENTENCE_ENDS)
+    clauses = [[*_clauses(sentence)] for sentence in texts]
+    other_text = " ".join(clause for own in clauses for clause in own if not _ASKING["order"].match(clause))
     # To tell may be to send, where no other words of the query ask to send; and something may be let say something.
-    sends = not _SENDING.isdisjoint(done) and _SENDING.isdisjoint(words(rest))
-    does = {"tell": sends, "say": bool(_LETTING.search(rest))}
-    for sentence, after, own in zip(said, (*said[1:], ""), clauses, strict=True):
-        if found := _ASKING["plainly"].search(sentence):
-            return found[0]
-        if _ASKING["if_so"].match(after) or (looks and _ASKING["there"].search(after)):
+    sends = not _SENDING.isdisjoint(done) and _SENDING.isdisjoint(words(other_text))
+    does = {"tell": sends, "say": bool(_LETTING.search(other_text))}
+    for sentence, next_sentence, sentence_clauses in zip(texts, (*texts[1:], ""), clauses, strict=True):
+        if match := _ASKING["plainly"].search(sentence):
+            return match[0]
+        if _ASKING["if_so"].match(next_sentence) or (looks and _ASKING["there"].search(next_sentence)):
             continue
-        asked = sentence.endswith("?")
-        for number, clause in enumerate(own):
+        is_question = sentence.endswith("?")
+        for number, clause in enumerate(sentence_clauses):
             if _ASKING["request"].match(clause):
                 continue
-            found = _ASKING["order"].match(clause)
-            if found and (found["back"] or not does.get(found[1], stem(found[1]) in done)):
-                return found[0]
-            if (found := _ASKING["question"].match(clause)) and (
-                asked or not (number or _ASKING["of_what_is_said"].search(sentence))
+            match = _ASKING["order"].match(clause)
+            if match and (match["back"] or not does.get(match[1], stem(match[1]) in done)):
+                return match[0]
+            if (match := _ASKING["question"].match(clause)) and (
+                is_question or not (number or _ASKING["of_what_is_said"].search(sentence))
             ):
-                return found[0]
-            if asked and _ASKING["yes_no"].match(clause):
+                return match[0]
+            if is_question and _ASKING["yes_no"].match(clause):
                 return clause
     return ""
 
@@ -137,7 +137,7 @@ def may_ask(query: str, done: Collection[str], about: Collection[str]) -> bool:
     """Whether the query may ask for an answer: plainly, by a question, a word that perhaps asks, or one of `about`."""
     if asks(query, done) or not Mentions(query).words.isdisjoint(about):
         return True
-    questions = ([*_clauses(one)] for one in sentences(query, _SENTENCE_ENDS) if one.endswith("?"))
+    questions = ([*_clauses(sentence)] for sentence in sentences(query, _SENTENCE_ENDS) if sentence.endswith("?"))
     if any(clauses and not any(map(_ASKING["request"].match, clauses)) for clauses in questions):
         return True
     return any(stem(word) not in done for word in _ASKING["perhaps"].findall(fold(query)))
@@ -161,9 +161,9 @@ def hint(query: str, answer: str) -> str:
         return "in words" if word in WORD.findall(fold(query)) else ""
     if len("".join(words_alike(answer[:_MOST]))) < _SPELLED:
         return ""
-    form = _forms(answer[:_MOST])
-    found = (", ".join(filter(None, (how, held))) for how, reading in readings(query) if (held := form(reading)))
-    return next(found, "")
+    find_form = _forms(answer[:_MOST])
+    hints = (", ".join(filter(None, (how, form))) for how, reading in readings(query) if (form := find_form(reading)))
+    return next(hints, "")
 
 
 def _forms(answer: str) -> Callable[[str], str]:
@@ -171,33 +171,33 @@ def _forms(answer: str) -> Callable[[str], str]:
 
     The forms are in plain letters, with one letter for all that look alike.
     """
-    own = words_alike(answer)
-    letters, stems = "".join(own), "".join(map(stem, own))
+    answer_words = words_alike(answer)
+    letters, stems = "".join(answer_words), "".join(map(stem, answer_words))
     plain = "".join(WORD.findall(plain_letters(answer)))
-    turned = dict(_turned(plain)) if len(plain) >= _TURNED else {}
-    mixed = sorted(plain) if len(plain) > _TURNED else []
+    cipher_forms = dict(_turned(plain)) if len(plain) >= _TURNED else {}
+    sorted_letters = sorted(plain) if len(plain) > _TURNED else []
     consonants = re.sub("[aeiou]", "", plain)
     consonants = consonants if _SPELLED <= len(consonants) < len(plain) else ""
-    encoded = dict(_encoded(answer))
+    encodings = dict(_encoded(answer))
     morse = " ".join(MORSE.get(letter, "") for letter in plain)
 
     def within(text: str) -> str:
-        folded = fold(text)
-        if morse in " ".join(folded.translate(MORSE_MARKS).split()) and morse.strip():
+        folded_text = fold(text)
+        if morse in " ".join(folded_text.translate(MORSE_MARKS).split()) and morse.strip():
             return "Morse"
-        spoken = [_OTHERWISE.get(word, word) for word in WORD.findall(_HEX.sub("", folded))]
-        if held := _held(spoken, encoded):
-            return encoded[held]
-        alike, backwards = words_alike(text), [letters[::-1]] if len(letters) >= _TURNED else []
-        if _held(alike, [letters, *backwards]):
+        spoken = [_OTHERWISE.get(word, word) for word in WORD.findall(_HEX.sub("", folded_text))]
+        if form := _held(spoken, encodings):
+            return encodings[form]
+        text_words, reversed_letters = words_alike(text), [letters[::-1]] if len(letters) >= _TURNED else []
+        if _held(text_words, [letters, *reversed_letters]):
             return "taken apart, backwards or in letters that look alike"
-        spelled = words_alike(_BETWEEN.sub(" ", folded))
-        if _held([*map(stem, alike)], [stems]) or _held(spelled, [letters]):
+        content_words = words_alike(_BETWEEN.sub(" ", folded_text))
+        if _held([*map(stem, text_words)], [stems]) or _held(content_words, [letters]):
             return "in the plural, or letter by letter"
-        found = WORD.findall(plain_letters(text))
-        if any(mixed == sorted(word) for word in found) or consonants in found:
+        plain_words = WORD.findall(plain_letters(text))
+        if any(sorted_letters == sorted(word) for word in plain_words) or consonants in plain_words:
             return "its letters mixed, or without vowels"
-        return turned.get(_held(found, turned), "")
+        return cipher_forms.get(_held(plain_words, cipher_forms), "")
 
     return within
 

@@ -96,19 +96,19 @@ def compare_query(
         return QueryMatch(worded=True)
     if worded is not None and _word_counts(worded) == _word_counts(query):
         return QueryMatch("the query says the words of these steps in another order")
-    if found := raw_call(query, [step.action for step in steps], documents):
-        return QueryMatch(f"the query holds a call, {found!r:.{_SHORT}}; expected words")
-    asked = Mentions(query)
+    if call_text := raw_call(query, [step.action for step in steps], documents):
+        return QueryMatch(f"the query holds a call, {call_text!r:.{_SHORT}}; expected words")
+    mentions = Mentions(query)
     calls = [(place, call) for place, step in enumerate(steps, 1) for call in step.action.calls if call.name != ending]
-    if against := _unrelated(asked, steps, calls, f"{worded or ''} {world}", documents):
+    if against := _unrelated(mentions, steps, calls, f"{worded or ''} {world}", documents):
         return QueryMatch(against)
-    seen = [opening.replace(query, " "), *(shown_text(step, query) for step in steps)]
-    named, open_ = 0, list[str]()
+    texts = [opening.replace(query, " "), *(shown_text(step, query) for step in steps)]
+    named_count, open_ = 0, list[str]()
     for place, call in calls:
-        shown, documented = Mentions("\n".join(seen[:place])), json.dumps(documents.get(call.name, {}), default=str)
+        earlier, document = Mentions("\n".join(texts[:place])), json.dumps(documents.get(call.name, {}), default=str)
         for name, value in _arguments(call):
-            if asked.names(value) or _is_shown(value, asked, shown, documented):
-                named += 1
+            if mentions.names(value) or _is_shown(value, mentions, earlier, document):
+                named_count += 1
             elif codified(value):
                 open_.append(f"{value!r:.{_SHORT}}")
             else:
@@ -118,7 +118,7 @@ def compare_query(
                 )
     if any(step.action.text.strip() and not step.action.calls for step in steps):
         open_.append("code")
-    return QueryMatch(named=named, open=tuple(open_))
+    return QueryMatch(named=named_count, open=tuple(open_))
 
 
 def shown_text(step: Triplet, query: str) -> str:
@@ -157,8 +157,8 @@ def computed(value: Any, known: frozenset[float]) -> bool:
     """Whether one operation on two of these numbers, or one of them and a usual factor, gives the value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    some = sorted(known, key=abs)[:_FEW]
-    return any(near(value, result) for one in some for other in (*some, *_FACTORS) for result in _results(one, other))
+    terms = sorted(known, key=abs)[:_FEW]
+    return any(near(value, result) for one in terms for other in (*terms, *_FACTORS) for result in _results(one, other))
 
 
 def _results(one: float, other: float) -> Iterator[float]:
@@ -173,14 +173,14 @@ def _unrelated(
     query: Mentions, steps: Sequence[Triplet], calls: Sequence[tuple[int, Call]], scene: str, documents: Documents
 ) -> str:
     """Why the query seems to ask for something unrelated; "" if it does not. `scene`: other words about the steps."""
-    asked = {word for word in query.words if not word[0].isdigit()}
-    given = {word for _, call in calls for _, value in _arguments(call) for word in words(str(value))}
-    done = {word for _, call in calls for word in words(documentation_words(documents, call.name))}
-    done |= {word for step in steps for word in _code_words(step.action)} | set(words(scene))
-    about = Mentions(" ".join(done | given))
-    if not any(about.names(word) for word in asked) and not (query.numbers & about.numbers):
+    query_words = {word for word in query.words if not word[0].isdigit()}
+    argument_words = {word for _, call in calls for _, value in _arguments(call) for word in words(str(value))}
+    tool_words = {word for _, call in calls for word in words(documentation_words(documents, call.name))}
+    tool_words |= {word for step in steps for word in _code_words(step.action)} | set(words(scene))
+    about = Mentions(" ".join(tool_words | argument_words))
+    if not any(about.names(word) for word in query_words) and not (query.numbers & about.numbers):
         return "the query has no word in common with what the solution does"
-    return _contradiction(asked, {call.name for _, call in calls}, done, documents)
+    return _contradiction(query_words, {call.name for _, call in calls}, tool_words, documents)
 
 
 def synonym(word: str) -> str:
@@ -190,39 +190,39 @@ def synonym(word: str) -> str:
 
 def _contradiction(asked: set[str], called: set[str], done: set[str], documents: Documents) -> str:
     """Why the query asks for another tool of an application than those called; "" if it does not."""
-    split = {tool: name for tool in documents if (name := [*words(tool)])}
+    names = {tool: name for tool in documents if (name := [*words(tool)])}
     # The first word of a name is an application where several tools share it, and it is no verb.
-    prefixes = Counter(name[0] for name in split.values() if len(name) > 1)
-    shared = {word for word, count in prefixes.items() if count > 1}
-    if shared <= _FIRST_SYNONYM.keys():
+    prefixes = Counter(name[0] for name in names.values() if len(name) > 1)
+    app_words = {word for word, count in prefixes.items() if count > 1}
+    if app_words <= _FIRST_SYNONYM.keys():
         # A world without prefixes is one application, and the first word of a name says what a tool does.
-        does, applications = {tool: {name[0]} for tool, name in split.items()}, dict.fromkeys(split, "")
+        words_by_tool, applications = {tool: {name[0]} for tool, name in names.items()}, dict.fromkeys(names, "")
     else:
-        does = {tool: set(name[1:] if name[0] in shared else name) for tool, name in split.items()}
-        applications = {tool: name[0] for tool, name in split.items() if name[0] in shared}
-    ours = {word for tool in called for word in does.get(tool, ())}
-    if not ours or {*map(synonym, ours)} & {*map(synonym, asked)}:
+        words_by_tool = {tool: set(name[1:] if name[0] in app_words else name) for tool, name in names.items()}
+        applications = {tool: name[0] for tool, name in names.items() if name[0] in app_words}
+    called_words = {word for tool in called for word in words_by_tool.get(tool, ())}
+    if not called_words or {*map(synonym, called_words)} & {*map(synonym, asked)}:
         return ""
-    near = {applications[tool] for tool in called if tool in applications}
-    for tool in split:
-        if applications.get(tool) in near and (other := (does[tool] - done) & asked):
+    called_apps = {applications[tool] for tool in called if tool in applications}
+    for tool in names:
+        if applications.get(tool) in called_apps and (other := (words_by_tool[tool] - done) & asked):
             return f"the query says {min(other)!r}, which is what {tool} does, and not what the solution does"
     return ""
 
 
 def action_words(documents: Documents, action: Action) -> str:
     """The words about an action: its arguments, its tools' names and documentation, or its code."""
-    given = (str(value) for call in action.calls for _, value in _arguments(call))
+    values = (str(value) for call in action.calls for _, value in _arguments(call))
     tools = (documentation_words(documents, call.name) for call in action.calls)
-    return " ".join((*given, *tools, *_code_words(action)))
+    return " ".join((*values, *tools, *_code_words(action)))
 
 
 def documentation_words(documents: Documents, tool: str) -> str:
     """The name of a tool, its description and those of its parameters."""
     document = documents.get(tool, {})
     parameters = document.get("parameters", {}).get("properties", {})
-    described = (f"{name} {parameter.get('description', '')}" for name, parameter in parameters.items())
-    return " ".join((tool, str(document.get("description", "")), *described))
+    parameter_texts = (f"{name} {parameter.get('description', '')}" for name, parameter in parameters.items())
+    return " ".join((tool, str(document.get("description", "")), *parameter_texts))
 
 
 def _arguments(call: Call) -> Iterator[tuple[str, Any]]:
@@ -273,32 +273,32 @@ def raw_call(query: str, actions: Sequence[Action], tools: Collection[str]) -> s
     text = normal_form("NFKC", query)
     for value in sorted((value for value in values if len(value) >= _LONG), key=len, reverse=True):
         text = text.replace(normal_form("NFKC", value), " ")
-    if fenced := next((part for part in text.split("```")[1::2] if _JOINTS.sub("", part)), ""):
-        return fenced
+    if fence := next((part for part in text.split("```")[1::2] if _JOINTS.sub("", part)), ""):
+        return fence
     parameters = {name for call in calls for name in call.arguments}
     names = {*tools, *(call.name for call in calls)}
     names |= {name.rpartition(".")[2] for name in names}
-    joined = {_JOINTS.sub("", name).casefold() for name in names if len(_split(name)) > 1}
-    for found in _NAME.finditer(text):
+    compact_names = {_JOINTS.sub("", name).casefold() for name in names if len(_split(name)) > 1}
+    for match in _NAME.finditer(text):
         # "Check-in" is a word, also where there is a tool check_in.
-        coded = len(_split(found[0])) > 1 and ("-" not in found[0].replace("->", "") or found[0] in names)
-        if coded and _JOINTS.sub("", found[0]).casefold() in joined:
-            return found[0]
-    single = {name.casefold() for name in names}
-    parts = single | {name.partition("_")[2] for name in single}  # without their application
-    known = {value.casefold() for value in values | parameters}
-    for found in _OPENED.finditer(text):
-        given = {word for word in _JOINTS.split(found[3].casefold()) if word}
+        is_code = len(_split(match[0])) > 1 and ("-" not in match[0].replace("->", "") or match[0] in names)
+        if is_code and _JOINTS.sub("", match[0]).casefold() in compact_names:
+            return match[0]
+    lower_names = {name.casefold() for name in names}
+    short_names = lower_names | {name.partition("_")[2] for name in lower_names}  # without their application
+    arguments = {value.casefold() for value in values | parameters}
+    for match in _OPENED.finditer(text):
+        inner_words = {word for word in _JOINTS.split(match[3].casefold()) if word}
         # "Move (bread, friday)" is a call, and "move (at last)" is not.
-        called = given and given <= known if found[2] else given not in _SUFFIXES
-        name = found[1].casefold()
-        if called and (name if found[2] else name.rpartition(".")[2]) in (single if found[2] else parts):
-            return found[0]
+        is_call = inner_words and inner_words <= arguments if match[2] else inner_words not in _SUFFIXES
+        name = match[1].casefold()
+        if is_call and (name if match[2] else name.rpartition(".")[2]) in (lower_names if match[2] else short_names):
+            return match[0]
     for part in text.casefold().split("`")[1::2]:
         first, *others = _JOINTS.sub(" ", part).split() or [""]
-        if first in parts and others and known.issuperset(others):
+        if first in short_names and others and arguments.issuperset(others):
             return part
-    return next((found[0] for found in _SET.finditer(text) if {*found.groups()} & (_KEYS | parameters)), "")
+    return next((match[0] for match in _SET.finditer(text) if {*match.groups()} & (_KEYS | parameters)), "")
 
 
 def _split(name: str) -> list[str]:
@@ -323,26 +323,26 @@ def false_condition(
     `changing` are the positions of the steps that change the world, and `states` those before and after every step.
     Where the query says what is to be done otherwise, the solution must take the right one of the two branches.
     """
-    said = sentences(query)
+    texts = sentences(query)
     # A query of a person has one or two.
-    conditions = [(place, found) for place, one in enumerate(said) if (found := _SAID["if"].search(one))][:_CONDITIONS]
+    conditions = [(i, match) for i, text in enumerate(texts) if (match := _SAID["if"].search(text))][:_CONDITIONS]
     if not changing or not conditions:
         return ""
     worlds = [_World(state) for place, state in enumerate(states) if place == 0 or place - 1 in changing][:-1]
-    for place, found in conditions:
-        before, rest = said[place][: found.start()], said[place][found.end() :]
-        end = _SAID["end"].search(rest) or _SAID["else"].search(rest)
-        condition = rest[: end.start()] if end else rest
-        truths = {_truth(condition, before, one) for one in worlds}
+    for place, match in conditions:
+        before, after = texts[place][: match.start()], texts[place][match.end() :]
+        end = _SAID["end"].search(after) or _SAID["else"].search(after)
+        condition = after[: end.start()] if end else after
+        truths = {_truth(condition, before, world) for world in worlds}
         if len(truths) != 1 or None in truths:
             continue
-        others = [*said[:place], *said[place + 1 :]]
-        if place + 1 < len(said) and _SAID["else"].match(said[place + 1]):
-            rest = f"{rest} {others.pop(place)}"
-        branch = _SAID["else"].search(rest)
-        then, other = (rest[: branch.start()], rest[branch.end() :]) if branch else (rest, "")
+        others = [*texts[:place], *texts[place + 1 :]]
+        if place + 1 < len(texts) and _SAID["else"].match(texts[place + 1]):
+            after = f"{after} {others.pop(place)}"
+        branch = _SAID["else"].search(after)
+        then, other = (after[: branch.start()], after[branch.end() :]) if branch else (after, "")
         actions = [steps[step].action for step in changing]
-        if _acts_wrongly(f"{before} {then}", other, " ".join(others), actions, truths != {found[1] == "unless"}):
+        if _acts_wrongly(f"{before} {then}", other, " ".join(others), actions, truths != {match[1] == "unless"}):
             return condition.strip()
     return ""
 
@@ -350,13 +350,13 @@ def false_condition(
 def _acts_wrongly(then: str, other: str, elsewhere: str, actions: Sequence[Action], holds: bool) -> bool:
     """Whether the actions do what the query asks for in the other case: by verbs and values that one branch alone has,
     or, where the query has one branch, by those that it has and does not have elsewhere."""
-    done = [one for action in actions for one in _said(action)]
+    calls = [call for action in actions for call in _said(action)]
     if not other:
-        wanted = {*map(synonym, words(then))}
-        return not holds and any(one & wanted and not one <= {*map(synonym, words(elsewhere))} for one in done)
+        then_words = {*map(synonym, words(then))}
+        return not holds and any(call & then_words and not call <= {*map(synonym, words(elsewhere))} for call in calls)
     right, wrong = ({*map(synonym, words(text))} for text in ((then, other) if holds else (other, then)))
-    all_done = {word for one in done for word in one}
-    return bool(all_done & (wrong - right)) and not all_done & (right - wrong)
+    all_words = {word for call in calls for word in call}
+    return bool(all_words & (wrong - right)) and not all_words & (right - wrong)
 
 
 def _said(action: Action) -> Iterator[set[str]]:
@@ -381,7 +381,7 @@ def _truth_of_one(said: str, before: str, world: "_World") -> bool | None:
     if (exists := _SAID["exists"].search(said)) and (exists["value"] or not sizes):
         return ((exists["value"] or exists["name"]) in world.names) != bool(exists["no"] or exists["not"])
     if some := _SAID["some"].search(said):
-        return any(held) if (held := world.sizes(some["noun"])) else None
+        return any(counts) if (counts := world.sizes(some["noun"])) else None
     if count and sizes:
         return None if _SAID["not"].search(said) else _counted(count, sizes)
     if value := _SAID["is"].search(said):
@@ -409,19 +409,19 @@ class _World:
     @functools.cached_property
     def _entries(self) -> list[tuple[tuple[str, ...], Any]]:
         """(path, value) of all that is in the state. An entry of a list goes by the texts that it holds."""
-        found: list[tuple[tuple[str, ...], Any]] = []
-        waiting: list[tuple[tuple[str, ...], Any]] = [((), self.state)]
-        while waiting and len(found) < _VALUES:
-            path, value = waiting.pop()
-            found.append((path, value))
+        entries: list[tuple[tuple[str, ...], Any]] = []
+        stack: list[tuple[tuple[str, ...], Any]] = [((), self.state)]
+        while stack and len(entries) < _VALUES:
+            path, value = stack.pop()
+            entries.append((path, value))
             if isinstance(value, Mapping) and len(path) < _DEEPEST:
-                waiting += [((*path, fold(str(name))), inner) for name, inner in value.items()]
+                stack += [((*path, fold(str(name))), inner) for name, inner in value.items()]
             elif isinstance(value, list | tuple) and len(path) < _DEEPEST:
                 for place, inner in enumerate(value):
                     texts = inner.values() if isinstance(inner, Mapping) else ()
                     names = {fold(text) for text in texts if isinstance(text, str)} or {str(place)}
-                    waiting += [((*path, name), inner) for name in names]
-        return found
+                    stack += [((*path, name), inner) for name in names]
+        return entries
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
@@ -436,8 +436,8 @@ class _World:
     @functools.cached_property
     def _collections(self) -> list[tuple[str, Any]]:
         """The last words of their names, and what has entries."""
-        named = [(path[-1], value) for path, value in self._entries if path]
-        return [(name.rpartition("_")[2], value) for name, value in named if isinstance(value, Mapping | list | tuple)]
+        pairs = [(path[-1], value) for path, value in self._entries if path]
+        return [(name.rpartition("_")[2], value) for name, value in pairs if isinstance(value, Mapping | list | tuple)]
 
     def amounts(self, subject: str, noun: str) -> list[float]:
         """The numbers of this name in the entries that the subject names."""
@@ -446,11 +446,11 @@ class _World:
 
     def _of(self, subject: str) -> list[tuple[str, Any]]:
         """(name, value) of all values in the entries that the subject names; of one within another, in the inner."""
-        mentioned = Mentions(subject)
-        named = [(path, entry) for path, entry in self._entries if path and mentioned.holds(path[-1])]
-        named = [one for one in named if isinstance(one[1], Mapping)] or named
-        outer = {path[:length] for path, _ in named for length in range(len(path))}
-        below = {path for path, _ in named if path not in outer}
+        mentions = Mentions(subject)
+        matches = [(path, entry) for path, entry in self._entries if path and mentions.holds(path[-1])]
+        matches = [pair for pair in matches if isinstance(pair[1], Mapping)] or matches
+        outer = {path[:length] for path, _ in matches for length in range(len(path))}
+        below = {path for path, _ in matches if path not in outer}
         return [
             (path[-1], leaf)
             for path, leaf in self._entries
@@ -460,16 +460,16 @@ class _World:
 
     def has(self, subject: str, said: re.Match[str]) -> bool | None:
         """Whether an entry that the subject names has the value; None where none is named, or no such value known."""
-        mentioned, value, inner = Mentions(subject), said["value"], self._of(subject)
+        mentions, value, inner = Mentions(subject), said["value"], self._of(subject)
         if not inner:
             return None
         flags = [leaf for name, leaf in inner if name == value and isinstance(leaf, bool)]
         kinds = [names for name, names in self._collections if stem(name) == stem(value)]
         # "The day of lunch is …" tells which of its values is meant.
-        meant = [(name, leaf) for name, leaf in inner if mentioned.holds(name)]
-        told = said["says"] or (meant and value not in _VAGUE) or any(map(str.isdigit, value))
-        if not (flags or kinds or told or value in self.names or value in mention.WEEKDAYS):
+        targets = [(name, leaf) for name, leaf in inner if mentions.holds(name)]
+        is_definite = said["says"] or (targets and value not in _VAGUE) or any(map(str.isdigit, value))
+        if not (flags or kinds or is_definite or value in self.names or value in mention.WEEKDAYS):
             return None
-        found = any(flags) if flags else any(Mentions(str(leaf)).holds(value) for _, leaf in meant or inner)
-        found = found or any(mentioned.holds(fold(str(name))) for names in kinds for name in names)
-        return found != bool(said["no"])
+        holds = any(flags) if flags else any(Mentions(str(leaf)).holds(value) for _, leaf in targets or inner)
+        holds = holds or any(mentions.holds(fold(str(name))) for names in kinds for name in names)
+        return holds != bool(said["no"])

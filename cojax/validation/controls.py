@@ -41,12 +41,12 @@ class Part:
 
     def without(self, actions: Sequence[Action]) -> tuple[Action, ...]:
         """The actions without the part."""
-        rest: tuple[Action, ...] = ()
+        remainder: tuple[Action, ...] = ()
         if self.call is not None:
             calls = actions[self.action].calls
             # The text may spell the calls out.
-            rest = (Action(calls=(*calls[: self.call], *calls[self.call + 1 :])),)
-        return (*actions[: self.action], *rest, *actions[self.action + 1 :])
+            remainder = (Action(calls=(*calls[: self.call], *calls[self.call + 1 :])),)
+        return (*actions[: self.action], *remainder, *actions[self.action + 1 :])
 
     def name(self, actions: Sequence[Action]) -> str:
         """The part in words, for a line of evidence."""
@@ -116,15 +116,15 @@ class NegativeControls:
         together = [part for part in parts if part.call is not None]
         if not together:
             return single
-        apart, starts = list[Action](), list[int]()
+        actions, starts = list[Action](), list[int]()
         for action in self.task.solution:
-            starts.append(len(apart))
-            apart += [Action(calls=(call,)) for call in action.calls] if len(action.calls) > 1 else [action]
-        split = self.replay(self.task, tuple(apart))
-        if not split.complete or split.states[-1] != self.run.states[-1]:
+            starts.append(len(actions))
+            actions += [Action(calls=(call,)) for call in action.calls] if len(action.calls) > 1 else [action]
+        trial = self.replay(self.task, tuple(actions))
+        if not trial.complete or trial.states[-1] != self.run.states[-1]:
             return single | set(together)
         places = {part: starts[part.action] + (part.call or 0) for part in together}
-        return single | {part for part, place in places.items() if split.states[place] != split.states[place + 1]}
+        return single | {part for part, place in places.items() if trial.states[place] != trial.states[place + 1]}
 
     def _control(self, part: Part) -> list[str]:
         """The evidence on a part that changes the state. Raises DraftRefused where it is not needed."""
@@ -148,19 +148,19 @@ class NegativeControls:
         if value := self._first_shown(part):
             return f"look-up used: {value[:60]!r}, first shown by {name}, stands in what follows"
         # If the query is the environment's wording of the steps without the part, it does not ask for the part.
-        rest = self.phrase(_steps_without(part, self._steps))
-        unasked = rest is not None and normalise(rest) == normalise(self.task.query)
-        if self.agreed.worded and not unasked:
+        wording_without = self.phrase(_steps_without(part, self._steps))
+        is_unasked = wording_without is not None and normalise(wording_without) == normalise(self.task.query)
+        if self.agreed.worded and not is_unasked:
             return f"look-up asked for, as the environment words it: {name}"
         less = less or self.replay(self.task, part.without(solution))
         if not less.complete or len(less.trajectory.turns) < len(solution) - (part.call is None):
             return f"look-up needed: the rest fails without {name}"
         if not self._only_shows(part, less):
             return f"look-up needed: the end differs without {name}"
-        if not unasked and self._is_condition(part):
+        if not is_unasked and self._is_condition(part):
             return f"look-up asked for, as the query makes it a condition: {name}"
-        compared = less.trajectory.reward < 1.0  # its output counts for the reward
-        if not unasked and compared and self._may_be_asked(part):
+        output_counts = less.trajectory.reward < 1.0  # its output counts for the reward
+        if not is_unasked and output_counts and self._may_be_asked(part):
             return f"look-up perhaps asked for, which cannot be told: {name}"
         raise DraftRefused(f"superfluous: nothing that it shows is used or asked for, {name}")
 
@@ -172,11 +172,11 @@ class NegativeControls:
         """
         if not self.run.states or not less.states:
             return False
-        whole, rest = _values_by_path(self.run.states[-1]), _values_by_path(less.states[-1])
+        with_part, without_part = _values_by_path(self.run.states[-1]), _values_by_path(less.states[-1])
         outputs = Counter(message.content for message in _messages(part, self._steps))
         outputs += Counter({f"hash:{content_hash(text)}": count for text, count in outputs.items()})
-        added = Counter(leaf for _, leaf in (whole - rest).elements())
-        return not rest - whole and not added - outputs
+        extra_values = Counter(leaf for _, leaf in (with_part - without_part).elements())
+        return not without_part - with_part and not extra_values - outputs
 
     def _first_shown(self, part: Part) -> str:
         """The longest value that the part was the first to show and a later action holds; empty where there is none."""
@@ -187,9 +187,9 @@ class NegativeControls:
         if part.call is not None:
             before += [message.content for message in steps[part.action].observation.messages[: part.call]]
             later.append(_written(Action(calls=steps[part.action].action.calls[part.call + 1 :])))
-        seen = "\n".join(message.content for message in _messages(part, steps))
-        used = (_values(seen) - _values("\n".join(before))) & _values("\n".join(later))
-        return max(used, key=lambda value: (len(value), value), default="")
+        output = "\n".join(message.content for message in _messages(part, steps))
+        values = (_values(output) - _values("\n".join(before))) & _values("\n".join(later))
+        return max(values, key=lambda value: (len(value), value), default="")
 
     def _is_condition(self, part: Part) -> bool:
         """Whether the query seems to make what follows depend on what the part shows.
@@ -199,8 +199,8 @@ class NegativeControls:
         mentions = Mentions(self.task.query)
         if not _CONDITION.search(fold(self.task.query)):
             return False
-        found = (message.content for message in _messages(part, self._steps))
-        return any(mentions.names(text) for text in found if text.strip()) and any(
+        contents = (message.content for message in _messages(part, self._steps))
+        return any(mentions.names(text) for text in contents if text.strip()) and any(
             mentions.names(str(value))
             for call in part.of(self.task.solution).calls
             for value in call.arguments.values()
@@ -209,13 +209,13 @@ class NegativeControls:
     def _may_be_asked(self, part: Part) -> bool:
         """Whether the query has a word about this part alone: of its values, its name, its documentation or its
         wording."""
-        rest, own = _steps_without(part, self._steps), part.of(self.task.solution)
-        worded = {*words(self.phrase(self._steps) or "")} - {*words(self.phrase(rest) or "")}
-        about = {*words(consistency.action_words(self.documents, own))} | worded
-        about -= {word for step in rest for word in words(consistency.action_words(self.documents, step.action))}
+        other_steps, own_action = _steps_without(part, self._steps), part.of(self.task.solution)
+        wording_words = {*words(self.phrase(self._steps) or "")} - {*words(self.phrase(other_steps) or "")}
+        about = {*words(consistency.action_words(self.documents, own_action))} | wording_words
+        about -= {word for step in other_steps for word in words(consistency.action_words(self.documents, step.action))}
         # A call that is made twice has no words of its own.
         if not about:
-            return any(signature(step.action) == signature(own) for step in rest)
+            return any(signature(step.action) == signature(own_action) for step in other_steps)
         return bool(about & Mentions(self.task.query).words)
 
 
@@ -246,14 +246,14 @@ def after_the_end(actions: Sequence[Action], played: int, ending: str) -> str:
 
 def _goes_on(action: Action, ending: str) -> str:
     """The first call of an action's code after the one that ends the episode; empty where there is none."""
-    over = ""
+    owner = ""
     for statement in consistency.syntax_tree(action).body:
-        for node in ast.walk(statement) if over else ():
-            if isinstance(node, ast.Call) and ((name := _dotted(node.func))[0] == over or name[-1] == ending):
+        for node in ast.walk(statement) if owner else ():
+            if isinstance(node, ast.Call) and ((name := _dotted(node.func))[0] == owner or name[-1] == ending):
                 return ast.unparse(node)[:100]
         if isinstance(statement, ast.Expr | ast.Assign) and isinstance(statement.value, ast.Call):
             name = _dotted(statement.value.func)
-            over = over or (name[0] if name[-1] == ending else "")
+            owner = owner or (name[0] if name[-1] == ending else "")
     return ""
 
 
@@ -275,30 +275,30 @@ def _messages(part: Part, steps: Sequence[Triplet]) -> tuple[Message, ...]:
 
 
 def _steps_without(part: Part, steps: Sequence[Triplet]) -> tuple[Triplet, ...]:
-    rest: tuple[Triplet, ...] = ()
+    remainder: tuple[Triplet, ...] = ()
     if part.call is not None:
         step, messages = steps[part.action], steps[part.action].observation.messages
         if len(messages) == len(step.action.calls):
             messages = (*messages[: part.call], *messages[part.call + 1 :])
         (action,) = Part(0, part.call).without([step.action])
-        rest = (Triplet(action, dataclasses.replace(step.observation, messages=messages), step.run),)
-    return (*steps[: part.action], *rest, *steps[part.action + 1 :])
+        remainder = (Triplet(action, dataclasses.replace(step.observation, messages=messages), step.run),)
+    return (*steps[: part.action], *remainder, *steps[part.action + 1 :])
 
 
 def _values_by_path(state: Any) -> Counter[tuple[str, str]]:
     """The values of a state with their paths; the order of lists does not count."""
-    found: Counter[tuple[str, str]] = Counter()
-    waiting: list[tuple[str, Any]] = [("", state)]
-    while waiting:
-        path, value = waiting.pop()
+    counts: Counter[tuple[str, str]] = Counter()
+    stack: list[tuple[str, Any]] = [("", state)]
+    while stack:
+        path, value = stack.pop()
         if isinstance(value, Mapping):
-            waiting += [(f"{path}/{name}", inner) for name, inner in value.items()]
+            stack += [(f"{path}/{name}", inner) for name, inner in value.items()]
             value = "{}"  # so that an empty one counts too
         elif isinstance(value, list | tuple):
-            waiting += [(f"{path}/*", inner) for inner in value]
+            stack += [(f"{path}/*", inner) for inner in value]
             value = "[]"
-        found[path, str(value)] += 1
-    return found
+        counts[path, str(value)] += 1
+    return counts
 
 
 def _written(action: Action) -> str:
@@ -310,6 +310,6 @@ def _written(action: Action) -> str:
 def _values(text: str) -> set[str]:
     """The values of a text: its words, also their parts, and its numbers, without common words and truth values."""
     whole = _WORD.findall(fold(text))
-    found = {*whole, *(piece for word in whole for piece in re.findall(r"\w+", word))}
-    plain = {value for value in found if (len(value) > 1 or value.isdecimal()) and value not in _EMPTY}
+    candidates = {*whole, *(piece for word in whole for piece in re.findall(r"\w+", word))}
+    plain = {value for value in candidates if (len(value) > 1 or value.isdecimal()) and value not in _EMPTY}
     return {f"{number_of(value):.15g}" if value[0].isdecimal() else value for value in plain} - {"nan"}

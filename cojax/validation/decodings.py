@@ -76,8 +76,8 @@ def plain(text: str) -> str:
 
 def plain_letters(text: str) -> str:
     """The text in plain small letters, also in place of marks that stand for letters."""
-    lowered = plain(text.translate(_MARKS)).lower()
-    return _BANG.sub("l", _PLUS.sub("t", lowered)) if "+" in lowered or "!" in lowered else lowered
+    letters = plain(text.translate(_MARKS)).lower()
+    return _BANG.sub("l", _PLUS.sub("t", letters)) if "+" in letters or "!" in letters else letters
 
 
 def one_letter(letters: str) -> str:
@@ -118,18 +118,18 @@ def readings(
 
     `deciphered` gives readings of a text in addition to `decodings`.
     """
-    seen = {text}
+    texts = {text}
     level = [("", text)]
     yield "", text
     for _ in range(_DEEPEST):
-        found: list[tuple[str, str]] = []
+        next_level: list[tuple[str, str]] = []
         for how, reading in level:
-            for name, further in (*decodings(reading), *deciphered(reading)):
-                if further not in seen and len(further) <= 2 * len(text) + 64 and len(seen) < _READINGS:
-                    seen.add(further)
-                    found.append((f"{how}, {name}".removeprefix(", "), further))
-                    yield found[-1]
-        level = found
+            for name, decoding in (*decodings(reading), *deciphered(reading)):
+                if decoding not in texts and len(decoding) <= 2 * len(text) + 64 and len(texts) < _READINGS:
+                    texts.add(decoding)
+                    next_level.append((f"{how}, {name}".removeprefix(", "), decoding))
+                    yield next_level[-1]
+        level = next_level
 
 
 def decodings(text: str) -> Iterator[tuple[str, str]]:
@@ -149,18 +149,18 @@ def _plain(char: str) -> str:
     if char in BLANK:
         return ""
     parts = unicodedata.normalize("NFKD", char)[:_WIDEST]
-    shown = "".join(part for part in parts if unicodedata.category(part) not in _HIDDEN)
-    return shown if shown.isascii() else _table().get(char) or "".join(map(_lookalike, shown))
+    visible = "".join(part for part in parts if unicodedata.category(part) not in _HIDDEN)
+    return visible if visible.isascii() else _table().get(char) or "".join(map(_lookalike, visible))
 
 
 def _lookalike(char: str) -> str:
     if char.isascii():
         return char
     # A letter without a lookalike may have one in its other case.
-    if found := next(filter(None, map(_table().get, (char, char.upper(), char.lower()))), None):
-        return found
-    named = _NAMED.search(unicodedata.name(char, ""))
-    return named[1].lower() if named else char
+    if lookalike := next(filter(None, map(_table().get, (char, char.upper(), char.lower()))), None):
+        return lookalike
+    match = _NAMED.search(unicodedata.name(char, ""))
+    return match[1].lower() if match else char
 
 
 @functools.cache
@@ -174,13 +174,13 @@ def _table() -> Mapping[str, str]:
         if len(char) > 1 or char.isascii():
             continue
         # The package lists pairs of a character and its prototype: two characters with one prototype look alike.
-        apart = (unicodedata.normalize("NFKD", one["c"]) for one in alike)
-        near = ["".join(part for part in one if unicodedata.category(part) != "Mn") for one in apart]
-        around = [other["c"] for one in near for other in confusables_data.get(one, ())]
-        plain_ones = [one for one in near if one.isascii()] or [one for one in around if one.isascii()]
-        if plain_ones:
-            found = min(plain_ones, key=lambda one: (not one.isalpha(), len(one), one.swapcase()))
-            table[char] = "m" if found == "rn" else found
+        decompositions = (unicodedata.normalize("NFKD", one["c"]) for one in alike)
+        prototypes = ["".join(part for part in one if unicodedata.category(part) != "Mn") for one in decompositions]
+        siblings = [other["c"] for one in prototypes for other in confusables_data.get(one, ())]
+        ascii_texts = [one for one in prototypes if one.isascii()] or [one for one in siblings if one.isascii()]
+        if ascii_texts:
+            lookalike = min(ascii_texts, key=lambda one: (not one.isalpha(), len(one), one.swapcase()))
+            table[char] = "m" if lookalike == "rn" else lookalike
     return table
 
 
@@ -188,9 +188,9 @@ def _as_text(data: bytes) -> str:
     """The bytes as text. Raises ValueError where they are not text."""
     text = data.decode()
     # An ordinary word that happens to be decodable gives letters of any script, and marks.
-    usual = sum(char.isascii() and (char.isalnum() or char.isspace()) for char in plain(text))
-    shown = all(char.isprintable() or char.isspace() for char in text)
-    if len(text) < 2 or not shown or usual < _USUAL * len(text):
+    usual_count = sum(char.isascii() and (char.isalnum() or char.isspace()) for char in plain(text))
+    is_visible = all(char.isprintable() or char.isspace() for char in text)
+    if len(text) < 2 or not is_visible or usual_count < _USUAL * len(text):
         raise ValueError("no text")
     return text
 
@@ -202,18 +202,18 @@ def _in_place(pattern: re.Pattern[str], *decoders: Callable[[str], str]) -> Call
     """
 
     def decode(text: str) -> Iterator[str]:
-        found: list[str] = []
+        pieces: list[str] = []
 
-        def replaced(match: re.Match[str]) -> str:
+        def replace(match: re.Match[str]) -> str:
             for decoder in decoders:
                 with contextlib.suppress(ValueError):
-                    found.append(decoder(match[0]))
-                    return f" {found[-1]} "
+                    pieces.append(decoder(match[0]))
+                    return f" {pieces[-1]} "
             return match[0]
 
-        whole = pattern.sub(replaced, text)
-        if found:
-            yield " ".join(found)
+        whole = pattern.sub(replace, text)
+        if pieces:
+            yield " ".join(pieces)
             yield whole
 
     return decode
@@ -327,8 +327,8 @@ def _parts(text: str) -> Iterator[str]:
             for number, mark, stop in zip(numbers, marks, stops, strict=True)
         ]
         yield " ".join(piece for _, piece in sorted(pieces, key=lambda piece: piece[0]))
-    if quoted := ["".join(groups) for groups in _QUOTED.findall(text)]:
-        yield " ".join(quoted)
+    if quotes := ["".join(groups) for groups in _QUOTED.findall(text)]:
+        yield " ".join(quotes)
 
 
 _DECODINGS: dict[str, Callable[[str], Iterator[str]]] = {

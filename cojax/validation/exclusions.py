@@ -96,8 +96,8 @@ class Exclusions:
         texts = sorted({task.query for task in tasks})
         by_setup: dict[str, tuple[Task, ...]] = {}
         for task in tasks:
-            if task.solution and len(known := by_setup.get(setup_hash(task), ())) < _MOST_PER_SETUP:
-                by_setup[setup_hash(task)] = (*known, task)
+            if task.solution and len(earlier := by_setup.get(setup_hash(task), ())) < _MOST_PER_SETUP:
+                by_setup[setup_hash(task)] = (*earlier, task)
         return cls(
             frozenset(key for text in texts for key in _query_keys(text)),
             frozenset(_plan(task) for task in tasks),
@@ -128,8 +128,8 @@ class Exclusions:
         if any(map(finder(_shown_words(task.query)), self.distinctive)) or any(turn & self.queries for turn in turns):
             return "it holds the query of an evaluation task word for word"
         for how, reading in self.disguises.readings(task.query):
-            if found := self.disguises.why(how, reading, task.query):
-                return f"the query of an evaluation task is hidden in it: {found}"
+            if disguise := self.disguises.why(how, reading, task.query):
+                return f"the query of an evaluation task is hidden in it: {disguise}"
             wording = reading if how else plain(task.query)
             if wording == task.query or len(wording.split()) < _FEWEST_DECODED:
                 continue
@@ -151,11 +151,11 @@ class Exclusions:
         """
         setup = setup_hash(task)
         if setup not in self.ends:
-            runs = [(one, again(one, one.solution)) for one in self.by_setup.get(setup, ())]
-            self.ends[setup] = tuple((one, _change(done)) for one, done in runs if done.complete)
+            runs = [(other, again(other, other.solution)) for other in self.by_setup.get(setup, ())]
+            self.ends[setup] = tuple((other, _change(other_run)) for other, other_run in runs if other_run.complete)
         change = _change(run)
-        for one, theirs in self.ends[setup]:
-            if theirs == change and (change or again(one, task.solution).trajectory.reward >= 1.0):
+        for other, their_change in self.ends[setup]:
+            if their_change == change and (change or again(other, task.solution).trajectory.reward >= 1.0):
                 return "an evaluation task on the same setup comes to the same end"
         return ""
 
@@ -195,9 +195,9 @@ class Disguises:
         for part in {query, *_paragraphs(query)}:
             if len(WORD.findall(plain_letters(part))) >= _FEWEST:
                 for letters in _orders(part):
-                    if len(same := one_letter(letters)) >= _SHORTEST:
-                        self._starts.setdefault(same[:_SHORTEST], set()).add(same)
-                        self._spellings.setdefault(same, set()).add(letters)
+                    if len(key := one_letter(letters)) >= _SHORTEST:
+                        self._starts.setdefault(key[:_SHORTEST], set()).add(key)
+                        self._spellings.setdefault(key, set()).add(letters)
 
     def readings(self, text: str) -> Iterator[tuple[str, str]]:
         """(how, reading) of the text, as `decodings.readings` gives them, with ciphers that make known words of it."""
@@ -215,12 +215,12 @@ class Disguises:
                 return how or "letters that look alike, moved on or reversed"
             if self._is_whole(own):
                 return how or "words around its parts"
-            if any(self._is_whole(kept) for kept in self._unfamiliar_left_out(piece, own, _FEWEST - bool(how))):
+            if any(self._is_whole(core) for core in self._unfamiliar_left_out(piece, own, _FEWEST - bool(how))):
                 return how or "other words between its parts"
         own = words_of(reading)
-        if contained := self._contained(one_letter("".join(own))):
+        if queries := self._contained(one_letter("".join(own))):
             openly = "".join(WORD.findall(text.casefold()))
-            if not all(any(spelling in openly for spelling in self._spellings[query]) for query in contained):
+            if not all(any(spelling in openly for spelling in self._spellings[query]) for query in queries):
                 return how or "letters that look alike or stand in reverse"
         return (how or "other words between its parts") if self._scattered(own) else ""
 
@@ -234,7 +234,7 @@ class Disguises:
             return
         clauses = [words_of(clause) for clause in _CLAUSE.split(text)]
         familiar = [word for clause in clauses if 2 * self._count_known(clause) > len(clause) for word in clause]
-        yield from (kept for kept in ([word for word in own if word in self._known], familiar) if len(kept) >= fewest)
+        yield from (core for core in ([word for word in own if word in self._known], familiar) if len(core) >= fewest)
 
     def _count_known(self, own: Sequence[str]) -> int:
         return sum(word in self._known for word in own)
@@ -262,10 +262,10 @@ class Disguises:
 
     def _deciphered(self, text: str) -> Iterator[tuple[str, str]]:
         """(cipher, reading) for the ciphers, or spelling backwards, that turn most words into known ones."""
-        lowered = plain_letters(text)
+        small_letters = plain_letters(text)
         unknown = [
             word
-            for word in dict.fromkeys(WORD.findall(lowered))
+            for word in dict.fromkeys(WORD.findall(small_letters))
             if len(word) > 2 and one_letter(word) not in self._known
         ]
         if not unknown:
@@ -273,23 +273,23 @@ class Disguises:
         unknown = unknown[:: -(-len(unknown) // _TRIED)]
         scores: list[tuple[int, str, bool]] = []
         for name, table in {"": {}, **_CIPHER_TABLES}.items():
-            turned = [one_letter(word.translate(table)) for word in unknown]
+            candidates = [one_letter(word.translate(table)) for word in unknown]
             if name:
-                scores.append((self._count_known(turned), name, False))
-            scores.append((sum(word in self._backwards for word in turned), name, True))
+                scores.append((self._count_known(candidates), name, False))
+            scores.append((sum(word in self._backwards for word in candidates), name, True))
         least = min(2, len(unknown))
         for score, name, backwards in sorted(scores, key=lambda score: -score[0])[:_CIPHERS]:
             if score >= least:
-                reading = lowered.translate(_CIPHER_TABLES.get(name, {}))
+                reading = small_letters.translate(_CIPHER_TABLES.get(name, {}))
                 how = ", ".join(filter(None, (name, "backwards" if backwards else "")))
                 yield how, reading[::-1] if backwards else reading
 
 
 def _orders(text: str) -> list[str]:
     """The letters of the text, forwards and backwards, with its words in either order."""
-    order = ["".join(WORD.findall(token)) for token in plain_letters(text).split()]
-    letters, turned = "".join(order), "".join(order[::-1])
-    return [letters, letters[::-1], turned, turned[::-1]]
+    tokens = ["".join(WORD.findall(token)) for token in plain_letters(text).split()]
+    letters, reversed_words = "".join(tokens), "".join(tokens[::-1])
+    return [letters, letters[::-1], reversed_words, reversed_words[::-1]]
 
 
 def _without_filler(own: Sequence[str]) -> str:
@@ -310,8 +310,8 @@ def _change(run: Replay) -> str:
     of calls, whose turn it is.
     """
     first, last = run.states[0], run.states[-1]
-    changed = {name: part for name, part in last.items() if isinstance(part, Mapping) and part != first.get(name)}
-    return content_hash(changed) if changed else ""
+    changed_parts = {name: part for name, part in last.items() if isinstance(part, Mapping) and part != first.get(name)}
+    return content_hash(changed_parts) if changed_parts else ""
 
 
 def _plan(task: Task) -> str:
@@ -322,9 +322,9 @@ def _plan(task: Task) -> str:
 
 def _shown_words(text: str) -> list[str]:
     """The runs of letters and digits in lower case, without accents, width and invisible characters."""
-    folded = normal_form("NFKD", normal_form("NFKD", text).casefold())
-    shown = (c for c in folded if unicodedata.category(c) not in ("Cf", "Mn", "Me") and c not in BLANK)
-    return WORD.findall("".join(shown))
+    folded_text = normal_form("NFKD", normal_form("NFKD", text).casefold())
+    visible = (c for c in folded_text if unicodedata.category(c) not in ("Cf", "Mn", "Me") and c not in BLANK)
+    return WORD.findall("".join(visible))
 
 
 def _query_keys(text: str) -> set[str]:
@@ -333,10 +333,10 @@ def _query_keys(text: str) -> set[str]:
     The set is never empty, but an empty string is a key only of a query without any text.
     """
     words = _shown_words(text)
-    asked = [*itertools.dropwhile(_OPENING.__contains__, words)]
-    while asked and (asked[-1] in _CLOSING or asked[-2:] == ["thank", "you"]):
-        asked = asked[: -1 if asked[-1] in _CLOSING else -2]
-    bare = "".join(asked or words)
+    request = [*itertools.dropwhile(_OPENING.__contains__, words)]
+    while request and (request[-1] in _CLOSING or request[-2:] == ["thank", "you"]):
+        request = request[: -1 if request[-1] in _CLOSING else -2]
+    bare = "".join(request or words)
     return {normalise(text), *({bare} if bare else ())}
 
 
@@ -353,5 +353,5 @@ def _paragraphs(text: str) -> list[str]:
 def _distinctive_parts(text: str, words: int) -> set[str]:
     """The letters of the query and of its turns, of those with enough words not to agree by chance."""
     least = {text: words, **{turn: _TURN_FACTOR * words for turn in _turns(text) if turn != text}}
-    spelled = {part: _shown_words(part) for part in least}
-    return {"".join(found) for part, found in spelled.items() if len(found) >= least[part]}
+    tokens_by_part = {part: _shown_words(part) for part in least}
+    return {"".join(tokens) for part, tokens in tokens_by_part.items() if len(tokens) >= least[part]}

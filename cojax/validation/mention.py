@@ -77,18 +77,18 @@ class Mentions:
         """Whether the text names the value; of a value of several words, one in three is enough."""
         if isinstance(value, int | float):
             return any(near(value, number) for number in self.numbers)
-        folded = fold(value).strip()
-        if self.holds(folded):
+        folded_value = fold(value).strip()
+        if self.holds(folded_value):
             return True
-        if _DATE.fullmatch(folded):
-            return self._names_date(folded)
+        if _DATE.fullmatch(folded_value):
+            return self._names_date(folded_value)
         parts = set(words(_SUFFIX.sub("", value))) or set(words(value))
         if not parts:
             return False
-        if len(joined := re.sub(r"[\W_]+", "", folded)) > 3 and joined in self.letters:
+        if len(compact := re.sub(r"[\W_]+", "", folded_value)) > 3 and compact in self.letters:
             return True
-        found = sum(self._has_word(part) for part in parts)
-        return found >= max(1, len(parts) / 3)
+        match_count = sum(self._has_word(part) for part in parts)
+        return match_count >= max(1, len(parts) / 3)
 
     def _has_word(self, word: str) -> bool:
         """Whether the word, one like it, or the number that it is stands in the text."""
@@ -122,7 +122,7 @@ def words(text: str) -> Iterator[str]:
 
 def sentences(text: str, ends: str = ".!?") -> list[str]:
     """The sentences of a text, folded. A line ends one, and so does each of the marks where white space follows."""
-    return [fold(one) for one in re.split(rf"(?<=[{ends}])\s+|\n+", text) if one.strip()]
+    return [fold(sentence) for sentence in re.split(rf"(?<=[{ends}])\s+|\n+", text) if sentence.strip()]
 
 
 def number_of(word: str) -> float:
@@ -158,14 +158,14 @@ def near(value: float, number: float) -> bool:
 
 def _numbers(text: str) -> Iterator[float]:
     """The numbers of a text in digits, percentages also as shares, and in words such as "five hundred"."""
-    folded = fold(text)
-    for number, percent in re.findall(r"(\d[\d,]{0,30}(?:\.\d{1,30})?)(\s*%|\s+per\s?cent)?", folded):
+    folded_text = fold(text)
+    for number, percent in re.findall(r"(\d[\d,]{0,30}(?:\.\d{1,30})?)(\s*%|\s+per\s?cent)?", folded_text):
         value = float(number.replace(",", ""))
         yield value
         if percent:
             yield value / 100
     total, part, open_ = 0.0, 0.0, False
-    for piece in (*_PIECE.findall(folded), ""):
+    for piece in (*_PIECE.findall(folded_text), ""):
         digits = piece[:1].isdigit() and len(piece) < 16 and piece.count(".") < 2
         if digits or piece in _NUMBER_WORDS:
             value = float(piece.replace(",", "")) if digits else _NUMBER_WORDS[piece]

@@ -25,15 +25,15 @@ def _read(text: str) -> list[dict[str, re.Pattern[str]]]:
 
     Raises KeyError for a family not yet named.
     """
-    found, families = tomllib.loads(text), dict[str, str]()
+    sections, families = tomllib.loads(text), dict[str, str]()
 
-    def filled(pattern: str) -> str:
+    def fill(pattern: str) -> str:
         return _FAMILY.sub(lambda name: families[name[1]], pattern)
 
-    for name, pattern in found["families"].items():
-        families[name] = filled(pattern)
+    for name, pattern in sections["families"].items():
+        families[name] = fill(pattern)
     return [
-        {rule: re.compile("|".join(map(filled, some))) for rule, some in found[table].items()}
+        {rule: re.compile("|".join(map(fill, some))) for rule, some in sections[table].items()}
         for table in ("query", "actions")
     ]
 
@@ -47,16 +47,16 @@ _DECODED = 20_000
 
 def violated_rule(draft: TaskDraft) -> str:
     """The first rule that the draft violates, with the words that match; empty where it violates none."""
-    asked = f"{draft.query}\n{draft.description}\n{draft.criterion}"
+    request = f"{draft.query}\n{draft.description}\n{draft.criterion}"
     done = "\n".join(f"{signature(action)}\n{action.text}" for action in draft.solution)
     # The arguments of a call may carry a request to someone else.
     passed_on = [text for action in draft.solution for call in action.calls for text in _argument_texts(call.arguments)]
-    readings = [reading for text in dict.fromkeys((asked, *passed_on)) for reading in _readings(text)]
-    searched = ((QUERY_RULES, readings), (ACTION_RULES, [_plain(done), *readings]), (_MODEL, [_plain(done)]))
-    for rules, texts in searched:
+    readings = [reading for text in dict.fromkeys((request, *passed_on)) for reading in _readings(text)]
+    searches = ((QUERY_RULES, readings), (ACTION_RULES, [_plain(done), *readings]), (_MODEL, [_plain(done)]))
+    for rules, texts in searches:
         for name, pattern in rules.items():
-            if found := next(filter(None, map(pattern.search, texts)), None):
-                return f"{name}: {found[0][:120]!r}"
+            if match := next(filter(None, map(pattern.search, texts)), None):
+                return f"{name}: {match[0][:120]!r}"
     return ""
 
 
@@ -67,10 +67,10 @@ def _readings(text: str) -> Iterator[str]:
         return
     for _, reading in decodings(text):
         yield _plain(reading)
-    lowered = _plain(text)
-    for reading in (lowered[::-1], codecs.encode(lowered, "rot13")):
+    small_letters = _plain(text)
+    for reading in (small_letters[::-1], codecs.encode(small_letters, "rot13")):
         # A text that reads as English is not also a cipher text.
-        if _commonness(reading) >= _commonness(lowered):
+        if _commonness(reading) >= _commonness(small_letters):
             yield reading
 
 
@@ -94,14 +94,14 @@ def _argument_texts(arguments: Mapping[str, Any]) -> Iterator[str]:
 
 def _keys(value: Any) -> Iterator[str]:
     """The keys of a value at any depth."""
-    waiting = [value]
-    while waiting:
-        match waiting.pop():
+    stack = [value]
+    while stack:
+        match stack.pop():
             case Mapping() as inner:
                 yield from map(str, inner)
-                waiting += inner.values()
+                stack += inner.values()
             case list() | tuple() as inner:
-                waiting += inner
+                stack += inner
 
 
 def _plain(text: str) -> str:
