@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685): small matrices that learn while the model's own matrices are frozen.
 
 A matrix W of a layer becomes W + alpha / rank · A·B. A [inputs, rank] is random and B [rank, outputs] zero at first, so
-that the policy begins unchanged. A and B have the axes of W, those over layers and experts included, and rows of the
-parameter table. The sum is made within the scan over layers: neither it nor its gradient exists for all layers at once.
+that the policy begins unchanged. A and B have the axes of W, including those over layers and experts, and rows in the
+parameter table. The scan over layers computes the sum, so neither it nor its gradient exists for all layers at once.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from cojax.policy.parameters import Parameter, Params, leaf_of, parameters, with
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-    """Settings of adapters; `targets` names matrices: query, key, value, output, gate, up, down; () is all of them."""
+    """Settings of adapters; `targets` names matrices: query, key, value, output, gate, up, down; () means all."""
 
     rank: int
     alpha: float = 16.0
@@ -50,23 +50,23 @@ class LowRank:
     def merged(self, dtype: jnp.dtype) -> jax.Array:
         """base + scale · A·B of one layer, summed in float32, as `dtype`."""
         a, b = self.a, self.b
-        # Experts are a batch axis. Without experts add one of length 1: rematerialisation by "dots" would keep the
-        # result of a product without batch axes, which is as large as the matrix.
-        batched = a.ndim + b.ndim - 2 > self.base.ndim
-        if not batched:
+        # Experts are a batch axis. Without experts, add one of length 1: rematerialisation by "dots" keeps the result
+        # of every product without batch axes, and this one is as large as the matrix.
+        has_experts = a.ndim + b.ndim - 2 > self.base.ndim
+        if not has_experts:
             a, b = a[None], b[None]
-        numbers = (((a.ndim - 1,), (1,)), ((0,), (0,)))
-        product = jax.lax.dot_general(a, b, numbers, precision=jax.lax.Precision.HIGHEST)
+        dimensions = (((a.ndim - 1,), (1,)), ((0,), (0,)))
+        product = jax.lax.dot_general(a, b, dimensions, precision=jax.lax.Precision.HIGHEST)
         return (self.base.astype(jnp.float32) + self.scale * product.reshape(self.base.shape)).astype(dtype)
 
 
 def merge_layer(arrays: Params, dtype: jnp.dtype) -> Params:
-    """One layer's arrays with every LowRank summed into its matrix; other leaves stay."""
+    """Sums every LowRank among one layer's arrays into its matrix; other leaves stay as they are."""
     return jax.tree.map(lambda x: x.merged(dtype) if _low_rank(x) else x, arrays, is_leaf=_low_rank)
 
 
 def adapted_rows(config: ModelConfig, lora: Lora) -> tuple[Parameter, ...]:
-    """The table's rows that get adapters. Raises ValueError for a target that the model does not have."""
+    """Rows of the table that get adapters. Raises ValueError for a target that the model does not have."""
     rows = {row.path[2]: row for row in parameters(config) if row.stacked and row.inputs and "router" not in row.axes}
     if unknown := [name for name in lora.targets if name not in rows]:
         raise ValueError(f"lora.targets has {unknown[0]!r}; the model's matrices are {', '.join(rows)}")
@@ -74,30 +74,30 @@ def adapted_rows(config: ModelConfig, lora: Lora) -> tuple[Parameter, ...]:
 
 
 def factors(row: Parameter) -> tuple[Parameter, Parameter]:
-    """The table rows of A and B of a matrix: its axes, and the axis `rank`, which no sharding rule splits."""
+    """The table rows of a matrix's A and B: they have its axes and the axis `rank`, which no sharding rule splits."""
     assert row.inputs
-    stacked, cut = row.stacked, len(row.stacked) + row.inputs
-    a = Parameter((*row.path, "a"), (*row.axes[:cut], "rank"), "")
-    return a, Parameter((*row.path, "b"), (*stacked, "rank", *row.axes[cut:]), "")
+    leading, end = row.stacked, len(row.stacked) + row.inputs
+    a = Parameter((*row.path, "a"), (*row.axes[:end], "rank"), "")
+    return a, Parameter((*row.path, "b"), (*leading, "rank", *row.axes[end:]), "")
 
 
 def initialize_adapters(config: ModelConfig, lora: Lora, seed: int) -> Params:
-    """Adapters that change nothing yet: A from N(0, 1 / inputs), B zero; float32, as {path of the matrix: {a, b}}."""
+    """Adapters that do not change the policy yet: A from N(0, 1 / inputs), B zero; float32, as {path: {a, b}}."""
     return _initialize(config, lora, jax.random.key(seed))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _initialize(config: ModelConfig, lora: Lora, key: jax.Array) -> Params:
     """One compiled program for all seeds of a shape."""
-    made: Params = {}
+    adapters: Params = {}
     for number, row in enumerate(adapted_rows(config, lora)):
-        of_a, of_b = factors(row)
-        shape, stacked = row.shape(config), len(row.stacked)
-        cut = stacked + (row.inputs or 0)
-        own = jax.random.fold_in(key, number)
-        a = jax.random.normal(own, (*shape[:cut], lora.rank)) * math.prod(shape[stacked:cut]) ** -0.5
-        made = with_leaf(with_leaf(made, of_a, a), of_b, jnp.zeros((*shape[:stacked], lora.rank, *shape[cut:])))
-    return made
+        a_row, b_row = factors(row)
+        shape, depth = row.shape(config), len(row.stacked)
+        end = depth + (row.inputs or 0)
+        row_key = jax.random.fold_in(key, number)
+        a = jax.random.normal(row_key, (*shape[:end], lora.rank)) * math.prod(shape[depth:end]) ** -0.5
+        adapters = with_leaf(with_leaf(adapters, a_row, a), b_row, jnp.zeros((*shape[:depth], lora.rank, *shape[end:])))
+    return adapters
 
 
 def add_adapters(config: ModelConfig, lora: Lora, base: Params, adapters: Params) -> Params:
@@ -110,7 +110,7 @@ def add_adapters(config: ModelConfig, lora: Lora, base: Params, adapters: Params
 
 
 def merge(config: ModelConfig, lora: Lora, base: Params, adapters: Params) -> Params:
-    """The same policy without adapters, for an engine or a model folder; each sum has its matrix's dtype.
+    """The same policy with its adapters merged, for an engine or a model folder; each sum has its matrix's dtype.
 
     Layers are summed one after another, as in the forward pass.
     """

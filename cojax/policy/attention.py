@@ -1,7 +1,7 @@
 """Causal attention over packed rows: a flash kernel where the platform has one, plain XLA elsewhere.
 
 The kernels are JAX's own Pallas kernels. Each maps query [B, T, H, S], key and value [B, T, K, S] and segment_ids
-int32[B, T] to [B, T, H, S]; T is a multiple of BLOCK. `interpret` runs one on a CPU, slowly, which is how it is tested.
+int32[B, T] to [B, T, H, S]; T is a multiple of BLOCK. Tests run them on a CPU, slowly, with `interpret`.
 """
 
 import math
@@ -74,11 +74,11 @@ def packed_attention(
 ) -> jax.Array:
     """softmax(q·k / √S) v, where a token sees the earlier tokens of its own segment and itself.
 
-    With a `window`, int32[], it sees the last so many of these.
+    With a `window`, int32[], it sees only the last `window` of these.
 
     query [B, T, H, S], key and value [B, T, K, S] with H a multiple of K; segment_ids int32[B, T]. Returns
     [B, T, H, S] in the dtype of the query; the softmax is in float32. The platform is that of the `mesh`, or of the
-    default device; rows shorter than a kernel's block, and windows, go through `blockwise` everywhere.
+    default device. `blockwise` computes rows shorter than a kernel's block, and windows, on every platform.
     """
     platform = platform_of(mesh)
     if platform not in KERNELS or query.shape[1] < BLOCK or window is not None:
@@ -88,7 +88,7 @@ def packed_attention(
     padding = -length % BLOCK
     arrays = [jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2)) for x in (query, key, value, segment_ids)]
     if mesh is not None:
-        # A kernel is opaque to the partitioner: each device is given its rows and heads.
+        # The partitioner cannot see into a kernel, so each device gets its own rows and heads.
         heads, rows = PartitionSpec(ROWS, None, RULES["heads"]), PartitionSpec(ROWS)
         kernel = jax.shard_map(
             kernel, mesh=mesh, in_specs=(heads, heads, heads, rows), out_specs=heads, check_vma=False
@@ -99,19 +99,19 @@ def packed_attention(
 def blockwise(
     query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, window: jax.Array | None = None
 ) -> jax.Array:
-    """`packed_attention` in plain XLA, one block of queries after another: all weights of a row never exist at once."""
+    """`packed_attention` in plain XLA, block by block of queries: the weights of a whole row never exist at once."""
     rows, length, heads, size = query.shape
     groups = key.shape[2]
-    shared = heads // groups
+    group_size = heads // groups
     # [B·K, …]: one batch axis in front lets every product run as a plain batched matrix product.
-    query = query.reshape(rows, length, groups, shared, size).transpose(0, 2, 3, 1, 4)
-    query = query.reshape(rows * groups, shared, length, size)
+    query = query.reshape(rows, length, groups, group_size, size).transpose(0, 2, 3, 1, 4)
+    query = query.reshape(rows * groups, group_size, length, size)
     key, value = (x.transpose(0, 2, 1, 3).reshape(rows * groups, length, size) for x in (key, value))
     # Without the barrier XLA would compute query, key and value anew for every block that reads them.
-    seen = jnp.repeat(segment_ids, groups, axis=0), window
-    mixed = _mixed(*jax.lax.optimization_barrier((query, key, value)), seen)
-    mixed = mixed.reshape(rows, groups, shared, length, size).transpose(0, 3, 1, 2, 4)
-    return mixed.reshape(rows, length, heads, size)
+    visibility = jnp.repeat(segment_ids, groups, axis=0), window
+    output = _mixed(*jax.lax.optimization_barrier((query, key, value)), visibility)
+    output = output.reshape(rows, groups, group_size, length, size).transpose(0, 3, 1, 2, 4)
+    return output.reshape(rows, length, heads, size)
 
 
 @jax.custom_vjp
@@ -121,38 +121,38 @@ def _mixed(query: jax.Array, key: jax.Array, value: jax.Array, seen: Seen) -> ja
 
 
 def _forward(query: jax.Array, key: jax.Array, value: jax.Array, seen: Seen) -> tuple[jax.Array, tuple]:
-    """The result, and the arrays that the backward pass reads: not the weights, which it computes again by blocks."""
-    mixed, sums = [], []
+    """The result, and what the backward pass reads. It recomputes the attention weights by blocks."""
+    outputs, sums = [], []
     for start, end in _blocks(query.shape[2]):
         scores = _scores(query, key, seen, start, end)
         top = jnp.max(scores, axis=-1, keepdims=True)
         weights = jnp.exp(scores - top)
         total = jnp.sum(weights, axis=-1, keepdims=True)
-        block = _product(weights.astype(value.dtype), value[:, :end], 1)
-        mixed.append(_heads(block / total.astype(jnp.float32), query).astype(query.dtype))
+        product = _product(weights.astype(value.dtype), value[:, :end], 1)
+        outputs.append(_heads(product / total.astype(jnp.float32), query).astype(query.dtype))
         sums.append(_heads(top + jnp.log(total), query))
-    joined, log_sums = jnp.concatenate(mixed, axis=2), jnp.concatenate(sums, axis=2)
-    return joined, (query, key, value, seen, joined, log_sums)
+    output, log_sums = jnp.concatenate(outputs, axis=2), jnp.concatenate(sums, axis=2)
+    return output, (query, key, value, seen, output, log_sums)
 
 
 def _backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     """The gradient of FlashAttention (arXiv 2205.14135, Algorithm 4), over the blocks of `_forward`."""
-    query, key, value, seen, mixed, log_sums = residuals
+    query, key, value, seen, output, log_sums = residuals
     cotangent = jax.lax.optimization_barrier(cotangent)
-    projection = jnp.sum(cotangent.astype(jnp.float32) * mixed.astype(jnp.float32), axis=-1, keepdims=True)
+    projection = jnp.sum(cotangent.astype(jnp.float32) * output.astype(jnp.float32), axis=-1, keepdims=True)
     query_slopes, key_slopes, value_slopes = [], jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
     for start, end in _blocks(query.shape[2]):
-        queries, slopes_of_mixed, shift, log_sum = (
+        queries, output_slopes, shift, log_sum = (
             _rows(x[:, :, start:end]) for x in (query, cotangent, projection, log_sums)
         )
         weights = jnp.exp(_scores(query, key, seen, start, end) - log_sum)
-        slopes = weights * (_product(slopes_of_mixed, value[:, :end], 2) - shift) * query.shape[-1] ** -0.5
+        slopes = weights * (_product(output_slopes, value[:, :end], 2) - shift) * query.shape[-1] ** -0.5
         weights, slopes = weights.astype(value.dtype), slopes.astype(key.dtype)
         query_slopes.append(_heads(_product(slopes, key[:, :end], 1), query))
         key_slopes = key_slopes.at[:, :end].add(_transposed(slopes, queries))
-        value_slopes = value_slopes.at[:, :end].add(_transposed(weights, slopes_of_mixed))
-    joined = jnp.concatenate(query_slopes, axis=2)
-    return joined.astype(query.dtype), key_slopes.astype(key.dtype), value_slopes.astype(value.dtype), None
+        value_slopes = value_slopes.at[:, :end].add(_transposed(weights, output_slopes))
+    query_gradient = jnp.concatenate(query_slopes, axis=2)
+    return query_gradient.astype(query.dtype), key_slopes.astype(key.dtype), value_slopes.astype(value.dtype), None
 
 
 _mixed.defvjp(_forward, _backward)
@@ -177,8 +177,8 @@ def _scores(query: jax.Array, key: jax.Array, seen: Seen, start: int, end: int) 
     visible &= jnp.arange(start, end)[:, None] >= jnp.arange(end)[None]
     if window is not None:
         visible &= jnp.arange(start, end)[:, None] - jnp.arange(end)[None] < window
-    count, shared = query.shape[:2]
-    scores = scores.reshape(count, shared, end - start, end)
+    count, group_size = query.shape[:2]
+    scores = scores.reshape(count, group_size, end - start, end)
     return jnp.where(visible[:, None], scores, _HIDDEN).reshape(count, -1, end)
 
 
@@ -192,11 +192,11 @@ def _heads(x: jax.Array, query: jax.Array) -> jax.Array:
     return x.reshape(x.shape[0], query.shape[1], -1, x.shape[-1])
 
 
-def _product(left: jax.Array, right: jax.Array, axis: int) -> jax.Array:
+def _product(lhs: jax.Array, rhs: jax.Array, axis: int) -> jax.Array:
     """float32: [N, a, c] with [N, …], summed over the last axis of the left and `axis` of the right."""
-    return jax.lax.dot_general(left, right, (((2,), (axis,)), ((0,), (0,))), preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(lhs, rhs, (((2,), (axis,)), ((0,), (0,))), preferred_element_type=jnp.float32)
 
 
-def _transposed(left: jax.Array, right: jax.Array) -> jax.Array:
+def _transposed(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
     """float32[N, c, d] from [N, a, c] and [N, a, d]."""
-    return jax.lax.dot_general(left, right, (((1,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(lhs, rhs, (((1,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32)

@@ -38,8 +38,8 @@ class RopeScaling:
 
     `kind` "linear" divides all of them by `factor`. "yarn" (arXiv 2309.00071, §3) keeps those that turn more than
     `beta_fast` times within `original_max_position_embeddings` positions, divides those that turn less than `beta_slow`
-    times, interpolates between the two, and multiplies cos and sin by `attention_factor`. "llama3" (Llama 3.1) does the
-    same with the bounds `high_freq_factor` and `low_freq_factor`, interpolates linearly in the turns and leaves cos and
+    times, interpolates between the two, and multiplies cos and sin by `attention_factor`. "llama3" (Llama 3.1) does so
+    between `high_freq_factor` and `low_freq_factor`; it interpolates linearly in the turns and does not scale cos and
     sin.
     """
 
@@ -71,9 +71,9 @@ class RopeScaling:
 
 
 def frequencies(theta: float, size: int, scaling: RopeScaling | None) -> tuple[np.ndarray, float]:
-    """Angle per position of each pair, float32[size / 2], and the factor on cos and sin.
+    """The angle per position of each pair, float32[size / 2], and the factor on cos and sin.
 
-    It rounds to float32 where Hugging Face does: at position 30,000 a difference in the last bit is an angle of 0.002.
+    It rounds to float32 where Hugging Face does: at position 30,000 one bit of difference is an angle of 0.002.
     """
     exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     periods = np.power(float(theta), exponents.astype(np.float64)).astype(np.float32)
@@ -87,16 +87,16 @@ def frequencies(theta: float, size: int, scaling: RopeScaling | None) -> tuple[n
         low, high = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
         share = np.clip((turns - low) / (high - low), 0, 1)
         return (np.float32(1) - share) * plain / np.float32(scaling.factor) + share * plain, 1.0
-    stretched = np.float32(1) / (np.float32(scaling.factor) * periods)
-    kept = np.float32(1) - _ramp(theta, size, scaling)
-    return stretched * (np.float32(1) - kept) + plain * kept, scaling.attention_factor
+    interpolation = np.float32(1) / (np.float32(scaling.factor) * periods)
+    plain_share = np.float32(1) - _ramp(theta, size, scaling)
+    return interpolation * (np.float32(1) - plain_share) + plain * plain_share, scaling.attention_factor
 
 
 def _ramp(theta: float, size: int, scaling: RopeScaling) -> np.ndarray:
-    """float32[size / 2]: 0 where a pair turns often enough to be kept, 1 where it is stretched."""
+    """float32[size / 2]: 0 where a pair turns often enough to stay as it is, 1 where it is stretched."""
 
     def pair(turns: float) -> float:
-        """The pair that makes so many turns within the original positions."""
+        """The index of the pair that makes `turns` turns within the original positions."""
         return size * math.log(scaling.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = pair(scaling.beta_fast), pair(scaling.beta_slow)
@@ -117,7 +117,7 @@ def read_rope(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     entry = hf.get(name) or {}
     if not isinstance(entry, Mapping):
         raise ValueError(f"config.json has {name}={entry!r:.80}; expected an object")
-    # The theta within the entry wins; files written while the format changed have both.
+    # Files written while the format was changing have both; the entry's theta wins.
     theta = entry.get("rope_theta") or (hf.get("rope_parameters") or {}).get("rope_theta") or hf.get("rope_theta")
     kind = entry.get("rope_type") or entry.get("type") or "default"
     if kind not in _KNOWN:
@@ -155,8 +155,8 @@ def _scaling(kind: str, entry: Mapping[str, Any], name: str, hf: Mapping[str, An
 
 
 def _attention_factor(factor: float, entry: Mapping[str, Any]) -> float:
-    """`attention_factor` where it is given; else 0.1 · ln(factor) + 1 (YaRN, eq. 22), or a ratio of two such values
-    where both `mscale` are given."""
+    """`attention_factor` if the entry has one; else 0.1 · ln(factor) + 1 (YaRN, eq. 22), or the ratio of two such
+    values if the entry has both `mscale`."""
     if entry.get("attention_factor") is not None:
         return float(entry["attention_factor"])
 
@@ -172,26 +172,26 @@ def write_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
     """The fields that `read_rope` reads, both as `rope_parameters` and as `rope_theta` with `rope_scaling`."""
     if scaling is None:
         return {"rope_theta": theta, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
-    known = _KNOWN[scaling.kind]
-    values = {field: value for field, value in dataclasses.asdict(scaling).items() if field in known}
+    names = _KNOWN[scaling.kind]
+    values = {field: value for field, value in dataclasses.asdict(scaling).items() if field in names}
     entry = {"rope_type": scaling.kind, **values}
     return {"rope_theta": theta, "rope_scaling": entry, "rope_parameters": {**entry, "rope_theta": theta}}
 
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _SPARSE_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
-_LARGEST = 2**31 - 1  # of a size
+_LARGEST = 2**31 - 1  # the largest size
 LARGEST_HEADER = 100_000_000  # bytes of JSON; more is a damaged length, not a header
-# Of what is made one by one.
+# The most of what is created one by one.
 _MOST: Mapping[str, int] = {"num_hidden_layers": 1_000, "num_experts": 1_024}
 
 
 class DamagedFile(ValueError):
-    """A file is not what was once written, or not of this format."""
+    """A file was altered or cut, or does not have this format."""
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a model folder. Raises DamagedFile for anything else, OSError for no file."""
+    """The JSON object in a file of a model folder. Raises DamagedFile for any other content, OSError without a file."""
     with open(path, "rb", opener=regular_file) as file:
         text = file.read(LARGEST_HEADER + 1)
     try:
@@ -314,7 +314,7 @@ class ModelConfig:
         hf = source if isinstance(source, Mapping) else read_object(Path(source) / "config.json")
         try:
             return cls(**{**_fields(hf), **overrides})
-        # A field that is missing or of another kind, a number beyond its arithmetic, a value too deep to be shown.
+        # A field is missing or of another kind, a number overflows, or a value is too deep to print.
         except (TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ValueError(f"config.json is damaged or incomplete: {error}") from error
 
@@ -339,12 +339,12 @@ class ModelConfig:
 
 
 def _fields(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `ModelConfig` by a config.json. Raises ValueError for a value that is not supported."""
+    """Reads the fields of a `ModelConfig` from a config.json. Raises ValueError for a value that is not supported."""
     family = FAMILIES.get(hf.get("model_type"))  # type: ignore[arg-type]
     if family is None:
         raise ValueError(f"model_type {hf.get('model_type')!r:.80} is not supported; available: {', '.join(FAMILIES)}")
     names = {field.name for field in dataclasses.fields(ModelConfig)}
-    # The files of some families name a window that no layer has.
+    # Some families' files name a window although no layer has one.
     names -= set() if SLIDING in family.layers else {"sliding_window"}
     values = family.left_out(hf) | {name: hf[name] for name in names if hf.get(name) is not None}
     _refuse_unsupported(hf, family, family.layers if values.get("sliding_window") else (FULL,))
@@ -359,7 +359,7 @@ def _fields(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_numbers(config: ModelConfig) -> None:
-    """Raises ValueError for a size that is no whole number, and for a number that no model has."""
+    """Raises ValueError for a size that is not a whole number, and for a number that no model can have."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         whole, real = (isinstance(value, kind) and not isinstance(value, bool) for kind in (Integral, Real))
@@ -375,16 +375,16 @@ def _check_numbers(config: ModelConfig) -> None:
 
 def _refuse_unsupported(hf: Mapping[str, Any], family: Family, layers: tuple[str, ...]) -> None:
     """Raises ValueError, naming the field, for a value that changes the arithmetic and is not supported."""
-    fixed = {"hidden_act": family.hidden_act, "use_sliding_window": SLIDING in layers, "mlp_bias": False}
-    fixed["attention_bias"] = family.attention_bias
-    for name, expected in {**fixed, **family.fixed}.items():
-        found = hf.get(name)
-        if found is not None and found != expected:
-            only = f"for {family.model_type} only" if name == "attention_bias" else "only"
-            raise ValueError(f"config.json has {name}={found!r:.80}; {only} {expected!r} is supported")
-    for found, expected in zip(hf.get("layer_types") or (), itertools.cycle(layers), strict=False):
-        if found != expected:
-            raise ValueError(f"config.json has layer_types with {found!r:.80}; only {expected!r} is supported there")
+    requirements = {"hidden_act": family.hidden_act, "use_sliding_window": SLIDING in layers, "mlp_bias": False}
+    requirements["attention_bias"] = family.attention_bias
+    for name, requirement in {**requirements, **family.fixed}.items():
+        value = hf.get(name)
+        if value is not None and value != requirement:
+            scope = f"for {family.model_type} only" if name == "attention_bias" else "only"
+            raise ValueError(f"config.json has {name}={value!r:.80}; {scope} {requirement!r} is supported")
+    for value, requirement in zip(hf.get("layer_types") or (), itertools.cycle(layers), strict=False):
+        if value != requirement:
+            raise ValueError(f"config.json has layer_types with {value!r:.80}; only {requirement!r} is supported there")
     if hf.get("quantization_config"):
         raise ValueError("config.json has quantization_config; only unquantised weights are supported")
 

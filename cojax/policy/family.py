@@ -1,6 +1,6 @@
-"""Families of models: what the layers of each are made of, and how its Hugging Face files say so.
+"""Families of models: what each one's layers consist of, and how its Hugging Face files name that.
 
-A further family is a file that makes a `Family` of these rows and its own, and an entry of `FAMILIES` in config.py.
+To add a family, write a file that makes a `Family` from these rows and its own, and list it in `FAMILIES` in config.py.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers, as in 
 
 
 def row(path: str, axes: str, name: str, inputs: int | None = None) -> Row:
-    """A row of a table; the Hugging Face name of what is in a layer begins with that of the layer."""
+    """A row of a table; inside a layer, the Hugging Face name begins with the layer's."""
     return path, axes, ("model.layers.{layer}." if axes.startswith("layers") else "") + name, inputs
 
 
 TABLES: Mapping[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 CORE, DENSE, SPARSE, HEAD, QK_NORM, BIAS = (
-    tuple(row(*one) for one in TABLES[name]) for name in ("CORE", "DENSE", "SPARSE", "HEAD", "QK_NORM", "BIAS")
+    tuple(row(*fields) for fields in TABLES[name]) for name in ("CORE", "DENSE", "SPARSE", "HEAD", "QK_NORM", "BIAS")
 )
 
 
@@ -31,13 +31,13 @@ CORE, DENSE, SPARSE, HEAD, QK_NORM, BIAS = (
 class Family:
     """Models of one Hugging Face class.
 
-    `rows` is the table of their parameters: they have a bias, a norm of queries and keys, or experts where these have
-    rows. `activation` is the function of the feed-forward parts, which config.json calls `hidden_act`: its "gelu" is
-    `functools.partial(jax.nn.gelu, approximate=False)`. `layers` are the
-    kinds of the layers in turn, repeated over all of them: a token of a SLIDING one sees only the last `sliding_window`
-    tokens, itself among them. `rope_theta` is that of a file that names none, and `left_out` gives the other fields of
-    `ModelConfig` that a file leaves out. `fixed` are fields that change the arithmetic, with the only supported value;
-    `written` are fields that our files hold besides the shape.
+    `rows` is the table of their parameters: a model has a bias, a norm of queries and keys, or experts if the table has
+    rows for them. `activation` is the function of the feed-forward parts, which config.json calls `hidden_act`: its
+    "gelu" is `functools.partial(jax.nn.gelu, approximate=False)`. `layers` lists the kinds of the layers in turn and is
+    repeated over all of them; a token of a SLIDING layer sees only the last `sliding_window` tokens, including itself.
+    `rope_theta` holds for a file that names none, and `left_out` gives the other fields of `ModelConfig` that a file
+    leaves out. `fixed` are fields that change the arithmetic, each with its only supported value. `written` are fields
+    that our files hold besides the shape.
     """
 
     model_type: str
@@ -58,7 +58,7 @@ class Family:
             raise ValueError(f"{self.model_type} has experts with {self.hidden_act}; they compute with silu alone")
 
     def has(self, path: str) -> bool:
-        """Whether its models have the parameter at this path."""
+        """Whether models of the family have the parameter at this path."""
         return any(path == own for own, *_ in self.rows)
 
     @property
@@ -77,9 +77,9 @@ LLAMA = Family(
     "LlamaForCausalLM",
     (*CORE, *DENSE, *HEAD),
     fixed={"pretraining_tp": 1},
-    # Its class takes tokens 1 and 2 for the ends of a text where none are named.
+    # Without names its class takes tokens 1 and 2 for the ends of a text.
     written={"mlp_bias": False, "bos_token_id": None, "eos_token_id": None},
-    # The first files have no grouped heads.
+    # The earliest files do not name these.
     left_out=lambda hf: {"max_position_embeddings": 2_048, "num_key_value_heads": hf.get("num_attention_heads")},
 )
 QWEN2 = Family("qwen2", "Qwen2ForCausalLM", (*CORE, *DENSE, *HEAD, *BIAS))

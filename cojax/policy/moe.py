@@ -1,6 +1,6 @@
 """The sparse feed-forward of Qwen3-MoE: every token visits the k experts that its router scores highest.
 
-No token is ever dropped: there is no capacity, so padding and other rows cannot push a token out.
+No token is ever dropped: experts have no capacity limit, so padding and other rows cannot push a token out.
 The routes of a token are the experts that it went through when it was sampled.
 """
 
@@ -35,7 +35,7 @@ class Routing(NamedTuple):
 
 
 class SparseFeedForward(nnx.Module):
-    """Σ over the chosen experts e of w_e · down_e(silu(gate_e(x)) · up_e(x)); router and weights in float32."""
+    """Σ_e w_e · down_e(silu(gate_e(x)) · up_e(x)) over the chosen experts e; router and weights are in float32."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         width, inner, experts = config.hidden_size, config.moe_intermediate_size, config.num_experts
@@ -60,7 +60,7 @@ class SparseFeedForward(nnx.Module):
         return Routing(experts, self._shares(weights), probabilities)
 
     def replay(self, own: Routing, routes: jax.Array) -> Routing:
-        """The routing to the experts `routes` int[N, k] instead, weighed by the router's own probabilities of them.
+        """Routes to the experts `routes` int[N, k] instead, weighed by the router's own probabilities of them.
 
         A token whose routes are -1 keeps its own. Weights have a gradient; the choice of experts has none.
         """
@@ -76,18 +76,18 @@ class SparseFeedForward(nnx.Module):
         return self.mixed(x, self.route(x), mesh)
 
     def mixed(self, x: jax.Array, routing: Routing, mesh: Mesh | None = None) -> jax.Array:
-        """[..., D] → [..., D] with a given routing of these tokens."""
+        """[..., D] → [..., D] by the given routing of these tokens."""
         kernels = self.gate[...].astype(self.dtype), self.up[...].astype(self.dtype), self.down[...].astype(self.dtype)
         flat = x.reshape(-1, x.shape[-1])
-        mixed = mix(flat, routing, kernels) if mesh is None else _mix_over(mesh, flat, routing, kernels)
-        return mixed.reshape(x.shape)
+        output = mix(flat, routing, kernels) if mesh is None else _mix_over(mesh, flat, routing, kernels)
+        return output.reshape(x.shape)
 
 
 def mix(x: jax.Array, routing: Routing, kernels: Kernels, first: jax.Array | int = 0) -> jax.Array:
-    """The part of tokens [N, D] that the experts `first`, `first` + 1, … of these kernels contribute.
+    """What the experts `first`, `first` + 1, … of these kernels contribute to tokens [N, D].
 
-    XLA for CPU computes ragged_dot as one product over all experts with every token copied k times. On CPU the products
-    here are over all experts without the copies.
+    XLA for CPU computes ragged_dot as one product over all experts, with every token copied k times. On CPU this also
+    multiplies by all experts, but without the copies.
     """
     return jax.lax.platform_dependent(
         x, routing.experts, routing.weights, kernels, jnp.asarray(first, jnp.int32), cpu=mix_dense, default=mix_grouped
@@ -95,53 +95,53 @@ def mix(x: jax.Array, routing: Routing, kernels: Kernels, first: jax.Array | int
 
 
 def mix_grouped(x: jax.Array, experts: jax.Array, weights: jax.Array, kernels: Kernels, first: jax.Array) -> jax.Array:
-    """`mix` by grouped products: the N · k visits, sorted by expert, times the matrices of their expert."""
+    """Computes `mix` by grouped products: the N · k visits, sorted by expert, times the matrices of their expert."""
     gate, up, down = kernels
-    count, (tokens, chosen) = gate.shape[0], experts.shape
+    count, (tokens, top_k) = gate.shape[0], experts.shape
     local = experts.reshape(-1) - first
     local = jnp.where((local >= 0) & (local < count), local, count)
     order = jnp.argsort(local, stable=True)
     sizes = jnp.bincount(local, length=count).astype(jnp.int32)
-    # Rows after the last group belong to other devices: a grouped product leaves them undefined.
-    here = (jnp.arange(tokens * chosen) < jnp.sum(sizes))[:, None]
-    visits = jnp.where(here, _permuted(jnp.repeat(x, chosen, axis=0), order), 0)
+    # Rows after the last group belong to other devices; a grouped product leaves them undefined.
+    is_local = (jnp.arange(tokens * top_k) < jnp.sum(sizes))[:, None]
+    visits = jnp.where(is_local, _permuted(jnp.repeat(x, top_k, axis=0), order), 0)
     inner = jax.nn.silu(jax.lax.ragged_dot(visits, gate, sizes))
-    inner = jnp.where(here, inner * jax.lax.ragged_dot(visits, up, sizes), 0)
-    visited = jnp.where(here, jax.lax.ragged_dot(inner, down, sizes), 0)
-    visited = _permuted(visited, jnp.argsort(order)).reshape(tokens, chosen, -1)
-    return jnp.sum(visited.astype(jnp.float32) * weights[..., None], axis=1).astype(x.dtype)
+    inner = jnp.where(is_local, inner * jax.lax.ragged_dot(visits, up, sizes), 0)
+    outputs = jnp.where(is_local, jax.lax.ragged_dot(inner, down, sizes), 0)
+    outputs = _permuted(outputs, jnp.argsort(order)).reshape(tokens, top_k, -1)
+    return jnp.sum(outputs.astype(jnp.float32) * weights[..., None], axis=1).astype(x.dtype)
 
 
 def mix_dense(x: jax.Array, experts: jax.Array, weights: jax.Array, kernels: Kernels, first: jax.Array) -> jax.Array:
-    """`mix` by products over all experts, with weight 0 for those not chosen: a row involves no other row."""
+    """Computes `mix` by products over all experts, with weight 0 for the others: no row depends on another."""
     gate, up, down = kernels
     count, width = gate.shape[0], x.shape[1]
     slots = first + jnp.arange(count)
     share = jnp.sum(jnp.where(experts[:, :, None] == slots, weights[:, :, None], 0.0), axis=1)
     product = functools.partial(jnp.einsum, "nd,edf->nef", x)
     inner = jax.nn.silu(product(gate)) * product(up)
-    # Selected, not only multiplied: the output of an expert that was not chosen need not be finite.
+    # A select and not only a product: the output of an expert that was not chosen need not be finite.
     inner = jnp.where(share[..., None] > 0, inner * share[..., None].astype(inner.dtype), 0)
     return inner.reshape(x.shape[0], -1) @ down.reshape(-1, width)
 
 
 def _mix_over(mesh: Mesh, x: jax.Array, routing: Routing, kernels: Kernels) -> jax.Array:
-    """`mix` with experts split over the expert axis and their inner width over the tensor axis."""
+    """Computes `mix` with experts split over the expert axis and their inner width over the tensor axis."""
 
-    def part(x: jax.Array, routing: Routing, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+    def mix_shard(x: jax.Array, routing: Routing, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
         first = jax.lax.axis_index(_EXPERT) * gate.shape[0]
         # Partial sums are added in float32, as they are within one device.
-        mixed = mix(x, routing, (gate, up, down), first).astype(jnp.float32)
-        return jax.lax.psum(mixed, (_EXPERT, _TENSOR)).astype(x.dtype)
+        output = mix(x, routing, (gate, up, down), first).astype(jnp.float32)
+        return jax.lax.psum(output, (_EXPERT, _TENSOR)).astype(x.dtype)
 
     # Not check_vma=True: with it jax 0.10 drops part of ragged_dot's gradient where the experts are split.
     rows, wide, tall = PartitionSpec(ROWS), PartitionSpec(_EXPERT, None, _TENSOR), PartitionSpec(_EXPERT, _TENSOR)
-    split = jax.shard_map(part, mesh=mesh, in_specs=(rows, rows, wide, wide, tall), out_specs=rows, check_vma=False)
-    return split(x, routing, *kernels)
+    run = jax.shard_map(mix_shard, mesh=mesh, in_specs=(rows, rows, wide, wide, tall), out_specs=rows, check_vma=False)
+    return run(x, routing, *kernels)
 
 
 def _permuted(rows: jax.Array, order: jax.Array) -> jax.Array:
-    """rows[order] of a permutation, whose gradient writes each row once."""
+    """rows[order] for a permutation; the gradient then writes each row once."""
     return rows.at[order].get(unique_indices=True, mode="promise_in_bounds")
 
 
@@ -150,16 +150,16 @@ def differing_share(own: jax.Array, routes: jax.Array) -> jax.Array:
 
     It is 0 where the routes are -1. The order of experts does not matter.
     """
-    among = jnp.any(own[:, :, None] == routes[:, None, :], axis=-1)
-    share = 1.0 - jnp.mean(among.astype(jnp.float32), axis=-1)
+    is_route = jnp.any(own[:, :, None] == routes[:, None, :], axis=-1)
+    share = 1.0 - jnp.mean(is_route.astype(jnp.float32), axis=-1)
     return jnp.where(routes[:, 0] < 0, 0.0, share)
 
 
 @dataclasses.dataclass(frozen=True)
 class RouteShape:
-    """The shape of routes of a sparse model, [..., L, k]: `chosen` (k) of `experts` in each of `layers` (L).
+    """The shape of a sparse model's routes, [..., L, k]: `chosen` (k) of `experts` in each of `layers` (L).
 
-    A token whose routes are not known has -1 throughout: the learner's own router then chooses for it.
+    A token whose routes are not known has -1 throughout; the learner's own router then chooses for it.
     """
 
     layers: int
@@ -179,7 +179,7 @@ class RouteShape:
         return np.dtype("<i1" if self.experts <= _BYTE else "<i2")
 
     def unknown(self, *leading: int) -> np.ndarray:
-        """Routes that are not known: -1 throughout, [*leading, L, k]."""
+        """Unknown routes: -1 throughout, [*leading, L, k]."""
         return np.full((*leading, self.layers, self.chosen), -1, self.dtype)
 
     def encode(self, routes: np.ndarray) -> str:
@@ -205,7 +205,7 @@ class RouteShape:
         routes = np.frombuffer(content, dtype).reshape(-1, self.layers, self.chosen)
         if routes.size and (routes.min() < 0 or routes.max() >= self.experts):
             raise ValueError(f"routes name experts {routes.min()}–{routes.max()}; the model has 0–{self.experts - 1}")
-        ordered = np.sort(routes, axis=-1)
-        if (ordered[..., 1:] == ordered[..., :-1]).any():
+        sorted_routes = np.sort(routes, axis=-1)
+        if (sorted_routes[..., 1:] == sorted_routes[..., :-1]).any():
             raise ValueError("routes name an expert twice for one token and layer; expected each at most once")
         return routes.astype(self.dtype)

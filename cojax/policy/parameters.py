@@ -1,4 +1,4 @@
-"""The table of parameters: each one's path in our tree, its logical axes, and its Hugging Face name and layout.
+"""The table of parameters: for each its path in our tree, its logical axes, and its Hugging Face name and layout.
 
 Loading, export, shapes and sharding all read this table and nothing else.
 """
@@ -51,9 +51,9 @@ class Parameter:
 
     def pieces(self, config: ModelConfig) -> Iterator[tuple[tuple[int, ...], str]]:
         """(index into the stacked axes, Hugging Face name) of every array that makes up the leaf."""
-        stacked = self.stacked
-        for index in np.ndindex(*self.shape(config)[: len(stacked)]):
-            numbers = dict(zip(stacked, index, strict=True))
+        leading = self.stacked
+        for index in np.ndindex(*self.shape(config)[: len(leading)]):
+            numbers = dict(zip(leading, index, strict=True))
             yield index, self.hf.format(layer=numbers.get("layers"), expert=numbers.get("experts"))
 
     def hf_shape(self, config: ModelConfig) -> tuple[int, ...]:
@@ -61,8 +61,8 @@ class Parameter:
         shape = self.shape(config)[len(self.stacked) :]
         if self.inputs is None:
             return shape
-        summed, kept = math.prod(shape[: self.inputs]), math.prod(shape[self.inputs :])
-        return (kept, summed) if self.inputs else (kept,)
+        fan_in, fan_out = math.prod(shape[: self.inputs]), math.prod(shape[self.inputs :])
+        return (fan_out, fan_in) if self.inputs else (fan_out,)
 
     def to_hf(self, array: np.ndarray, config: ModelConfig) -> np.ndarray:
         """One array in Hugging Face layout: a C-contiguous copy, since a view might alias a donated buffer."""
@@ -122,22 +122,22 @@ def from_hf(
 ) -> Params:
     """Parameters from Hugging Face arrays, cast to the dtype that `dtype_of` gives for their row.
 
-    `place` makes the leaf of a row from its array on the host, which it may keep. Beside the leaves only unfinished
-    ones are in memory. Raises ValueError that names every missing, unexpected and misshapen array. A tied
-    `lm_head.weight` is ignored.
+    `place` makes the leaf of a row from its array on the host, which it may keep. Apart from finished leaves, memory
+    holds only those still being filled. A tied `lm_head.weight` is ignored. Raises ValueError that names every missing,
+    unexpected and misshapen array.
     """
-    wanted = {name: (row, index) for row in parameters(config) for index, name in row.pieces(config)}
-    left = Counter(row.path for row, _ in wanted.values())
+    pieces = {name: (row, index) for row in parameters(config) for index, name in row.pieces(config)}
+    remaining = Counter(row.path for row, _ in pieces.values())
     leaves: dict[tuple[str, ...], np.ndarray] = {}
     faults: list[str] = []
     params: Params = {}
     for name, array in arrays.items() if isinstance(arrays, Mapping) else arrays:
         if name == TIED_HEAD and config.tie_word_embeddings:
             continue
-        if name not in wanted:
+        if name not in pieces:
             faults.append(f"{name} is not part of this model")
             continue
-        row, index = wanted.pop(name)
+        row, index = pieces.pop(name)
         # A leaf of its own: on CPU jnp.asarray may alias the given array, which its owner is free to change.
         if row.path not in leaves:
             leaves[row.path] = np.empty(row.shape(config), jnp.dtype(dtype_of(config, row)))
@@ -145,10 +145,10 @@ def from_hf(
             leaves[row.path][index] = row.from_hf(np.asarray(array), config)
         except ValueError as fault:
             faults.append(f"{name} {fault}")
-        left[row.path] -= 1
-        if not left[row.path] and not faults:
+        remaining[row.path] -= 1
+        if not remaining[row.path] and not faults:
             params = with_leaf(params, row, place(row, leaves.pop(row.path)))
-    raise_faults([f"{name} is missing" for name in wanted] + faults)
+    raise_faults([f"{name} is missing" for name in pieces] + faults)
     return params
 
 
@@ -156,10 +156,10 @@ TIED_HEAD = "lm_head.weight"  # some files of tied models hold the embedding onc
 
 
 def raise_faults(faults: list[str]) -> None:
-    """Raises ValueError that lists the first twenty faults of a set of arrays, if there are any."""
+    """Raises ValueError that lists the first twenty faults of a set of arrays, if it has any."""
     if faults:
-        shown = "; ".join(faults[:20]) + (f"; and {len(faults) - 20} more" if len(faults) > 20 else "")
-        raise ValueError(f"weights do not fit the model's config: {shown}")
+        listing = "; ".join(faults[:20]) + (f"; and {len(faults) - 20} more" if len(faults) > 20 else "")
+        raise ValueError(f"weights do not fit the model's config: {listing}")
 
 
 def leaf_of(params: Params, row: Parameter) -> jax.Array:
@@ -202,8 +202,8 @@ def _sums(leaves: list[jax.Array]) -> jax.Array:
         index = jnp.zeros(leaf.shape, jnp.uint32)
         for axis, size in enumerate(leaf.shape):
             index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
-        mixed = _mix(bits + _mix(index))
-        rows.append(jnp.stack([mixed.sum(dtype=jnp.uint32), _mix(mixed ^ index).sum(dtype=jnp.uint32)]))
+        hashes = _mix(bits + _mix(index))
+        rows.append(jnp.stack([hashes.sum(dtype=jnp.uint32), _mix(hashes ^ index).sum(dtype=jnp.uint32)]))
     return jnp.stack(rows)
 
 
@@ -215,22 +215,22 @@ def _mix(bits: jax.Array) -> jax.Array:
 
 
 def evaluate(function: Callable[[Any], Any], tree: Any) -> Any:
-    """function(tree); of ShapeDtypeStructs, the outlines of arrays that are nowhere, the outline of its result."""
-    outlined = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
-    return jax.eval_shape(function, tree) if outlined else function(tree)
+    """Calls function(tree); of outlines (ShapeDtypeStruct, arrays that exist nowhere) it returns the outline."""
+    is_outline = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
+    return jax.eval_shape(function, tree) if is_outline else function(tree)
 
 
 def compute_dtype(config: ModelConfig, row: Parameter) -> str:
-    """The dtype that a parameter is computed with; a router's product is float32."""
+    """The dtype in which a parameter takes part in products; a router's product is float32."""
     is_matrix = row.path[0] == "embed" or (bool(row.inputs) and "router" not in row.axes)
     return config.dtype if is_matrix else config.param_dtype
 
 
 def cast_for_compute(config: ModelConfig, params: Params) -> Params:
-    """The same policy, to the bit, with matrices as `config.dtype`; small vectors and routers keep their dtype.
+    """The same policy, bit for bit, with matrices as `config.dtype`; small vectors and routers keep their dtype.
 
-    Leaves that already have their dtype are not copied; layouts over a mesh stay. Outlines give outlines,
-    without a layout.
+    Leaves that already have that dtype are not copied, and layouts over a mesh stay. Outlines give outlines, without a
+    layout.
     """
 
     def cast(params: Params) -> Params:

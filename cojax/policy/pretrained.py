@@ -4,7 +4,7 @@ A folder in Hugging Face format is read straight into device arrays and written 
 model.safetensors or model-00001-of-0000N.safetensors with model.safetensors.index.json.
 
 A safetensors file is the header's length (8 bytes, little-endian), the header (JSON: name → dtype, shape, [start, end)
-in what follows), and the tensors' bytes. It is read, never mapped: mapped pages would count as memory of the process.
+in what follows), and the tensors' bytes. It is read, not mapped: mapped pages would count as the process's memory.
 """
 
 import contextlib
@@ -61,11 +61,11 @@ class StoredTensor:
     end: int
 
     def damage(self, size: int) -> str:
-        """What is wrong with it in a file of `size` bytes, or nothing."""
+        """Says what is wrong with the tensor in a file of `size` bytes; "" if nothing is."""
         if self.end > size:
             return f"{self.name} in {self.path} ends at byte {self.end}, but the file has {size}: it is truncated"
         if self.dtype not in _DTYPES:
-            return ""  # its size is not known; whoever reads it says so
+            return ""  # its size is unknown, which `read_params` reports
         length = _bytes(self.dtype, self.shape)
         if self.end - self.start != length:
             return (
@@ -96,7 +96,7 @@ def dtype_code(name: str) -> str:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Name → entry of every tensor in a file. Raises DamagedFile for no safetensors file, OSError for a pipe."""
+    """Name → entry of every tensor in a file. Raises DamagedFile unless it is safetensors, OSError for a pipe."""
     size = path.stat().st_size
     with open(path, "rb", opener=regular_file) as file:
         length = int.from_bytes(file.read(8), "little")
@@ -121,10 +121,10 @@ def _entry(path: Path, name: str, record: Any, origin: int) -> StoredTensor:
 
 
 def write_tensors(path: Path, outlines: Outlines, arrays: Iterator[tuple[str, np.ndarray]]) -> None:
-    """Writes one file, taking from `arrays` exactly the outlined ones, in their order, each dropped when written.
+    """Writes one file, taking exactly the outlined arrays in their order and dropping each once it is written.
 
-    The file appears whole or not at all. Raises ValueError for an array that is not as outlined, OSError that says
-    what to do.
+    The file appears whole or not at all. Raises ValueError for an array that differs from its outline, OSError that
+    says what to do.
     """
     with _explained(path), replacing(path) as file:
         _write_tensors(file, outlines, arrays)
@@ -139,11 +139,11 @@ def _write_tensors(file: BinaryIO, outlines: Outlines, arrays: Iterator[tuple[st
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
-    for expected, (code, shape) in outlines.items():
+    for tensor_name, (code, shape) in outlines.items():
         name, array = next(arrays)
-        found = name, _CODES.get(array.dtype), array.shape
-        if found != (expected, code, shape):
-            raise ValueError(f"{file.name}: found {found}, expected {(expected, code, shape)}")
+        outline = name, _CODES.get(array.dtype), array.shape
+        if outline != (tensor_name, code, shape):
+            raise ValueError(f"{file.name}: found {outline}, expected {(tensor_name, code, shape)}")
         file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     file.flush()  # a full disk shows before any file of a folder gets its name
     os.fsync(file.fileno())
@@ -151,7 +151,7 @@ def _write_tensors(file: BinaryIO, outlines: Outlines, arrays: Iterator[tuple[st
 
 @contextlib.contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Adds to an OSError what to do."""
+    """Adds advice to an OSError."""
     try:
         yield
     except OSError as error:
@@ -161,15 +161,15 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def divided(outlines: Outlines, largest: int) -> list[Outlines]:
-    """The outlines in order, cut into files of at most `largest` bytes of tensors; a larger tensor has its own."""
+    """Splits the outlines, in order, into files of at most `largest` bytes; a larger tensor has a file of its own."""
     files: list[Outlines] = [{}]
-    filled = 0
+    size = 0
     for name, outline in outlines.items():
-        if files[-1] and filled + _bytes(*outline) > largest:
+        if files[-1] and size + _bytes(*outline) > largest:
             files.append({})
-            filled = 0
+            size = 0
         files[-1][name] = outline
-        filled += _bytes(*outline)
+        size += _bytes(*outline)
     return files
 
 
@@ -178,12 +178,12 @@ LARGEST_FILE = 5_000_000_000  # bytes of tensors in one file
 
 
 def read_params(folder: Path, config: ModelConfig, mesh: Mesh | None = None) -> Params:
-    """The parameters in `folder`, as `config.param_dtype`, laid out over the mesh where one is given.
+    """Reads the parameters in `folder` as `config.param_dtype`, laid out over the mesh if there is one.
 
-    Tensors are read one by one into leaves that are filled in place, after all names, shapes and dtypes were checked:
-    memory is that of the parameters and about two tensors. Every tensor must have the dtype that the folder's
-    config.json declares, where it declares one. Raises FileNotFoundError where there are no weights, DamagedFile for a
-    file that cannot be read, ValueError that names every tensor that does not fit.
+    All names, shapes and dtypes are checked first. Then tensors are read one by one into leaves that are filled in
+    place, which takes the memory of the parameters and about two tensors. Every tensor must have the dtype that the
+    folder's config.json declares, if it declares one. Raises FileNotFoundError if there are no weights, DamagedFile for
+    a file that cannot be read, ValueError that names every tensor that does not fit.
     """
     if mesh is not None:
         check_divides(config, mesh)
@@ -201,9 +201,9 @@ def read_params(folder: Path, config: ModelConfig, mesh: Mesh | None = None) -> 
 def write_model(folder: Path, config: ModelConfig, params: Params, largest: int = LARGEST_FILE) -> None:
     """Writes config.json and the weights, in files of at most `largest` bytes; `transformers` loads the folder.
 
-    A new folder appears whole or not at all. In one already there each file is replaced at once, config.json last, and
-    weights of a former model are removed. Raises ValueError for parameters that are not those of `config`, OSError
-    with the fix when the disk refuses.
+    A new folder appears whole or not at all. In an existing one each file is replaced atomically, config.json last, and
+    weights of a former model are removed. Raises ValueError for parameters that do not fit `config`, OSError with the
+    fix when the disk refuses.
     """
     _check_params(config, params)
     if folder.exists():
@@ -222,10 +222,10 @@ def write_model(folder: Path, config: ModelConfig, params: Params, largest: int 
 def write_arrays(
     folder: Path, config: ModelConfig, arrays: Iterator[tuple[str, np.ndarray]], largest: int = LARGEST_FILE
 ) -> None:
-    """Writes config.json and (HF name, array) pairs, which come in the order of `to_hf`, to a folder that exists.
+    """Writes config.json and (HF name, array) pairs, in the order of `to_hf`, to an existing folder.
 
-    One array is held at a time. Each file is replaced at once, config.json last; weights of a former model are removed.
-    Raises ValueError for an array that is not the model's, OSError with the fix when the disk refuses.
+    Memory holds one array at a time. Each file is replaced atomically, config.json last; weights of a former model are
+    removed. Raises ValueError for an array that is not the model's, OSError with the fix when the disk refuses.
     """
     code = dtype_code(config.param_dtype)
     outlines = {name: (code, row.hf_shape(config)) for row in parameters(config) for _, name in row.pieces(config)}
@@ -233,22 +233,22 @@ def write_arrays(
     count = len(files)
     names = [SINGLE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
     with _explained(folder):
-        with contextlib.ExitStack() as held:  # the files get their names together, once all are written
+        with contextlib.ExitStack() as stack:  # the files get their names together, once all are written
             for name, contents in zip(names, files, strict=True):
-                _write_tensors(held.enter_context(replacing(folder / name)), contents, arrays)
+                _write_tensors(stack.enter_context(replacing(folder / name)), contents, arrays)
         if count > 1:
             places = {tensor: name for name, contents in zip(names, files, strict=True) for tensor in contents}
             total = {"total_size": sum(_bytes(*outline) for outline in outlines.values())}
             _write_json(folder / INDEX, {"metadata": total, "weight_map": places})
-        kept = {*names, *([INDEX] if count > 1 else [])}
+        new_names = {*names, *([INDEX] if count > 1 else [])}
         for old in (*folder.glob("model*.safetensors"), folder / INDEX):
-            if old.name not in kept:  # of another model: a reader would take it for ours
+            if old.name not in new_names:  # of another model: a reader would take it for ours
                 old.unlink(missing_ok=True)
         _write_json(folder / CONFIG, config.to_hf())
 
 
 def _entries(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the folder. Raises for files that are missing or damaged and for an index that lies."""
+    """Lists every tensor of the folder. Raises for missing or damaged files and for an index that contradicts them."""
     faults: list[str] = []
     if (folder / SINGLE).exists():
         entries = read_header(folder / SINGLE)
@@ -259,14 +259,14 @@ def _entries(folder: Path) -> dict[str, StoredTensor]:
     sizes = {entry.path: entry.path.stat().st_size for entry in entries.values()}
     damage = [fault for entry in entries.values() if (fault := entry.damage(sizes[entry.path]))]
     if faults or damage:
-        shown = [*faults, *damage]
-        more = f"; and {len(shown) - 20} more" if len(shown) > 20 else ""
-        raise DamagedFile(f"{folder} cannot be read: {'; '.join(shown[:20])}{more}. Copy or make it again.")
+        problems = [*faults, *damage]
+        more = f"; and {len(problems) - 20} more" if len(problems) > 20 else ""
+        raise DamagedFile(f"{folder} cannot be read: {'; '.join(problems[:20])}{more}. Copy or make it again.")
     return entries
 
 
 def _indexed(folder: Path) -> tuple[dict[str, StoredTensor], list[str]]:
-    """The tensors of a folder with an index, and where the index and the files disagree."""
+    """The tensors of a folder with an index, and the faults where index and files disagree."""
     places = weight_map(folder)
     names = sorted(set(places.values()))
     faults = [f"{INDEX} names {name}, which is not in the folder" for name in names if not (folder / name).exists()]
@@ -276,15 +276,15 @@ def _indexed(folder: Path) -> tuple[dict[str, StoredTensor], list[str]]:
         if tensor in headers.get(name, {}):
             entries[tensor] = headers[name][tensor]
         elif name in headers:
-            found = next((other for other, header in headers.items() if tensor in header), "no file")
-            faults.append(f"{tensor} is in {found}, expected in {name}, where {INDEX} places it")
+            holder = next((other for other, header in headers.items() if tensor in header), "no file")
+            faults.append(f"{tensor} is in {holder}, expected in {name}, where {INDEX} places it")
     for name, header in headers.items():
         faults += [f"{tensor} is in {name}, but {INDEX} does not list it" for tensor in header if tensor not in places]
     return entries, faults
 
 
 def weight_map(folder: Path) -> dict[str, str]:
-    """Tensor → the name of its file, by the index. Raises DamagedFile for an index that is damaged or leads outside."""
+    """Tensor → name of its file, from the index. Raises DamagedFile if the index is damaged or leads outside."""
     path = folder / INDEX
     try:
         places = {tensor: str(name) for tensor, name in read_object(path)["weight_map"].items()}
@@ -296,20 +296,20 @@ def weight_map(folder: Path) -> dict[str, str]:
 
 
 def read_config_json(folder: Path) -> dict[str, Any]:
-    """config.json as it stands. Raises FileNotFoundError where there is none, ValueError for no JSON object."""
+    """config.json as it stands. Raises FileNotFoundError if there is none, ValueError unless it is a JSON object."""
     if not (folder / CONFIG).exists():
         raise FileNotFoundError(f"no {CONFIG} in {folder}; expected a model folder in HF format")
     return read_object(folder / CONFIG)
 
 
 def _check(entries: Mapping[str, StoredTensor], config: ModelConfig, declared: str | None) -> None:
-    """Raises ValueError that names every tensor missing, too many, of another shape or of another dtype."""
-    wanted = {name: row for row in parameters(config) for _, name in row.pieces(config)}
-    faults = [f"{name} is missing" for name in wanted if name not in entries]
+    """Raises ValueError that names every tensor that is missing, unexpected, or of another shape or dtype."""
+    rows = {name: row for row in parameters(config) for _, name in row.pieces(config)}
+    faults = [f"{name} is missing" for name in rows if name not in entries]
     for name, entry in entries.items():
-        if name not in wanted:
+        if name not in rows:
             faults.append(f"{name} is not part of this model")
-        elif entry.shape != (shape := wanted[name].hf_shape(config)):
+        elif entry.shape != (shape := rows[name].hf_shape(config)):
             faults.append(f"{name} has shape {entry.shape}, expected {shape}")
         elif declared and entry.dtype != dtype_code(declared):
             faults.append(f"{name} has dtype {entry.dtype}, expected {dtype_code(declared)} as {CONFIG} declares")
@@ -319,7 +319,7 @@ def _check(entries: Mapping[str, StoredTensor], config: ModelConfig, declared: s
 
 
 def _leaf(row: Parameter, config: ModelConfig, entries: Mapping[str, StoredTensor], mesh: Mesh | None) -> jax.Array:
-    """One leaf, filled tensor by tensor; each is waited for, so that no more than one is under way."""
+    """Fills one leaf tensor by tensor, waiting for each so that only one is under way."""
     dtype = jnp.dtype(config.param_dtype)
     place: Sharding = SingleDeviceSharding(jax.local_devices()[0])
     piece_place = place
@@ -346,14 +346,14 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype, place: Sharding) -> jax.Arra
 
 @functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
 def _filled(leaf: jax.Array, piece: jax.Array, index: jax.Array, place: Sharding) -> jax.Array:
-    """The leaf, its memory reused, with the piece at `index` of its stacked axes."""
+    """Writes the piece at `index` of the leaf's stacked axes; the leaf's memory is reused."""
     starts = [index[axis] for axis in range(index.shape[0])] + [jnp.int32(0)] * piece.ndim
-    grown = piece.reshape((1,) * index.shape[0] + piece.shape)
+    update = piece.reshape((1,) * index.shape[0] + piece.shape)
     # As plain bits: XLA for CPU would turn a whole bfloat16 leaf into float32 and back.
     bits = {2: jnp.uint16, 4: jnp.uint32}[leaf.dtype.itemsize]
-    old, new = (jax.lax.bitcast_convert_type(x, bits) for x in (leaf, grown))
-    filled = jax.lax.bitcast_convert_type(jax.lax.dynamic_update_slice(old, new, starts), leaf.dtype)
-    return jax.lax.with_sharding_constraint(filled, place)
+    old, new = (jax.lax.bitcast_convert_type(x, bits) for x in (leaf, update))
+    result = jax.lax.bitcast_convert_type(jax.lax.dynamic_update_slice(old, new, starts), leaf.dtype)
+    return jax.lax.with_sharding_constraint(result, place)
 
 
 def _check_params(config: ModelConfig, params: Params) -> None:
@@ -361,9 +361,9 @@ def _check_params(config: ModelConfig, params: Params) -> None:
     faults = []
     for row in parameters(config):
         leaf = leaf_of(params, row)
-        found, expected = (leaf.dtype.name, leaf.shape), (config.param_dtype, row.shape(config))
-        if found != expected:
-            faults.append(f"{row.name} is {found[0]}{list(found[1])}, expected {expected[0]}{list(expected[1])}")
+        actual, outline = (leaf.dtype.name, leaf.shape), (config.param_dtype, row.shape(config))
+        if actual != outline:
+            faults.append(f"{row.name} is {actual[0]}{list(actual[1])}, expected {outline[0]}{list(outline[1])}")
     raise_faults(faults)
 
 
@@ -374,7 +374,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Policy:
-    """π_θ. `params` is the pytree that training and export use, spread over `mesh`; None is one device."""
+    """π_θ. `params` is the pytree that training and export use, laid out over `mesh`; None means one device."""
 
     config: ModelConfig
     params: Params = dataclasses.field(repr=False)
@@ -396,19 +396,17 @@ class Policy:
         write_model(Path(folder), self.config, self.params)
 
     def _rows(self, compute: Callable[..., jax.Array], tokens: ArrayLike) -> jax.Array:
-        given = np.asarray(tokens)
-        if given.ndim != 2 or not given.size or not np.issubdtype(given.dtype, np.integer):
-            raise ValueError(f"tokens are {given.dtype}{list(given.shape)}; expected int32[B, T]")
-        if given.min() < 0 or given.max() >= self.config.vocab_size:
-            raise ValueError(
-                f"tokens span {given.min()}–{given.max()}; the vocabulary has 0–{self.config.vocab_size - 1}"
-            )
-        rows, length = given.shape
+        ids = np.asarray(tokens)
+        if ids.ndim != 2 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
+            raise ValueError(f"tokens are {ids.dtype}{list(ids.shape)}; expected int32[B, T]")
+        if ids.min() < 0 or ids.max() >= self.config.vocab_size:
+            raise ValueError(f"tokens span {ids.min()}–{ids.max()}; the vocabulary has 0–{self.config.vocab_size - 1}")
+        rows, length = ids.shape
         # Devices get equally many rows, so padding rows may be needed.
         parts = devices_along(self.mesh, *ROWS)
-        padded = np.pad(given.astype(np.int32), ((0, -rows % parts), (0, 0)))
-        positions = np.broadcast_to(np.arange(length, dtype=np.int32), padded.shape)
-        batch = (padded, positions, np.ones_like(padded))
+        padded_ids = np.pad(ids.astype(np.int32), ((0, -rows % parts), (0, 0)))
+        positions = np.broadcast_to(np.arange(length, dtype=np.int32), padded_ids.shape)
+        batch = (padded_ids, positions, np.ones_like(padded_ids))
         if self.mesh is not None:
             batch = jax.device_put(batch, batch_sharding(self.mesh))
         return compute(self.config, self.params, *batch, mesh=self.mesh)[:rows]
@@ -428,7 +426,7 @@ def load(folder_or_hub_id: str | Path, mesh: Mesh | None = None, dtype: str | No
 
 
 def resolve(folder_or_hub_id: str | Path) -> Path:
-    """The local folder of a model, downloaded where it is a hub id. Raises FileNotFoundError."""
+    """The local folder of a model; a hub id is downloaded. Raises FileNotFoundError."""
     folder = Path(folder_or_hub_id)
     if folder.is_dir():
         return folder

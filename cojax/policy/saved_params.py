@@ -1,4 +1,4 @@
-"""Arrays in folders, by Orbax: parameters for servers, which read them one by one, and branches of checkpoints."""
+"""Saves arrays in folders by Orbax: parameters for servers, which read them one by one, and parts of checkpoints."""
 
 import contextlib
 import re
@@ -22,9 +22,9 @@ def named(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def save_params(params: Any, folder: str, dtype: str) -> None:
-    """Writes a pytree of arrays as a new folder, cast to `dtype` as NumPy casts; all of it is there on return.
+    """Writes a pytree of arrays to a new folder, cast to `dtype` as NumPy casts; it is complete on return.
 
-    Where arrays are spread over several processes, all of them call it, and each writes its own part.
+    If arrays are spread over several processes, all of them call this, and each writes its own part.
     """
     # Parameters hardly compress, and servers wait for them.
     writer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
@@ -33,19 +33,19 @@ def save_params(params: Any, folder: str, dtype: str) -> None:
 
 
 def outlines(reader: ocp.Checkpointer, folder: Path) -> Any:
-    """The pytree of what is saved in a folder, without its numbers. Raises ValueError or OSError."""
+    """The pytree saved in a folder, without its numbers. Raises ValueError or OSError."""
     with explained(folder):
-        saved = reader.metadata(folder).item_metadata.tree
-        for leaf in jax.tree.leaves(saved):
+        tree = reader.metadata(folder).item_metadata.tree
+        for leaf in jax.tree.leaves(tree):
             chunk = leaf.storage.chunk_shape if leaf.storage else None
-            # It would take memory by this claim alone.
-            if any(one > max(1, axis) for one, axis in zip(chunk or (), leaf.shape, strict=True)):
+            # A forged chunk shape alone would make the reader allocate memory.
+            if any(side > max(1, axis) for side, axis in zip(chunk or (), leaf.shape, strict=True)):
                 raise ValueError(f"{leaf.name} of shape {leaf.shape} in pieces of {chunk}")
-    return saved
+    return tree
 
 
 def read_arrays(reader: ocp.Checkpointer, folder: Path, wanted: Any) -> Any:
-    """The arrays of a folder at the places of `wanted`, which has their outlines, as NumPy arrays."""
+    """Reads as NumPy arrays those arrays of a folder whose outlines are in `wanted`."""
     plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
     with explained(folder):
         return reader.restore(
@@ -55,7 +55,7 @@ def read_arrays(reader: ocp.Checkpointer, folder: Path, wanted: Any) -> Any:
 
 @contextlib.contextmanager
 def explained(folder: Path) -> Iterator[None]:
-    """Raises ValueError, of one line, for whatever Orbax raises where files are damaged, and OSError as it is."""
+    """Turns whatever Orbax raises for damaged files into a ValueError of one line; an OSError passes."""
     try:
         yield
     except OSError:
@@ -67,8 +67,8 @@ def explained(folder: Path) -> Iterator[None]:
 
 def saved_outlines(folder: Path) -> dict[tuple[str, ...], tuple[tuple[int, ...], str]]:
     """Path of each array that `save_params` wrote to `folder` → its shape and dtype. Raises as `read_saved` does."""
-    saved = named(outlines(reader_of_arrays(), folder.absolute()))
-    return {path: (tuple(leaf.shape), np.dtype(leaf.dtype).name) for path, leaf in saved}
+    leaves = named(outlines(reader_of_arrays(), folder.absolute()))
+    return {path: (tuple(leaf.shape), np.dtype(leaf.dtype).name) for path, leaf in leaves}
 
 
 def read_saved(
@@ -78,8 +78,8 @@ def read_saved(
 
     Not for one process of several: Orbax waits for the others.
     """
-    wanted: Any = jax.ShapeDtypeStruct(shape, np.dtype(dtype))
+    outline: Any = jax.ShapeDtypeStruct(shape, np.dtype(dtype))
     for key in reversed(path):
-        wanted = {key: wanted}
-    (found,) = jax.tree.leaves(read_arrays(reader, folder.absolute(), wanted))
-    return np.asarray(found)
+        outline = {key: outline}
+    (array,) = jax.tree.leaves(read_arrays(reader, folder.absolute(), outline))
+    return np.asarray(array)

@@ -1,4 +1,4 @@
-"""How parameters, batches and activations spread over devices: a mesh of four axes and one rule per logical axis."""
+"""Spreads parameters, batches and activations over devices, by a mesh of four axes and one rule per logical axis."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from cojax.policy.parameters import Parameter, Params, axis_sizes, leaf_of, para
 
 AXES = ("data", "fsdp", "tensor", "expert")
 ROWS = ("data", "fsdp")  # the mesh axes over which the rows of a batch are split
-SAMPLING = ("tensor", "expert")  # those over which a policy is split that is only sampled from
+SAMPLING = ("tensor", "expert")  # the mesh axes over which a policy that only samples is split
 
 # Logical axis → mesh axis. Axes that are not listed are replicated.
 RULES: Mapping[str, str] = {
@@ -28,22 +28,22 @@ RULES: Mapping[str, str] = {
 def make_mesh(
     *, data: int = 1, fsdp: int = 1, tensor: int = 1, expert: int = 1, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """A mesh of the given sizes, of which one may be -1: as many as remain.
+    """A mesh of the given sizes; one of them may be -1, which takes all remaining devices.
 
-    Raises ValueError unless they multiply to the number of devices.
+    Raises ValueError unless the sizes multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = [data, fsdp, tensor, expert]
-    named = " × ".join(f"{name}={size}" for name, size in zip(AXES, sizes, strict=True))
+    layout = " × ".join(f"{name}={size}" for name, size in zip(AXES, sizes, strict=True))
     if wrong := [size for size in sizes if size < 1 and size != -1]:
-        raise ValueError(f"a mesh of {named}: {wrong[0]} is no size; give positive ones, or -1 for what remains")
+        raise ValueError(f"a mesh of {layout}: {wrong[0]} is no size; give positive ones, or -1 for what remains")
     if sizes.count(-1) > 1:
-        raise ValueError(f"a mesh of {named}: only one size can be what remains; give the others")
+        raise ValueError(f"a mesh of {layout}: only one size can be what remains; give the others")
     if -1 in sizes:
-        given = -int(np.prod(sizes))
-        sizes[sizes.index(-1)] = max(1, len(devices) // given)
+        product = -int(np.prod(sizes))
+        sizes[sizes.index(-1)] = max(1, len(devices) // product)
     if int(np.prod(sizes)) != len(devices):
-        raise ValueError(f"{named} makes {int(np.prod(sizes))} devices, but there are {len(devices)}; change one size")
+        raise ValueError(f"{layout} makes {int(np.prod(sizes))} devices, but there are {len(devices)}; change one size")
     return Mesh(np.asarray(devices).reshape(sizes), AXES)
 
 
@@ -76,9 +76,9 @@ def check_divides(config: ModelConfig, mesh: Mesh) -> None:
 
 
 def place(leaf: jax.Array | np.ndarray, sharding: Sharding) -> jax.Array:
-    """The array with this layout; of an outline, the outline with it.
+    """Gives an array, or the outline of one, this layout.
 
-    Over several hosts, each one puts its part of an array that all of them have onto its own devices.
+    Over several hosts, each puts its part of an array that all of them have onto its own devices.
     """
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # type: ignore[return-value]
@@ -92,17 +92,17 @@ def place(leaf: jax.Array | np.ndarray, sharding: Sharding) -> jax.Array:
 def shard(config: ModelConfig, params: Params, mesh: Mesh, rows: Sequence[Parameter] = ()) -> Params:
     """Spreads the parameters over the mesh; `rows` describe the leaves, () means the model's own rows.
 
-    Outlines of parameters are spread as `place` does. Raises ValueError for an axis that its mesh axis does not divide.
+    Outlines give outlines, as in `place`. Raises ValueError for an axis that its mesh axis does not divide.
     """
     check_divides(config, mesh)
-    sharded: Params = {}
+    shards: Params = {}
     for row in rows or parameters(config):
-        sharded = with_leaf(sharded, row, place(leaf_of(params, row), NamedSharding(mesh, partition(row))))
-    return sharded
+        shards = with_leaf(shards, row, place(leaf_of(params, row), NamedSharding(mesh, partition(row))))
+    return shards
 
 
 def replicas(mesh: Mesh) -> tuple[Mesh, ...]:
-    """The parts of a mesh that each hold a whole copy of the policy where it is only sampled from.
+    """The parts of a mesh that each hold a whole copy of a policy that only samples.
 
     There is one for each coordinate of data and fsdp, in order, over its tensor × expert devices.
     """
@@ -111,21 +111,21 @@ def replicas(mesh: Mesh) -> tuple[Mesh, ...]:
 
 
 def copies(row: Parameter, mesh: Mesh | None, axes: Sequence[str] = AXES) -> int:
-    """How many copies of a parameter the devices of the mesh hold together, if only `axes` of the mesh split it."""
+    """The number of copies of a parameter on all devices of the mesh together, if only `axes` of the mesh split it."""
     if mesh is None:
         return 1
     return mesh.size // math.prod(mesh.shape[axis] for axis in partition(row) if axis in axes)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows of [B, T] arrays over data and fsdp together; B must be a multiple of both sizes' product."""
+    """Splits rows of [B, T] arrays over data and fsdp together; B must be a multiple of both sizes' product."""
     return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
 def constrain(x: jax.Array, mesh: Mesh | None, *axes: str | None) -> jax.Array:
     """Constrains an activation's layout: axis 0 over the mesh axes of rows, each further axis by the rule of its name.
 
-    Without a mesh it is returned unchanged.
+    Without a mesh the activation is returned unchanged.
     """
     if mesh is None:
         return x

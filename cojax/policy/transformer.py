@@ -1,9 +1,9 @@
 """The decoder: Llama, Qwen2, Qwen2.5, Qwen3 and Qwen3-MoE (pre-norm, RMSNorm, grouped-query attention, rotary, SwiGLU).
 
-Flax NNX only defines the modules; one with arrays exists only within one trace. Parameters are `Params`, a nested dict
-of arrays whose layer leaves are stacked [L, ...]. Training jits pure functions of them, never a module, and scans over
-the layers. Training and sampling use the same block: its argument `attend` decides where keys come from, the row itself
-in training, the row and a cache in sampling.
+Flax NNX only defines the modules; a module holds arrays only within a trace. Parameters are `Params`, a nested dict of
+arrays whose layer leaves are stacked [L, ...]. Training jits pure functions of them, never a module, and scans over the
+layers. Training and sampling use the same block. Its argument `attend` decides where keys come from: the row itself in
+training, the row and a cache in sampling.
 """
 
 import functools
@@ -27,20 +27,20 @@ Rotate = Callable[[jax.Array], jax.Array]
 
 
 def rotation(config: ModelConfig, positions: jax.Array) -> Rotate:
-    """What rotates [B, T, heads, head_dim], in HF's layout: entry i pairs with i + head_dim / 2.
+    """A function that rotates [B, T, heads, head_dim] in HF's layout, where entry i pairs with i + head_dim / 2.
 
     The angles are θ_i(p) = p · rope_theta^(−2i / head_dim) (RoFormer, arXiv 2104.09864) of positions int32[B, T]. With
     rope scaling the frequencies are stretched, and cos and sin are multiplied by its factor.
     """
-    turns, factor = frequencies(config.rope_theta, config.head_dim, config.rope_scaling)
-    angles = positions[..., None, None].astype(jnp.float32) * turns
+    rates, factor = frequencies(config.rope_theta, config.head_dim, config.rope_scaling)
+    angles = positions[..., None, None].astype(jnp.float32) * rates
     angles = jnp.concatenate([angles, angles], axis=-1)
     cos, sin = jnp.cos(angles) * factor, jnp.sin(angles) * factor
 
     def rotate(x: jax.Array) -> jax.Array:
         first, second = jnp.split(x, 2, axis=-1)
-        turned = jnp.concatenate([-second, first], axis=-1)
-        return (x * cos + turned * sin).astype(x.dtype)
+        quarter_turn = jnp.concatenate([-second, first], axis=-1)
+        return (x * cos + quarter_turn * sin).astype(x.dtype)
 
     return rotate
 
@@ -106,20 +106,20 @@ class Block(nnx.Module):
     def routed(
         self, x: jax.Array, rotate: Rotate, attend: Attend, routes: jax.Array | None = None, mesh: Mesh | None = None
     ) -> tuple[jax.Array, jax.Array]:
-        """Calls a sparse block, and returns the experts that its router chooses too, int32[N, k].
+        """Calls a sparse block, and also returns the experts that its router chooses, int32[N, k].
 
-        With `routes` int[N, k] tokens go through those experts instead (`SparseFeedForward.replay`).
+        With `routes` int[N, k], tokens go through those experts instead (`SparseFeedForward.replay`).
         """
         x = self.after_attention(x, rotate, attend)
-        normed, experts = self.feed_forward_norm(x), self.feed_forward
+        inputs, experts = self.feed_forward_norm(x), self.feed_forward
         assert isinstance(experts, SparseFeedForward)
-        own = experts.route(normed)
+        own = experts.route(inputs)
         routing = own if routes is None else experts.replay(own, routes)
-        return x + experts.mixed(normed, routing, mesh), own.experts
+        return x + experts.mixed(inputs, routing, mesh), own.experts
 
 
 class Embedding(nnx.Module):
-    """Looks tokens up in a table. Rows are cast after the look-up, so that gradients add up in the stored dtype."""
+    """Looks tokens up in a table. Rows are cast after the lookup, so that gradients add up in the stored dtype."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         init, shape = nnx.initializers.normal(config.hidden_size**-0.5), (config.vocab_size, config.hidden_size)
@@ -147,14 +147,14 @@ def embedding_and_head(config: ModelConfig, params: Params) -> EmbeddingAndHead:
 
 
 def block_of(config: ModelConfig, arrays: Params) -> Block:
-    """One layer with its arrays; adapters among them are summed into their matrices."""
+    """One layer with its arrays; adapters are summed into their matrices."""
     _, block = _definitions(config)
     return nnx.merge(block, merge_layer(arrays, jnp.dtype(config.dtype)))
 
 
 @functools.cache
 def _definitions(config: ModelConfig) -> tuple[Any, Any]:
-    """The definitions of the modules, without arrays, made once per config."""
+    """Graph definitions of the modules, without arrays; they are computed once per config."""
     abstract = nnx.eval_shape(lambda: (EmbeddingAndHead(config, nnx.Rngs(0)), Block(config, nnx.Rngs(0))))
     return nnx.split(abstract[0])[0], nnx.split(abstract[1])[0]
 
@@ -169,8 +169,8 @@ def _norm(config: ModelConfig, size: int, rngs: nnx.Rngs) -> nnx.RMSNorm:
 def _flat_product(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: Any) -> jax.Array:
     """The product [..., H, S] × [H, S, D] → [..., D] over one axis of H · S numbers.
 
-    Over two axes, jaxlib 0.12 sums the kernel's gradient in bfloat16 on CPUs. In float32 both have the same precision,
-    and other bits.
+    Over two axes, jaxlib 0.12 sums the kernel's gradient in bfloat16 on CPUs. In float32 both products are equally
+    precise but differ in their last bits.
     """
     flat = x.reshape(*x.shape[:-2], -1)
     return jax.lax.dot_general(
@@ -181,14 +181,14 @@ def _flat_product(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: A
 def _linear(
     config: ModelConfig, inputs: Any, outputs: Any, fan_in: int, rngs: nnx.Rngs, use_bias: bool = False, **options: Any
 ) -> nnx.LinearGeneral:
-    """A matrix product, whose kernel begins as N(0, 1 / `fan_in`)."""
+    """A matrix product whose kernel is drawn from N(0, 1 / `fan_in`)."""
     options |= {"dtype": jnp.dtype(config.dtype), "param_dtype": jnp.dtype(config.param_dtype)}
     init = nnx.initializers.normal(fan_in**-0.5)
     return nnx.LinearGeneral(inputs, outputs, kernel_init=init, use_bias=use_bias, rngs=rngs, **options)
 
 
-# What the backward pass keeps of a layer; it computes the rest a second time. From fastest to smallest: everything;
-# results of matrix products; only the layer's input.
+# What the backward pass keeps of a layer; it recomputes everything else. From fastest to smallest: everything; results
+# of matrix products; only the layer's input.
 REMAT: Mapping[str, Callable[[Any], Any]] = {
     "none": lambda layer: layer,
     "dots": functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
@@ -225,8 +225,8 @@ def hidden_states(
     """Final hidden states, dtype[B, T, D], of packed rows: tokens, positions and segment_ids, int32[B, T] each.
 
     A token sees the earlier tokens of its own segment and itself; segment 0 is padding. `remat` names an entry of
-    REMAT: what is kept for the backward pass. With a `mesh`, activations are spread over it and each device computes
-    its own experts; B must be a multiple of data × fsdp.
+    REMAT, which decides what is kept for the backward pass. With a `mesh`, activations are spread over it and each
+    device computes its own experts; B must be a multiple of data × fsdp.
     """
     rows = tokens, positions, segment_ids
     return routed_hidden_states(config, params, *rows, routes=None, replay=False, **settings)[0]
@@ -246,7 +246,7 @@ def routed_hidden_states(
 ) -> tuple[jax.Array, jax.Array | None]:
     """`hidden_states` of a sparse model, and float32[B, T]: the share of experts chosen here that are not in `routes`.
 
-    `routes` int[B, T, L, k] are the sampler's, -1 where they are not known; without them there is no share. With
+    `routes` int[B, T, L, k] are the sampler's, -1 where they are not known; without them the share is None. With
     `replay` tokens go through the experts of their routes, and each router scores the states that result.
     """
     shape, count = tokens.shape, tokens.size
@@ -261,8 +261,8 @@ def routed_hidden_states(
 
         def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             query, key, value = (x.reshape(*shape, *x.shape[1:]) for x in (query, key, value))
-            mixed = packed_attention(query, key, value, segment_ids, mesh, window)
-            return mixed.reshape(count, *mixed.shape[2:])
+            output = packed_attention(query, key, value, segment_ids, mesh, window)
+            return output.reshape(count, *output.shape[2:])
 
         block = block_of(config, arrays)
         if layer_routes is None:
@@ -324,24 +324,24 @@ def cached_hidden_states(
 ) -> tuple[jax.Array, tuple[Cache, ...], jax.Array | None]:
     """Final hidden states, dtype[R, C, D], of new tokens, and the cache with them written to it.
 
-    With `routed`, for a sparse model, the tokens' routes too, int[R, C, L, k]; else None. tokens and positions are
-    int32[R, C]. slots int32[R] names the cache that each row continues; None means one row per slot, in order. A
-    position ≥ the cache's length or a slot ≥ S is padding: nothing is written and its state is meaningless. A row of
-    `slots` attends to the first `span` positions, which must be more than its own positions.
+    With `routed`, a sparse model also returns the tokens' routes, int[R, C, L, k]; otherwise they are None. tokens and
+    positions are int32[R, C]. slots int32[R] names the cache that each row continues; None means one row per slot, in
+    order. A position ≥ the cache's length or a slot ≥ S is padding: nothing is written and its state is meaningless. A
+    row of `slots` attends to the first `span` positions; `span` must exceed each of the row's positions.
     With a `mesh`, one of `replicas`, parameters and cache are laid out over it, and each device computes its own heads
     and experts. `params` come from `unstack`. Layers are unrolled: a cache carried through a scan would be copied every
     step.
     """
     ends = embedding_and_head(config, params)
     x = constrain(ends.embed(tokens), mesh)
-    written, chosen = [], []
+    new_cache, token_routes = [], []
     windows = config.layer_windows or (None,) * len(cache)
     for old, arrays, window in zip(cache, params["layers"], windows, strict=True):
         x, new, routes = cached_layer(config, arrays, old, x, positions, slots, span, window, routed=routed, mesh=mesh)
-        written.append(new)
+        new_cache.append(new)
         if routes is not None:
-            chosen.append(routes)
-    return ends.final_norm(x), tuple(written), jnp.stack(chosen, axis=2) if routed else None
+            token_routes.append(routes)
+    return ends.final_norm(x), tuple(new_cache), jnp.stack(token_routes, axis=2) if routed else None
 
 
 def cached_layer(
@@ -357,22 +357,22 @@ def cached_layer(
     routed: bool,
     mesh: Mesh | None,
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
-    """One layer of `cached_hidden_states`, with parameters `arrays`: its output dtype[R, C, D], its cache, and its
-    routes int[R, C, k] or None. `window` is its window, None for none."""
+    """One layer of `cached_hidden_states` with parameters `arrays`: its output dtype[R, C, D], its cache, and its
+    routes int[R, C, k] or None. `window` is the layer's window; None means none."""
     rows = jnp.arange(x.shape[0]) if slots is None else slots
-    written = []
+    caches = []
 
     def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        # Written before it is read: the other order would make XLA copy the whole cache.
+        # Write before reading: the other order would make XLA copy the whole cache.
         keys = old.key.at[rows[:, None], :, :, positions].set(key, mode="drop")
         values = old.value.at[rows[:, None], :, positions].set(value, mode="drop")
         new = Cache(constrain(keys, mesh, "kv_heads"), constrain(values, mesh, "kv_heads"))
-        written.append(new)
-        seen = new
+        caches.append(new)
+        view = new
         if slots is not None:
             near = Cache(new.key[..., :span], new.value[:, :, :span])
-            seen = Cache(*(entries.at[slots].get(mode="clip") for entries in near))
-        return _attend_cache(query, seen, positions, window)
+            view = Cache(*(entries.at[slots].get(mode="clip") for entries in near))
+        return _attend_cache(query, view, positions, window)
 
     block, rotate, routes = block_of(config, arrays), rotation(config, positions), None
     if routed:
@@ -380,7 +380,7 @@ def cached_layer(
         routes = experts.reshape(*positions.shape, -1).astype(RouteShape.of(config).dtype)
     else:
         x = block(x, rotate, attend, mesh)
-    return constrain(x, mesh), written[0], routes
+    return constrain(x, mesh), caches[0], routes
 
 
 def _attend_cache(query: jax.Array, cache: Cache, positions: jax.Array, window: jax.Array | int | None) -> jax.Array:
@@ -395,8 +395,8 @@ def _attend_cache(query: jax.Array, cache: Cache, positions: jax.Array, window: 
     if window is not None:
         visible &= (positions[..., None] - jnp.arange(length) < window)[:, None, None]
     weights = jax.nn.softmax(jnp.where(visible, scores, -1e30), axis=-1).reshape(rows, kv_heads, -1, length)
-    mixed = jnp.einsum("rkqt,rkth->rkqh", weights.astype(cache.value.dtype), cache.value)
-    return jnp.moveaxis(mixed.reshape(rows, kv_heads, -1, chunk, size), 3, 1).reshape(rows, chunk, heads, size)
+    output = jnp.einsum("rkqt,rkth->rkqh", weights.astype(cache.value.dtype), cache.value)
+    return jnp.moveaxis(output.reshape(rows, kv_heads, -1, chunk, size), 3, 1).reshape(rows, chunk, heads, size)
 
 
 def logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
@@ -411,8 +411,8 @@ def scoring_matrix(config: ModelConfig, params: Params) -> jax.Array:
 
 def score_tokens(config: ModelConfig, matrix: jax.Array, hidden: jax.Array) -> jax.Array:
     """float32[..., V]: the product of hidden states [..., D] and `scoring_matrix`, summed in float32."""
-    summed = 1 if config.tie_word_embeddings else 0
-    dimensions = (((hidden.ndim - 1,), (summed,)), ((), ()))
+    axis = 1 if config.tie_word_embeddings else 0
+    dimensions = (((hidden.ndim - 1,), (axis,)), ((), ()))
     dtype = jnp.dtype(config.dtype)
     return jax.lax.dot_general(
         hidden.astype(dtype), matrix.astype(dtype), dimensions, preferred_element_type=jnp.float32
