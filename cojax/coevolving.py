@@ -38,25 +38,25 @@ def coevolving(
         tasks = draw_tasks(loop, state, step)
         # Both agents play the same tasks; experts have solved them.
         solutions = rounds.solutions(tasks)
-        played = rounds.play(state, tasks, step)
+        rollouts = rounds.play(state, tasks, step)
 
         # The target learns from experts and failures, the failure agent from failures alone.
-        target, metrics, examples = rounds.learn_target(state, solutions, played, step)
-        second, second_metrics = rounds.learn_second(state, solutions, played, step)
+        target, metrics, examples = rounds.learn_target(state, solutions, rollouts, step)
+        second, second_metrics = rounds.learn_second(state, solutions, rollouts, step)
         rounds.load(target, step)
 
         # Signals: where is the target weak?
         with loop.clock("feedback"):
-            changes, new_signals = signals.detect(loop.detectors, state.memory, played.target)
+            changes, new_signals = signals.detect(loop.detectors, state.memory, rollouts.target)
             signals.apply(state.memory, changes)
-            changes |= rounds.count_second(state, played)
+            changes |= rounds.count_second(state, rollouts)
         with loop.clock("checkpoint"):
             directory.memory.append([{"step": step, "changes": changes}])
-            directory.add_episodes(step, played.target, new_signals, played.second)
+            directory.add_episodes(step, rollouts.target, new_signals, rollouts.second)
 
         # Keep validated tasks, if the task set grows. Then record and checkpoint.
         pending = (*state.pending, *new_signals)
         state = dataclasses.replace(state, step=step, learner=target, second=second, pending=pending)
-        record = rounds.record(state, played, new_signals, metrics, examples, second_metrics)
+        record = rounds.record(state, rollouts, new_signals, metrics, examples, second_metrics)
         state = end_step(evolutions, state, record, observe)
     return state

@@ -54,12 +54,12 @@ def flaw(query: str, longest: int, control_tokens: Sequence[str] = ()) -> str:
             return f"the query holds {name}, U+{ord(character):04X}; expected plain text"
     if not any(unicodedata.category(c)[0] in "LN" and c not in _FILLERS for c in query):
         return "the query has no letter and no digit; expected words that ask for something"
-    folded = _folded(query)
-    if found := _TEMPLATE.search(folded):
-        return f"the query holds {found[0]!r}, a control token of chat templates"
+    folded_query = _folded(query)
+    if match := _TEMPLATE.search(folded_query):
+        return f"the query holds {match[0]!r}, a control token of chat templates"
     for literal in control_tokens:
         # Some tokenizers have runs of spaces, or other ordinary text, among their control tokens.
-        if len(literal.strip()) > 2 and _SIGN.search(literal) and _folded(literal) in folded:
+        if len(literal.strip()) > 2 and _SIGN.search(literal) and _folded(literal) in folded_query:
             return f"the query holds {literal!r}, a control token of the policy's template"
     return ""
 
@@ -71,32 +71,32 @@ def oversize(solution: Sequence[Action]) -> str:
     calls = [call for action in solution for call in action.calls]
     if any(len(action.calls) > _CALLS for action in solution):
         return f"an action has more than {_CALLS} calls"
-    written, values = 0, 0
-    waiting: list[tuple[int, Any]] = [(0, action.text) for action in solution]
+    characters, values = 0, 0
+    stack: list[tuple[int, Any]] = [(0, action.text) for action in solution]
     for call in calls:
-        waiting += [(0, call.name), (0, call.arguments)]
-    while waiting:
-        depth, value = waiting.pop()
+        stack += [(0, call.name), (0, call.arguments)]
+    while stack:
+        depth, value = stack.pop()
         values += 1
         if isinstance(value, str):
-            written += len(value)
-            if written <= _WRITTEN and any(unicodedata.category(c) == "Cs" for c in value):
+            characters += len(value)
+            if characters <= _WRITTEN and any(unicodedata.category(c) == "Cs" for c in value):
                 return "the solution holds half a surrogate pair; expected text"
         elif isinstance(value, Mapping | list | tuple):
             inner = [part for pair in value.items() for part in pair] if isinstance(value, Mapping) else value
             values += len(inner)
             if values <= _VALUES:
-                waiting += [(depth + 1, part) for part in inner]
+                stack += [(depth + 1, part) for part in inner]
         elif isinstance(value, int):
             # Estimated, as Python takes long to write a number of millions of digits.
-            written += value.bit_length() // 3
+            characters += value.bit_length() // 3
         elif isinstance(value, float) and math.isfinite(value):
-            written += 24
+            characters += 24
         elif value is not None:
             return f"an argument of the solution is {value!r:.60}; expected what JSON holds"
         if depth > _DEPTH:
             return f"arguments of the solution nest deeper than {_DEPTH} levels"
-        if written > _WRITTEN or values > _VALUES:
+        if characters > _WRITTEN or values > _VALUES:
             return f"the solution holds more than {_WRITTEN:,} characters or {_VALUES:,} values"
     return ""
 
@@ -113,5 +113,5 @@ def _unreadable(character: str) -> str:
 def _folded(text: str) -> str:
     """The text in one case and width, without white space and invisible characters."""
     plain = normal_form("NFKC", text).casefold()
-    shown = (c for c in plain if not c.isspace() and c not in _FILLERS)
-    return "".join(c for c in shown if unicodedata.category(c) not in ("Cf", "Mn", "Me"))
+    visible = (c for c in plain if not c.isspace() and c not in _FILLERS)
+    return "".join(c for c in visible if unicodedata.category(c) not in ("Cf", "Mn", "Me"))

@@ -44,17 +44,17 @@ class TaskPool:
 
     def add(self, tasks: Iterable[Task]) -> "TaskPool":
         """A pool with these tasks appended, without those whose id it has already. This pool stays as it is."""
-        grown, index = self._tasks, self._index
-        if len(grown) > self._length:
+        entries, index = self._tasks, self._index
+        if len(entries) > self._length:
             # Another pool was made from this one: the entries behind ours are its own.
-            grown = grown[: self._length]
-            index = {task.id: position for position, task in enumerate(grown)}
+            entries = entries[: self._length]
+            index = {task.id: position for position, task in enumerate(entries)}
         for task in tasks:
             if task.id not in index:
-                index[task.id] = len(grown)
-                grown.append(task)
-        added = len(grown) - self._length
-        return TaskPool(grown, index, len(grown), added or self._fresh)
+                index[task.id] = len(entries)
+                entries.append(task)
+        new_count = len(entries) - self._length
+        return TaskPool(entries, index, len(entries), new_count or self._fresh)
 
     @property
     def fresh(self) -> tuple[Task, ...]:
@@ -81,13 +81,13 @@ class TaskPool:
         rng = random.Random(repr(("sample", seed)))
         count = min(count, self._length)
         newest = range(self._length - self._fresh, self._length)
-        chosen = rng.sample(newest, min(round(count * fresh_fraction), len(newest)))
-        taken = set(chosen)
-        drawn = rng.sample(range(self._length), count) if weight is None else self._weighted(count, rng, weight)
-        others = [position for position in drawn if position not in taken]
-        chosen += others[: count - len(chosen)]
-        rng.shuffle(chosen)
-        return tuple(self._tasks[position] for position in chosen)
+        positions = rng.sample(newest, min(round(count * fresh_fraction), len(newest)))
+        fresh_positions = set(positions)
+        draws = rng.sample(range(self._length), count) if weight is None else self._weighted(count, rng, weight)
+        others = [position for position in draws if position not in fresh_positions]
+        positions += others[: count - len(positions)]
+        rng.shuffle(positions)
+        return tuple(self._tasks[position] for position in positions)
 
     def _weighted(self, count: int, rng: random.Random, weight: Callable[[str], float]) -> list[int]:
         """Positions drawn without replacement, each in proportion to its weight among those left.

@@ -42,14 +42,14 @@ def score(groups: Sequence[Group]) -> Score:
     partial = [sum(t.partial for t in group.valid) / len(group.valid) for group in groups if group.valid]
     mean = sum(means) / len(means)
     variance = sum((m - mean) ** 2 for m in means) / max(1, len(means) - 1)
-    played = [t for group in groups for t in group.trajectories]
+    trajectories = [t for group in groups for t in group.trajectories]
     return Score(
         success=mean,
         error=math.sqrt(variance / len(means)),
         partial=sum(partial) / len(partial),
         tasks=len(means),
-        outcomes=count_outcomes(played),
-        lost=sum(not t.valid for t in played) / len(played),
+        outcomes=count_outcomes(trajectories),
+        lost=sum(not t.valid for t in trajectories) / len(trajectories),
         bounds=(_average_with(groups, 0.0), _average_with(groups, 1.0)),
     )
 
@@ -57,7 +57,7 @@ def score(groups: Sequence[Group]) -> Score:
 def _average_with(groups: Sequence[Group], lost_reward: float) -> float:
     """avg@k over all tasks if every lost episode had earned `lost_reward`."""
     rewards = [[t.reward if t.valid else lost_reward for t in g.trajectories] for g in groups if g.trajectories]
-    return _mean([_mean(of_task) for of_task in rewards])
+    return _mean([_mean(task_rewards) for task_rewards in rewards])
 
 
 Estimate = dict[str, float]  # `value`, a mean over `count` tasks or scenarios, and its 95 % interval, `low` to `high`
@@ -95,9 +95,9 @@ def mean_pass_at_k(groups: Sequence[Group], k: int) -> Estimate | None:
 
     A task with fewer than k valid episodes is left out. None where no task is left.
     """
-    kept = [group for group in groups if len(group.valid) >= k]
-    chances = [pass_at_k(sum(t.reward >= 1.0 for t in group.valid), len(group.valid), k) for group in kept]
-    return estimate(chances, sum(len(group.valid) for group in kept)) if kept else None
+    eligible_groups = [group for group in groups if len(group.valid) >= k]
+    chances = [pass_at_k(sum(t.reward >= 1.0 for t in group.valid), len(group.valid), k) for group in eligible_groups]
+    return estimate(chances, sum(len(group.valid) for group in eligible_groups)) if eligible_groups else None
 
 
 def success_by(groups: Sequence[Group], key: str) -> dict[str, float]:
@@ -105,7 +105,7 @@ def success_by(groups: Sequence[Group], key: str) -> dict[str, float]:
 
     A task of several kinds counts in each. Names are sorted. Raises ValueError for a task whose setup has no such key.
     """
-    return {name: found["success"] for name, found in success_by_kind(groups, kinds_by(key)).items()}
+    return {name: figures["success"] for name, figures in success_by_kind(groups, kinds_by(key)).items()}
 
 
 def kinds_by(key: str) -> Callable[[Task], Iterable[str]]:
@@ -117,8 +117,8 @@ def kinds_by(key: str) -> Callable[[Task], Iterable[str]]:
                 f"task {task.id} has no {key!r} in its setup to score it by; it has "
                 f"{', '.join(sorted(task.setup)) or 'nothing'}. Set evaluation.by to one of these, or to ''"
             )
-        found = task.setup[key]
-        return {found} if isinstance(found, str) else set(found)
+        value = task.setup[key]
+        return {value} if isinstance(value, str) else set(value)
 
     return kinds
 
@@ -130,7 +130,7 @@ def success_by_kind(groups: Sequence[Group], kinds: Callable[[Task], Iterable[st
         for name in kinds(group.task):
             if group.valid:
                 means.setdefault(name, []).append(group.score)
-    return {name: {"success": _mean(some), "tasks": len(some)} for name, some in sorted(means.items())}
+    return {name: {"success": _mean(scores), "tasks": len(scores)} for name, scores in sorted(means.items())}
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -153,16 +153,16 @@ def describe(
     `bounds` are as in `Score`. `pass_at_k` is given for k of 1, 2, 4, … `samples`. `by` is the success on the tasks of
     each kind. Raises ValueError where every episode was lost.
     """
-    found = score(groups)
+    split_score = score(groups)
     valid = [trajectory for group in groups for trajectory in group.valid]
     ks = sorted({*(2**power for power in range(samples.bit_length())), samples})
     return {
-        **dataclasses.asdict(found),
+        **dataclasses.asdict(split_score),
         "episodes": len(valid),
         "lost": sum(len(group.trajectories) for group in groups) - len(valid),
-        "bounds": list(found.bounds),
+        "bounds": list(split_score.bounds),
         "turns": sum(len(trajectory.turns) for trajectory in valid) / len(valid),
         "avg_at_k": average_at_k(groups),
-        "pass_at_k": {str(k): passed for k in ks if (passed := mean_pass_at_k(groups, k))},
+        "pass_at_k": {str(k): chance for k in ks if (chance := mean_pass_at_k(groups, k))},
         "by": success_by_kind(groups, kinds),
     }

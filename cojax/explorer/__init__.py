@@ -107,33 +107,33 @@ def context_of(
             f"no guidance for contexts of kind {kind!r}; expected one of {', '.join(guides)}; "
             "an expedition with a plan (cojax.synthesis.reflect_on) needs none of its own"
         )
-    named = signal.focus if signal else ()
+    weak_tools = signal.focus if signal else ()
     solution = (call.name for action in trajectory.task.solution for call in action.calls)
-    pattern = tuple(dict.fromkeys(tool for tool in named or tools_called(trajectory) or solution if tool != ending))
-    failed = [turn for turn in trajectory.turns if not turn.observation.ok]
-    tools = ", ".join(pattern) or "the tools of the task"
-    called = ", ".join(tools_called(trajectory)) or "no call"
+    focus = tuple(dict.fromkeys(tool for tool in weak_tools or tools_called(trajectory) or solution if tool != ending))
+    failed_turns = [turn for turn in trajectory.turns if not turn.observation.ok]
+    tools = ", ".join(focus) or "the tools of the task"
+    calls = ", ".join(tools_called(trajectory)) or "no call"
     return ExplorationContext(
         task=trajectory.task,
         kind=kind,
         episode=trajectory.episode,
         summary=(
-            f"{trajectory.task.query!r}: {len(trajectory.turns)} turns ({called}), "
+            f"{trajectory.task.query!r}: {len(trajectory.turns)} turns ({calls}), "
             f"{trajectory.outcome}, reward {trajectory.reward:.2f}"
         ),
-        failure_cause=_failure_cause(trajectory, failed),
+        failure_cause=_failure_cause(trajectory, failed_turns),
         instability_pattern=signal.evidence if signal else "",
-        focus_patterns=pattern,
+        focus_patterns=focus,
         objectives=guides[kind].worded(tools),
-        do_not_repeat=tuple(dict.fromkeys(signature(turn.action) for turn in failed)),
+        do_not_repeat=tuple(dict.fromkeys(signature(turn.action) for turn in failed_turns)),
     )
 
 
 def _failure_cause(trajectory: Trajectory, failed: list[Turn]) -> str:
     """The failed checks, the first errors, and the outcome unless it is finished; "" for a success without errors."""
     causes = []
-    if missed := [check.name for check in trajectory.checks if not check.passed]:
-        causes.append(f"checks failed: {', '.join(missed)}")
+    if failed_checks := [check.name for check in trajectory.checks if not check.passed]:
+        causes.append(f"checks failed: {', '.join(failed_checks)}")
     causes += [f"{signature(turn.action)}: {turn.observation.text}" for turn in failed[:_ERRORS_NAMED]]
     if trajectory.outcome != "finished":
         causes.append(f"ended as {trajectory.outcome} {trajectory.error}".rstrip())

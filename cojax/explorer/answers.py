@@ -57,15 +57,15 @@ def answer_objections(steps: Sequence[Triplet], ending: str, parameter: str | No
 def written_answers(steps: Sequence[Triplet], ending: str, parameter: str | None) -> list[Any]:
     """The values that these steps write as answers; none if code cannot be parsed."""
     try:
-        return [value for given, _ in _answers(steps, ending, parameter) for value in given]
+        return [value for answers, _ in _answers(steps, ending, parameter) for value in answers]
     except (RecursionError, MemoryError, SyntaxError, ValueError):
         return []
 
 
 def states_value(text: str, value: Any) -> bool:
     """Whether a text contains a value: as whole words, ignoring case and character width; a number by its value."""
-    said, folded = str(value).strip(), normal_form("NFKC", text).casefold()
-    return 0 < len(said) <= _LONGEST_ANSWER and _Text(folded).shows(normal_form("NFKC", said).casefold())
+    word, folded_text = str(value).strip(), normal_form("NFKC", text).casefold()
+    return 0 < len(word) <= _LONGEST_ANSWER and _Text(folded_text).shows(normal_form("NFKC", word).casefold())
 
 
 def _answers(
@@ -77,27 +77,27 @@ def _answers(
     names = _last_set(trees)
     for index, (step, tree) in enumerate(zip(steps, trees, strict=True)):
         last = index == len(steps) - 1 and step.observation.done
-        given = [
+        answers = [
             value
             for call in step.action.calls
             if ending and call.name == ending
             for value in answer_values(call.arguments)
         ]
         for call in _calls(tree) if argument else ():
-            given += _written_in(call, ending.rpartition(".")[2], argument, last, names)
-        yield given, (_Text(step.observation.text), _Text("\n".join(map(str, _printed(tree, names)))))
+            answers += _written_in(call, ending.rpartition(".")[2], argument, last, names)
+        yield answers, (_Text(step.observation.text), _Text("\n".join(map(str, _printed(tree, names)))))
 
 
 def _objections(steps: Sequence[Triplet], ending: str, parameter: str | None, answer: str) -> Iterator[str]:
-    shown: list[tuple[_Text, _Text]] = []  # of each step so far
-    for step, (given, texts) in zip(steps, _answers(steps, ending, parameter), strict=True):
-        if len(given) > _MOST_VALUES:
+    shown_texts: list[tuple[_Text, _Text]] = []  # of each step so far
+    for step, (answers, texts) in zip(steps, _answers(steps, ending, parameter), strict=True):
+        if len(answers) > _MOST_VALUES:
             yield f"its answer holds more than {_MOST_VALUES} values"
-        for value in given[:_MOST_VALUES]:
-            yield from _unshown(value, [*shown, *_before_the_end(step, ending)])
-        shown.append(texts)
+        for value in answers[:_MOST_VALUES]:
+            yield from _unshown(value, [*shown_texts, *_before_the_end(step, ending)])
+        shown_texts.append(texts)
     if answer:
-        yield from _unshown(answer, shown)
+        yield from _unshown(answer, shown_texts)
 
 
 def _before_the_end(step: Triplet, ending: str) -> "Iterator[tuple[_Text, _Text]]":
@@ -116,7 +116,7 @@ class _Text:
 
     @functools.cached_property
     def numbers(self) -> set[Decimal]:
-        return {Decimal(said) for text in (self.text, _GROUPING.sub("", self.text)) for said in _NUMBER.findall(text)}
+        return {Decimal(token) for text in (self.text, _GROUPING.sub("", self.text)) for token in _NUMBER.findall(text)}
 
     @functools.cached_property
     def marked(self) -> str:
@@ -140,9 +140,9 @@ def _unshown(value: Any, shown: Sequence[tuple[_Text, _Text]]) -> Iterator[str]:
     """An objection unless one of the steps showed the value and did not itself print it as a literal."""
     if value is None:
         return
-    said = str(value).strip()
-    if not (0 < len(said) <= _LONGEST_ANSWER and any(text.shows(said) and not own.shows(said) for text, own in shown)):
-        yield f"no step shows the answer {said[:100]!r}"
+    word = str(value).strip()
+    if not (0 < len(word) <= _LONGEST_ANSWER and any(text.shows(word) and not own.shows(word) for text, own in shown)):
+        yield f"no step shows the answer {word[:100]!r}"
 
 
 def parse_code(step: Triplet) -> ast.Module:
@@ -154,8 +154,8 @@ def parse_code(step: Triplet) -> ast.Module:
     text = step.action.text.rpartition("</think>")[2].partition("<think>")[0]
     block = _BLOCK.search(text)
     code = block[1] if block else "" if step.action.calls else text
-    nested = accumulate((char in "([{") - (char in ")]}") for char in code)
-    if len(code) > _LONGEST_CODE or max(nested, default=0) > _DEEPEST:
+    depths = accumulate((char in "([{") - (char in ")]}") for char in code)
+    if len(code) > _LONGEST_CODE or max(depths, default=0) > _DEEPEST:
         raise ValueError(f"it has {len(code):,} characters, or brackets in more than {_DEEPEST} brackets")
     try:
         return ast.parse(code)
@@ -168,7 +168,7 @@ def parse_code(step: Triplet) -> ast.Module:
 def _last_set(trees: Sequence[ast.Module]) -> Names:
     """The names whose last top-level setting is a plain assignment, each with the expression assigned."""
     names: dict[str, ast.expr] = {}
-    shared: set[str] = set()
+    global_names: set[str] = set()
     for statement in (statement for tree in trees for statement in tree.body):
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
@@ -178,11 +178,11 @@ def _last_set(trees: Sequence[ast.Module]) -> Names:
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 names.pop(node.name, None)
             elif isinstance(node, ast.Global):
-                shared |= {*node.names}
+                global_names |= {*node.names}
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             names |= {target.id: statement.value for target in targets if isinstance(target, ast.Name)}
-    return {name: value for name, value in names.items() if name not in shared}
+    return {name: value for name, value in names.items() if name not in global_names}
 
 
 def _calls(tree: ast.Module) -> Iterator[ast.Call]:
@@ -195,8 +195,8 @@ def _calls(tree: ast.Module) -> Iterator[ast.Call]:
 def _written_in(call: ast.Call, name: str, parameter: str, last: bool, names: Names) -> Iterator[Any]:
     """The written values that a call gives as an answer: a call of `name`, or one with `parameter` in the last step."""
     func = call.func
-    called = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
-    ends = bool(name) and called == name
+    callee = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+    ends = bool(name) and callee == name
     if not (ends or last):
         return
     expressions = [keyword.value for keyword in call.keywords if keyword.arg == parameter]
@@ -232,8 +232,8 @@ def _literal(node: ast.expr, names: Names) -> Any:
             return _sum(0, _literal(node.operand, names), -1)
         case ast.BinOp(op=ast.Add()):
             return _sum(_literal(node.left, names), _literal(node.right, names))
-        case ast.Call(func=ast.Name(id=cast), args=[given], keywords=[]) if cast in _CASTS and cast not in names:
-            return _cast(_CASTS[cast], _literal(given, names))
+        case ast.Call(func=ast.Name(id=cast), args=[argument], keywords=[]) if cast in _CASTS and cast not in names:
+            return _cast(_CASTS[cast], _literal(argument, names))
         case ast.List() | ast.Tuple() | ast.Set():
             return [_literal(part, names) for part in node.elts]
         case ast.Dict():
@@ -260,12 +260,12 @@ def _sum(one: Any, other: Any, sign: int = 1) -> Any:
 def _printed(tree: ast.Module, names: Names) -> Iterator[Any]:
     """The literals that a block prints or ends in. Showing them does not prove that the block found them."""
     for node in ast.walk(tree):
-        printed: Sequence[ast.AST] = ()
+        expressions: Sequence[ast.AST] = ()
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
-            printed = node.args
+            expressions = node.args
         elif isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call):
-            printed = [node.value]
-        for part in printed:
+            expressions = [node.value]
+        for part in expressions:
             try:
                 yield from answer_values(_literal(part, names))  # type: ignore[arg-type]
             except (_NotLiteral, ValueError):
@@ -299,12 +299,12 @@ def answer_values(value: Any) -> Iterator[Any]:
 
 def leaves(value: Any) -> Iterator[Any]:
     """The values within nested mappings and lists, in order."""
-    waiting = [value]
-    while waiting:
-        inner = waiting.pop()
+    stack = [value]
+    while stack:
+        inner = stack.pop()
         if isinstance(inner, Mapping):
-            waiting += reversed([*inner.values()])
+            stack += reversed([*inner.values()])
         elif isinstance(inner, list | tuple):
-            waiting += reversed(inner)
+            stack += reversed(inner)
         else:
             yield inner

@@ -52,10 +52,10 @@ class Evolutions:
             return
         with self.loop.clock("feedback"):
             evolve = self.prepare(state)
-        with in_background("evolution", lambda unwanted: evolve(lambda: self.stop() or unwanted())) as synthesis:
+        with in_background("evolution", lambda unwanted: evolve(lambda: self.stop() or unwanted())) as future:
             yield syntheses
             with self.loop.clock("feedback"):
-                syntheses.append(synthesis.result())
+                syntheses.append(future.result())
 
     def at_end(self, state: State, record: Mapping[str, Any]) -> tuple[State, Mapping[str, Any]]:
         """Makes the evolution at the end of the step, if one is due there. Returns the new state and the record."""
@@ -78,7 +78,7 @@ class Evolutions:
         The function may run on any thread. It raises Interrupted once its argument, `stop`, returns true.
         """
         loop, seed = self.loop, (self.loop.seed, state.step - 1)
-        more = loop.admission.candidates if loop.admission else 1
+        factor = loop.admission.candidates if loop.admission else 1
         episodes, find = self.directory.recall(range(state.evolved + 1, state.step + 1))
         if loop.near_duplicates:
             loop.near_duplicates.update(state.pool)
@@ -91,7 +91,7 @@ class Evolutions:
             episodes=tuple(episodes),
             find=find,
             popularity=loop.popularity,
-            contexts=loop.contexts * more,
+            contexts=loop.contexts * factor,
             seed=seed,
             select=loop.select,
             visits=visits_of(episodes, state.memory["forgetting"] if keeps_scores else {}, loop.group_size),
@@ -99,26 +99,26 @@ class Evolutions:
             closed=loop.closed,
         )
         # Copies: the next step changes the memories, and may run at the same time.
-        read = {name: dict(state.memory[name]) for name in loop.reads}
+        memories = {name: dict(state.memory[name]) for name in loop.reads}
 
         def make(stop: Callable[[], bool]) -> Synthesis:
             synthesis = synthesize(
-                expeditions_of(loop.evolve, inputs, *read.values()),
+                expeditions_of(loop.evolve, inputs, *memories.values()),
                 loop.environment,
                 loop.explorer,
                 loop.validate,
                 state.pool.__contains__,
-                budget=loop.budget * more,
+                budget=loop.budget * factor,
                 per_context=loop.per_context,
                 seed=seed,
                 step=state.step,
                 near_duplicates=loop.near_duplicates,
-                predict=loop.predictor(read["beliefs"]) if "beliefs" in read else lambda draft: None,
+                predict=loop.predictor(memories["beliefs"]) if "beliefs" in memories else lambda draft: None,
                 stop=stop,
             )
             if not synthesis.counts["expeditions"]:
-                failed, used_up = bool(synthesis.counts["failures"]), groups_left(loop, state) <= 0
-                idle = why_idle(loop.evolve, inputs, failed=failed, used_up=used_up)
+                environment_failed, used_up = bool(synthesis.counts["failures"]), groups_left(loop, state) <= 0
+                idle = why_idle(loop.evolve, inputs, failed=environment_failed, used_up=used_up)
                 synthesis = dataclasses.replace(synthesis, idle=idle)
             elif not synthesis.tasks:
                 _LOG.warning(

@@ -25,10 +25,10 @@ class PlayedCount:
         return {"episodes": 0, "environment_steps": 0}
 
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
-        played = [trajectory for group in groups for trajectory in group.trajectories]
+        episodes = [trajectory for group in groups for trajectory in group.trajectories]
         return {
-            "episodes": memory["episodes"] + len(played),
-            "environment_steps": memory["environment_steps"] + sum(len(trajectory.turns) for trajectory in played),
+            "episodes": memory["episodes"] + len(episodes),
+            "environment_steps": memory["environment_steps"] + sum(len(trajectory.turns) for trajectory in episodes),
         }, []
 
 
@@ -53,10 +53,10 @@ def sample_ahead(loop: Loop, state: State, step: int) -> Iterator[list[Group]]:
     prefixes = _prefixes(loop, state)
     with in_background(
         "ahead", lambda unwanted: _play_and_refill(loop, state, step, tasks, prefixes, unwanted)
-    ) as sampled:
+    ) as future:
         yield groups
         with time_rollout(loop):
-            groups += sampled.result()
+            groups += future.result()
 
 
 def _play_and_refill(
@@ -75,11 +75,11 @@ def _play_and_refill(
     groups, refill = _play(loop, tasks, step, stop, prefixes=prefixes), 0
     while (missing := _missing(loop, state, groups)) > 0:
         refill += 1
-        known = {group.task.id for group in groups}
-        further = [task for task in draw_tasks(loop, state, step, refill) if task.id not in known]
-        if not further:
+        task_ids = {group.task.id for group in groups}
+        new_tasks = [task for task in draw_tasks(loop, state, step, refill) if task.id not in task_ids]
+        if not new_tasks:
             break
-        groups += _play(loop, further[:missing], step, stop, prefixes=prefixes)
+        groups += _play(loop, new_tasks[:missing], step, stop, prefixes=prefixes)
     return groups
 
 

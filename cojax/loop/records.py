@@ -88,13 +88,13 @@ def _means(loop: Loop, groups: Sequence[Group], figures: Mapping[str, float]) ->
 
 def _origins(groups: Sequence[Group]) -> dict[str, dict[str, int]]:
     """For each origin of the groups' tasks, the number of its groups with two valid episodes, and of live ones."""
-    found: dict[str, dict[str, int]] = {}
+    counts_by_origin: dict[str, dict[str, int]] = {}
     for group in groups:
         if len(group.valid) > 1:
-            counts = found.setdefault(group.task.origin, {"groups": 0, "live": 0})
+            counts = counts_by_origin.setdefault(group.task.origin, {"groups": 0, "live": 0})
             counts["groups"] += 1
             counts["live"] += group.live
-    return dict(sorted(found.items()))
+    return dict(sorted(counts_by_origin.items()))
 
 
 def _replayed(groups: Sequence[Group]) -> dict[str, float]:
@@ -105,13 +105,13 @@ def _replayed(groups: Sequence[Group]) -> dict[str, float]:
 
 def with_scores(loop: Loop, state: State, record: Mapping[str, Any]) -> dict[str, Any]:
     """The record with the step's development score, if it has one, and the pool's quality after an evolution."""
-    found = dict(record)
+    full_record = dict(record)
     with loop.clock("evaluation"):
         if score := loop.score(state.step):
-            found["dev"] = score
-        if "evolution" in found and (quality := loop.quality(state.pool)):
-            found["evolution"] = {**found["evolution"], "quality": quality}
-    return found
+            full_record["dev"] = score
+        if "evolution" in full_record and (quality := loop.quality(state.pool)):
+            full_record["evolution"] = {**full_record["evolution"], "quality": quality}
+    return full_record
 
 
 def save(loop: Loop, state: State, directory: "RunDirectory") -> None:

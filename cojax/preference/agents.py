@@ -26,8 +26,8 @@ def pairs_of_failures(own: Sequence[Failure], other: Sequence[Failure], margin: 
 
     `own` are its failures, `other` those of the target.
     """
-    theirs = {failure.trajectory.episode for failure in other}
-    return failure_pairs([*other, *own], margin, seed, played_by_other=lambda failure: failure.episode in theirs)
+    other_ids = {failure.trajectory.episode for failure in other}
+    return failure_pairs([*other, *own], margin, seed, played_by_other=lambda failure: failure.episode in other_ids)
 
 
 def agent_pairs(
@@ -43,21 +43,21 @@ def agent_pairs(
     An expert that this agent did not play must be marked by `unsampled`. A kind of weight 0 has no pairs.
     """
     mine, theirs = failures_of(own), failures_of(other)
-    names = {failure.trajectory.episode for failure in theirs}
+    ids = {failure.trajectory.episode for failure in theirs}
     dpo, _ = coefficients(settings)
-    weighs = {kind: dpo * weight for kind, weight in weights(settings).items()}
-    pairs: dict[str, list[Pair]] = {kind: [] for kind in weighs}
+    scales = {kind: dpo * weight for kind, weight in weights(settings).items()}
+    pairs: dict[str, list[Pair]] = {kind: [] for kind in scales}
     for kind, failures in (("own", mine), ("other", theirs)):
-        for failure in failures if weighs[kind] else ():
+        for failure in failures if scales[kind] else ():
             worse = failure.trajectory if kind == "own" else unsampled(failure.trajectory)
-            if known := experts.get(worse.task.id):
-                better = random.Random(repr((*seed, worse.task.id, worse.episode))).choice(known)
+            if task_experts := experts.get(worse.task.id):
+                better = random.Random(repr((*seed, worse.task.id, worse.episode))).choice(task_experts)
                 # Without its turns beyond `extra_turns` more than the expert has.
                 cut = dataclasses.replace(worse, turns=worse.turns[: len(better.turns) + settings.extra_turns])
-                pairs[kind].append(Pair(better, cut, weighs[kind]))
-    if weighs["failures"]:
+                pairs[kind].append(Pair(better, cut, scales[kind]))
+    if scales["failures"]:
         pairs["failures"] = failure_pairs(
-            [*mine, *theirs], settings.margin, seed, weighs["failures"], played_by_other=lambda t: t.episode in names
+            [*mine, *theirs], settings.margin, seed, scales["failures"], played_by_other=lambda t: t.episode in ids
         )
     return pairs
 
@@ -66,13 +66,13 @@ def experts_by_task(
     settings: RoundsSettings, solutions: Mapping[str, Trajectory], own: Sequence[Group], other: Sequence[Group]
 ) -> dict[str, list[Trajectory]]:
     """Task id → what counts as its experts by `settings.experts`, as seen by the agent that played `own`."""
-    found = {task: [trajectory] for task, trajectory in solutions.items()} if settings.experts != "successes" else {}
+    experts = {task: [trajectory] for task, trajectory in solutions.items()} if settings.experts != "successes" else {}
     if settings.experts == "solutions":
-        return found
-    solved: dict[str, list[Trajectory]] = {}
+        return experts
+    successes: dict[str, list[Trajectory]] = {}
     for trajectory in (*distinct_successes(own), *map(unsampled, distinct_successes(other))):
-        solved.setdefault(trajectory.task.id, []).append(trajectory)
-    return {**solved, **found}
+        successes.setdefault(trajectory.task.id, []).append(trajectory)
+    return {**successes, **experts}
 
 
 def expert_trajectories(
@@ -83,14 +83,14 @@ def expert_trajectories(
     Its actions have no log-probs of a sampler, and the version of their weights is -1. Raises RolloutError if too many
     episodes are lost.
     """
-    solved = [task for task in tasks if task.solution]
-    most = max((len(task.solution) for task in solved), default=1)
-    actors = SolutionActors(chat, {task.id: task.solution for task in solved})
+    solvable_tasks = [task for task in tasks if task.solution]
+    most = max((len(task.solution) for task in solvable_tasks), default=1)
+    actors = SolutionActors(chat, {task.id: task.solution for task in solvable_tasks})
     collector = EpisodeCollector(actors, environment, dataclasses.replace(limits, max_turns=most))
-    played = collector.collect(solved, seed=(), label="expert")
+    groups = collector.collect(solvable_tasks, seed=(), label="expert")
     return {
         trajectory.task.id: trajectory
-        for group in played
+        for group in groups
         for trajectory in group.valid
         if trajectory.reward >= 1.0
         and sum(len(turn.prompt_tokens) + len(turn.action_tokens) for turn in trajectory.turns) <= longest
@@ -99,11 +99,11 @@ def expert_trajectories(
 
 def distinct_successes(groups: Iterable[Group]) -> list[Trajectory]:
     """The successes of these groups, in order; of several with the same task and tokens, the first."""
-    found: dict[object, Trajectory] = {}
+    successes: dict[object, Trajectory] = {}
     for trajectory in (trajectory for group in groups for trajectory in group.valid):
         if trajectory.reward >= 1.0 and sampled_mask(trajectory).any():
-            found.setdefault((trajectory.task.id, *(turn.action_tokens for turn in trajectory.turns)), trajectory)
-    return list(found.values())
+            successes.setdefault((trajectory.task.id, *(turn.action_tokens for turn in trajectory.turns)), trajectory)
+    return list(successes.values())
 
 
 @dataclasses.dataclass(frozen=True)

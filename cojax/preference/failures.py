@@ -19,13 +19,13 @@ class Failure:
     trajectory: Trajectory
 
     def __post_init__(self) -> None:
-        found = self.trajectory
-        if found.reward >= 1.0:
-            raise ValueError(f"episode {found.episode!r} is a success (reward {found.reward:g}); expected a failure")
-        if not found.valid:
-            raise ValueError(f"episode {found.episode!r} was lost ({found.outcome}); expected a failure of the policy")
-        if not found.turns or any(turn.weights_version < 0 for turn in found.turns):
-            raise ValueError(f"episode {found.episode!r} was not sampled from a policy; expected a failure of one")
+        t = self.trajectory
+        if t.reward >= 1.0:
+            raise ValueError(f"episode {t.episode!r} is a success (reward {t.reward:g}); expected a failure")
+        if not t.valid:
+            raise ValueError(f"episode {t.episode!r} was lost ({t.outcome}); expected a failure of the policy")
+        if not t.turns or any(turn.weights_version < 0 for turn in t.turns):
+            raise ValueError(f"episode {t.episode!r} was not sampled from a policy; expected a failure of one")
 
 
 def failures_of(groups: Iterable[Group]) -> list[Failure]:
@@ -52,10 +52,10 @@ def failure_pairs(
     pairs = []
     for worse in failures:
         task = worse.trajectory.task.id
-        better = [one for one in by_task[task] if one.trajectory.partial > worse.trajectory.partial + margin]
-        if better:
-            drawn = random.Random(repr((*seed, task, worse.trajectory.episode))).choice(better)
-            sides = [unsampled(t) if played_by_other(t) else t for t in (drawn.trajectory, worse.trajectory)]
+        candidates = [other for other in by_task[task] if other.trajectory.partial > worse.trajectory.partial + margin]
+        if candidates:
+            better = random.Random(repr((*seed, task, worse.trajectory.episode))).choice(candidates)
+            sides = [unsampled(t) if played_by_other(t) else t for t in (better.trajectory, worse.trajectory)]
             pairs.append(Pair(sides[0], sides[1], weight))
     return pairs
 

@@ -92,8 +92,8 @@ class Rounds:
             experts = agents.experts_by_task(self.settings, solutions, played.target, played.second)
             examples = agents.agent_pairs(self.settings, experts, played.target, played.second, self._seed(step))
         with self.loop.clock("update"):
-            every = [example for some in examples.values() for example in some]
-            target, metrics = self._learn(state.learner, every, self._seed(step))
+            all_examples = [example for some in examples.values() for example in some]
+            target, metrics = self._learn(state.learner, all_examples, self._seed(step))
         return target, {**metrics, **count_groups(played.target)}, {kind: len(some) for kind, some in examples.items()}
 
     def learn_second(
@@ -116,7 +116,7 @@ class Rounds:
 
     def count_second(self, state: State, played: Played) -> Memory:
         """Adds the second agent's episodes to the detector `played`, in place; returns the changes."""
-        counters = {name: one for name, one in self.loop.detectors.items() if name == "played"}
+        counters = {name: detector for name, detector in self.loop.detectors.items() if name == "played"}
         changes, _ = detect(counters, state.memory, played.second)
         apply(state.memory, changes)
         return changes
@@ -173,22 +173,22 @@ def measures_of(groups: Sequence[Group], hard: float) -> dict[str, Any]:
     """
     valid = [trajectory for group in groups for trajectory in group.valid]
     failures = [trajectory for trajectory in valid if trajectory.reward < 1.0]
-    found: dict[str, Any] = {
+    measures: dict[str, Any] = {
         "episodes": len(valid),
         "failures": len(failures),
         "hard": sum(trajectory.partial >= hard for trajectory in failures),
     }
     if valid:
-        found["success"] = 1.0 - len(failures) / len(valid)
-        found["partial"] = sum(trajectory.partial for trajectory in valid) / len(valid)
-        found["turns"] = sum(len(trajectory.turns) for trajectory in valid) / len(valid)
+        measures["success"] = 1.0 - len(failures) / len(valid)
+        measures["partial"] = sum(trajectory.partial for trajectory in valid) / len(valid)
+        measures["turns"] = sum(len(trajectory.turns) for trajectory in valid) / len(valid)
     if failures:
-        found["distinct"] = len({(t.task.id, _actions(t)) for t in failures}) / len(failures)
-        found["ends"] = len({(t.task.id, t.checks) for t in failures}) / len(failures)
+        measures["distinct"] = len({(t.task.id, _actions(t)) for t in failures}) / len(failures)
+        measures["ends"] = len({(t.task.id, t.checks) for t in failures}) / len(failures)
     if len(failures) > 1:
         texts = [_actions(trajectory) for trajectory in failures[:_MOST]]
-        found["sr_at_k"] = round(neighbour_similarity(hashed_ngrams()(texts), _K) or 0.0, 6)
-    return found
+        measures["sr_at_k"] = round(neighbour_similarity(hashed_ngrams()(texts), _K) or 0.0, 6)
+    return measures
 
 
 def _actions(trajectory: Trajectory) -> str:

@@ -108,12 +108,12 @@ def detect(
     changes: Memory = {}
     signals: list[Signal] = []
     for kind, detector in detectors.items():
-        changes[kind], found = detector.update(memory[kind], groups)
-        if strange := next((signal.kind for signal in found if signal.kind != kind), None):
+        changes[kind], kind_signals = detector.update(memory[kind], groups)
+        if other_kind := next((signal.kind for signal in kind_signals if signal.kind != kind), None):
             raise ValueError(
-                f"the detector of {kind!r} raised a signal of kind {strange!r}; give the signal the detector's name"
+                f"the detector of {kind!r} raised a signal of kind {other_kind!r}; give the signal the detector's name"
             )
-        signals += found
+        signals += kind_signals
     _check_kept(changes)
     return changes, signals
 

@@ -53,12 +53,12 @@ class Forgetting:
                 continue
             name, now = group.task.id, group.score
             recent = changes.get(name, memory.get(name, []))
-            solved = [ago for ago, score in enumerate(reversed(recent), start=1) if score >= self.threshold]
-            if solved and now < self.threshold:
-                ago = "1 visit" if solved[0] == 1 else f"{solved[0]} visits"
-                evidence = f"solved {ago} ago at {recent[-solved[0]]:.2f}, now {now:.2f}"
-                failing = (one for one in group.valid if one.reward < self.threshold)
-                signals += signals_on(self.name, group, failing, self.threshold, evidence)
+            visits_ago = [ago for ago, score in enumerate(reversed(recent), start=1) if score >= self.threshold]
+            if visits_ago and now < self.threshold:
+                when = "1 visit" if visits_ago[0] == 1 else f"{visits_ago[0]} visits"
+                evidence = f"solved {when} ago at {recent[-visits_ago[0]]:.2f}, now {now:.2f}"
+                failures = (t for t in group.valid if t.reward < self.threshold)
+                signals += signals_on(self.name, group, failures, self.threshold, evidence)
             # Recorded last: the visit that solves a task is not compared with itself.
             changes[name] = [*recent, now][-self.window :]
         return changes, signals
@@ -91,10 +91,10 @@ class Boundary:
         """The signals of these groups, and no changes."""
         signals: list[Signal] = []
         for group in groups:
-            solved = sum(trajectory.reward > self.threshold for trajectory in group.valid)
-            failed = sum(trajectory.reward < self.threshold for trajectory in group.valid)
-            if solved and failed:
-                counts = f"{solved} of {len(group.valid)} solved, {failed} failed"
+            successes = sum(trajectory.reward > self.threshold for trajectory in group.valid)
+            failures = sum(trajectory.reward < self.threshold for trajectory in group.valid)
+            if successes and failures:
+                counts = f"{successes} of {len(group.valid)} solved, {failures} failed"
                 evidence = f"{counts}, this one at {{reward:.2f}}"
                 signals += signals_on(self.name, group, group.valid, self.threshold, evidence)
         return {}, signals
@@ -128,19 +128,19 @@ class Rare:
 
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, int], list[Signal]]:
         """The changed counts, and the signals of these groups."""
-        found = [
+        trajectory_patterns = [
             (trajectory, patterns)
             for group in groups
             for trajectory in group.valid
             if (patterns := self.patterns(trajectory))
         ]
-        seen = Counter(pattern for _, patterns in found for pattern in patterns)
-        total = memory.get(_TOTAL, 0) + seen.total()
-        counts = {pattern: memory.get(pattern, 0) + times for pattern, times in seen.items()} | {_TOTAL: total}
+        occurrences = Counter(pattern for _, patterns in trajectory_patterns for pattern in patterns)
+        total = memory.get(_TOTAL, 0) + occurrences.total()
+        counts = {pattern: memory.get(pattern, 0) + times for pattern, times in occurrences.items()} | {_TOTAL: total}
         if total < self.minimum:
             return counts, []
         signals = []
-        for trajectory, patterns in found:
+        for trajectory, patterns in trajectory_patterns:
             rarest = min(patterns, key=lambda pattern: (counts[pattern], pattern))
             if counts[rarest] / total < self.percent / 100:
                 signals.append(self._signal(trajectory, rarest, counts[rarest], total))

@@ -69,8 +69,8 @@ class Visit:
 
 def above(rate: float, visits: Sequence[Visit]) -> float:
     """P(p ≥ rate) given these visits, with p the task's success rate."""
-    solved, failed = sum(visit.solved for visit in visits), sum(visit.failed for visit in visits)
-    return float(1.0 - betainc(1.0 + solved, 1.0 + failed, rate))
+    successes, failures = sum(visit.solved for visit in visits), sum(visit.failed for visit in visits)
+    return float(1.0 - betainc(1.0 + successes, 1.0 + failures, rate))
 
 
 def step_of(episode: str) -> int:

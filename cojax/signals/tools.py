@@ -28,8 +28,8 @@ def tools_of(action: Action, environment: str = "") -> tuple[str, ...]:
     of that name declares (`CALLS_IN_TEXT`), or for another name every environment that this process has found."""
     if action.calls or not action.text:
         return tuple(call.name for call in action.calls)
-    own = CALLS_IN_TEXT.get(environment)
-    patterns = dict.fromkeys(CALLS_IN_TEXT.values()) if own is None else (own,)
+    own_pattern = CALLS_IN_TEXT.get(environment)
+    patterns = dict.fromkeys(CALLS_IN_TEXT.values()) if own_pattern is None else (own_pattern,)
     return tuple(name for pattern in patterns if pattern for name in re.findall(pattern, action.text))
 
 
@@ -44,8 +44,8 @@ def distinguishing_tools(group: Group, threshold: float = 0.5) -> tuple[str, ...
         tool: abs(in_successes[tool] / len(successes) - in_failures[tool] / len(failures))
         for tool in in_successes.keys() | in_failures.keys()
     }
-    found = [tool for tool in difference if difference[tool] >= _LEAST_DIFFERENCE]
-    return tuple(sorted(found, key=lambda tool: (-difference[tool], tool)))
+    tools = [tool for tool in difference if difference[tool] >= _LEAST_DIFFERENCE]
+    return tuple(sorted(tools, key=lambda tool: (-difference[tool], tool)))
 
 
 def focus(distinguishing: tuple[str, ...], trajectory: Trajectory) -> tuple[str, ...]:
@@ -62,8 +62,8 @@ def signals_on(
     """
     distinguishing = distinguishing_tools(group, threshold)
     return [
-        Signal(kind, group.task.id, one.episode, evidence.format(reward=one.reward), focus(distinguishing, one))
-        for one in trajectories
+        Signal(kind, group.task.id, t.episode, evidence.format(reward=t.reward), focus(distinguishing, t))
+        for t in trajectories
     ]
 
 
@@ -85,8 +85,8 @@ def by_verb(kind: Any, commands: Mapping[str, str]) -> Any:
 
     def read(trajectory: Trajectory) -> Trajectory:
         actions = (turn.action for turn in trajectory.turns)
-        actions = (dataclasses.replace(one, calls=tuple(map(verb_of, one.calls))) for one in actions)
-        turns = (dataclasses.replace(turn, action=one) for turn, one in zip(trajectory.turns, actions, strict=True))
+        actions = (dataclasses.replace(action, calls=tuple(map(verb_of, action.calls))) for action in actions)
+        turns = (dataclasses.replace(turn, action=new) for turn, new in zip(trajectory.turns, actions, strict=True))
         return dataclasses.replace(trajectory, turns=tuple(turns))
 
     def update(memory: Mapping[str, Any], groups: Sequence[Group]) -> Any:

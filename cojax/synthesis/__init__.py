@@ -50,8 +50,8 @@ PREFIXES: dict[str, Callable[[], Any] | str] = {"prefixes": "experiments.study.p
 def reads(evolve: Evolve) -> tuple[str, ...]:
     """The memories that an evolution reads: its parameters after the first. Raises RegistryError for an unknown one."""
     parameters = inspect.signature(evolve).parameters.values()
-    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    names = tuple(one.name for one in positional[1:] if one.default is one.empty)
+    positional = [param for param in parameters if param.kind in (param.POSITIONAL_ONLY, param.POSITIONAL_OR_KEYWORD)]
+    names = tuple(param.name for param in positional[1:] if param.default is param.empty)
     if unknown := [name for name in names if name not in MEMORIES]:
         raise RegistryError(
             f"{_named(evolve)} takes the parameter {unknown[0]!r}; beside its inputs it can read "
@@ -62,15 +62,15 @@ def reads(evolve: Evolve) -> tuple[str, ...]:
 
 def expeditions_of(evolve: Evolve, inputs: EvolutionInputs, *memories: Mapping[str, Any]) -> Iterator[Expedition]:
     """What the evolution gives, one by one. Raises RegistryError for anything but an Expedition."""
-    found = evolve(inputs, *memories)
-    if not isinstance(found, Iterable):
+    expeditions = evolve(inputs, *memories)
+    if not isinstance(expeditions, Iterable):
         raise RegistryError(
-            f"{_named(evolve)} returned {shown(found)}; expected an iterator of cojax.synthesis.Expedition"
+            f"{_named(evolve)} returned {shown(expeditions)}; expected an iterator of cojax.synthesis.Expedition"
         )
-    for one in found:
-        if not isinstance(one, Expedition):
-            raise RegistryError(f"{_named(evolve)} gave {shown(one)}; expected a cojax.synthesis.Expedition")
-        yield one
+    for expedition in expeditions:
+        if not isinstance(expedition, Expedition):
+            raise RegistryError(f"{_named(evolve)} gave {shown(expedition)}; expected a cojax.synthesis.Expedition")
+        yield expedition
 
 
 def _named(evolve: Evolve) -> str:
@@ -89,8 +89,8 @@ def why_idle(evolve: Evolve, inputs: EvolutionInputs, *, failed: bool, used_up: 
     begins = getattr(function, "begins_at", ("signals", "episodes", "setups"))
     if function is evolutions.around_displaced_signals and not inputs.signals:
         begins = ("signals",)
-    spent = "; the run's episodes or environment_steps are used up" if used_up else ""
-    return " and ".join(_why_none(begin, inputs) for begin in begins) + spent
+    note = "; the run's episodes or environment_steps are used up" if used_up else ""
+    return " and ".join(_why_none(begin, inputs) for begin in begins) + note
 
 
 def _why_none(begin: str, inputs: EvolutionInputs) -> str:
@@ -103,8 +103,8 @@ def _why_none(begin: str, inputs: EvolutionInputs) -> str:
         return since if inputs.kinds else "no signal is switched on (signals)"
     if begin == "episodes":
         return f"none of {episodes:,} episodes is valid" if episodes else "no episodes since the last evolution"
-    closed = " that is not reserved for evaluation" if inputs.closed else ""
-    return f"no setup in the split {inputs.split!r}{closed}"
+    restriction = " that is not reserved for evaluation" if inputs.closed else ""
+    return f"no setup in the split {inputs.split!r}{restriction}"
 
 
 def _function(evolve: Evolve) -> Evolve:

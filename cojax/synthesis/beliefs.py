@@ -56,14 +56,14 @@ def no_evidence(discount: float) -> dict[str, Any]:
 
 def add_evidence(memory: Mapping[str, Any], seen: Iterable[tuple[Iterable[str], float, float]]) -> dict[str, Any]:
     """The changes to the memory by a step in which (keys, successes, failures) were seen."""
-    found: dict[str, Evidence] = {}
-    for keys, solved, failed in seen:
+    step_evidence: dict[str, Evidence] = {}
+    for keys, successes, failures in seen:
         for key in keys:
-            before = found.get(key, (0.0, 0.0))
-            found[key] = before[0] + solved, before[1] + failed
+            before = step_evidence.get(key, (0.0, 0.0))
+            step_evidence[key] = before[0] + successes, before[1] + failures
     now = memory[_STEPS] + 1
     changes: dict[str, Any] = {_STEPS: now}
-    for key, counts in found.items():
+    for key, counts in step_evidence.items():
         old = _discounted(memory.get(key), now, memory[_DISCOUNT])
         changes[key] = [old[0] + counts[0], old[1] + counts[1], now]
     return changes
@@ -103,12 +103,12 @@ class Beliefs:
 
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
         # The policy did not play the replayed actions, so they are no evidence.
-        seen = (
+        observations = (
             (_keys(group.task.solution[group.valid[0].replayed :]), group.solved, len(group.valid) - group.solved)
             for group in groups
             if group.valid
         )
-        return add_evidence(memory, seen), []
+        return add_evidence(memory, observations), []
 
 
 def _keys(actions: Sequence[Action]) -> list[str]:
@@ -120,9 +120,9 @@ def _keys(actions: Sequence[Action]) -> list[str]:
 def _discounted(entry: Sequence[float] | None, now: int, discount: float) -> Evidence:
     if entry is None:
         return 0.0, 0.0
-    solved, failed, step = entry
+    successes, failures, step = entry
     share = discount ** (now - step)
-    return share * solved, share * failed
+    return share * successes, share * failures
 
 
 def _mean(belief: BetaParameters) -> float:
@@ -154,8 +154,8 @@ class Posterior:
 
     def _belief(self, key: str, mean: float) -> BetaParameters:
         """The evidence of the key beside a prior of this mean."""
-        solved, failed = evidence(self.memory, key)
-        return self.strength * mean + solved, self.strength * (1.0 - mean) + failed
+        successes, failures = evidence(self.memory, key)
+        return self.strength * mean + successes, self.strength * (1.0 - mean) + failures
 
     def task_mean(self, solution: Sequence[Action], ending: str = "") -> float | None:
         """The success believed of a task with this solution, in (0, 1); None if it calls no tool but `ending`.
@@ -180,9 +180,9 @@ class Posterior:
     def _borrowed(self, tool: str) -> float:
         """The prior mean of a tool, between 1/4 and 3/4: its neighbours' rate of success counts as two episodes beside
         one success and one failure. So a tool that nobody tried stays open, whatever its neighbours are."""
-        found = [evidence(self.memory, tool_key(other)) for other in self.neighbours(tool)]
-        solved, failed = (sum(one[i] for one in found) for i in (0, 1))
-        return (1.0 + 2.0 * solved / (solved + failed)) / 4.0 if solved + failed else 0.5
+        neighbour_evidence = [evidence(self.memory, tool_key(other)) for other in self.neighbours(tool)]
+        successes, failures = (sum(counts[i] for counts in neighbour_evidence) for i in (0, 1))
+        return (1.0 + 2.0 * successes / (successes + failures)) / 4.0 if successes + failures else 0.5
 
 
 def neighbours_in(environment: Environment) -> Callable[[str], Iterable[str]]:
@@ -192,11 +192,11 @@ def neighbours_in(environment: Environment) -> Callable[[str], Iterable[str]]:
     """
 
     @functools.cache
-    def known() -> frozenset[str]:
+    def list_tools() -> frozenset[str]:
         return frozenset(environment.popularity()) if isinstance(environment, Charted) else frozenset()
 
     def neighbours(tool: str) -> Iterable[str]:
-        return environment.neighbours(tool) if isinstance(environment, Charted) and tool in known() else ()
+        return environment.neighbours(tool) if isinstance(environment, Charted) and tool in list_tools() else ()
 
     return neighbours
 
@@ -243,26 +243,26 @@ def posteriors(
     environment, ending = inputs.environment, inputs.explorer.ending
     posterior = Posterior(beliefs, neighbours_in(environment), strength)
     parents = [
-        (trajectory, offered)
+        (trajectory, tools)
         for trajectory in itertools.islice(inputs.trajectories(rng), _PARENTS * inputs.contexts)
-        if (offered := [tool for tool in offered_tools(environment, trajectory.task) if tool != ending])
+        if (tools := [tool for tool in offered_tools(environment, trajectory.task) if tool != ending])
     ]
 
     def contender() -> tuple[float, Trajectory, tuple[str, ...]]:
         """(success drawn from its belief, trajectory, the tools to use)."""
-        trajectory, offered = rng.choice(parents)
-        plan = tuple(rng.sample(offered, min(rng.choice((1, 2)), len(offered))))
+        trajectory, tools = rng.choice(parents)
+        plan = tuple(rng.sample(tools, min(rng.choice((1, 2)), len(tools))))
         length = len(plan) + bool(ending)
         belief = posterior.pair_belief(*plan, length) if len(plan) == 2 else posterior.tool_belief(*plan)
         return rng.betavariate(*belief), trajectory, plan
 
-    def guided() -> Expedition | None:
+    def make_expedition() -> Expedition | None:
         if not parents:
             return None
-        drawn = [contender() for _ in range(contenders)]
-        p, trajectory, plan = max(drawn, key=lambda one: one[0] * (1.0 - one[0]))
+        draws = [contender() for _ in range(contenders)]
+        p, trajectory, plan = max(draws, key=lambda draw: draw[0] * (1.0 - draw[0]))
         evidence = f"success with {' and '.join(plan)} drawn as {p:.2f}"
         signal = Signal(PLAN, trajectory.task.id, trajectory.episode, evidence, plan)
         return Expedition(trajectory.task, PLAN, signal=evidence, reflect=reflect_on(trajectory, signal, plan))
 
-    yield from partly_uniform(inputs, floor, rng, guided)
+    yield from partly_uniform(inputs, floor, rng, make_expedition)

@@ -45,17 +45,17 @@ def confident(signals: Iterable[Signal], budget: int, seed: tuple, confidence: C
         distinct = [members[0] for members in in_groups(kinds[kind], lambda signal: signal.task, rng)]
         # The sort is stable: signals of equal priority stay in random order. The last one is taken first.
         queues.append(sorted(distinct, key=confidence))
-    chosen: list[Signal] = []
-    while len(chosen) < budget and any(queues):
-        chosen += [queue.pop() for queue in queues if queue][: budget - len(chosen)]
-    return tuple(chosen)
+    selection: list[Signal] = []
+    while len(selection) < budget and any(queues):
+        selection += [queue.pop() for queue in queues if queue][: budget - len(selection)]
+    return tuple(selection)
 
 
 def every(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confidence) -> tuple[Signal, ...]:
     """All signals in random order, even beyond the budget (the paper's choice)."""
-    chosen = list(signals)
-    random.Random(repr(("select", seed))).shuffle(chosen)
-    return tuple(chosen)
+    selection = list(signals)
+    random.Random(repr(("select", seed))).shuffle(selection)
+    return tuple(selection)
 
 
 SELECTIONS: dict[str, Select] = {"even": even, "confident": confident, "all": every}
@@ -72,15 +72,15 @@ def visits_of(
     counts: dict[str, dict[int, list[float]]] = {}
     for name, episode in episodes.items():
         task = task_of(name)
-        solved_failed = counts.setdefault(task, {}).setdefault(step_of(name), [0.0, 0.0])
+        outcome_counts = counts.setdefault(task, {}).setdefault(step_of(name), [0.0, 0.0])
         if episode["outcome"] not in INFRASTRUCTURE:
-            solved_failed[episode["reward"] < _HALF] += 1
+            outcome_counts[episode["reward"] < _HALF] += 1
     visits: dict[str, list[Visit]] = {}
     for task, steps in counts.items():
         recent = [Visit(step, *steps[step]) for step in sorted(steps)]
-        seen = sum(visit.solved + visit.failed > 0 for visit in recent)
+        recent_count = sum(visit.solved + visit.failed > 0 for visit in recent)
         scores = windows.get(task, ())
-        older = scores[: max(0, len(scores) - seen)]
+        older = scores[: max(0, len(scores) - recent_count)]
         visits[task] = [Visit(0, score * group_size, (1 - score) * group_size) for score in older] + recent
     return visits
 
@@ -89,8 +89,8 @@ def confidence_by(kinds: Mapping[str, SignalKind], visits: VisitsByTask) -> Conf
     """The confidence that a signal's kind has in it, given the visits of its task; 0.5 if none are known."""
 
     def confidence(signal: Signal) -> float:
-        known = visits.get(signal.task, ())
-        return kinds[signal.kind].confidence(signal, known) if known and signal.kind in kinds else _HALF
+        task_visits = visits.get(signal.task, ())
+        return kinds[signal.kind].confidence(signal, task_visits) if task_visits and signal.kind in kinds else _HALF
 
     return confidence
 
@@ -104,11 +104,11 @@ def in_groups(items: Iterable[T], group: Callable[[T], Hashable], rng: random.Ra
     groups: dict[Hashable, list[T]] = {}
     for item in sorted(items, key=repr):
         groups.setdefault(group(item), []).append(item)
-    drawn = list(groups.values())
-    for members in drawn:
+    group_lists = list(groups.values())
+    for members in group_lists:
         rng.shuffle(members)
-    rng.shuffle(drawn)
-    return drawn
+    rng.shuffle(group_lists)
+    return group_lists
 
 
 # Setups drawn for each that is wanted where some are closed, since those are left out.
@@ -145,8 +145,8 @@ class EvolutionInputs:
 
     def setups(self) -> tuple[Task, ...]:
         """Setups of the split to explore. There are fewer than `contexts` if too many that are drawn are closed."""
-        drawn = sample_setups(self.environment, self.split, self.contexts * (_DRAWS if self.closed else 1), self.seed)
-        return tuple(setup for setup in drawn if setup_hash(setup) not in self.closed)[: self.contexts]
+        setups = sample_setups(self.environment, self.split, self.contexts * (_DRAWS if self.closed else 1), self.seed)
+        return tuple(setup for setup in setups if setup_hash(setup) not in self.closed)[: self.contexts]
 
     def trajectories(self, rng: random.Random) -> Iterator[Trajectory]:
         """Valid trajectories in random order, one of each task, picked at random among the task's own.
@@ -155,8 +155,8 @@ class EvolutionInputs:
         """
         # A generator draws the episodes when the first one is asked for. The order of draws from `rng` decides results.
         for episodes in in_groups(self.episodes, task_of, rng):
-            if found := next((one for one in map(self.find, episodes) if one.valid), None):
-                yield found
+            if trajectory := next((candidate for candidate in map(self.find, episodes) if candidate.valid), None):
+                yield trajectory
 
     def selected_signals(self) -> tuple[Signal, ...]:
         """The signals to follow."""
@@ -175,11 +175,11 @@ def begins_at(*places: Literal["signals", "episodes", "setups"]) -> Callable[[Ev
     If it makes no expedition, a run says what was missing there.
     """
 
-    def declared(evolve: Evolve) -> Evolve:
+    def declare(evolve: Evolve) -> Evolve:
         vars(evolve)["begins_at"] = places
         return evolve
 
-    return declared
+    return declare
 
 
 def static(inputs: EvolutionInputs) -> Iterator[Expedition]:
@@ -218,18 +218,18 @@ def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
     trajectory called.
     """
     rng = random.Random(repr(("displaced", inputs.seed)))
-    chosen = inputs.selected_signals()
-    kinds = dict.fromkeys(signal.kind for signal in chosen)
+    selection = inputs.selected_signals()
+    kinds = dict.fromkeys(signal.kind for signal in selection)
     trajectories = {kind: inputs.trajectories(rng) for kind in kinds}
-    for signal in chosen:
+    for signal in selection:
         trajectory = next(trajectories[signal.kind], None)
         if trajectory is None:
             continue
-        called = sorted(set(tools_called(trajectory)) - {inputs.explorer.ending})
-        focus = tuple(rng.sample(called, min(len(called), len(signal.focus))))
+        tools = sorted(set(tools_called(trajectory)) - {inputs.explorer.ending})
+        focus = tuple(rng.sample(tools, min(len(tools), len(signal.focus))))
         evidence = f"picked at random, in place of a trajectory with the signal {signal.kind}"
-        moved = Signal(signal.kind, trajectory.task.id, trajectory.episode, evidence, focus)
-        yield Expedition(trajectory.task, "trajectory", signal=evidence, reflect=reflect_on(trajectory, moved))
+        moved_signal = Signal(signal.kind, trajectory.task.id, trajectory.episode, evidence, focus)
+        yield Expedition(trajectory.task, "trajectory", signal=evidence, reflect=reflect_on(trajectory, moved_signal))
 
 
 @begins_at("signals")

@@ -83,9 +83,9 @@ class Expedition:
             return dataclasses.replace(trip, errors=(error,))
         errors: list[EnvironmentFailure | EngineError] = []
         drafts = explorer.abstract(exploration, environment, limit)
-        examined = tuple(examine(until_failure(drafts, errors, (EnvironmentFailure, EngineError))))
+        verdicts = tuple(examine(until_failure(drafts, errors, (EnvironmentFailure, EngineError))))
         return dataclasses.replace(
-            trip, triplets=exploration.triplets, failures=exploration.failures, examined=examined, errors=tuple(errors)
+            trip, triplets=exploration.triplets, failures=exploration.failures, examined=verdicts, errors=tuple(errors)
         )
 
     def lineage(self, draft: TaskDraft, verdict: Verdict, explorer: str, step: int) -> Lineage:
@@ -133,15 +133,15 @@ class Expedition:
         runs: dict[int, list[bool]] = {}
         for triplet in self.triplets:
             runs.setdefault(triplet.run, []).append(triplet.observation.ok)
-        written = {name: value for name, value in to_json(context).items() if name != "task"} if context else None
+        context_json = {name: value for name, value in to_json(context).items() if name != "task"} if context else None
         return {
             "step": step,
             "expedition": number,
             "origin": self.origin,
             "task": self.task.id,
             "signal": self.signal,
-            "context": written,
-            "runs": [{"run": run, "actions": len(worked), "ok": sum(worked)} for run, worked in runs.items()],
+            "context": context_json,
+            "runs": [{"run": run, "actions": len(results), "ok": sum(results)} for run, results in runs.items()],
             "failures": list(self.failures),
             "error": "; ".join(map(str, self.errors)),
         }

@@ -75,15 +75,15 @@ class Synthesis:
 
         Reasons that differ only in numbers count as one; the first of them is shown.
         """
-        refused = [record["verdict"]["evidence"][-1] for record in self.drafts if not record["task"]]
-        failed = [record["error"] for record in self.expeditions if record["error"]]
+        refusals = [record["verdict"]["evidence"][-1] for record in self.drafts if not record["task"]]
+        failures = [record["error"] for record in self.expeditions if record["error"]]
         # If all runs of an expedition failed, the reason of the first one counts.
         first_runs = (record["failures"][0] for record in self.expeditions if record["failures"] and not record["runs"])
-        failed += [failure.partition(": ")[2] if failure.startswith("run ") else failure for failure in first_runs]
-        alike: dict[str, list[str]] = {}
-        for reason in (*refused, *failed):
-            alike.setdefault(re.sub(r"\d+", "#", reason), []).append(reason)
-        return [f"{same[0]} ({len(same)}×)" for same in heapq.nlargest(count, alike.values(), key=len)]
+        failures += [failure.partition(": ")[2] if failure.startswith("run ") else failure for failure in first_runs]
+        by_wording: dict[str, list[str]] = {}
+        for reason in (*refusals, *failures):
+            by_wording.setdefault(re.sub(r"\d+", "#", reason), []).append(reason)
+        return [f"{reasons[0]} ({len(reasons)}×)" for reasons in heapq.nlargest(count, by_wording.values(), key=len)]
 
 
 def synthesize(
@@ -119,10 +119,10 @@ def synthesize(
     if isinstance(explorer, Metered):
         explorer.begin(seed)
     failures: list[EnvironmentFailure] = []
-    numbered = enumerate(until_failure(expeditions, failures, (EnvironmentFailure,)))
-    while chosen := list(itertools.islice(numbered, max(0, min(explorer.width, search.left)))):
+    numbered_expeditions = enumerate(until_failure(expeditions, failures, (EnvironmentFailure,)))
+    while batch := list(itertools.islice(numbered_expeditions, max(0, min(explorer.width, search.left)))):
         run = functools.partial(search.run, min(per_context, search.left))
-        for (number, _), expedition in zip(chosen, run_in_parallel(run, explorer, chosen, seed, stop), strict=True):
+        for (number, _), expedition in zip(batch, run_in_parallel(run, explorer, batch, seed, stop), strict=True):
             search.take(number, expedition)
     search.counts["failures"] += len(failures)
     figures = explorer.figures() if isinstance(explorer, Metered) else {}
@@ -150,17 +150,17 @@ def initial_tasks(
     again. Raises ValueError, which names the commonest reasons and what may help, if fewer tasks are found.
     """
 
-    def validated(draft: TaskDraft, known: Callable[[str], bool], by: Explorer) -> tuple[Verdict, Task | None]:
-        found = validate(draft, known, by)
+    def validate_draft(draft: TaskDraft, known: Callable[[str], bool], by: Explorer) -> tuple[Verdict, Task | None]:
+        outcome = validate(draft, known, by)
         examined()
-        return found
+        return outcome
 
     setups = _setups(environment, count, seed, attempts * count)
     result = synthesize(
         (Expedition(setup, "unguided", weights=weights) for setup in setups),
         environment,
         explorer,
-        validated,
+        validate_draft,
         lambda id: False,
         budget=count,
         per_context=per_context,
@@ -221,16 +221,16 @@ class _Search:
         own: dict[str, Task] = {}
         wordings = self.wordings and self.wordings.fork()
 
-        def taken(id: str) -> bool:
+        def is_taken(id: str) -> bool:
             return id in own or id in self.tasks or self.known(id)
 
         for draft in drafts:
             if over():
                 raise Interrupted
-            if reason := wordings.why_draft(draft, taken) if wordings else "":
+            if reason := wordings.why_draft(draft, is_taken) if wordings else "":
                 yield draft, Verdict("discarded", (reason,)), None
                 continue
-            verdict, task = self.validate(draft, taken, explorer)
+            verdict, task = self.validate(draft, is_taken, explorer)
             if task is not None:
                 own[task.id] = task
                 if wordings:
@@ -259,8 +259,8 @@ class _Search:
                 self.tasks[task.id] = task
                 if self.wordings:
                     self.wordings.add(task)
-            believed = self.predict(draft)
-            self.drafts.append(expedition.draft_record(draft, verdict, task, self.step, number, believed))
+            belief = self.predict(draft)
+            self.drafts.append(expedition.draft_record(draft, verdict, task, self.step, number, belief))
         counts["failures"] += sum(isinstance(error, EnvironmentFailure) for error in expedition.errors)
         counts["explorer_failures"] += sum(isinstance(error, EngineError) for error in expedition.errors)
         self.expeditions.append(expedition.record(self.step, number))
@@ -277,21 +277,21 @@ class _Search:
 def _setups(environment: Environment, count: int, seed: tuple, most: int) -> Iterator[Task]:
     """Yields up to `most` setups, drawn `count` at a time, or as many as there are; none if there are none."""
     for round in itertools.count():
-        found = sample_setups(environment, "seed", count, (*seed, round))
-        yield from found[:most]
-        most -= len(found)
-        if most <= 0 or not found:
+        setups = sample_setups(environment, "seed", count, (*seed, round))
+        yield from setups[:most]
+        most -= len(setups)
+        if most <= 0 or not setups:
             return
 
 
 def _too_few(count: int, result: Synthesis) -> str:
     """Why D_0 has fewer than `count` tasks, and what may help."""
-    found, counts = len(result.tasks), result.counts
+    task_count, counts = len(result.tasks), result.counts
     reasons = result.reasons() or ["the explorer wrote no draft" if counts["expeditions"] else "there are no setups"]
     advice = next((advice for words, advice in _ADVICE if words in reasons[0]), "")
-    fewer = f"lower initial_tasks to {found}, " if found else ""
+    fewer = f"lower initial_tasks to {task_count}, " if task_count else ""
     return (
-        f"{count} initial tasks wanted, {found} found by {counts['expeditions']} expeditions; commonest reasons: "
+        f"{count} initial tasks wanted, {task_count} found by {counts['expeditions']} expeditions; commonest reasons: "
         f"{'; '.join(reasons)}; the environment failed {counts['failures']}× and lost {counts['runs_failed']} runs. "
         f"What can help: {advice}{fewer}more setups or tools, or more runs and steps of the explorer (explorer.runs, "
         "explorer.steps)."
@@ -344,8 +344,8 @@ class Probe:
         worth = [_WORTH[self.prefer](group.solved, len(group.valid)) for group in groups]
         # The sort is stable: equals stay in random order.
         best = sorted(order[len(free) :], key=lambda place: -worth[place])
-        kept = {*free, *best[: budget - len(free)]}
-        return [group.task for place, group in enumerate(groups) if place in kept]
+        places = {*free, *best[: budget - len(free)]}
+        return [group.task for place, group in enumerate(groups) if place in places]
 
 
 def everything() -> None:
@@ -362,19 +362,19 @@ def admit(synthesis: Synthesis, groups: Sequence[Group], kept: Sequence[Task]) -
     Each draft's record and each task's lineage say how often its task was solved. A draft whose task is not kept counts
     as discarded. `probe` has the cost, in all and by origin, and the share of live groups.
     """
-    tried = {group.task.id: group for group in groups}
+    group_by_task = {group.task.id: group for group in groups}
     ids = {task.id for task in kept}
-    dropped = len(synthesis.tasks) - len(ids)
+    refusal_count = len(synthesis.tasks) - len(ids)
     counts = {
         **synthesis.counts,
-        "accepted": synthesis.counts["accepted"] - dropped,
-        "discarded": synthesis.counts["discarded"] + dropped,
+        "accepted": synthesis.counts["accepted"] - refusal_count,
+        "discarded": synthesis.counts["discarded"] + refusal_count,
     }
     drafts = tuple(
-        _draft_record(record, tried[record["task"]], record["task"] in ids) if record["task"] else record
+        _draft_record(record, group_by_task[record["task"]], record["task"] in ids) if record["task"] else record
         for record in synthesis.drafts
     )
-    tasks = tuple(_with_evidence(task, tried[task.id]) for task in synthesis.tasks if task.id in ids)
+    tasks = tuple(_with_evidence(task, group_by_task[task.id]) for task in synthesis.tasks if task.id in ids)
     return dataclasses.replace(synthesis, tasks=tasks, drafts=drafts, counts=counts, probe=_cost(groups, ids))
 
 
@@ -389,8 +389,8 @@ def _draft_record(record: Mapping[str, Any], group: Group, kept: bool) -> dict[s
     success = group.solved / len(group.valid) if group.valid else None
     if success is not None:
         verdict["difficulty"] = 1.0 - success
-    predicted = {**record["predicted"], "probe": success}
-    return {**record, "verdict": verdict, "task": record["task"] if kept else "", "predicted": predicted}
+    predictions = {**record["predicted"], "probe": success}
+    return {**record, "verdict": verdict, "task": record["task"] if kept else "", "predicted": predictions}
 
 
 def _why_not_admitted(group: Group) -> str:
@@ -407,7 +407,7 @@ def _with_evidence(task: Task, group: Group) -> Task:
 
 def _cost(groups: Sequence[Group], kept: set[str]) -> dict[str, Any]:
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    chosen = [group for group in groups if group.task.id in kept]
+    admitted_groups = [group for group in groups if group.task.id in kept]
     origins = {
         origin: _played([group for group in groups if group.task.origin == origin])
         for origin in sorted({group.task.origin for group in groups})
@@ -416,7 +416,7 @@ def _cost(groups: Sequence[Group], kept: set[str]) -> dict[str, Any]:
         **_played(groups),
         "tokens": sum(len(turn.action_tokens) for trajectory in trajectories for turn in trajectory.turns),
         "live": sum(group.live for group in groups) / max(1, len(groups)),
-        "live_kept": sum(group.live for group in chosen) / max(1, len(chosen)),
+        "live_kept": sum(group.live for group in admitted_groups) / max(1, len(admitted_groups)),
         "origins": origins,
     }
 

@@ -45,8 +45,8 @@ def number_actions(triplets: Sequence[Triplet]) -> dict[int, Triplet]:
 
     An action without calls and text, which only ends the user's turn, has no number.
     """
-    acted = [step for step in triplets if step.action.calls or step.action.text.strip()]
-    return dict(enumerate(acted, start=1))
+    steps = [step for step in triplets if step.action.calls or step.action.text.strip()]
+    return dict(enumerate(steps, start=1))
 
 
 def abstraction_prompt(
@@ -69,7 +69,7 @@ def abstraction_prompt(
     quarter = window // 4
     lines = (f"{name}: {tool.get('description', '')}" for name, tool in tool_documentation(environment).items())
     tools = shorten("\n".join(lines), quarter)
-    purpose, untrusted = _purpose(exploration, quarter)
+    purpose, untrusted_length = _purpose(exploration, quarter)
     return prompt(
         "abstract",
         shortest=str(shortest),
@@ -80,7 +80,7 @@ def abstraction_prompt(
         purpose=purpose,
         opening=data(tools),
         runs=str(len({step.run for step in actions.values()})),
-        record=_record(actions, window - len(tools) - untrusted),
+        record=_record(actions, window - len(tools) - untrusted_length),
         limit=str(limit),
     )
 
@@ -93,10 +93,10 @@ def task_drafts(
     for draft in reply.drafts:
         if len(queries) == limit:
             return
-        made = task_draft(draft, actions, task, ending, separator, shortest)
-        if normalise(made.query) not in queries:
-            queries.add(normalise(made.query))
-            yield made
+        candidate = task_draft(draft, actions, task, ending, separator, shortest)
+        if normalise(candidate.query) not in queries:
+            queries.add(normalise(candidate.query))
+            yield candidate
 
 
 def task_draft(
@@ -104,11 +104,11 @@ def task_draft(
 ) -> TaskDraft:
     """The draft with its actions and objections. Actions are copied from the record, never from the model's text."""
     turns = _turns(draft, len(actions) + 1)
-    chosen = [number for _, numbers in turns for number in numbers]
-    found = [actions[number] for number in chosen if number in actions]
-    objections = _step_objections(chosen, actions) + _empty_turns([numbers for _, numbers in turns], actions)
+    step_numbers = [number for _, numbers in turns for number in numbers]
+    steps = [actions[number] for number in step_numbers if number in actions]
+    objections = _step_objections(step_numbers, actions) + _empty_turns([numbers for _, numbers in turns], actions)
     solution: list[Action] = []
-    over = bool(found) and found[-1].observation.done
+    over = bool(steps) and steps[-1].observation.done
     for turn, (_, numbers) in enumerate(turns, start=1):
         solution += [actions[number].action for number in numbers if number in actions]
         if not ending.tool and not (over and turn == len(turns)):
@@ -117,8 +117,8 @@ def task_draft(
     if ending.tool and not over:
         arguments = {ending.parameter: answer} if ending.parameter and answer else {}
         solution.append(Action(calls=(Call(ending.tool, arguments),)))
-    objections += answer_objections(found, ending.tool, ending.parameter, answer)
-    objections += _query_objections([query for query, _ in turns], separator, found)
+    objections += answer_objections(steps, ending.tool, ending.parameter, answer)
+    objections += _query_objections([query for query, _ in turns], separator, steps)
     # An action that only ends the user's turn does not count.
     count = sum(bool(action.calls or action.text.strip()) for action in solution)
     if count < shortest:
@@ -130,7 +130,7 @@ def task_draft(
         query=separator.join(" ".join(query.split()) if separator else query.strip() for query, _ in turns),
         solution=tuple(solution),
         criterion=shorten(draft.criterion, 600),
-        runs=tuple(sorted({step.run for step in found})),
+        runs=tuple(sorted({step.run for step in steps})),
         objections=tuple(objections),
     )
 
@@ -146,44 +146,44 @@ def _turns(draft: Draft, most: int) -> list[tuple[str, list[int]]]:
 
 def _step_objections(chosen: Sequence[int], actions: Mapping[int, Triplet]) -> list[str]:
     """At most 5 objections, unless the numbers name actions of one run that worked, in order."""
-    against = [f"action {step} is not in the record" for step in chosen if step not in actions]
-    found = [(step, actions[step]) for step in chosen if step in actions]
-    against += [
-        f"action {step} did not succeed when it was explored" for step, done in found if not done.observation.ok
+    objections = [f"action {number} is not in the record" for number in chosen if number not in actions]
+    steps = [(number, actions[number]) for number in chosen if number in actions]
+    objections += [
+        f"action {number} did not succeed when it was explored" for number, step in steps if not step.observation.ok
     ]
-    if not found:
-        against.append("it names no recorded action")
-    if len({done.run for _, done in found}) > 1:
-        against.append("its actions are of several runs")
+    if not steps:
+        objections.append("it names no recorded action")
+    if len({step.run for _, step in steps}) > 1:
+        objections.append("its actions are of several runs")
     if list(chosen) != sorted(set(chosen)):
-        against.append("its actions are not in rising order")
-    if any(done.observation.done for _, done in found[:-1]):
-        against.append("it goes on after the action that ended the episode")
-    return against[:5]
+        objections.append("its actions are not in rising order")
+    if any(step.observation.done for _, step in steps[:-1]):
+        objections.append("it goes on after the action that ended the episode")
+    return objections[:5]
 
 
 def _empty_turns(turns: Sequence[Sequence[int]], actions: Mapping[int, Triplet]) -> list[str]:
     """An objection if one of several user turns has no action that worked."""
-    worked = [any(step in actions and actions[step].observation.ok for step in steps) for steps in turns]
-    if all(worked) or len(turns) == 1:
+    successes = [any(step in actions and actions[step].observation.ok for step in steps) for steps in turns]
+    if all(successes) or len(turns) == 1:
         return []
-    return [f"user turn {worked.index(False) + 1} of {len(turns)} has no action that worked"]
+    return [f"user turn {successes.index(False) + 1} of {len(turns)} has no action that worked"]
 
 
 def _query_objections(queries: Sequence[str], separator: str, found: Sequence[Triplet]) -> list[str]:
     """Objections to the words of the user's turns."""
-    against = []
+    objections = []
     if len(queries) > 1 and not separator:
-        against.append("it has several user turns, which this environment has not")
+        objections.append("it has several user turns, which this environment has not")
     if separator and any(normalise(separator) in normalise(query) for query in queries):
-        against.append("a user turn holds what stands between user turns")
+        objections.append("a user turn holds what stands between user turns")
     if not all(query.strip() for query in queries):
-        against.append("a user turn has no words")
-    said, names = " ".join(queries), sorted({call.name for step in found for call in step.action.calls})
-    written = (f"{name}(" for name in names if re.search(rf"(?<!\w){re.escape(name)}\s*\(", said))
-    if call := next(written, ""):
-        against.append(f"the query spells out a call: {call}")
-    return against
+        objections.append("a user turn has no words")
+    text, names = " ".join(queries), sorted({call.name for step in found for call in step.action.calls})
+    calls = (f"{name}(" for name in names if re.search(rf"(?<!\w){re.escape(name)}\s*\(", text))
+    if call := next(calls, ""):
+        objections.append(f"the query spells out a call: {call}")
+    return objections
 
 
 def _purpose(exploration: Exploration, room: int) -> tuple[str, int]:
@@ -203,11 +203,11 @@ def _record(actions: Mapping[int, Triplet], room: int) -> str:
 
     If there is too little room, the oldest are left out. Numbers of failed and left-out actions are missing.
     """
-    worked = {number: step for number, step in actions.items() if step.observation.ok}
-    texts = [(signature(step.action), step.observation.text) for step in worked.values()]
-    shown = fit_pairs(texts, room, _HEADINGS)
-    numbers = list(worked)[len(texts) - len(shown) :]
+    successful_steps = {number: step for number, step in actions.items() if step.observation.ok}
+    pairs = [(signature(step.action), step.observation.text) for step in successful_steps.values()]
+    fitted_pairs = fit_pairs(pairs, room, _HEADINGS)
+    numbers = list(successful_steps)[len(pairs) - len(fitted_pairs) :]
     lines: dict[int, list[str]] = {}
-    for number, (action, result) in zip(numbers, shown, strict=True):
-        lines.setdefault(worked[number].run, []).append(f"[{number}] {action}\n    → {result}")
-    return "\n\n".join(f"Run {run}:\n{data(chr(10).join(acted))}" for run, acted in sorted(lines.items()))
+    for number, (action, result) in zip(numbers, fitted_pairs, strict=True):
+        lines.setdefault(successful_steps[number].run, []).append(f"[{number}] {action}\n    → {result}")
+    return "\n\n".join(f"Run {run}:\n{data(chr(10).join(run_lines))}" for run, run_lines in sorted(lines.items()))

@@ -86,8 +86,8 @@ class ChatClient:
         self.settings, self.journal, self._attempts = settings, journal or Journal(), attempts
         self.name = settings.model
         self._api, self._clock = ApiClient(settings.base_url, settings.model, "llm.base_url", "llm.model"), clock
-        wanted = {"response_format": settings.send_schema, "seed": settings.send_seed}
-        self._left_out = [part for part in wanted if not wanted[part]]
+        sends = {"response_format": settings.send_schema, "seed": settings.send_seed}
+        self._left_out = [part for part in sends if not sends[part]]
         self._room = threading.Semaphore(settings.concurrency)
         self._guard = threading.Lock()
         self._running: dict[str, threading.Lock] = {}  # key of a call → held while the call is made
@@ -128,8 +128,8 @@ class ChatClient:
         tokens_lost             an upper bound for requests without an answer, those of earlier processes included
         failures                number of failures of each kind
         """
-        counted = "calls", "replayed", "requests", "retries", "tokens_in", "tokens_out", "tokens_lost"
-        figures = self._counters.figures(*counted)
+        names = "calls", "replayed", "requests", "retries", "tokens_in", "tokens_out", "tokens_lost"
+        figures = self._counters.figures(*names)
         prices = {"tokens_in": self.settings.price_in, "tokens_out": self.settings.price_out}
         return {**figures, "cost": sum(figures[name] * price for name, price in prices.items()) / 1e6}
 
@@ -171,10 +171,10 @@ class ChatClient:
         with self._guard:
             once = self._running.setdefault(key, threading.Lock())
         with once:
-            lost = self._earlier_cost(body, budget)
+            earlier_cost = self._earlier_cost(body, budget)
             record = self.journal.find(key)
             if record is None:
-                record = self._make_call(body, budget, place, worst, lost)
+                record = self._make_call(body, budget, place, worst, earlier_cost)
                 self.journal.add(key, record)
             else:
                 self._counters.count(replayed=1, tokens_lost=max(0, record["tokens"] - sum(record["usage"])))
@@ -210,21 +210,21 @@ class ChatClient:
         tokens, requests = budget.tokens, budget.requests
         budget.pay(*lost)
         self._counters.count(tokens_lost=lost[0])
-        sent = {name: value for name, value in body.items() if name not in self._left_out}
+        request = {name: value for name, value in body.items() if name not in self._left_out}
         try:
-            found = self._completion(sent, budget, worst)
+            reply = self._completion(request, budget, worst)
         except ChatFailure as failure:
             cost = tokens - budget.tokens, requests - budget.requests
             if self._evolution and any(cost):
-                said = {"text": None, "kind": failure.kind, "reason": failure.reason}
-                record = chat_model.call_record(place, self.settings.model, sent, cost, **said)
+                details = {"text": None, "kind": failure.kind, "reason": failure.reason}
+                record = chat_model.call_record(place, self.settings.model, request, cost, **details)
                 self.journal.add(self._failure_key(body), record)
                 if self._over is not None:
                     self.reopen()
             raise
-        answer = {"text": found.text, "truncated": found.truncated, "usage": [*found.usage]}
+        answer = {"text": reply.text, "truncated": reply.truncated, "usage": [*reply.usage]}
         cost = tokens - budget.tokens, requests - budget.requests
-        return chat_model.call_record(place, self.settings.model, self._api.spelled(sent), cost, **answer)
+        return chat_model.call_record(place, self.settings.model, self._api.spelled(request), cost, **answer)
 
     def _completion(self, sent: dict[str, Any], budget: Budget, worst: int) -> ModelReply:
         """The completion of the first successful attempt. Raises ChatFailure."""
@@ -240,12 +240,12 @@ class ChatClient:
             budget.wait(seconds)
 
         try:
-            found = with_retries(attempt, self._attempts, lambda: budget.seconds, wait)
-        except CallFailed as failed:
-            raise self._failure_of(failed, sent) from None
+            reply = with_retries(attempt, self._attempts, lambda: budget.seconds, wait)
+        except CallFailed as error:
+            raise self._failure_of(error, sent) from None
         with self._guard:
             self._in_a_row = 0
-        return found
+        return reply
 
     def _attempt(self, sent: dict[str, Any], budget: Budget, worst: int) -> ModelReply:
         """One request. Raises ChatFailure if time is up before, or CallFailed; a request without an answer is paid as
@@ -256,20 +256,20 @@ class ChatClient:
             budget.check(0)
             self._counters.count(requests=1)
             budget.pay(0, 1)
-            found = self._api.chat(
+            reply = self._api.chat(
                 sent,
                 min(self.settings.timeout, max(0.001, budget.seconds)),
-                lambda reply: read_completion(reply, worst - self.settings.max_tokens),
+                lambda answer: read_completion(answer, worst - self.settings.max_tokens),
             )
-        except CallFailed as failed:
-            if failed.lost:
+        except CallFailed as error:
+            if error.lost:
                 budget.pay(worst, 0)
                 self._counters.count(tokens_lost=worst)
             raise
         finally:
             self._room.release()
-        budget.pay(sum(found.usage), 0)
-        return dataclasses.replace(found, text=self._api.redact(found.text))
+        budget.pay(sum(reply.usage), 0)
+        return dataclasses.replace(reply, text=self._api.redact(reply.text))
 
     def _failure_of(self, failed: CallFailed, sent: Mapping[str, Any]) -> ChatFailure:
         """The ChatFailure of a call whose last attempt failed. Also decides whether later calls are still tried."""
@@ -285,9 +285,9 @@ class ChatClient:
             now = self._clock()
             self._since = self._since if self._in_a_row else now
             self._in_a_row += 1
-            if self._in_a_row >= _IN_A_ROW and (lasted := now - self._since) >= _DOWN:
+            if self._in_a_row >= _IN_A_ROW and (seconds := now - self._since) >= _DOWN:
                 reason = (
-                    f"{self._in_a_row} calls failed one after another, for {lasted:.0f} s, the last by: "
+                    f"{self._in_a_row} calls failed one after another, for {seconds:.0f} s, the last by: "
                     f"{failure.reason}"
                 )
                 self._over = ChatFailure(failure.kind, reason)
@@ -304,9 +304,9 @@ class ChatClient:
 def _hint(failed: CallFailed, sent: Mapping[str, Any]) -> str:
     """The setting to change, if a refusal names an optional part of the request; else ""."""
     if failed.kind == "refused" and failed.status in (400, 422):
-        said = failed.reason.casefold()
+        refusal = failed.reason.casefold()
         for part, (words, setting) in _OPTIONAL.items():
-            if part in sent and any(word in said for word in words):
+            if part in sent and any(word in refusal for word in words):
                 return f". If the endpoint does not take {part}, set {setting} to False"
     return ""
 
@@ -353,23 +353,23 @@ class PolicyModel:
         schema: Mapping[str, Any] | None = None,
         temperature: float | None = None,
     ) -> ModelReply:
-        heat, most = self.settings.temperature if temperature is None else temperature, self.settings.max_tokens
+        heat, max_tokens = self.settings.temperature if temperature is None else temperature, self.settings.max_tokens
         with self._counters.failing():
             prompt = self.chat.open(tuple(messages))
-            budget.check(len(prompt) + most)
-            sampling = Sampling(temperature=heat, max_tokens=most, stop_tokens=self.chat.stops)
+            budget.check(len(prompt) + max_tokens)
+            sampling = Sampling(temperature=heat, max_tokens=max_tokens, stop_tokens=self.chat.stops)
             session = f"explorer-{place}-{seed}-{threading.get_ident()}"
             budget.pay(0, 1)
-            done = self._generate(prompt, sampling, session, seed, budget)
-            usage, version = (len(prompt), len(done.tokens)), done.weights_version
+            completion = self._generate(prompt, sampling, session, seed, budget)
+            usage, version = (len(prompt), len(completion.tokens)), completion.weights_version
             budget.pay(sum(usage), 0)
             self._counters.count(calls=1, tokens_in=usage[0], tokens_out=usage[1])
-            text = self.chat.read(done.tokens).text.encode("utf-8", "replace").decode()
-            sent = {"messages": chat_model.sent_messages(messages), "seed": seed, "weights_version": version}
-            key, truncated = chat_model.key_of([sent, text]), done.finish_reason == "length"
+            text = self.chat.read(completion.tokens).text.encode("utf-8", "replace").decode()
+            request = {"messages": chat_model.sent_messages(messages), "seed": seed, "weights_version": version}
+            key, truncated = chat_model.key_of([request, text]), completion.finish_reason == "length"
             if self.journal.find(key) is None:
-                said = {"text": text, "truncated": truncated, "usage": list(usage)}
-                record = chat_model.call_record(place, self.name, sent, (sum(usage), 1), **said)
+                answer = {"text": text, "truncated": truncated, "usage": list(usage)}
+                record = chat_model.call_record(place, self.name, request, (sum(usage), 1), **answer)
                 self.journal.add(key, record)
             return ModelReply(text, truncated)
 
@@ -388,12 +388,12 @@ class PolicyModel:
             finally:
                 self.engine.release(session)
 
-        def left() -> float:
+        def remaining_seconds() -> float:
             return 0.0 if budget.closed else min(progress.since + self.engine_deadline - running(), budget.seconds)
 
         progress = Progress("act", running())
         answer = on_thread("chat model", complete)
-        if not done_within(answer, left):
+        if not done_within(answer, remaining_seconds):
             self.engine.release(session)
             budget.check(0)
             raise ChatFailure("timeout", f"the engine gave no completion within {self.engine_deadline:.3g} s")

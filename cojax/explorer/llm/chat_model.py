@@ -112,8 +112,8 @@ class Budget:
     def wait(self, seconds: float) -> None:
         """Sleeps for these seconds, or until the budget is closed."""
         until = time.monotonic() + seconds
-        while not self.closed and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, _LOOK_EVERY))
+        while not self.closed and (remaining := until - time.monotonic()) > 0:
+            time.sleep(min(remaining, _LOOK_EVERY))
 
     def check(self, tokens: int) -> None:
         """Raises ChatFailure unless the budget covers one more request of at most `tokens` tokens."""
@@ -141,11 +141,11 @@ class Budget:
         If equal shares would be below `least`, only the first budgets hold anything.
         """
         tokens, requests = max(0, self.tokens), max(0, self.requests)
-        funded = max(1, min(count, tokens // self.least[0], requests // self.least[1]))
-        share = tokens // funded, requests // funded
-        amounts = [share] * min(funded, count) + [(0, 0)] * (count - funded)
+        shares = max(1, min(count, tokens // self.least[0], requests // self.least[1]))
+        share = tokens // shares, requests // shares
+        amounts = [share] * min(shares, count) + [(0, 0)] * (count - shares)
         parts = [Budget(*amount, self.until, self.least, self) for amount in amounts]
-        self.pay(funded * share[0], funded * share[1])
+        self.pay(shares * share[0], shares * share[1])
         try:
             yield parts
         finally:
@@ -212,10 +212,10 @@ def structured_reply(
             "Reply again, with one JSON object that fits this schema and nothing else"
             f"{', and be much shorter' if failure.kind == 'truncated' else ''}:\n{json.dumps(schema)}"
         )
-        again = Message("assistant", reply.text[:_SHOWN] or "(nothing)"), Message("user", repair)
-    repaired = chat_model.reply((*messages, *again), place=f"{place}/repair", **call)
+        repair_messages = Message("assistant", reply.text[:_SHOWN] or "(nothing)"), Message("user", repair)
+    second_reply = chat_model.reply((*messages, *repair_messages), place=f"{place}/repair", **call)
     try:
-        return read(repaired, kind)
+        return read(second_reply, kind)
     except ChatFailure as failure:
         chat_model.failed(failure.kind)
         raise
@@ -234,15 +234,15 @@ def read(reply: ModelReply, kind: type[_T]) -> _T:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        found = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'reply'}: {e['msg']}" for e in error.errors()[:5])
-        raise ChatFailure("invalid", found[:_REASON]) from None
+        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'reply'}: {e['msg']}" for e in error.errors()[:5])
+        raise ChatFailure("invalid", problems[:_REASON]) from None
 
 
 def _json(text: str) -> Any:
     """The JSON object in a text. Raises ValueError if there is none, or none that can be encoded as UTF-8."""
-    fenced = _FENCED.search(text)
+    block = _FENCED.search(text)
     start, end = text.find("{"), text.rfind("}")
-    candidates = [text.strip(), *([fenced[1]] if fenced else []), *([text[start : end + 1]] if start >= 0 else [])]
+    candidates = [text.strip(), *([block[1]] if block else []), *([text[start : end + 1]] if start >= 0 else [])]
     reason = ValueError("nothing there")
     for candidate in candidates:
         try:
@@ -309,11 +309,11 @@ def call_record(place: str, model: str, sent: Mapping[str, Any], cost: tuple[int
 
 def _is_sound(record: Mapping[str, Any]) -> bool:
     """Whether a record is one of `call_record`. May raise ValueError, KeyError or TypeError."""
-    counts, answered = [record["tokens"], record["requests"]], record["text"] is not None
-    if answered:
+    counts, has_reply = [record["tokens"], record["requests"]], record["text"] is not None
+    if has_reply:
         tokens_in, tokens_out = record["usage"]
         counts += [tokens_in, tokens_out]
-    texts = [record["text"]] if answered else [record["kind"], record["reason"]]
+    texts = [record["text"]] if has_reply else [record["kind"], record["reason"]]
     # A negative cost would let an evolution spend more than its budget.
     return all(type(count) is int and count >= 0 for count in counts) and all(isinstance(text, str) for text in texts)
 

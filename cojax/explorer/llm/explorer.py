@@ -126,32 +126,32 @@ class ChatModelActor:
         # Hints are written as calls; they do not help if actions are free text.
         count = 0 if self.writes_text else self.hints
         hints = sample_hints(episode, count, self.seed) if count else []
-        shown = [hint for hint in prompting.fit_texts(hints[::-1], self.window // _HINTS, 3) if hint is not None]
+        fitted_hints = [hint for hint in prompting.fit_texts(hints[::-1], self.window // _HINTS, 3) if hint is not None]
         opening = prompting.shorten(opening, self.window // _OPENING)
-        works = prompting.bullets(shown[::-1]) if shown else ""
-        self.room = self.window - self.untrusted - len(opening) - len(works)
+        hint_text = prompting.bullets(fitted_hints[::-1]) if fitted_hints else ""
+        self.room = self.window - self.untrusted - len(opening) - len(hint_text)
         words = prompting.parts(self.prompt)
-        said = prompting.fill(words.get("opening", "{{opening}}"), opening=prompting.data(opening))
+        opening_text = prompting.fill(words.get("opening", "{{opening}}"), opening=prompting.data(opening))
         return prompting.prompt(
             self.prompt,
             **self.about,
             steps=str(self.steps),
             acting=action_format(tools, self.ending),
-            opening=said if opening.strip() else words.get("silent", ""),
-            hints=f"\n{prompting.fill(words['hints'], actions=prompting.data(works))}\n" if works else "",
+            opening=opening_text if opening.strip() else words.get("silent", ""),
+            hints=f"\n{prompting.fill(words['hints'], actions=prompting.data(hint_text))}\n" if hint_text else "",
         )
 
     def _choose(self) -> Action:
         """The next action that is not to be avoided. Raises ChatFailure."""
-        refused: tuple[Message, ...] = ()
+        refusals: tuple[Message, ...] = ()
         turn = len(self.exchanges)
         for repeats in range(_REPEATS + 1):
             place = f"{self.place}/turn {turn + 1}" + f"/again {repeats}" * bool(repeats)
-            action, reply = self._ask((*self._conversation(), *refused), place, (*self.seed, turn, repeats))
+            action, reply = self._ask((*self._conversation(), *refusals), place, (*self.seed, turn, repeats))
             if _canonical(signature(action)) not in self._avoided:
                 self.reply = reply
                 return action
-            refused = (*refused, Message("assistant", reply), Message("user", prompting.parts("explore")["refused"]))
+            refusals = (*refusals, Message("assistant", reply), Message("user", prompting.parts("explore")["refused"]))
         raise ChatFailure("refused", f"it insists on what must not be repeated: {signature(action)[:200]}")
 
     def _ask(self, messages: Sequence[Message], place: str, seed: tuple) -> tuple[Action, str]:
@@ -172,8 +172,8 @@ class ChatModelActor:
             if reply.text.strip() and not reply.truncated:
                 return reply.text
             problem = "was cut off: write much less at once" if reply.truncated else "was empty"
-            said = Message("assistant", reply.text[:2_000] or "(nothing)")
-            messages = (*messages, said, Message("user", f"That answer {problem}. Write one action."))
+            answer = Message("assistant", reply.text[:2_000] or "(nothing)")
+            messages = (*messages, answer, Message("user", f"That answer {problem}. Write one action."))
         self.chat_model.failed("truncated" if reply.truncated else "empty")
         raise ChatFailure("truncated" if reply.truncated else "empty", "twice in a row")
 
@@ -186,16 +186,16 @@ class ChatModelActor:
 
         The newest exchange is never shortened, as the next action depends on it.
         """
-        shown = [*prompting.fit_pairs(self.exchanges[:-1], self.room), *self.exchanges[-1:]]
+        fitted_exchanges = [*prompting.fit_pairs(self.exchanges[:-1], self.room), *self.exchanges[-1:]]
         first = self.first
-        if missing := len(self.exchanges) - len(shown):
+        if missing := len(self.exchanges) - len(fitted_exchanges):
             note = prompting.fill(prompting.parts("act")["left_out"], count=str(missing))
             first = (*first[:-1], Message(first[-1].role, f"{first[-1].content}\n\n{note}"))
         messages, template = list(first), prompting.parts(self.prompt)["next"]
-        for number, (reply, observation) in enumerate(shown, start=missing + 1):
-            left = str(self.steps - number)
-            after = prompting.fill(template, observation=prompting.data(observation), left=left)
-            messages += [Message("assistant", reply), Message("user", after)]
+        for number, (reply, observation) in enumerate(fitted_exchanges, start=missing + 1):
+            steps_left = str(self.steps - number)
+            text = prompting.fill(template, observation=prompting.data(observation), left=steps_left)
+            messages += [Message("assistant", reply), Message("user", text)]
         return tuple(messages)
 
 
@@ -317,11 +317,11 @@ class LLMExplorer:
         """
         self.remaining_budget().check(1)
         start = dataclasses.replace(task, solution=())
-        brief, untrusted = self._brief(tool_documentation(environment), task, context, weights)
+        brief, untrusted_length = self._brief(tool_documentation(environment), task, context, weights)
         purpose = self.guidance[context.kind].purpose if context else "Purpose: a survey."
         about = {"brief": brief, "guidance": purpose, "data_rule": prompting.parts("data")["rule"]}
-        avoided = context.do_not_repeat if context else ()
-        limits = self.steps, self.ending, self.window, avoided, _HINTS_SHOWN, untrusted
+        do_not_repeat = context.do_not_repeat if context else ()
+        limits = self.steps, self.ending, self.window, do_not_repeat, _HINTS_SHOWN, untrusted_length
         actor = functools.partial(ChatModelActor, "explore", about, *limits, chat_model=self.chat_model)
         with self.remaining_budget().shared(self.runs) as budgets, ThreadPoolExecutor(self.runs) as pool:
 
@@ -337,7 +337,7 @@ class LLMExplorer:
             if trajectory.valid or trajectory.outcome == "engine_error"
             for turn in trajectory.turns
         )
-        failures = (f"run {number}: {lost.error}" for number, lost in enumerate(trajectories) if not lost.valid)
+        failures = (f"run {number}: {t.error}" for number, t in enumerate(trajectories) if not t.valid)
         return Exploration(task, context, seed, triplets, tuple(failures))
 
     def _brief(
@@ -348,8 +348,8 @@ class LLMExplorer:
         if context is None:
             # Without weights no tool is popular: the explorer prefers none.
             popular = sorted(weights or {}, key=lambda tool: -(weights or {})[tool])[:_POPULAR]
-            wanted = f"Users mostly want: {', '.join(popular)}." if popular else "Every function is of equal interest."
-            return prompting.fill(words["unguided"], popular=wanted), 0
+            demand = f"Users mostly want: {', '.join(popular)}." if popular else "Every function is of equal interest."
+            return prompting.fill(words["unguided"], popular=demand), 0
         focus = [tool for tool in context.focus_patterns if tool in real] or list(context.focus_patterns)
         # If there is too little room, texts are left out in this order.
         texts = {
@@ -361,10 +361,10 @@ class LLMExplorer:
             "objectives": prompting.bullets(context.objectives),
             "task": task.query,
         }
-        fitted = prompting.fit_texts(list(texts.values()), self.window // 3 - len(texts) * len(_LEFT_OUT))
-        shown = [_LEFT_OUT if text is None else text for text in fitted]
-        filled = dict(zip(texts, map(prompting.data, shown), strict=True))
-        return prompting.fill(words["guided"], **filled), sum(map(len, shown))
+        fitted_texts = prompting.fit_texts(list(texts.values()), self.window // 3 - len(texts) * len(_LEFT_OUT))
+        contents = [_LEFT_OUT if text is None else text for text in fitted_texts]
+        slots = dict(zip(texts, map(prompting.data, contents), strict=True))
+        return prompting.fill(words["guided"], **slots), sum(map(len, contents))
 
     def abstract(self, exploration: Exploration, environment: Environment, limit: int) -> Iterator[TaskDraft]:
         """Yields the drafts of one reply; a draft that breaks a rule has an objection that says so.

@@ -45,8 +45,8 @@ def fill(text: str, **values: str) -> str:
 
 def prompt(name: str, **values: str) -> tuple[Message, Message]:
     """The system and the user message of a prompt file, filled."""
-    both = parts(name)
-    return tuple(Message(role, fill(both[role], **values)) for role in ("system", "user"))  # type: ignore[return-value]
+    texts = parts(name)
+    return tuple(Message(role, fill(texts[role], **values)) for role in ("system", "user"))  # type: ignore[return-value]
 
 
 def data(text: str) -> str:
@@ -66,39 +66,39 @@ def fit_texts(texts: Sequence[str], room: int, each: int = 0) -> list[str | None
     Every text shown costs `each` extra characters. All are cut at the same length, the longest that fits, so that long
     texts get the room that short ones do not need. If that length is too small, the oldest texts are left out.
     """
-    kept = _newest([len(text) for text in texts], room, each, _LEAST)
-    newest = texts[len(texts) - kept :]
-    level = _level([len(text) for text in newest], room - kept * each)
-    return [*[None] * (len(texts) - kept), *(shorten(text, level) for text in newest)]
+    count = _newest([len(text) for text in texts], room, each, _LEAST)
+    newest = texts[len(texts) - count :]
+    level = _level([len(text) for text in newest], room - count * each)
+    return [*[None] * (len(texts) - count), *(shorten(text, level) for text in newest)]
 
 
 def fit_pairs(pairs: Sequence[tuple[str, str]], room: int, each: int = 0) -> list[tuple[str, str]]:
     """The newest pairs that fit into `room` characters, shortened as in `fit_texts`; each pair costs `each` extra."""
-    least = [min(len(one), _LEAST) + min(len(other), _LEAST) for one, other in pairs]
-    kept = _newest(least, room, each, 2 * _LEAST)
-    newest = pairs[len(pairs) - kept :]
-    level = _level([len(text) for pair in newest for text in pair], room - kept * each)
-    return [(shorten(one, level), shorten(other, level)) for one, other in newest]
+    least = [min(len(first), _LEAST) + min(len(second), _LEAST) for first, second in pairs]
+    count = _newest(least, room, each, 2 * _LEAST)
+    newest = pairs[len(pairs) - count :]
+    level = _level([len(text) for pair in newest for text in pair], room - count * each)
+    return [(shorten(first, level), shorten(second, level)) for first, second in newest]
 
 
 def _newest(lengths: Sequence[int], room: int, each: int, least: int) -> int:
     """How many of the last texts fit if each takes `each` plus at most `least` of its characters."""
-    kept = 0
+    count = 0
     for length in reversed(lengths):
         room -= each + min(length, least)
         if room < 0:
             break
-        kept += 1
-    return kept
+        count += 1
+    return count
 
 
 def shorten(text: str, limit: int) -> str:
     """At most `limit` characters of the text; if it is cut, the end says how many characters are left out."""
     if len(text) <= limit:
         return text
-    left_out = f"\n[{len(text)} characters left out]"  # the longest that the note can be
-    kept = limit - len(left_out)
-    return f"{text[:kept]}\n[{len(text) - kept} characters left out]" if kept > 0 else text[: max(0, limit)]
+    note = f"\n[{len(text)} characters left out]"  # the longest that the note can be
+    length = limit - len(note)
+    return f"{text[:length]}\n[{len(text) - length} characters left out]" if length > 0 else text[: max(0, limit)]
 
 
 def _level(lengths: Sequence[int], room: int) -> int:
@@ -170,12 +170,12 @@ def add_reflection(context: ExplorationContext, reflection: Reflection) -> Explo
 def _record(trajectory: Trajectory, room: int) -> str:
     """The trajectory's actions and results in at most `room` characters; the newest if there is too little room."""
     turns = [(signature(turn.action) or "(nothing)", turn.observation.text) for turn in trajectory.turns]
-    shown = fit_pairs(turns, room - _NOTE, _HEADINGS)
-    first = len(turns) - len(shown)
+    fitted_turns = fit_pairs(turns, room - _NOTE, _HEADINGS)
+    first = len(turns) - len(fitted_turns)
     blocks = [f"[the first {first} actions are left out]"] if first else []
-    for index, (action, result) in enumerate(shown, start=first):
-        how = "worked" if trajectory.turns[index].observation.ok else "failed"
-        blocks.append(f"Action {index + 1}: {action}\nResult ({how}): {result}")
+    for index, (action, result) in enumerate(fitted_turns, start=first):
+        status = "worked" if trajectory.turns[index].observation.ok else "failed"
+        blocks.append(f"Action {index + 1}: {action}\nResult ({status}): {result}")
     return "\n\n".join(blocks)
 
 

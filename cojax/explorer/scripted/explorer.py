@@ -121,18 +121,18 @@ def windows(
     for triplet in triplets:
         if triplet.observation.ok and not triplet.observation.done:
             runs.setdefault(triplet.run, []).append(triplet)
-    needed = Counter(required)
-    found = [
+    minimum = Counter(required)
+    matches = [
         window
         for steps in runs.values()
         for window in _windows_of_run(steps)
-        if not needed or Counter(tool_of(step.action) for step in window) >= needed
+        if not minimum or Counter(tool_of(step.action) for step in window) >= minimum
     ]
-    rng.shuffle(found)
+    rng.shuffle(matches)
     # Windows are popped from the end, so those with a tool in focus are sorted last.
-    found.sort(key=lambda window: any(tool_of(step.action) in focus for step in window))
+    matches.sort(key=lambda window: any(tool_of(step.action) in focus for step in window))
     by_length: dict[int, list[tuple[Triplet, ...]]] = {}
-    for window in found:
+    for window in matches:
         by_length.setdefault(len(window), []).append(window)
     while by_length:
         length = next(wanted)
@@ -148,17 +148,17 @@ def _windows_of_run(steps: Sequence[Triplet]) -> list[tuple[Triplet, ...]]:
     A purpose is a step whose observation no later step uses.
     """
     sources = _sources(steps)
-    used = {source for needed in sources for source in needed}
-    purposes = [i for i in range(len(steps)) if i not in used]
-    whole: list[set[int]] = []  # each step with its sources, and theirs in turn
-    for i, needed in enumerate(sources):
-        whole.append({i}.union(*(whole[source] for source in needed)))
+    used_steps = {source for step_sources in sources for source in step_sources}
+    purposes = [i for i in range(len(steps)) if i not in used_steps]
+    closures: list[set[int]] = []  # each step with its sources, and theirs in turn
+    for i, step_sources in enumerate(sources):
+        closures.append({i}.union(*(closures[source] for source in step_sources)))
     spans = {tuple(range(i, j + 1)) for i in range(len(steps)) for j in range(i, len(steps))}
     for i in range(len(purposes)):
-        kept: set[int] = set()
+        indices: set[int] = set()
         for purpose in purposes[i:]:
-            kept |= whole[purpose]
-            spans.add(tuple(sorted(kept)))
+            indices |= closures[purpose]
+            spans.add(tuple(sorted(indices)))
     return [tuple(steps[i] for i in span) for span in sorted(spans)]
 
 
@@ -234,13 +234,13 @@ class ScriptedExplorer:
         triplets: list[Triplet] = []
         failures: list[str] = []
         steps = min(self.steps, self._most_actions(context) + _BEYOND)
-        unguided = (lambda tool: 1.0) if weights is None else (lambda tool: weights.get(tool, 0.0))
+        tool_weight = (lambda tool: 1.0) if weights is None else (lambda tool: weights.get(tool, 0.0))
         for run in range(self.runs):
             rng = random.Random(repr(("explore", seed, run)))
             if context:
                 actor = self._guided(environment, task, context, rng)
             else:
-                actor = ExplorationRun(unguided, rng, ending=self.ending, chase=self.chase)
+                actor = ExplorationRun(tool_weight, rng, ending=self.ending, chase=self.chase)
             trajectory = self.play(environment, start, actor, max_turns=steps)
             if trajectory.valid:
                 triplets += [Triplet(turn.action, turn.observation, run) for turn in trajectory.turns]
@@ -253,16 +253,16 @@ class ScriptedExplorer:
         rng = random.Random(repr(("abstract", exploration.seed)))
         ending = Ending.of(environment, self.ending)
         base, stretch = (len(self._planned(context)), self.stretch) if context else (0, range(1, self.longest + 1))
-        wanted = draft_lengths(base, stretch, self._most_actions(context), rng)
+        lengths = draft_lengths(base, stretch, self._most_actions(context), rng)
         focus = context.focus_patterns if context else ()
         # Where the guidance asks for the whole plan, each draft has its calls.
-        required = Counter(self._planned(context) if context and self.guidance[context.kind].whole else ())
-        found = windows(exploration.triplets, wanted, focus, rng, required)
+        least_calls = Counter(self._planned(context) if context and self.guidance[context.kind].whole else ())
+        candidates = windows(exploration.triplets, lengths, focus, rng, least_calls)
         # A generator of its own, so that `cut` does not change the other random numbers.
         cuts = random.Random(repr(("cut", exploration.seed)))
         queries: set[str] = set()
-        for whole in itertools.islice(found, self.tries * limit):
-            window = split_turns(whole, self.cut, cuts)
+        for steps in itertools.islice(candidates, self.tries * limit):
+            window = split_turns(steps, self.cut, cuts)
             draft = self._draft(window, environment, task, ending)
             if draft is not None and draft.query not in queries:
                 queries.add(draft.query)
@@ -274,18 +274,18 @@ class ScriptedExplorer:
         self, window: Sequence[Triplet], environment: Environment, task: Task, ending: Ending
     ) -> TaskDraft | None:
         """The draft of a window: its actions replayed from a fresh start and worded; None if either fails."""
-        worded = ((last, ask(environment.phrase, (*window, last))) for last in ending.after(window[-1]))
-        last, first = next(((last, words) for last, words in worded if words), (None, None))
-        if last is None or first is None:
+        wordings = ((last, ask(environment.phrase, (*window, last))) for last in ending.after(window[-1]))
+        last, wording = next(((last, words) for last, words in wordings if words), (None, None))
+        if last is None or wording is None:
             return None
         actions = tuple(step.action for step in (*window, last))
         # The query determines how many turns the user takes.
-        start = dataclasses.replace(task, query=first, solution=())
-        again = self.play(environment, start, follow(actions), max_turns=len(actions))
-        if again.outcome != "finished" or not all(turn.observation.ok for turn in again.turns):
+        start = dataclasses.replace(task, query=wording, solution=())
+        replay = self.play(environment, start, follow(actions), max_turns=len(actions))
+        if replay.outcome != "finished" or not all(turn.observation.ok for turn in replay.turns):
             return None
         # The replay's observations may differ from those explored; the query must describe the replay's.
-        query = ask(environment.phrase, [Triplet(turn.action, turn.observation, last.run) for turn in again.turns])
+        query = ask(environment.phrase, [Triplet(turn.action, turn.observation, last.run) for turn in replay.turns])
         if query is None:
             return None
         return TaskDraft(
@@ -301,19 +301,19 @@ class ScriptedExplorer:
     def _guided(
         self, environment: Environment, task: Task, context: ExplorationContext, rng: random.Random
     ) -> "ExplorationRun":
-        real = tool_documentation(environment)
+        documentation = tool_documentation(environment)
         # The trajectory may have called tools that do not exist.
-        focus = [tool for tool in context.focus_patterns if tool in real]
-        near = {other for tool in focus for other in self.neighbours(tool)} - {*focus, self.ending}
+        focus = [tool for tool in context.focus_patterns if tool in documentation]
+        nearby_tools = {other for tool in focus for other in self.neighbours(tool)} - {*focus, self.ending}
 
         def weight(tool: str) -> float:
-            return self.focus_weight if tool in focus else self.neighbour_weight if tool in near else 1.0
+            return self.focus_weight if tool in focus else self.neighbour_weight if tool in nearby_tools else 1.0
 
         guidance = self.guidance[context.kind]
-        preferred = (*focus, *sorted(near))
+        preferred_tools = (*focus, *sorted(nearby_tools))
         plan: list[str] = []
-        if preferred and rng.random() < guidance.rehearse:
-            others = iter(lambda: rng.choices(preferred, [weight(tool) for tool in preferred])[0], None)
+        if preferred_tools and rng.random() < guidance.rehearse:
+            others = iter(lambda: rng.choices(preferred_tools, [weight(tool) for tool in preferred_tools])[0], None)
             plan = vary(self._planned(context), others, guidance.change, rng, add=0.0 if guidance.whole else 0.5)
         return ExplorationRun(
             weight, rng, ending=self.ending, chase=self.chase, plan=plan, avoided={*context.do_not_repeat}
@@ -373,8 +373,8 @@ class ExplorationRun:
         names = {line.partition("(")[0] for line in self.avoided}
         options = [a for a in options if tool_of(a) not in names or signature(a) not in self.avoided] or options
         # Before the first action the messages are the task's text, not an observation.
-        observed = {word for message in messages for word in words_of(message.content)} if self.touched else set[str]()
-        action = self._choose(options, observed)
+        words = {word for message in messages for word in words_of(message.content)} if self.touched else set[str]()
+        action = self._choose(options, words)
         self.avoided.add(signature(action))
         self.touched = argument_values(action)
         return Turn(action)
@@ -382,13 +382,13 @@ class ExplorationRun:
     def _choose(self, options: Sequence[Action], observed: Collection[str]) -> Action:
         while self.plan:
             tool = self.plan.pop(0)
-            if planned := [action for action in options if tool_of(action) == tool]:
-                fitting = mentioning(planned, observed) if self.rng.random() < _USES_OBSERVED else []
-                return self.rng.choice(fitting or planned)
-        using = mentioning(options, observed) if self.rng.random() < self.chase else []
-        if not using and self.rng.random() < self.chase / 2:
-            using = mentioning(options, self.touched)
-        return self._draw(using or options)
+            if matches := [action for action in options if tool_of(action) == tool]:
+                fitting_actions = mentioning(matches, observed) if self.rng.random() < _USES_OBSERVED else []
+                return self.rng.choice(fitting_actions or matches)
+        candidates = mentioning(options, observed) if self.rng.random() < self.chase else []
+        if not candidates and self.rng.random() < self.chase / 2:
+            candidates = mentioning(options, self.touched)
+        return self._draw(candidates or options)
 
     def _draw(self, options: Sequence[Action]) -> Action:
         """A tool by its weight, then any action of it: a tool with more possible arguments is not drawn more often."""
