@@ -31,13 +31,13 @@ from cojax.report.page import write_report as write_run_report
 from cojax.report.run import Json, Run, expedition_of, read_run
 from cojax.unicode_forms import plain
 
-# What reading a record raises that no run wrote.
+# Raised on reading a record that no run wrote.
 NOT_WRITTEN = (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RecursionError)
-Row = tuple[str, str]  # the title of a line and its text; without a text there is no line
+Row = tuple[str, str]  # the title and the text of a line; a row without text prints no line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 when a folder is no run or the id fits no task."""
+    """Returns exit status 0, or 2 when a folder is not a run or the id matches no task."""
     parser = CommandLineParser("python -m experiments.report", __doc__)
     parser.add_argument(
         "workdirs", nargs="+", metavar="workdir", help="run directory, such as runs/desk; several: compare"
@@ -48,33 +48,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     one.add_argument("--live", action="store_true", help="serve the report on this machine, redrawn while the run goes")
     parser.add_argument("--port", type=int, default=0, help="of --live; 0 takes a free one")
     parser.add_argument("--out", default="compare.html", help="where the comparison of several runs goes")
-    chosen = parser.parse_args(arguments)
-    if len(chosen.workdirs) > 1 and (chosen.live or chosen.task is not None or chosen.draft is not None):
+    options = parser.parse_args(arguments)
+    if len(options.workdirs) > 1 and (options.live or options.task is not None or options.draft is not None):
         parser.error("--live, --task and --draft are of one run; name one")
-    if not 0 <= chosen.port < 65_536:
-        parser.error(f"--port={chosen.port}; expected 0 to 65535")
-    # A KeyError names a task or a draft that was asked for and is not there.
-    return _carry_out(parser, chosen.workdirs, lambda: _act(chosen), (OSError, KeyError))
+    if not 0 <= options.port < 65_536:
+        parser.error(f"--port={options.port}; expected 0 to 65535")
+    # A KeyError names the requested task or draft that does not exist.
+    return _carry_out(parser, options.workdirs, lambda: _act(options), (OSError, KeyError))
 
 
 def compare(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 where a folder holds no run that has ended, is named twice, or the page cannot be made."""
+    """Returns exit status 0, or 2 if a folder holds no finished run or is named twice, or the page cannot be made."""
     parser = CommandLineParser("python -m experiments.compare", comparison.__doc__)
     parser.add_argument("first", metavar="WORKDIR", type=Path, help="the run that the others are compared with")
     parser.add_argument("others", metavar="WORKDIR", type=Path, nargs="+", help="another run")
     parser.add_argument("--tasks", action="store_true", help="also list the evaluation tasks on which they differ")
     parser.add_argument("--out", default="compare.html", help="where the page goes")
-    chosen = parser.parse_args(arguments)
-    folders = (chosen.first, *chosen.others)
+    options = parser.parse_args(arguments)
+    folders = (options.first, *options.others)
 
     def show() -> None:
         results = [comparison.ended_run(folder) for folder in folders]
         CONSOLE.print(comparison.table(results))
         CONSOLE.print(comparison.differences(results))
-        if chosen.tasks:
+        if options.tasks:
             CONSOLE.print(comparison.by_task(results))
 
-    return _carry_out(parser, folders, show) or main([*map(str, folders), f"--out={chosen.out}"])
+    return _carry_out(parser, folders, show) or main([*map(str, folders), f"--out={options.out}"])
 
 
 def _carry_out(
@@ -83,10 +83,10 @@ def _carry_out(
     show: Callable[[], None],
     worded: tuple[type[Exception], ...] = (OSError,),
 ) -> int:
-    """The exit status: 0, or 2 where showing these runs fails, with one line that says why.
+    """Shows these runs. Returns exit status 0, or prints one line that says why this failed and returns 2.
 
-    Errors of the types `worded` say it themselves; others come of a damaged record. A run that is named twice ends the
-    command before anything is read.
+    Errors of the types `worded` have a message for the user; any other error means a damaged record. A run that is
+    named twice ends the command before anything is read.
     """
     try:
         check_folders(folders)
@@ -95,7 +95,7 @@ def _carry_out(
     try:
         show()
     except worded as error:
-        message = str(error.args[0] if isinstance(error, KeyError) else error)  # a KeyError's own text is its repr
+        message = str(error.args[0] if isinstance(error, KeyError) else error)  # str() of a KeyError is a repr
     except NOT_WRITTEN as error:
         message = not_written(folders, error)
     else:
@@ -105,7 +105,7 @@ def _carry_out(
 
 
 def not_written(folders: Iterable[str | Path], error: Exception) -> str:
-    """The message where showing runs fails by `error`: it can only be done from records as a run writes them."""
+    """The message if `error` keeps runs from being shown: a report needs records as a run writes them."""
     return (
         f"{', '.join(map(str, folders))} holds a record that no run wrote "
         f"({plain(f'{type(error).__name__}: {error}')}). The same command of the run names the file and the line; "
@@ -114,7 +114,7 @@ def not_written(folders: Iterable[str | Path], error: Exception) -> str:
 
 
 def _act(chosen: argparse.Namespace) -> None:
-    """What the command line asks for."""
+    """Does what the command line asks for."""
     workdir = chosen.workdirs[0]
     if len(chosen.workdirs) > 1:
         _wrote("comparison", write_comparison(chosen.workdirs, chosen.out))
@@ -126,8 +126,8 @@ def _act(chosen: argparse.Namespace) -> None:
         with contextlib.suppress(KeyboardInterrupt):
             serve(workdir, chosen.port, lambda address: _wrote("live, until Ctrl-C", address))
     else:
-        evaluated = (Path(workdir) / "result.json").exists()
-        _wrote("report", (write_evaluation_report if evaluated else write_run_report)(workdir))
+        is_evaluation = (Path(workdir) / "result.json").exists()
+        _wrote("report", (write_evaluation_report if is_evaluation else write_run_report)(workdir))
 
 
 def _wrote(what: str, where: str | Path) -> None:
@@ -140,20 +140,20 @@ def _show(lines: Iterable[Text]) -> None:
 
 
 def _of_task(workdir: str, id: str) -> Iterator[Text]:
-    """The history of a task, its expedition, and what was sent and received."""
+    """The history of a task, its expedition, and the texts sent and received for it."""
     history, run = lineage(workdir, id), read_run(workdir)
     yield from _lines((*_history(history), *_expedition(run, history.expedition)))
     yield from _exchanges(run, history.expedition, history.id)
 
 
 def _of_drafts(run: Run, name: str) -> Iterator[Text]:
-    """The drafts of a step, a line each, or the one of that name. Raises KeyError where there is none."""
+    """One line for each draft of a step, or all of the draft with that name. Raises KeyError if there is none."""
     drafts = dict(run.numbered_drafts())
     if name in drafts:
         yield from _of_draft(run, name, drafts[name])
         return
-    listed = {key: draft for key, draft in drafts.items() if key.startswith(f"{name}/")}
-    if not listed:
+    step_drafts = {key: draft for key, draft in drafts.items() if key.startswith(f"{name}/")}
+    if not step_drafts:
         steps = ", ".join(dict.fromkeys(key.partition("/")[0] for key in drafts)) or "none"
         raise KeyError(
             f"draft {name!r} not found; give STEP or STEP/NUMBER. Steps with drafts in "
@@ -161,7 +161,7 @@ def _of_drafts(run: Run, name: str) -> Iterator[Text]:
         )
     yield from _lines(
         (key, f"{draft['verdict']['status']}, {draft['origin']}: {draft['draft']['query']}")
-        for key, draft in listed.items()
+        for key, draft in step_drafts.items()
     )
 
 
@@ -191,7 +191,7 @@ def _evidence(lines: Iterable[str]) -> Iterator[Row]:
 
 
 def _expedition(run: Run, key: tuple[int, int] | None) -> Iterator[Row]:
-    """The explorer's context and the results of its runs, as far as the run noted them."""
+    """The explorer's context and the results of its runs, as far as the run recorded them."""
     record = run.expeditions.get(key) if key else None
     if record is None:
         return
@@ -199,46 +199,46 @@ def _expedition(run: Run, key: tuple[int, int] | None) -> Iterator[Row]:
         for line in value if isinstance(value, list) else [value]:
             if line:
                 yield "" if number else "context", f"{name.replace('_', ' ')}: {line}"
-    for made in record.get("runs", ()):
-        yield f"run {made['run']}", f"{made['ok']} of {made['actions']} actions worked"
+    for run_record in record.get("runs", ()):
+        yield f"run {run_record['run']}", f"{run_record['ok']} of {run_record['actions']} actions worked"
     for failure in (*record.get("failures", ()), record.get("error", "")):
         yield "failure", failure
 
 
 def _exchanges(run: Run, expedition: tuple[int, int] | None, task: str) -> Iterator[Text]:
-    """Every text sent to a model for an expedition and a validation, and received from it, in full."""
+    """All texts sent to a model and received from it, for an expedition and for the validation of a task."""
     journal = run.folder / "journal.jsonl"
     if not (places := places_of(journal)):
         return
-    for part, key in (("exploration", expedition or ""), ("validation", task)):
-        found = read_exchanges(journal, places.get(key, ()))
-        calls = f"{part}: {len(found)} call{'' if len(found) == 1 else 's'} to a model"
+    for stage, key in (("exploration", expedition or ""), ("validation", task)):
+        exchanges = read_exchanges(journal, places.get(key, ()))
+        calls = f"{stage}: {len(exchanges)} call{'' if len(exchanges) == 1 else 's'} to a model"
         yield Text.assemble(("\n" + "═" * 100 + "\n", "dim"), (calls, "bold"))
-        for exchange in found:
+        for exchange in exchanges:
             yield from _exchange(exchange)
 
 
 def _exchange(exchange: Json) -> Iterator[Text]:
     title, text = plain(exchange["place"]), plain(about(exchange))
     yield Text.assemble(("\n" + "─" * 100 + "\n", "dim"), (title, "bold"), (f"\n{text}", "dim"))
-    rest = {name: value for name, value in exchange["settings"].items() if not isinstance(value, (str, int, float))}
-    if rest:
-        yield Text.assemble(("sent, beside the messages: ", "dim"), plain(json.dumps(rest, ensure_ascii=False)))
-    if shared := exchange["shared"]:
-        yield Text(f"sent: the {shared} messages of the call before, word for word, then", style="dim")
-    for role, content in exchange["messages"][shared:]:
+    objects = {name: value for name, value in exchange["settings"].items() if not isinstance(value, (str, int, float))}
+    if objects:
+        yield Text.assemble(("sent, beside the messages: ", "dim"), plain(json.dumps(objects, ensure_ascii=False)))
+    if shared_count := exchange["shared"]:
+        yield Text(f"sent: the {shared_count} messages of the call before, word for word, then", style="dim")
+    for role, content in exchange["messages"][shared_count:]:
         yield Text.assemble((f"sent, {plain(role)}:\n", "dim"), _indented(content, 2))
     reply = exchange["text"]
     yield Text.assemble(("received:\n", "dim"), "nothing" if reply is None else _indented(reply, 2))
 
 
 def _indented(text: str, depth: int) -> str:
-    """The text with each line indented, so that none can be mistaken for one of ours."""
+    """Indents each line of the text, so that none can be mistaken for one of the report's own."""
     return "\n".join(" " * depth + line for line in plain(text).split("\n"))
 
 
 def _history(history: TaskHistory) -> Iterator[Row]:
-    """A history from the oldest ancestor to the visits since."""
+    """The rows of a task's history: its solution, origin, parents and verdict, and the visits since."""
     yield "task", f"{history.id}  {history.query}"
     yield from _solution(history.solution)
     yield "origin", f"{history.origin}, joined the pool at step {history.step}"
@@ -258,10 +258,10 @@ def _history(history: TaskHistory) -> Iterator[Row]:
 
 
 def _visits(visits: Iterable[TaskVisit]) -> str:
-    solved = (f"{visit.successes}/{visit.episodes} solved at step {visit.step}" for visit in visits)
-    return ", ".join(solved) or "none stored"
+    texts = (f"{visit.successes}/{visit.episodes} solved at step {visit.step}" for visit in visits)
+    return ", ".join(texts) or "none stored"
 
 
 def _lines(rows: Iterable[Row]) -> Iterator[Text]:
-    """A line for each row that has a text, which is indented below its title."""
+    """One line for each row that has a text; where the text has several lines, they align."""
     return (Text.assemble((f"{name:<11}", "dim"), _indented(text, 11).lstrip(" ")) for name, text in rows if text)

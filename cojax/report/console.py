@@ -25,9 +25,9 @@ _LOG = logging.getLogger(__name__)
 
 
 class _LoggedConsole(Console):
-    """A console that shows text as it is, and whose lines the log of the process gets too, where it takes INFO.
+    """A console that shows text literally. Its lines also go to the log of the process, if that accepts INFO.
 
-    Neither markup nor control characters in a text count: much of it comes from models and from files of others.
+    It ignores markup and control characters, because much of the text comes from models and from other people's files.
     """
 
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
@@ -35,8 +35,8 @@ class _LoggedConsole(Console):
             yield segment if segment.control else segment._replace(text=plain(segment.text))
 
     def print(self, *objects: Any, **options: Any) -> None:
-        # A line of text is as long as it is; tables and bars keep to the window.
-        options.setdefault("soft_wrap", all(isinstance(one, (str, Text)) for one in objects))
+        # Lines of text are not wrapped; tables and bars fit the window.
+        options.setdefault("soft_wrap", all(isinstance(item, (str, Text)) for item in objects))
         super().print(*objects, **options)
         if _LOG.isEnabledFor(logging.INFO):
             log = io.StringIO()
@@ -45,7 +45,7 @@ class _LoggedConsole(Console):
                 _LOG.info("%s", plain(line))
 
 
-# Without emoji, as rich would turn "module:fire:" into a flame.
+# No emoji: rich would turn "module:fire:" into a flame.
 _AS_IT_IS: Any = {"highlight": False, "emoji": False, "markup": False}
 CONSOLE: Console = _LoggedConsole(**_AS_IT_IS)
 TABLE: Any = {"title_justify": "left", "title_style": "bold", "box": None, "padding": (0, 2)}
@@ -62,9 +62,9 @@ def duration(seconds: float) -> str:
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
-    hours, rest = divmod(whole, 3600)
-    minutes, left = divmod(rest, 60)
-    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
+    hours, in_hour = divmod(whole, 3600)
+    minutes, in_minute = divmod(in_hour, 60)
+    return f"{hours}:{minutes:02d}:{in_minute:02d}" if hours else f"{minutes}:{in_minute:02d}"
 
 
 def percent(share: float) -> str:
@@ -72,9 +72,10 @@ def percent(share: float) -> str:
 
 
 def seconds_left(seconds: Sequence[float], steps: int) -> float | None:
-    """Estimated seconds of `steps` more steps, from the seconds of past steps; None before the third step.
+    """Estimates how many seconds `steps` more steps take, from those of past steps; None before the third step.
 
-    It is the mean of the last twenty steps, which include some evolutions, without the first one, which compiles.
+    Each counts as the mean of the last twenty steps, which include some evolutions. The first step, which compiles, is
+    left out.
     """
     recent = list(seconds)[1:][-20:]
     return steps * sum(recent) / len(recent) if len(recent) >= 2 else None
@@ -83,7 +84,7 @@ def seconds_left(seconds: Sequence[float], steps: int) -> float | None:
 def step_line(record: Mapping[str, Any], steps: int, left: float | None = None) -> Text:
     """A record of metrics.jsonl as one line of text; `left` is the estimated seconds to the end."""
     signals, seconds = record.get("signals", {}), record.get("seconds", {})
-    spent = seconds.get("total", sum(seconds.values()))
+    step_seconds = seconds.get("total", sum(seconds.values()))
     line = Text.assemble(
         ("step ", "dim"),
         (f"{record['step']:>{len(str(steps))}}/{steps}", "bold"),
@@ -96,16 +97,16 @@ def step_line(record: Mapping[str, Any], steps: int, left: float | None = None) 
         ("  pool ", "dim"),
         f"{record['tasks']:>4d}",
     )
-    if record.get("loss") is not None:  # a step whose groups all lack variance has none
+    if record.get("loss") is not None:  # None if all groups of the step lack variance
         line.append_text(Text.assemble(("  loss ", "dim"), f"{record['loss']:+.4f}"))
-    line.append_text(Text.assemble(("  ", ""), f"{duration(spent):>6}"))
+    line.append_text(Text.assemble(("  ", ""), f"{duration(step_seconds):>6}"))
     if left is not None:
         line.append_text(Text.assemble(("  ETA ", "dim"), duration(left)))
     return line
 
 
 def _live(record: Mapping[str, Any]) -> str:
-    """The share of live groups; with dynamic sampling their number, and the number sampled."""
+    """The share of live groups; with dynamic sampling, their number and the number of sampled groups."""
     if "groups_sampled" not in record:
         return percent(record["live_groups"])
     return f"{record['groups_live']:.0f} of {record['groups_sampled']}"
@@ -168,17 +169,17 @@ def bar(description: str, total: int | None = None, console: Console = CONSOLE) 
             yield lambda count=1: live.advance(row, count)
         return
     began = last = time.monotonic()
-    done, of = 0, "" if total is None else f"/{total}"
+    done, total_text = 0, "" if total is None else f"/{total}"
 
     def advance(count: int = 1) -> None:
         nonlocal done, last
         done += count
         if (now := time.monotonic()) - last >= REPORT_EVERY:
             last = now
-            console.print(f"{description}: {done}{of}", soft_wrap=True)
+            console.print(f"{description}: {done}{total_text}", soft_wrap=True)
 
     yield advance
-    console.print(f"{description}: {done}{of} in {duration(time.monotonic() - began)}", soft_wrap=True)
+    console.print(f"{description}: {done}{total_text} in {duration(time.monotonic() - began)}", soft_wrap=True)
 
 
 def show_summary(summary: Mapping[str, Any], report: str | Path, console: Console = CONSOLE) -> None:
@@ -200,25 +201,25 @@ def show_evaluation(result: Mapping[str, Any], report: str | Path, console: Cons
     def add_row(head: str, cell: Callable[[Mapping[str, Any]], str]) -> None:
         table.add_row(head, *map(cell, splits.values()))
 
-    add_row("tasks", lambda one: str(one["tasks"]))
-    add_row(f"avg@{result['samples']}", lambda one: _with_interval(one["avg_at_k"], 100))
+    add_row("tasks", lambda split: str(split["tasks"]))
+    add_row(f"avg@{result['samples']}", lambda split: _with_interval(split["avg_at_k"], 100))
     if result["samples"] > 1:
-        for k in dict.fromkeys(k for one in splits.values() for k in one["pass_at_k"]):
-            add_row(f"pass@{k}", lambda one, k=k: _with_interval(one["pass_at_k"].get(k), 100))  # type: ignore[misc]
-    for measure in dict.fromkeys(name for one in splits.values() for name in one["measures"]):
-        add_row(measure, lambda one, measure=measure: _with_interval(one["measures"].get(measure), 1))  # type: ignore[misc]
-    add_row("partial reward", lambda one: f"{100 * one['partial']:.1f} %")
-    add_row("turns", lambda one: f"{one['turns']:.1f}")
-    add_row("lost episodes", lambda one: str(one["lost"]))
+        for k in dict.fromkeys(k for split in splits.values() for k in split["pass_at_k"]):
+            add_row(f"pass@{k}", lambda split, k=k: _with_interval(split["pass_at_k"].get(k), 100))  # type: ignore[misc]
+    for measure in dict.fromkeys(name for split in splits.values() for name in split["measures"]):
+        add_row(measure, lambda split, measure=measure: _with_interval(split["measures"].get(measure), 1))  # type: ignore[misc]
+    add_row("partial reward", lambda split: f"{100 * split['partial']:.1f} %")
+    add_row("turns", lambda split: f"{split['turns']:.1f}")
+    add_row("lost episodes", lambda split: str(split["lost"]))
     # Lines are not cut in a log file or a narrow window.
     console.print(table, width=max(console.width, 20 + 26 * len(splits)), crop=False)
     console.print(result["interval"], style="dim", soft_wrap=True)
-    for name, one in splits.items():
-        if one["by"]:
-            console.print(_kinds_table(name, one))
-    if lost := sum(one["lost"] for one in splits.values()):
+    for name, split in splits.items():
+        if split["by"]:
+            console.print(_kinds_table(name, split))
+    if number := sum(split["lost"] for split in splits.values()):
         console.print(
-            f"{lost} episodes were lost to infrastructure failures; the same command plays them again", style="yellow"
+            f"{number} episodes were lost to infrastructure failures; the same command plays them again", style="yellow"
         )
     console.print(f"report: {report}", soft_wrap=True, markup=False)
 
@@ -232,16 +233,16 @@ def _kinds_table(split: str, one: Mapping[str, Any]) -> Table:
     table = Table(title=f"\n{split}, by {one['by_key']}", **TABLE)
     for head in (one["by_key"], "tasks", "success"):
         table.add_column(head, justify="left" if head == one["by_key"] else "right")
-    shown = list(one["by"].items())[:_KINDS]
-    for kind, found in shown:
-        table.add_row(Text(kind), str(found["tasks"]), f"{100 * found['success']:.1f} %")
-    if left := len(one["by"]) - len(shown):
-        table.add_row(f"and {left} more, in result.json", "", "")
+    rows = list(one["by"].items())[:_KINDS]
+    for kind, figures in rows:
+        table.add_row(Text(kind), str(figures["tasks"]), f"{100 * figures['success']:.1f} %")
+    if extra_count := len(one["by"]) - len(rows):
+        table.add_row(f"and {extra_count} more, in result.json", "", "")
     return table
 
 
 def _with_interval(found: Mapping[str, float] | None, scale: float) -> str:
-    """An estimate with its confidence interval, in per cent; `scale` turns it into per cent."""
+    """An estimate with its confidence interval, in per cent; `scale` converts it to per cent."""
     if found is None:
         return "–"
     return f"{scale * found['value']:.1f} % ({scale * found['low']:.1f}–{scale * found['high']:.1f})"
@@ -277,15 +278,15 @@ def _results(summary: Mapping[str, Any]) -> Table:
 
 def _time_split(seconds: Mapping[str, float]) -> Table:
     total = seconds["total"]
-    parts = {part: spent for part, spent in seconds.items() if part not in ("total", "warm_start")}
-    rest = total - sum(parts.values())
+    parts = {part: part_seconds for part, part_seconds in seconds.items() if part not in ("total", "warm_start")}
+    other_seconds = total - sum(parts.values())
     table = Table(title="\nWhere the time went", **TABLE)
     table.add_column("part", style="dim")
     for head in ("time", "share", ""):
         table.add_column(head, justify="right" if head else "left")
-    for part, spent in (*parts.items(), ("everything else", rest), ("total", total)):
-        share = spent / total if total else 0.0
-        table.add_row(part, duration(max(spent, 0.0)), f"{100 * share:.1f} %", "█" * round(30 * share))
+    for part, part_seconds in (*parts.items(), ("everything else", other_seconds), ("total", total)):
+        share = part_seconds / total if total else 0.0
+        table.add_row(part, duration(max(part_seconds, 0.0)), f"{100 * share:.1f} %", "█" * round(30 * share))
     if seconds.get("warm_start"):
         table.add_row("warm start (before)", duration(seconds["warm_start"]), "", "")
     return table

@@ -18,7 +18,7 @@ from cojax.types import INFRASTRUCTURE, Action, Observation, Task, Trajectory, T
 SAMPLED = 400  # episodes sampled evenly over the steps, besides the sources of lineages
 PER_STEP = 6
 BYTES = 1_000_000  # of sources, of samples and of pairs, each
-INLINE = 2_000_000  # a run whose episodes take no more has them all in the page
+INLINE = 2_000_000  # up to so many bytes, all episodes of a run are in the page
 MESSAGE = 1_500  # characters of one message
 CALLS = 4_000  # characters of the arguments of one call
 TOKENS = 2_000  # tokens of one action
@@ -36,52 +36,52 @@ def page_form(run: Run) -> Callable[[Json, str, int], Json]:
     words = words_of(run.folder)
     evidence = {(signal["episode"], signal["kind"]): signal["evidence"] for signal in run.signals}
 
-    def shown(episode: Json, task: str, step: int) -> Json:
-        made = compact(episode, task, step, words)
-        return {**made, "signals": [[kind, evidence.get((made["id"], kind), "")] for kind in made["signals"]]}
+    def show(episode: Json, task: str, step: int) -> Json:
+        view = compact(episode, task, step, words)
+        return {**view, "signals": [[kind, evidence.get((view["id"], kind), "")] for kind in view["signals"]]}
 
-    return shown
+    return show
 
 
 def select(run: Run, sources: Collection[str], played: "EpisodeIndex", pieces: Pieces) -> tuple[list[Json], list[int]]:
     """Reads every stored episode once, adds it to `played`, and selects those for the page, oldest first.
 
-    Returns them, and the number of source episodes of lineages among them and in all.
+    Returns the selection, and the numbers of source episodes of lineages that it holds and that the run stored.
 
-    They are all, where these take at most INLINE bytes. Else they are the source episodes of lineages, and up to six
-    episodes of evenly spaced steps, as unlike each other as the step allows; each step goes to `pieces`.
+    All episodes are selected if they take at most INLINE bytes. Otherwise the selection holds the source episodes of
+    lineages, and of evenly spaced steps up to six episodes that are as varied as possible; `pieces` gets every step.
     """
     show, advantages = page_form(run), advantages_of(run)
     steps = run.episodes.steps()
     stride = max(1, -(-len(steps) // SAMPLED))
     quota = min(PER_STEP, max(1, SAMPLED // max(1, len(steps))))
-    origins: list[Json] = []
+    all_origins: list[Json] = []
     samples: list[Json] = []
-    every: dict[int, list[Json]] | None = {}  # None once they take more than the page has room for
-    used = 0
+    by_step: dict[int, list[Json]] | None = {}  # None once they take more than the page has room for
+    used_bytes = 0
     for index, step in enumerate(steps):
         episodes = run.episodes.read(step)
         tasks = played.add(step, episodes, advantages)
-        shown = {episode["episode"]: show(episode, task, step) for task, episode in zip(tasks, episodes, strict=True)}
-        if every is not None:
-            every[step] = list(shown.values())
-            used += sum(len(json.dumps(one)) for one in shown.values())
-            if used > INLINE:
-                for earlier, some in every.items():
-                    pieces.put(steps_piece(earlier), some)
-                every = None
+        views = {episode["episode"]: show(episode, task, step) for task, episode in zip(tasks, episodes, strict=True)}
+        if by_step is not None:
+            by_step[step] = list(views.values())
+            used_bytes += sum(len(json.dumps(view)) for view in views.values())
+            if used_bytes > INLINE:
+                for earlier, step_views in by_step.items():
+                    pieces.put(steps_piece(earlier), step_views)
+                by_step = None
         else:
-            pieces.put(steps_piece(step), list(shown.values()))
-        origins += [shown[name] for name in shown if name in sources]
+            pieces.put(steps_piece(step), list(views.values()))
+        all_origins += [views[name] for name in views if name in sources]
         if index % stride == 0:
             others = (episode for episode in episodes if episode["episode"] not in sources)
-            samples += [shown[episode["episode"]] for episode in pick_varied(others, quota)]
-    if every is not None:
-        kept, chosen = origins, [one for some in every.values() for one in some]
+            samples += [views[episode["episode"]] for episode in pick_varied(others, quota)]
+    if by_step is not None:
+        origins, result = all_origins, [view for step_views in by_step.values() for view in step_views]
     else:
-        kept = pick_within(origins, BYTES)
-        chosen = sorted([*kept, *pick_within(samples, BYTES)], key=lambda episode: (episode["step"], episode["id"]))
-    return chosen, [len(kept), len(origins)]
+        origins = pick_within(all_origins, BYTES)
+        result = sorted([*origins, *pick_within(samples, BYTES)], key=lambda episode: (episode["step"], episode["id"]))
+    return result, [len(origins), len(all_origins)]
 
 
 def follow(run: Run, played: "EpisodeIndex") -> None:
@@ -93,39 +93,39 @@ def follow(run: Run, played: "EpisodeIndex") -> None:
 
 
 def pairs(run: Run) -> list[Json]:
-    """The evaluation tasks that were played before training and after it, with both episodes, in the order played.
+    """The evaluation tasks that were played both before and after training, with both episodes, in the order played.
 
-    Where they take more than BYTES, some are left out, evenly.
+    If they take more than BYTES, some are left out, evenly.
     """
     words = words_of(run.folder)
     after = {task_id_of(episode): episode for episode in run.after}
-    found = [
+    episode_pairs = [
         {"before": compact(before, task, 0, words), "after": compact(after[task], task, 0, words)}
         for before in run.before
         if (task := task_id_of(before)) in after
     ]
-    return pick_within(found, BYTES)
+    return pick_within(episode_pairs, BYTES)
 
 
 def pick_varied(episodes: Iterable[Json], count: int) -> list[Json]:
-    """Up to `count` of a step's episodes, in turn from each kind: outcome, success or not, signals."""
+    """Picks up to `count` of a step's episodes, in turn from each kind: outcome, success or failure, and signals."""
     kinds: dict[tuple[str, bool, tuple[str, ...]], list[Json]] = defaultdict(list)
     for episode in episodes:
         kinds[episode["outcome"], episode["reward"] >= 1.0, tuple(episode.get("signals", ()))].append(episode)
-    ranked = [(place, kind, item) for kind, items in kinds.items() for place, item in enumerate(items)]
-    return [item for _, _, item in sorted(ranked, key=lambda entry: entry[:2])[:count]]
+    entries = [(place, kind, item) for kind, items in kinds.items() for place, item in enumerate(items)]
+    return [item for _, _, item in sorted(entries, key=lambda entry: entry[:2])[:count]]
 
 
 def pick_within(items: Sequence[Any], limit: int) -> list[Any]:
-    """Evenly spaced items whose JSON takes at most `limit` bytes."""
+    """Picks evenly spaced items whose JSON takes at most `limit` bytes."""
     sizes = [len(json.dumps(item)) for item in items]
     share = min(1.0, limit / max(1, sum(sizes)))
-    kept, used = [], 0
+    picks, total = [], 0
     for index, (item, size) in enumerate(zip(items, sizes, strict=True)):
-        if int((index + 1) * share) > int(index * share) and used + size <= limit:
-            kept.append(item)
-            used += size
-    return kept
+        if int((index + 1) * share) > int(index * share) and total + size <= limit:
+            picks.append(item)
+            total += size
+    return picks
 
 
 def compact(episode: Json, task: str, step: int, words: Words | None) -> Json:
@@ -164,7 +164,7 @@ def _turn(turn: Json, words: Words | None) -> Json:
 
 
 def _arguments(values: Json) -> Json:
-    """The arguments of a call; where they are long, each as cut text."""
+    """The arguments of a call; if they are long, the text of each is cut."""
     if len(json.dumps(values)) <= CALLS:
         return values
     share = max(80, CALLS // len(values))
@@ -177,7 +177,7 @@ def _messages(messages: Iterable[Json]) -> list[list[str]]:
 
 
 def words_of(folder: Path) -> Words | None:
-    """Decodes single tokens; None where the run directory holds no tokenizer. Raises StorageError for a damaged one."""
+    """A decoder of single tokens; None if the run directory has no tokenizer. Raises StorageError for a damaged one."""
     paths = [folder / name for name in ("tokenizer.json", "tokenizer/tokenizer.json") if (folder / name).exists()]
     if not paths:
         return None
@@ -193,9 +193,9 @@ def words_of(folder: Path) -> Words | None:
 
 
 def advantages_of(run: Run) -> Advantages | None:
-    """The advantage that the run learned by, as its config.json names it.
+    """The advantage that the run was trained with, as its config.json names it.
 
-    None where it is the user's own, whose code a report does not run, and where a run learns from preferences.
+    None for a user's own advantage, whose code a report does not run, and for a run that learns from preferences.
     """
     learner = run.config.get("config", {}).get("learner") or {}
     entry = run.config.get("code", {}).get("learner.advantage") or {}
@@ -207,19 +207,19 @@ def advantages_of(run: Run) -> Advantages | None:
 
 
 def _advantages(advantage: Callable[..., Any], settings: Mapping[str, Any], episodes: Sequence[Json]) -> list[Any]:
-    """One entry for each episode; None for those that are masked, lost, or alone."""
+    """One entry for each episode; None for one that is masked, lost, or the only valid one."""
     valid = [place for place, episode in enumerate(episodes) if episode["outcome"] not in INFRASTRUCTURE]
-    found: list[Any] = [None] * len(episodes)
+    entries: list[Any] = [None] * len(episodes)
     if len(valid) < 2:
-        return found
+        return entries
     try:
         values = advantage([_trajectory(episodes[place]) for place in valid], **settings)
     except (TypeError, ValueError):  # settings of another version
-        return found
-    masked = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else np.zeros(len(valid), bool)
-    for place, value, hidden in zip(valid, values, masked, strict=True):
-        found[place] = None if np.any(hidden) else _rounded(value)
-    return found
+        return entries
+    mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else np.zeros(len(valid), bool)
+    for place, value, value_mask in zip(valid, values, mask, strict=True):
+        entries[place] = None if np.any(value_mask) else _rounded(value)
+    return entries
 
 
 def _rounded(value: Any) -> Any:
@@ -230,7 +230,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _trajectory(episode: Json) -> Trajectory:
-    """As much of an episode as an advantage reads: the rewards of its turns and their tokens, no texts."""
+    """The part of an episode that an advantage reads: its reward and outcome, and its turns without their texts."""
     turns = (
         Turn(Action(), Observation(ok=turn["observation"]["ok"]), action_tokens=tuple(turn["action_tokens"]))
         for turn in episode["turns"]
@@ -242,7 +242,7 @@ def _trajectory(episode: Json) -> Trajectory:
 class EpisodeIndex:
     """The groups of the steps that were added, and the rewards of their tasks.
 
-    A row of `steps` is a group in columns, by sample; a column that holds nothing but its default is left out:
+    A row of `steps` is a group in columns, by sample. A column that holds only its default is left out:
 
     t  the number of its task in `tasks`     r  rewards                    k  numbers of turns
     n  names, default 0, 1, 2, …; a name is what follows "STEP-TASK-" in the episode's id, or the whole id
@@ -257,12 +257,12 @@ class EpisodeIndex:
         self._numbers: dict[str, int] = {}
 
     def add(self, step: int, episodes: Sequence[Json], advantages: Advantages | None) -> list[str]:
-        """Adds the episodes of a step and returns the id of each one's task."""
+        """Adds the episodes of a step and returns the task id of each."""
         ids: dict[str, str] = {}
         groups: dict[tuple[str, str], list[Json]] = {}
         tasks = []
         for episode in episodes:
-            # A group shares all of its name but the sample; its task is hashed once.
+            # Episodes of a group have the same name but for the sample; their task is hashed once.
             stem = episode["episode"].rpartition("-")[0] or episode["episode"]
             task = ids[stem] if stem in ids else ids.setdefault(stem, task_id_of(episode))
             tasks.append(task)
@@ -307,7 +307,7 @@ class EpisodeIndex:
 
     def index(self) -> Json:
         """The tasks, and the groups by step. Steps are left out evenly where they would take more than INDEX bytes."""
-        kept = pick_within([[step, self.steps[step]] for step in sorted(self.steps)], INDEX)
-        numbers = {row["t"] for _, rows in kept for row in rows}
+        steps = pick_within([[step, self.steps[step]] for step in sorted(self.steps)], INDEX)
+        numbers = {row["t"] for _, rows in steps for row in rows}
         tasks = [task if place in numbers else [task[0], "", task[2]] for place, task in enumerate(self.tasks)]
-        return {"tasks": tasks, "steps": kept}
+        return {"tasks": tasks, "steps": steps}

@@ -1,7 +1,7 @@
 """The exact requests to models and their replies, read from journal.jsonl by expedition and by task.
 
-Both are untrusted texts. The journal may hold gigabytes: one pass stores where each record starts, and records are read
-when they are asked for. The key "place" of a record says what the call was for:
+Both are untrusted texts. The journal may hold gigabytes: one pass notes where each record starts, and records are read
+on demand. The key "place" of a record says what the call was for:
 
 EVOLUTION/NUMBER/…             an expedition: reflect, run R/turn T, abstract
 EVOLUTION/task ID/attempt N/…  an attempt on the query of a task
@@ -21,7 +21,7 @@ from cojax.report.lineage import TaskHistory
 from cojax.report.run import Json, cut_text
 from cojax.storage.files import LONGEST_LINE, lines_of, open_file, parse_record
 
-# The place of a record stands within so many bytes of the beginning of its line.
+# The place of a record is within this many bytes of the beginning of its line.
 _HEAD = 8_192
 _PLACE = re.compile(rb'"place":"((?:[^"\\]|\\.)*)"')
 _EXPEDITION = re.compile(r"(?P<evolution>.*?)/(?P<number>\d{1,9})/(?P<rest>(?:reflect|run \d{1,9}|abstract)(?:/.*)?)")
@@ -31,7 +31,7 @@ _JUDGE = re.compile(r"(?P<rest>judge)/(?P<task>[0-9a-f]{16})(?P<more>.*)")
 _RANKS = {"reflect": 0, "run": 1, "abstract": 2, "judge": 3, "attempt": 4}
 _OWN_FIELDS = {"key", "place", "sent", "text"}
 
-TASKS = 64  # tasks whose exchanges the page holds at most
+TASKS = 64  # the page holds the exchanges of at most so many tasks
 CHARACTERS = 1_500_000  # of all texts, each counted once
 TEXT = 8_000  # characters of one text
 Key = tuple[int, int] | str  # step and number of an expedition, or the id of a task
@@ -45,38 +45,40 @@ def places_of(journal: Path) -> dict[Key, list[Place]]:
     if journal.exists():
         with open_file(journal) as file:
             for line in lines_of(file):
-                written = _PLACE.search(line, 0, _HEAD) if line.endswith(b"\n") else None
-                if written and (found := _key(written[1])):
-                    key, rest = found
+                match = _PLACE.search(line, 0, _HEAD) if line.endswith(b"\n") else None
+                if match and (pair := _key(match[1])):
+                    key, rest = pair
                     # Sorted by part, run and turn; repeated and repaired calls stay in their order.
                     numbers = (int(number) for number in re.findall(r"\d{1,9}", rest)[:2])
                     places[key].append(((_RANKS[re.split(r"[ /]", rest)[0]], *numbers), start, rest))
                 start += len(line)
-    return {key: sorted(found) for key, found in places.items()}
+    return {key: sorted(pair) for key, pair in places.items()}
 
 
 def _key(written: bytes) -> tuple[Key, str] | None:
-    """The expedition or task of a place, as JSON writes it, and the rest of the place; None for any other one."""
+    """The expedition or task that a place in JSON's spelling names, and the rest of it; None for any other place."""
     try:
         place = json.loads(b'"' + written + b'"')
     except ValueError:
         return None
-    if found := _EXPEDITION.fullmatch(place):
-        last = found["evolution"].rpartition("/")[2]
+    if match := _EXPEDITION.fullmatch(place):
+        last = match["evolution"].rpartition("/")[2]
         if last == "initial":
-            return (0, int(found["number"])), found["rest"]
-        known = last.isdecimal() and len(last) < 10
-        return ((int(last) + 1, int(found["number"])), found["rest"]) if known else None
-    if found := _ATTEMPT.fullmatch(place):
-        return found["task"], found["rest"]
-    if found := _JUDGE.fullmatch(place):
-        return found["task"], found["rest"] + found["more"]
+            return (0, int(match["number"])), match["rest"]
+        is_step = last.isdecimal() and len(last) < 10
+        return ((int(last) + 1, int(match["number"])), match["rest"]) if is_step else None
+    if match := _ATTEMPT.fullmatch(place):
+        return match["task"], match["rest"]
+    if match := _JUDGE.fullmatch(place):
+        return match["task"], match["rest"] + match["more"]
     return None
 
 
 def read_exchanges(journal: Path, places: Sequence[Place]) -> list[Json]:
-    """The exchanges of an expedition: reflection, the runs turn by turn, abstraction. Those of a task or of a draft: of
-    the judge and of the attempts on the query alone. Each is one call to a model.
+    """Reads the exchanges at these places. Each is one call to a model.
+
+    Those of an expedition are of reflection, of its runs turn by turn, and of abstraction. Those of a task or a draft
+    are of the judge, and of the attempts on the query alone.
 
     place     what the call was for, within its expedition or validation
     messages  role and content of the messages sent; the first `shared` are all those of the exchange before
@@ -91,10 +93,10 @@ def read_exchanges(journal: Path, places: Sequence[Place]) -> list[Json]:
         for _, start, rest in places:
             file.seek(start)
             if (exchange := _exchange(file.readline(LONGEST_LINE + 1), rest)) is not None:
-                before = exchanges[-1]["messages"] if exchanges else []
+                previous = exchanges[-1]["messages"] if exchanges else []
                 # Only the continuation of a whole conversation counts as shared.
-                shared = len(before) if exchange["messages"][: len(before)] == before else 0
-                exchanges.append({**exchange, "shared": shared})
+                shared_count = len(previous) if exchange["messages"][: len(previous)] == previous else 0
+                exchanges.append({**exchange, "shared": shared_count})
     return exchanges
 
 
@@ -102,24 +104,24 @@ def _exchange(line: bytes, place: str) -> Json | None:
     """The exchange of a journal's line; None for a damaged one."""
     try:
         record = parse_record(line)
-        sent = dict(record["sent"])
-        messages = [(str(message["role"]), str(message["content"])) for message in sent.pop("messages")]
+        request = dict(record["sent"])
+        messages = [(str(message["role"]), str(message["content"])) for message in request.pop("messages")]
         text = record.get("text")
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     facts = {name: value for name, value in record.items() if name not in _OWN_FIELDS}
     text = text if isinstance(text, str) else None
-    return {"place": place, "messages": messages, "settings": sent, "text": text, "facts": facts}
+    return {"place": place, "messages": messages, "settings": request, "text": text, "facts": facts}
 
 
 def about(exchange: Json) -> str:
     """The settings and facts of an exchange in one line."""
     settings, facts = exchange["settings"], exchange["facts"]
     schema = settings.get("response_format")
-    named = schema.get("json_schema", {}) if isinstance(schema, dict) else {}
+    json_schema = schema.get("json_schema", {}) if isinstance(schema, dict) else {}
     parts: Iterable[str] = (
         *(f"{name} {value}" for name, value in settings.items() if isinstance(value, (str, int, float))),
-        f"held to the schema {named.get('name', '')}".rstrip() if schema else "",
+        f"held to the schema {json_schema.get('name', '')}".rstrip() if schema else "",
         *(
             f"{name} {value if isinstance(value, (str, int, float)) else json.dumps(value)}"
             for name, value in facts.items()
@@ -136,7 +138,7 @@ def journal_texts(histories: Sequence[TaskHistory], journal: Path) -> Json:
     place, the number of messages shared with the row before, the other messages as role and number of text, the number
     of the reply's text, and a line of facts. Tasks beyond the bound are left out.
     """
-    texts: dict[str, int] = {}  # each once, as the documentation of tools stands in every prompt of a run
+    texts: dict[str, int] = {}  # each once, because every prompt of a run repeats the documentation of tools
     expeditions: dict[str, list[Json]] = {}
     tasks: dict[str, list[Json]] = {}
     places = places_of(journal)
@@ -155,7 +157,7 @@ def expedition_name(expedition: tuple[int, int]) -> str:
 
 
 def _rows(exchanges: Iterable[Json], texts: dict[str, int]) -> list[Json]:
-    """The rows of exchanges, whose texts are added to `texts`, text → number."""
+    """Makes the rows of exchanges, and adds their texts to `texts`, which maps a text to its number."""
 
     def number(text: str) -> int:
         return texts.setdefault(cut_text(text, TEXT), len(texts))
@@ -173,6 +175,6 @@ def _rows(exchanges: Iterable[Json], texts: dict[str, int]) -> list[Json]:
 
 
 def _spread(tasks: Sequence[TaskHistory]) -> list[TaskHistory]:
-    """The tasks in an order of which every beginning is spread evenly over them (reversed binary numbers)."""
+    """Orders the tasks so that the first n, for any n, are spread evenly over them (by reversed binary numbers)."""
     width = max(1, (len(tasks) - 1).bit_length())
     return [task for _, task in sorted(enumerate(tasks), key=lambda item: f"{item[0]:0{width}b}"[::-1])]

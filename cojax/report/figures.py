@@ -17,11 +17,11 @@ CURVES = (
     "success", "reward", "partial", "live_groups", "loss", "grad_norm", "kl", "clip_fraction", "logprob_mismatch",
     "logprob_mismatch_max", "tasks", "turns",
 )  # fmt: skip
-LONGEST = 16  # actions of a solution that have a bar of their own; longer ones share the last
+LONGEST = 16  # actions of the longest solution with a bar of its own; longer ones share the last bar
 # Name of a curve → its dotted name in a record of quality.
 _FIGURES = {"sr_at_k": "sr_at_k", "ed_rel": "ed_rel", "similarity": "max_similarity.mean", "turns": "turns"}
 _PARTS = ("initial", "synthesized")
-# What is counted of each evolution and origin; `fruitful` are expeditions that brought a task.
+# The counts of each evolution and origin. An expedition is `fruitful` if it led to a task.
 CONVERSION = ("expeditions", "fruitful", "drafts", "tasks")
 
 
@@ -36,51 +36,51 @@ def curves(metrics: Sequence[Json]) -> Json:
 
 
 def agents(metrics: Sequence[Json]) -> Json:
-    """Columns over steps of a run that learns in rounds: shares of what each agent played, None for gaps; else {}.
+    """Columns over steps of a run that learns in rounds, for each agent, with None for gaps; {} for any other run.
 
-    `success` and `hard` (hard negatives) are shares of an agent's episodes, `partial` is their mean partial reward.
+    `success` and `hard` (hard negatives) are shares of an agent's episodes. `partial` is their mean partial reward.
     """
     rows = [row for row in evenly(metrics, POINTS) if "preference" in row]
-    found = {name: [row["preference"].get(name, {}) for row in rows] for name in ("target", "second")}
+    by_agent = {name: [row["preference"].get(name, {}) for row in rows] for name in ("target", "second")}
     columns = {
         name: {
-            "success": [_number(one.get("success")) for one in played],
-            "partial": [_number(one.get("partial")) for one in played],
-            "hard": [one["hard"] / one["episodes"] if one.get("episodes") else None for one in played],
+            "success": [_number(row.get("success")) for row in agent_rows],
+            "partial": [_number(row.get("partial")) for row in agent_rows],
+            "hard": [row["hard"] / row["episodes"] if row.get("episodes") else None for row in agent_rows],
         }
-        for name, played in found.items()
-        if any(played)
+        for name, agent_rows in by_agent.items()
+        if any(agent_rows)
     }
     if not columns:
         return {}
-    distance = [_number(one.get("distance")) for one in found["second"]]
+    distance = [_number(row.get("distance")) for row in by_agent["second"]]
     return {"step": [row["step"] for row in rows], **columns, "distance": distance}
 
 
 def evolutions(run: Run) -> list[Json]:
     """One record per evolution: the signals since the last one, the verdicts, the new tasks by origin."""
     records: list[Json] = []
-    detected: Counter[str] = Counter()
+    signal_counts: Counter[str] = Counter()
     for row in run.metrics:
         evolution = row.get("evolution")
         # An evolution that ran in the background of this step has not seen its signals.
         in_background = evolution is not None and evolution_step(row) < row["step"]
         if not in_background:
-            detected.update(row.get("signals", {}))
+            signal_counts.update(row.get("signals", {}))
         if evolution is not None:
             records.append(
                 {
                     "step": evolution_step(row),
-                    "signals": dict(detected),
+                    "signals": dict(signal_counts),
                     "verdicts": verdicts_of(evolution),
                     "added": evolution["added"],
                 }
             )
-            detected.clear()
+            signal_counts.clear()
         if in_background:
-            detected.update(row.get("signals", {}))
-    if detected:  # no evolution has used them, or not yet
-        records.append({"step": run.metrics[-1]["step"], "signals": dict(detected), "open": True})
+            signal_counts.update(row.get("signals", {}))
+    if signal_counts:  # no evolution has used these
+        records.append({"step": run.metrics[-1]["step"], "signals": dict(signal_counts), "open": True})
     return records
 
 
@@ -91,25 +91,25 @@ def evolution_step(row: Json) -> int:
 
 def pool(run: Run) -> Json:
     """Tasks of each origin in the pool at each step, from the pool's log."""
-    joined: dict[str, list[int]] = {}
+    origins: dict[str, list[int]] = {}
     for task in sorted(run.tasks.values(), key=joined_at):
-        joined.setdefault(task["origin"], []).append(joined_at(task))
+        origins.setdefault(task["origin"], []).append(joined_at(task))
     steps = [0, *(row["step"] for row in evenly(run.metrics, POINTS))]
     return {
         "step": steps,
-        "origins": {origin: [bisect.bisect_right(found, step) for step in steps] for origin, found in joined.items()},
+        "origins": {origin: [bisect.bisect_right(joins, step) for step in steps] for origin, joins in origins.items()},
     }
 
 
 def totals(run: Run) -> Json:
     """Seconds, outcomes, signals and verdicts of the run, from its summary or summed over the steps so far."""
-    summed: dict[str, Counter[str]] = {name: Counter() for name in ("seconds", "outcomes", "signals", "verdicts")}
+    sums: dict[str, Counter[str]] = {name: Counter() for name in ("seconds", "outcomes", "signals", "verdicts")}
     for row in run.metrics:
         for name in ("seconds", "outcomes", "signals"):
-            summed[name].update(row.get(name, {}))
+            sums[name].update(row.get(name, {}))
         if "evolution" in row:
-            summed["verdicts"].update(verdicts_of(row["evolution"]))
-    return {name: run.summary.get(name) or dict(counts) for name, counts in summed.items()}
+            sums["verdicts"].update(verdicts_of(row["evolution"]))
+    return {name: run.summary.get(name) or dict(counts) for name, counts in sums.items()}
 
 
 def headline(run: Run) -> Json:
@@ -140,11 +140,11 @@ def first_and_last_success(histories: Iterable[TaskHistory]) -> list[Json]:
     return [
         {
             "origin": origin,
-            "tasks": len(found),
-            "first": sum(first for first, _ in found) / len(found),
-            "last": sum(last for _, last in found) / len(found),
+            "tasks": len(successes),
+            "first": sum(first for first, _ in successes) / len(successes),
+            "last": sum(last for _, last in successes) / len(successes),
         }
-        for origin, found in pairs.items()
+        for origin, successes in pairs.items()
     ]
 
 
@@ -172,13 +172,13 @@ def quality(run: Run) -> Json:
     if not rows:
         return {}
     settings = run.config.get("config", {}).get("quality", {})
-    every = [one for _, one in rows]
-    start, last = every[0].get("initial", {}), every[-1]
+    entries = [entry for _, entry in rows]
+    start, last = entries[0].get("initial", {}), entries[-1]
     return {
         "step": [0, *(step for step, _ in rows)],
-        "pool": {name: [value_at(one, path, None) for one in (start, *every)] for name, path in _FIGURES.items()},
+        "pool": {name: [value_at(entry, path, None) for entry in (start, *entries)] for name, path in _FIGURES.items()},
         "synthesized": {
-            name: [None, *(value_at(one, f"synthesized.{path}", None) for one in every)]
+            name: [None, *(value_at(entry, f"synthesized.{path}", None) for entry in entries)]
             for name, path in _FIGURES.items()
         },
         "histogram": {part: value_at(last, f"{part}.max_similarity.histogram", None) for part in _PARTS},
@@ -192,34 +192,34 @@ def quality(run: Run) -> Json:
 
 def lengths(run: Run) -> Json:
     """Initial and synthesized tasks by the number of actions of their solution: counts for 1 to LONGEST, and means."""
-    found: dict[str, list[int]] = {part: [] for part in _PARTS}
+    by_part: dict[str, list[int]] = {part: [] for part in _PARTS}
     for task in run.tasks.values():
         if task.get("solution"):
-            found["synthesized" if joined_at(task) else "initial"].append(len(task["solution"]))
-    counts = {part: Counter(min(length, LONGEST) for length in lengths) for part, lengths in found.items()}
-    top = max((length for lengths in found.values() for length in lengths), default=0)
+            by_part["synthesized" if joined_at(task) else "initial"].append(len(task["solution"]))
+    counts = {part: Counter(min(size, LONGEST) for size in sizes) for part, sizes in by_part.items()}
+    top = max((size for sizes in by_part.values() for size in sizes), default=0)
     return {
         "actions": [str(n) if n < LONGEST else f"{LONGEST}+" for n in range(1, min(top, LONGEST) + 1)],
         "counts": {part: [counts[part][n] for n in range(1, min(top, LONGEST) + 1)] for part in _PARTS},
-        "mean": {part: sum(lengths) / len(lengths) if lengths else None for part, lengths in found.items()},
+        "mean": {part: sum(sizes) / len(sizes) if sizes else None for part, sizes in by_part.items()},
     }
 
 
 def conversion(run: Run) -> Json:
     """From signals to tasks.
 
-    `funnel` counts, by origin, the signals raised (None where the origin is no signal), the expeditions, those that
-    brought a task (`fruitful`), the drafts and the tasks. Over evolutions, `pass_rate` is the share of drafts that
-    became tasks, and `fruitful` the share of expeditions that brought one.
+    `funnel` counts, by origin, the signals raised (None if the origin is not a kind of signal), the expeditions, those
+    that led to a task (`fruitful`), the drafts and the tasks. Over evolutions, `pass_rate` is the share of drafts that
+    became tasks, and `fruitful` the share of expeditions that led to one.
     """
-    raised: Counter[str] = Counter()
+    signal_counts: Counter[str] = Counter()
     for row in run.metrics:
-        raised.update(row.get("signals", {}))
+        signal_counts.update(row.get("signals", {}))
     by_origin, by_step = defaultdict[str, Counter[str]](Counter), defaultdict[int, Counter[str]](Counter)
     for (step, origin), counts in conversions(run).items():
         by_origin[origin].update(counts)
         by_step[step].update(counts)
-    origins = [kind for kind in run.kinds if raised[kind]]
+    origins = [kind for kind in run.kinds if signal_counts[kind]]
     origins += sorted(by_origin.keys() - set(origins))
 
     def rates(part: str, whole: str) -> list[float | None]:
@@ -229,7 +229,7 @@ def conversion(run: Run) -> Json:
         "funnel": [
             {
                 "origin": origin,
-                "signals": raised[origin] if origin in run.kinds else None,
+                "signals": signal_counts[origin] if origin in run.kinds else None,
                 **{name: by_origin[origin][name] for name in CONVERSION},
             }
             for origin in origins
@@ -242,26 +242,26 @@ def conversion(run: Run) -> Json:
 
 def conversions(run: Run) -> dict[tuple[int, str], Counter[str]]:
     """(step, origin) → the counts CONVERSION of that evolution; D_0's are left out."""
-    found = defaultdict[tuple[int, str], Counter[str]](Counter)
-    brought = {expedition_of(draft) for draft in run.drafts if draft.get("task")}
+    counts = defaultdict[tuple[int, str], Counter[str]](Counter)
+    fruitful = {expedition_of(draft) for draft in run.drafts if draft.get("task")}
     for key, record in run.expeditions.items():
         if key[0]:
-            found[key[0], record["origin"]].update(expeditions=1, fruitful=key in brought)
+            counts[key[0], record["origin"]].update(expeditions=1, fruitful=key in fruitful)
     for draft in run.drafts:
         if draft["step"]:
-            found[draft["step"], draft["origin"]].update(drafts=1, tasks=bool(draft.get("task")))
-    return found
+            counts[draft["step"], draft["origin"]].update(drafts=1, tasks=bool(draft.get("task")))
+    return counts
 
 
 def feedback(run: Run) -> Json:
     """The share of feedback in the wall time so far, over the steps; None before anything was timed."""
     shares: list[float | None] = []
-    spent = total = 0.0
+    feedback_seconds = total_seconds = 0.0
     for row in run.metrics:
         seconds = row.get("seconds", {})
-        spent += seconds.get("feedback", 0.0)
-        total += seconds.get("total", 0.0)
-        shares.append(spent / total if total > 0 else None)
+        feedback_seconds += seconds.get("feedback", 0.0)
+        total_seconds += seconds.get("total", 0.0)
+        shares.append(feedback_seconds / total_seconds if total_seconds > 0 else None)
     pairs = evenly(list(zip((row["step"] for row in run.metrics), shares, strict=True)), POINTS)
     return {"step": [step for step, _ in pairs], "share": [share for _, share in pairs]}
 
@@ -269,8 +269,8 @@ def feedback(run: Run) -> Json:
 def paired(one: Mapping[str, float], other: Mapping[str, float]) -> Json | None:
     """The mean of other − one over shared tasks, by id, its 95 % interval, and on how many other is better or worse.
 
-    Scores are in [0, 1]. The interval, Student's x̄ ± t₀.₉₇₅(n−1) · s/√n, is over tasks: it says nothing of other seeds
-    of the same two runs. Where all differences are equal it is x̄ ± 3/n, as a share of 3/n of the tasks may differ
+    Scores are in [0, 1]. The interval, Student's x̄ ± t₀.₉₇₅(n−1) · s/√n, is over tasks: it says nothing about other
+    seeds of the two runs. If all differences are equal, it is x̄ ± 3/n, because a share of 3/n of the tasks may differ
     unseen (Hanley and Lippman-Hand 1983). Both ends stay within [−1, 1]. None for fewer than two shared tasks.
     """
     differences = [other[task] - one[task] for task in sorted(one.keys() & other.keys())]
@@ -285,7 +285,7 @@ def paired(one: Mapping[str, float], other: Mapping[str, float]) -> Json | None:
 
 
 def student(values: Sequence[float]) -> tuple[float, float, float]:
-    """Of at least two values: mean, variance s² = Σ(x−x̄)²/(n−1), half the 95 % interval t₀.₉₇₅(n−1) · s/√n."""
+    """Mean, variance s² = Σ(x−x̄)²/(n−1), and half the 95 % interval, t₀.₉₇₅(n−1) · s/√n, of at least two values."""
     count = len(values)
     mean = math.fsum(values) / count
     variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)

@@ -69,19 +69,19 @@ def add_visit(rewards: Rewards, task: str, step: int, episode: Json) -> None:
 def visits_of(rewards: Rewards, task: str) -> tuple[TaskVisit, ...]:
     """The visits of a task by step."""
     return tuple(
-        TaskVisit(step, len(found), sum(reward >= 1.0 for reward in found), sum(found) / len(found))
-        for step, found in sorted(rewards.get(task, {}).items())
+        TaskVisit(step, len(values), sum(reward >= 1.0 for reward in values), sum(values) / len(values))
+        for step, values in sorted(rewards.get(task, {}).items())
     )
 
 
 def histories(run: Run, rewards: Rewards | None = None, wanted: Iterable[str] | None = None) -> list[TaskHistory]:
     """The histories of all tasks, or of those with the ids `wanted`, in the order of the pool.
 
-    Every stored episode is read for them, unless the rewards are given. Raises KeyError for an id that the pool lacks.
+    It reads every stored episode, unless it gets the rewards. Raises KeyError for an id that the pool lacks.
     """
     rewards = _rewards(run, run.tasks.keys()) if rewards is None else rewards
     kinds, drafts = run.kinds, {draft["task"]: draft for draft in run.drafts if draft.get("task")}
-    found = []
+    result = []
     for id in run.tasks if wanted is None else wanted:
         task, draft = run.tasks[id], drafts.get(id)
         lineage = task.get("lineage") or {}
@@ -104,8 +104,8 @@ def histories(run: Run, rewards: Rewards | None = None, wanted: Iterable[str] | 
             visits=visits_of(rewards, id),
             parent_visits=visits_of(rewards, lineage.get("parent", "")),
         )
-        found.append(history)
-    return found
+        result.append(history)
+    return result
 
 
 def _parents(run: Run, parent: str) -> tuple[tuple[str, str, str], ...]:
@@ -120,27 +120,27 @@ def _parents(run: Run, parent: str) -> tuple[tuple[str, str, str], ...]:
 def lineage(folder: str | Path, task_id: str) -> TaskHistory:
     """The history of a task of a run; `task_id` may be a prefix of the id.
 
-    Raises FileNotFoundError for a folder that is no run, and KeyError for an id that fits no task or several.
+    Raises FileNotFoundError for a folder that is not a run, and KeyError unless exactly one id matches.
     """
     run = read_run(folder)
-    matches = [known for known in run.tasks if known.startswith(task_id)]
+    matches = [id for id in run.tasks if id.startswith(task_id)]
     if len(matches) != 1:
-        found = (
+        problem = (
             f"fits {len(matches)} tasks: {', '.join(matches[:5])}" if matches else f"not among {len(run.tasks)} tasks"
         )
-        raise KeyError(f"task {task_id!r} {found}; give an id, or a longer prefix, from {run.folder / 'tasks.jsonl'}")
+        raise KeyError(f"task {task_id!r} {problem}; give an id, or a longer prefix, from {run.folder / 'tasks.jsonl'}")
     task = run.tasks[matches[0]]
-    wanted = {task["id"], (task.get("lineage") or {}).get("parent", "")}
-    return histories(run, _rewards(run, wanted), [task["id"]])[0]
+    ids = {task["id"], (task.get("lineage") or {}).get("parent", "")}
+    return histories(run, _rewards(run, ids), [task["id"]])[0]
 
 
 def _rewards(run: Run, wanted: Collection[str]) -> Rewards:
-    """Those of these tasks' stored episodes."""
+    """The rewards of these tasks' stored episodes."""
     rewards: Rewards = {}
     for step in run.episodes.steps():
         for episode in run.episodes.read(step):
-            if (visited := task_id_of(episode)) in wanted:
-                add_visit(rewards, visited, step, episode)
+            if (task := task_id_of(episode)) in wanted:
+                add_visit(rewards, task, step, episode)
     return rewards
 
 

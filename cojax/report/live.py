@@ -1,6 +1,6 @@
-"""Serves the report of a run while it goes, on this machine alone; nothing is written to the run directory.
+"""Serves the report of a run in progress, on this machine alone; it writes nothing to the run directory.
 
-A page waits for an answer, and a second's look at sizes and times of files is all that is done until one has changed.
+A page asks for news and waits. Until a file has changed, the server only looks at sizes and times, once a second.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ from cojax.storage.files import StorageError
 
 HOST = "127.0.0.1"
 POLL = 1.0  # seconds between two looks
-PATIENCE = 25.0  # seconds for which a page's question waits
+PATIENCE = 25.0  # seconds that a page's request may wait for news
 THREADS = 32  # connections at a time, each with its thread
-READING = 10.0  # seconds in which a request must be here, and an answer taken
-REST = 10  # times as long as drawing took, nothing is drawn again
+READING = 10.0  # seconds for a request to arrive, and for an answer to be taken
+REST = 10  # the pause before the next drawing, in times that the last one took
 _WATCHED = (
     "config.json", "metrics.jsonl", "tasks.jsonl", "drafts.jsonl", "summary.json", "zero_shot.json", "final.json",
     "episodes",
@@ -35,7 +35,7 @@ STAMP = "live"
 
 
 class LiveReport:
-    """The contents of the page of a run as it is now. One thread at a time draws; the others wait for it."""
+    """The current contents of a run's page. One thread at a time draws them; the others wait for it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,21 +48,21 @@ class LiveReport:
         self._again = 0.0  # when it may be drawn again, by the monotonic clock
 
     def data(self) -> Json:
-        """What the page shows, drawn anew where the run has changed, but not more often than REST allows.
+        """Returns what the page shows. If the run has changed, it is drawn again, but not more often than REST allows.
 
-        Raises FileNotFoundError or StorageError for a folder that is no run or is damaged.
+        Raises FileNotFoundError for a folder that is not a run, and StorageError for a damaged one.
         """
         with self._lock:
-            seen = self._look()
-            if seen != self._seen and (not self._data or time.monotonic() >= self._again):
+            look = self._look()
+            if look != self._seen and (not self._data or time.monotonic() >= self._again):
                 began = time.monotonic()
                 self._draw()
-                self._seen = seen
+                self._seen = look
                 self._again = time.monotonic() + max(POLL, REST * (time.monotonic() - began))
             return self._data
 
     def newer(self, version: int) -> Json | None:
-        """The data as soon as there is a version other than `version`; None after PATIENCE seconds without."""
+        """Waits for a version other than `version` and returns its data, or None after PATIENCE seconds."""
         end = time.monotonic() + PATIENCE
         while (data := self.data())["live"] == version:
             if time.monotonic() >= end:
@@ -71,7 +71,7 @@ class LiveReport:
         return data
 
     def script(self, name: str) -> str | None:
-        """The piece of that name; None where there is none."""
+        """The piece of that name; None if there is none."""
         with self._lock:
             if name in self._pieces.scripts:
                 return self._pieces.scripts[name]
@@ -80,15 +80,15 @@ class LiveReport:
             return None
         run = read_run(self.folder)
         show, step = page_form(run), steps[name]
-        return piece(STAMP, name, [show(one, task_id_of(one), step) for one in run.episodes.read(step)])
+        return piece(STAMP, name, [show(episode, task_id_of(episode), step) for episode in run.episodes.read(step)])
 
     def _draw(self) -> None:
         run = read_run(self.folder)
-        stored = {path.name: _change(path) for path in map(run.episodes.path, run.episodes.steps())}
+        changes = {path.name: _change(path) for path in map(run.episodes.path, run.episodes.steps())}
         # A run that was resumed plays its last steps again.
-        if any(stored.get(name) != known for name, known in self._stored.items()):
+        if any(changes.get(name) != change for name, change in self._stored.items()):
             self._played = EpisodeIndex()
-        self._stored = stored
+        self._stored = changes
         pieces = Pieces(STAMP)
         data = contents(run, pieces, self._played)
         self._version += 1
@@ -101,7 +101,7 @@ class LiveReport:
 
 
 def _change(path: Path) -> tuple[int, int] | None:
-    """Size and time of a file; None where there is none."""
+    """Size and time of a file; None if it does not exist."""
     try:
         stat = path.stat()
     except OSError:
@@ -112,8 +112,8 @@ def _change(path: Path) -> tuple[int, int] | None:
 def serve(folder: str | Path, port: int = 0, ready: Callable[[str], None] = lambda address: None) -> None:
     """Serves until it is interrupted. `ready` is called with the address once the page can be opened.
 
-    Raises FileNotFoundError when `folder` is no run directory, StorageError for a damaged one, OSError for a port that
-    is taken.
+    Raises FileNotFoundError when `folder` is not a run directory, StorageError for a damaged one, and OSError for a
+    port that is taken.
     """
     report = LiveReport(Path(folder))
     report.data()
@@ -129,21 +129,22 @@ def serve(folder: str | Path, port: int = 0, ready: Callable[[str], None] = lamb
 class ReportServer(http.server.ThreadingHTTPServer):
     """The server of a live report, on this machine's own address alone. Port 0 is a free one.
 
-    It has at most THREADS connections at a time. One that owes a request is cut off after READING, or for a new one.
+    It has at most THREADS connections at a time. One that owes a request is cut off after READING seconds, or to make
+    room for a new one.
     """
 
     daemon_threads = True
     block_on_close = False
-    request_queue_size = 128  # connections that wait for this process; the system delays more by seconds
+    request_queue_size = 128  # connections that wait for this process; the system delays further ones by seconds
 
     def __init__(self, report: LiveReport, port: int = 0) -> None:
         super().__init__((HOST, port), _Handler)
         self.report, self._lock = report, threading.Lock()
-        # Connection → since when it owes a request, infinity while it is answered.
+        # Connection → the time since which it owes a request; infinity while it gets its answer.
         self._since: dict[Any, float] = {}
 
     def owes(self, connection: socket.socket, since: float) -> None:
-        """Notes since when a connection owes a request, unless it was cut off."""
+        """Notes the time since which a connection owes a request, unless it was cut off."""
         with self._lock:
             if connection in self._since:
                 self._since[connection] = since
@@ -168,13 +169,13 @@ class ReportServer(http.server.ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def _cut(self, before: float, most: int = THREADS) -> None:
-        """Ends those connections, at most so many, that have owed a request longest, from `before` or earlier on."""
+        """Ends up to `most` connections that have owed a request since `before` or earlier, the oldest first."""
         with self._lock:
             late = [connection for connection, since in self._since.items() if since <= before]
             for connection in sorted(late, key=self._since.__getitem__)[:most]:
                 del self._since[connection]
                 with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and ends
+                    connection.shutdown(socket.SHUT_RDWR)  # its thread reads end-of-file, and exits
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -193,7 +194,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.owes(self.connection, math.inf)
-        # Another name means that some page elsewhere had this address looked up (DNS rebinding).
+        # Another name means that a page from elsewhere resolved its own name to this address (DNS rebinding).
         _, port = self.connection.getsockname()[:2]
         if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):
             return self._answer(403, "text/plain", f"open http://{HOST}:{port}/")
@@ -217,7 +218,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """A request a step would bury the address."""
+        """Logs nothing: a line for each request would bury the address."""
 
 
 def _found(report: LiveReport, path: str) -> tuple[int, str, str]:

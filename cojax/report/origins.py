@@ -1,6 +1,6 @@
 """What the tasks of each origin were worth: groups, live groups, tools first solved, costs, and what was predicted.
 
-An origin is what a task came from: a kind of signal, `uniform`, `unguided`, … The tasks of D_0 are among them.
+An origin is what a task came from: a kind of signal, `uniform`, `unguided`, … Tasks of D_0 have origins too.
 """
 
 import bisect
@@ -21,7 +21,7 @@ Counts = dict[str, Counter[str]]  # by origin
 Pair = tuple[float, float]  # predicted and realised success, in [0, 1]
 
 _BY = "success/"
-# Pairs below which a rank correlation is not given.
+# A rank correlation is given from this many pairs on.
 LEAST = 5
 # What predicts the success of a draft, in words.
 PREDICTORS = {"beliefs": "beliefs", "probe": "a probe"}
@@ -30,22 +30,22 @@ _ATTEMPTS = re.compile(r"solved without hints: \d+ of (\d+) attempts")
 
 def _sums(counted: Iterable[tuple[str, Mapping[str, int]]]) -> Counts:
     """The sums of the counts of each origin."""
-    found: Counts = defaultdict(Counter)
+    sums: Counts = defaultdict(Counter)
     for origin, counts in counted:
-        found[origin].update(counts)
-    return found
+        sums[origin].update(counts)
+    return sums
 
 
 def groups_by_origin(metrics: Iterable[Record]) -> Counts:
-    """`groups` of the origin's tasks with two valid episodes, and `live` ones among them: rewards differ."""
-    return _sums(counted for row in metrics for counted in row.get("origins", {}).items())
+    """`groups` of the origin's tasks with two valid episodes, and how many of them are `live`: their rewards differ."""
+    return _sums(entry for row in metrics for entry in row.get("origins", {}).items())
 
 
 def explored_by_origin(expeditions: Iterable[Record]) -> Counts:
     """The explorer's `episodes` (runs of its expeditions) and `actions` (their environment steps)."""
-    runs = ((one["origin"], one.get("runs", ())) for one in expeditions)
+    by_origin = ((expedition["origin"], expedition.get("runs", ())) for expedition in expeditions)
     return _sums(
-        (origin, {"episodes": len(some), "actions": sum(run["actions"] for run in some)}) for origin, some in runs
+        (origin, {"episodes": len(runs), "actions": sum(run["actions"] for run in runs)}) for origin, runs in by_origin
     )
 
 
@@ -57,22 +57,22 @@ def probed_by_origin(metrics: Iterable[Record]) -> Counts | None:
     probes = [probe for row in metrics if (probe := row.get("evolution", {}).get("probe"))]
     if not all("origins" in probe for probe in probes):
         return None
-    counted = (of_origin for probe in probes for of_origin in probe["origins"].items())
-    return _sums((origin, {"episodes": one["episodes"], "actions": one["turns"]}) for origin, one in counted)
+    by_origin = (of_origin for probe in probes for of_origin in probe["origins"].items())
+    return _sums((origin, {"episodes": counts["episodes"], "actions": counts["turns"]}) for origin, counts in by_origin)
 
 
 def attempted_by_origin(drafts: Iterable[Record]) -> Counts:
-    """`episodes` of validation's attempts on the query alone that came to an end, as the evidence tells them."""
+    """`episodes` of validation's finished attempts on the query alone, as the lines of evidence report them."""
     lines = ((draft.get("origin", ""), line) for draft in drafts for line in draft["verdict"]["evidence"])
-    told = ((origin, _ATTEMPTS.match(line)) for origin, line in lines)
-    return _sums((origin, {"episodes": int(found[1])}) for origin, found in told if found)
+    matches = ((origin, _ATTEMPTS.match(line)) for origin, line in lines)
+    return _sums((origin, {"episodes": int(match[1])}) for origin, match in matches if match)
 
 
 def gradient_norms(metrics: Iterable[Record]) -> dict[str, float]:
     """Origin → mean `grad_norm` of steps, weighted by the origin's live groups in each.
 
-    A step's norm is that of its whole update, in which the groups of all origins are. Steps without a norm are left
-    out, and origins without a live group in the others.
+    A step's norm is that of its whole update, which includes the groups of all origins. Steps without a norm are left
+    out, and so are origins without a live group in the other steps.
     """
     total: Counter[str] = Counter()
     weights: Counter[str] = Counter()
@@ -89,8 +89,8 @@ def first_solved(visits: Iterable[tuple[str, Iterable[str], Sequence[TaskVisit]]
     """Origin → the tools that its tasks were the first to solve, sorted.
 
     `visits` has (origin, tools of the solution, visits) of each task. A tool is solved by the first episode with full
-    reward of a task whose solution calls it. In one step there is no order: a tool that tasks of several origins solve
-    first in the same step counts for each of them.
+    reward of a task whose solution calls it. Episodes of one step have no order: a tool that tasks of several origins
+    solve first in the same step counts for each of them.
     """
     first: dict[str, tuple[int, set[str]]] = {}
     for origin, tools, of_task in visits:
@@ -103,22 +103,22 @@ def first_solved(visits: Iterable[tuple[str, Iterable[str], Sequence[TaskVisit]]
                 first[tool] = step, {origin}
             elif step == best:
                 first[tool] = best, {*origins, origin}
-    found: dict[str, list[str]] = defaultdict(list)
+    by_origin: dict[str, list[str]] = defaultdict(list)
     for tool, (_, origins) in sorted(first.items()):
         for origin in origins:
-            found[origin].append(tool)
-    return found
+            by_origin[origin].append(tool)
+    return by_origin
 
 
 def rank_correlation(pairs: Sequence[Pair]) -> Json:
-    """Spearman's ρ: Pearson's correlation of the ranks, equal values having the mean of their ranks.
+    """Spearman's ρ: Pearson's correlation of the ranks, where equal values have the mean of their ranks.
 
-    `rho` of the number `pairs`, in [−1, 1], is None where it is not given; then `why` says the reason.
+    `rho` is in [−1, 1], and `pairs` is the number of pairs. If `rho` is None, `why` says the reason.
     """
     unknown = {"rho": None, "pairs": len(pairs)}
     if len(pairs) < LEAST:
-        found = f"{len(pairs)} task{'' if len(pairs) == 1 else 's'}"
-        return {**unknown, "why": f"{found} with a prediction and a known first visit; {LEAST} are needed"}
+        tasks = f"{len(pairs)} task{'' if len(pairs) == 1 else 's'}"
+        return {**unknown, "why": f"{tasks} with a prediction and a known first visit; {LEAST} are needed"}
     for name, values in zip(("predicted", "realised"), zip(*pairs, strict=True), strict=True):
         if len(set(values)) == 1:
             return {**unknown, "why": f"the {name} success of all {len(pairs)} tasks is {values[0]:.2f}"}
@@ -140,12 +140,12 @@ def predictions(
     `realised` gives the success of a task, by its id, at its first visit; None if it is not known. A record of an older
     version, without `predicted`, has no pair.
     """
-    found: dict[str, list[Pair]] = defaultdict(list)
+    pairs: dict[str, list[Pair]] = defaultdict(list)
     for draft in drafts:
         guess = draft.get("predicted", {}).get(predictor)
-        if guess is not None and draft.get("task") and (seen := realised(draft["task"])) is not None:
-            found[draft.get("origin", "")].append((guess, seen))
-    return found
+        if guess is not None and draft.get("task") and (success := realised(draft["task"])) is not None:
+            pairs[draft.get("origin", "")].append((guess, success))
+    return pairs
 
 
 def worth(run: Run, histories: Sequence[TaskHistory]) -> Json:
@@ -153,41 +153,41 @@ def worth(run: Run, histories: Sequence[TaskHistory]) -> Json:
 
     `histories` are those of all tasks. A count of None is not known; `notes` says why.
     """
-    groups, explored = groups_by_origin(run.metrics), explored_by_origin(run.expeditions.values())
-    probed, attempted = probed_by_origin(run.metrics), attempted_by_origin(run.drafts)
+    groups, exploration = groups_by_origin(run.metrics), explored_by_origin(run.expeditions.values())
+    probes, attempts = probed_by_origin(run.metrics), attempted_by_origin(run.drafts)
     norms, tasks = gradient_norms(run.metrics), Counter(task.origin for task in histories)
-    # The first step whose episodes are stored; that after the last one if none are.
-    kept = min(run.episodes.steps(), default=max((row["step"] for row in run.metrics), default=0) + 1)
-    solved = None if kept > 1 else first_solved((t.origin, tools_in(run, run.tasks[t.id]), t.visits) for t in histories)
+    # The first step whose episodes are stored; if none are, the one after the last step.
+    first = min(run.episodes.steps(), default=max((row["step"] for row in run.metrics), default=0) + 1)
+    tools = None if first > 1 else first_solved((t.origin, tools_in(run, run.tasks[t.id]), t.visits) for t in histories)
     # The success at a task's first visit, where the episodes of all steps since it joined are stored.
-    realised = {task.id: task.visits[0].success for task in histories if task.visits and task.step + 1 >= kept}
-    pairs = {name: predictions(run.drafts, name, realised.get) for name in PREDICTORS}
-    names = sorted({*groups, *explored, *(probed or ()), *attempted, *tasks})
+    successes = {task.id: task.visits[0].success for task in histories if task.visits and task.step + 1 >= first}
+    pairs = {name: predictions(run.drafts, name, successes.get) for name in PREDICTORS}
+    names = sorted({*groups, *exploration, *(probes or ()), *attempts, *tasks})
     rows = [
         {
             "origin": origin,
             "tasks": tasks[origin],
             "groups": groups[origin]["groups"] if origin in groups else None,
             "live": groups[origin]["live"] if origin in groups else None,
-            "solved": None if solved is None else solved.get(origin, []),
-            "explored": _cost(explored, origin),
-            "probed": _cost(probed, origin),
-            "attempted": attempted[origin]["episodes"] if origin in attempted else 0,
+            "solved": None if tools is None else tools.get(origin, []),
+            "explored": _cost(exploration, origin),
+            "probed": _cost(probes, origin),
+            "attempted": attempts[origin]["episodes"] if origin in attempts else 0,
             "norm": norms.get(origin),
             "ranks": {name: rank_correlation(pairs[name].get(origin, [])) for name in PREDICTORS},
         }
         for origin in names
     ]
-    every = {name: rank_correlation([pair for some in pairs[name].values() for pair in some]) for name in PREDICTORS}
-    return {"rows": rows, "ranks": every, "notes": _notes(run, kept, probed is None, every)}
+    overall = {name: rank_correlation([pair for some in pairs[name].values() for pair in some]) for name in PREDICTORS}
+    return {"rows": rows, "ranks": overall, "notes": _notes(run, first, probes is None, overall)}
 
 
 def tools_in(run: Run, task: Record) -> set[str]:
     """The tools that the solution of a task's record calls, without the one that ends an episode."""
     ending = run.config.get("config", {}).get("explorer", {}).get("ending", "")
     worlds.find_calls(task.get("environment", ""))
-    called = ((action.get("text", ""), action.get("calls", ())) for action in task.get("solution", ()))
-    actions = [Action(text=text, calls=tuple(Call(call["name"], {}) for call in calls)) for text, calls in called]
+    rows = ((action.get("text", ""), action.get("calls", ())) for action in task.get("solution", ()))
+    actions = [Action(text=text, calls=tuple(Call(call["name"], {}) for call in calls)) for text, calls in rows]
     return {tool for action in actions for tool in tools_of(action, task.get("environment", ""))} - {ending}
 
 
@@ -207,12 +207,12 @@ def _notes(run: Run, kept: int, unknown_probe: bool, ranks: Mapping[str, Json]) 
     if unknown_probe:
         notes.append("What probes cost is not known by origin: an older version made them.")
     drafts = [draft for draft in run.drafts if draft["step"]]
-    for name, found in ranks.items():
+    for name, correlation in ranks.items():
         if not any(draft.get("predicted", {}).get(name) is not None for draft in drafts):
             if drafts:
                 notes.append(f"No draft has a success predicted by {PREDICTORS[name]}.")
-        elif found["rho"] is None:
-            notes.append(f"No rank correlation for {PREDICTORS[name]}: {found['why']}.")
+        elif correlation["rho"] is None:
+            notes.append(f"No rank correlation for {PREDICTORS[name]}: {correlation['why']}.")
     return notes
 
 
@@ -221,22 +221,22 @@ def gains(run: Run) -> Json:
 
     A task counts for each tool that its solution calls. `added` is the number of synthesized tasks that call the tool.
     Where a run has no success by tool, the rows are of the kinds of `evaluation.by`: on the held-out split, or on the
-    development split at its first and last evaluation. `added` and `tasks` are None there. `of` says which it is; there
-    are no rows where a run has none of it, or only one evaluation so far.
+    development split at its first and last evaluation. `added` and `tasks` are None there. `of` says which of these the
+    rows are. There are no rows if a run has none of these figures, or only one evaluation so far.
     """
     first, last = (result.get("by_tool") or {} for result in (run.zero_shot, run.final))
     if first and last:
-        added = Counter(tool for task in run.synthesized for tool in tools_in(run, task))
-        one, other = ({tool: found["success"] for tool, found in result.items()} for result in (first, last))
-        rows = _rows(one, other)
+        added_counts = Counter(tool for task in run.synthesized for tool in tools_in(run, task))
+        before, after = ({tool: entry["success"] for tool, entry in result.items()} for result in (first, last))
+        rows = _rows(before, after)
         return {
             "of": "tool",
-            "rows": [{**r, "tasks": last[r["name"]]["tasks"], "added": added[r["name"]]} for r in rows],
+            "rows": [{**r, "tasks": last[r["name"]]["tasks"], "added": added_counts[r["name"]]} for r in rows],
         }
     by = run.config.get("config", {}).get("evaluation", {}).get("by") or "kind"
-    one, other = (run.zero_shot.get("by") or {}, run.final.get("by") or {})
-    if one and other:
-        return {"of": by, "rows": _rows(one, other)}
+    before, after = (run.zero_shot.get("by") or {}, run.final.get("by") or {})
+    if before and after:
+        return {"of": by, "rows": _rows(before, after)}
     dev = [row["dev"] for row in run.metrics if row.get("dev")]
     if len(dev) < 2:
         return {"of": by, "rows": []}

@@ -1,4 +1,4 @@
-"""Writes report.html of a run or an evaluation: one file that makes no request to anywhere.
+"""Writes report.html of a run or an evaluation: one file that makes no network requests.
 
 Queries and observations are untrusted. They reach the page only as JSON in a data block whose `<`, `>` and `&` are
 escaped. The script adds them as text nodes. The content policy runs no script but this one, by its hash.
@@ -36,14 +36,14 @@ DRAFTS = 300  # drafts that were not accepted
 TEXT = 600  # characters of a query or a line of evidence
 LIST = 60  # lines of evidence, actions of a solution
 LINES = 12  # entries of a list in a context of exploration
-VISITS = 40  # the newest of a task
+VISITS = 40  # the newest visits of a task
 
 
 def write_report(folder: str | Path) -> Path:
     """Writes `folder`/report.html from whatever the run directory holds and returns its path.
 
-    What one page does not hold goes to report_files/ beside it.
-    Raises FileNotFoundError when `folder` is no run directory.
+    Data that one page does not hold goes to report_files/ beside it.
+    Raises FileNotFoundError when `folder` is not a run directory.
     """
     run = read_run(folder)
     pieces = Pieces(stamp_of(run), run.folder)
@@ -65,19 +65,19 @@ def write_evaluation_report(folder: str | Path) -> Path:
     records = {
         record["episode"]: record for record in Log(folder / "episodes.jsonl").read() if record["split"] in order
     }
-    ordered = sorted(records.values(), key=lambda record: (order[record["split"]], record["episode"]))
-    pages = list(_pages(ordered, words_of(folder)))
+    episodes = sorted(records.values(), key=lambda record: (order[record["split"]], record["episode"]))
+    pages = list(_pages(episodes, words_of(folder)))
     names = ["report.html", *(f"report-{number}.html" for number in range(2, len(pages) + 1))]
-    for name, shown in zip(names, pages, strict=True):
+    for name, page in zip(names, pages, strict=True):
         data = {
             "name": f"evaluation of {folder.resolve().name}",
             "config": config,
             "result": result,
             "origin": origin_line(result["origin"]) if "origin" in result else "",
             "tasks": [],
-            "episodes": shown,
+            "episodes": page,
             "unit": "split",
-            "counts": {"episodes": len(ordered)},
+            "counts": {"episodes": len(episodes)},
             "page": name,
             "pages": names,
         }
@@ -91,15 +91,15 @@ def write_evaluation_report(folder: str | Path) -> Path:
 def _pages(records: list[Json], words: Words | None) -> Iterator[list[Json]]:
     """The episodes by page, at least one page. A page takes EVALUATION_BYTES, unless one episode is larger."""
     page: list[Json] = []
-    used = 0
+    used_bytes = 0
     for record in records:
-        shown = {**compact(record, task_id_of(record), 0, words), "step": record["split"]}
-        size = len(json.dumps(shown))
-        if page and used + size > EVALUATION_BYTES:
+        view = {**compact(record, task_id_of(record), 0, words), "step": record["split"]}
+        size = len(json.dumps(view))
+        if page and used_bytes + size > EVALUATION_BYTES:
             yield page
-            page, used = [], 0
-        page.append(shown)
-        used += size
+            page, used_bytes = [], 0
+        page.append(view)
+        used_bytes += size
     yield page
 
 
@@ -110,40 +110,40 @@ def _read(path: Path) -> Json:
 
 
 def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None = None) -> Json:
-    """Everything the page shows, as JSON; what one page does not hold goes to `pieces`, by default in memory.
+    """Everything the page shows, as JSON; data that one page does not hold goes to `pieces`, by default in memory.
 
     With `played`, the page holds no texts of episodes, and only steps that are new since the last call are read.
     """
     pieces, episodes, sources = pieces or Pieces(""), list[Json](), [0, 0]
     if played is None:
-        wanted = {task["lineage"]["episode"] for task in run.synthesized}
-        episodes, sources = select(run, wanted, played := EpisodeIndex(), pieces)
+        source_names = {task["lineage"]["episode"] for task in run.synthesized}
+        episodes, sources = select(run, source_names, played := EpisodeIndex(), pieces)
     else:
         follow(run, played)
-    every, synthesized = histories(run, played.rewards), {task["id"] for task in run.synthesized}
-    shown = [task for task in every if task.id in synthesized]
-    tasks = [_task(task, run) for task in shown]
-    kept = pick_within(tasks, HISTORIES)
-    if len(kept) < len(tasks):
+    all_tasks, synthesized_ids = histories(run, played.rewards), {task["id"] for task in run.synthesized}
+    new_tasks = [task for task in all_tasks if task.id in synthesized_ids]
+    tasks = [_task(task, run) for task in new_tasks]
+    page_tasks = pick_within(tasks, HISTORIES)
+    if len(page_tasks) < len(tasks):
         for start in range(0, len(tasks), TASKS):
             pieces.put(tasks_piece(start // TASKS), tasks[start : start + TASKS])
-    chosen = {task["id"] for task in kept}
-    rejected = [named for named in run.numbered_drafts() if named[1]["verdict"]["status"] != "accepted"]
-    initial = sum(not draft["step"] for _, draft in rejected)  # drafts of D_0; the others are of the evolutions
+    page_ids = {task["id"] for task in page_tasks}
+    refusals = [entry for entry in run.numbered_drafts() if entry[1]["verdict"]["status"] != "accepted"]
+    initial = sum(not draft["step"] for _, draft in refusals)  # drafts of D_0; the others are of the evolutions
     return {
-        **_figures(run, every, rejected),
-        "tasks": _rows(tasks, chosen),
-        "exchanges": journal_texts([task for task in shown if task.id in chosen], run.folder / "journal.jsonl"),
+        **_figures(run, all_tasks, refusals),
+        "tasks": _rows(tasks, page_ids),
+        "exchanges": journal_texts([task for task in new_tasks if task.id in page_ids], run.folder / "journal.jsonl"),
         "pairs": pairs(run),
         "episodes": episodes,
         "index": played.index(),
         "pieces": pieces.about() if pieces.names else None,
         "counts": {
             "tasks": len(tasks),
-            "histories": len(kept),
+            "histories": len(page_tasks),
             "episodes": played.total,
             "sources": sources,
-            "drafts": [initial, len(rejected) - initial],
+            "drafts": [initial, len(refusals) - initial],
         },
     }
 
@@ -167,7 +167,7 @@ def _figures(run: Run, tasks: Sequence[TaskHistory], rejected: Sequence[tuple[st
         "feedback": figures.feedback(run),
         "worth": origins.worth(run, tasks),
         "gains": origins.gains(run),
-        "drafts": pick_within([_draft(*named) for named in figures.evenly(rejected, DRAFTS)], DRAFT_BYTES),
+        "drafts": pick_within([_draft(*entry) for entry in figures.evenly(rejected, DRAFTS)], DRAFT_BYTES),
         "unit": "step",
     }
 
@@ -175,7 +175,7 @@ def _figures(run: Run, tasks: Sequence[TaskHistory], rejected: Sequence[tuple[st
 def _rows(tasks: Sequence[Json], whole: Collection[str]) -> list[Json]:
     """The tasks of the table, in the order of the pool: those in `whole` with their histories, the others as rows.
 
-    A row has the number of its task, by which its piece is known. Rows are left out evenly beyond ROWS bytes.
+    A row has the number of its task, which identifies its piece. Rows are left out evenly beyond ROWS bytes.
     """
     rows = [
         {
@@ -187,9 +187,9 @@ def _rows(tasks: Sequence[Json], whole: Collection[str]) -> list[Json]:
         for number, task in enumerate(tasks)
         if task["id"] not in whole
     ]
-    kept = {row["id"]: row for row in pick_within(rows, ROWS)}
-    found = [task if task["id"] in whole else kept.get(task["id"]) for task in tasks]
-    return [task for task in found if task is not None]
+    rows_by_id = {row["id"]: row for row in pick_within(rows, ROWS)}
+    page_rows = [task if task["id"] in whole else rows_by_id.get(task["id"]) for task in tasks]
+    return [task for task in page_rows if task is not None]
 
 
 def render(data: Json, scripts: Sequence[str] = SCRIPTS) -> str:
@@ -208,7 +208,7 @@ def render(data: Json, scripts: Sequence[str] = SCRIPTS) -> str:
         "DATA": embed(data),
     }
     # One pass: a value that holds {{ is not replaced.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _part("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("page.html"))
 
 
 def embed(data: Any) -> str:
@@ -220,8 +220,8 @@ def _task(task: TaskHistory, run: Run) -> Json:
     """The history of a task for the page: long texts cut, visits as rows of step, episodes, successes, mean reward."""
     values = {field.name: _cut(getattr(task, field.name)) for field in dataclasses.fields(task)}
     values["expedition"] = expedition_name(task.expedition) if task.expedition else ""
-    explored = run.expeditions.get(task.expedition) if task.expedition else None
-    values["explored"] = _explored(explored) if explored else None
+    expedition = run.expeditions.get(task.expedition) if task.expedition else None
+    values["explored"] = _explored(expedition) if expedition else None
     values["parents"] = [[id, origin, _cut(query)] for id, origin, query in task.parents[:12]]
     for name in ("visits", "parent_visits"):
         rows = getattr(task, name)[-VISITS:]
@@ -230,7 +230,7 @@ def _task(task: TaskHistory, run: Run) -> Json:
 
 
 def _explored(record: Json) -> Json:
-    """The record of an expedition: what the explorer was told, and what its runs came to."""
+    """The record of an expedition for the page: the explorer's context, and the results of its runs."""
     context = record.get("context") or {}
     return {
         "context": {name: _cut(part[:LINES] if isinstance(part, list) else part) for name, part in context.items()},

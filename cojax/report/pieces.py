@@ -1,7 +1,7 @@
-"""Pieces of a report: what the page does not hold, in scripts in a folder beside it, loaded when they are asked for.
+"""Pieces of a report: data that the page does not hold, in scripts in a folder beside it, which it loads on demand.
 
 A page opened from disk may load a script that lies beside it, and nothing else. A piece is one call with a name and
-compressed JSON in Base64, so that no text of the run stands in a script. The stamp tells pieces of another report.
+compressed JSON in Base64, so that a script contains no text of the run. Pieces of another report have another stamp.
 """
 
 import base64
@@ -19,12 +19,12 @@ from cojax.storage.files import expect_file, expect_no_link
 
 FOLDER = "report_files"
 TASKS = 250  # tasks in a piece
-# The names of pieces, and of pieces on their way, of former versions too.
+# Names of pieces and of their temporary files, in former versions too.
 _OURS = re.compile(r"\.?(?:episodes-\d{6,}|tasks-\d{4,})\.(?:js|partial|js\.[0-9a-f]{16}\.tmp)")
 
 
 def stamp_of(run: Run) -> str:
-    """The same for equal runs: of the configuration, and of the sizes of the stored episodes and logs."""
+    """A hash of the configuration and of the sizes of stored episodes and logs, which is the same for equal runs."""
     names = [run.folder / name for name in ("metrics.jsonl", "tasks.jsonl", "drafts.jsonl")]
     paths = [*names, *(run.episodes.path(step) for step in run.episodes.steps())]
     sizes = [[path.name, path.stat().st_size] for path in paths if path.exists()]
@@ -33,7 +33,7 @@ def stamp_of(run: Run) -> str:
 
 
 def replace_text(path: Path, text: str) -> Path:
-    """Writes a derived file by renaming a complete one: neither a reader nor an interruption sees half of it."""
+    """Writes a derived file by renaming a complete one, so that no reader and no interruption finds half of it."""
     expect_file(path)
     with replacing(path, sync=False) as file:
         file.write(text.encode())
@@ -51,13 +51,13 @@ def tasks_piece(number: int) -> str:
 
 
 def piece(stamp: str, name: str, content: Any) -> str:
-    """The script of a piece; null for NaN and infinity."""
-    packed = zlib.compress(strict_json(content).encode(), 4)
-    return f'cojaxPiece("{stamp}","{name}","{base64.b64encode(packed).decode()}");\n'
+    """The script of a piece, with null for NaN and infinity."""
+    payload = zlib.compress(strict_json(content).encode(), 4)
+    return f'cojaxPiece("{stamp}","{name}","{base64.b64encode(payload).decode()}");\n'
 
 
 class Pieces:
-    """The pieces of one report, as files in a folder beside it, or without `beside` in memory, as `scripts` by name."""
+    """The pieces of one report: files in FOLDER in `beside`, or without `beside` the scripts by name, in memory."""
 
     def __init__(self, stamp: str, beside: Path | None = None) -> None:
         self.stamp = stamp
@@ -76,17 +76,17 @@ class Pieces:
             replace_text(self.folder / f"{name}.js", script)
 
     def clear(self) -> None:
-        """Removes the pieces of earlier reports, and the folder where none is left."""
+        """Removes the pieces of earlier reports, and the folder if that leaves it empty."""
         if self.folder is None or self.folder.is_symlink() or not self.folder.is_dir():
             return
-        for old in list(self.folder.iterdir()):
-            if _OURS.fullmatch(old.name) and old.name not in {f"{name}.js" for name in self.names}:
-                old.unlink()
+        for path in list(self.folder.iterdir()):
+            if _OURS.fullmatch(path.name) and path.name not in {f"{name}.js" for name in self.names}:
+                path.unlink()
         if not any(self.folder.iterdir()):
             self.folder.rmdir()
 
     def about(self) -> Json:
-        """What the page has to know to load pieces."""
+        """The facts by which the page loads pieces."""
         return {"folder": FOLDER, "stamp": self.stamp, "tasks": TASKS}
 
 

@@ -24,7 +24,7 @@ class Run:
 
     `tasks` are by id, in the order of the pool; `expeditions` by step and number. `before` and `after` are episodes of
     some evaluation tasks, before training and after it; `zero_shot` and `final` are results on all of
-    them. `origin` is that of summary.json, or, of a run that has not ended, that of model.json.
+    them. `origin` is from summary.json, or from model.json if the run has not ended.
     """
 
     folder: Path
@@ -49,11 +49,11 @@ class Run:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """Kind of signal → the colour that the run stored for it, "" where it stored none."""
+        """Kind of signal → the colour that the run stored for it, or "" if it stored none."""
         entries = [entry for entry in self.config.get("code", {}).values() if {"kind", "colour"} <= entry.keys()]
-        stored = {str(entry["kind"]): str(entry["colour"]) for entry in entries}
-        raised = dict.fromkeys((*_KINDS, *(kind for row in self.metrics for kind in row.get("signals", {}))))
-        colours = {kind: stored.get(kind, "") for kind in (*raised, *stored)}
+        stored_colours = {str(entry["kind"]): str(entry["colour"]) for entry in entries}
+        signal_kinds = dict.fromkeys((*_KINDS, *(kind for row in self.metrics for kind in row.get("signals", {}))))
+        colours = {kind: stored_colours.get(kind, "") for kind in (*signal_kinds, *stored_colours)}
         return {kind: colour if _COLOUR.fullmatch(colour) else "" for kind, colour in colours.items()}
 
     def numbered_drafts(self) -> Iterator[tuple[str, Json]]:
@@ -101,18 +101,18 @@ def expedition_of(draft: Json) -> tuple[int, int] | None:
 
 
 def origin_line(origin: Mapping[str, Any]) -> str:
-    """What a policy began as, what it was shown, and how it was trained since.
+    """Says how a policy began, how many demonstrations it was shown, and how it was trained since.
 
-    `origin` is that of summary.json. It lacks `shown` for a model folder that is evaluated, of which no more is known,
-    and for a policy from scratch whose run is older than this record.
+    `origin` is from summary.json. It lacks `shown` for an evaluated model folder, of which no more is known, and for a
+    policy from scratch whose run is older than this record.
     """
-    name, shown = Path(origin["folder"]).name, origin.get("shown")
+    name, demonstrations = Path(origin["folder"]).name, origin.get("shown")
     if name:
-        parts = [f"the model folder {name} as it is" if shown is None else f"pretrained from {name}"]
+        parts = [f"the model folder {name} as it is" if demonstrations is None else f"pretrained from {name}"]
     else:
-        parts = ["from scratch", *(["shown an unknown number of demonstrations"] if shown is None else [])]
-    if shown is not None:
-        parts.append(f"shown {shown:,} demonstrations" if shown else "shown no demonstrations")
+        parts = ["from scratch", *(["shown an unknown number of demonstrations"] if demonstrations is None else [])]
+    if demonstrations is not None:
+        parts.append(f"shown {demonstrations:,} demonstrations" if demonstrations else "shown no demonstrations")
     if epochs := origin.get("epochs"):
         parts[-1] += " once each" if epochs == 1 else f" {epochs:g} times each on average"
         rank = origin["lora_rank"]
@@ -162,17 +162,17 @@ def _read_log(path: Path, *names: str) -> tuple[Json, ...]:
 
 
 def shortened_text(text: str, most: int) -> str:
-    """The text; of one of more than `most` characters its beginning."""
+    """The text, or the beginning of one of more than `most` characters."""
     return text if len(text) <= most else f"{text[:most]} …"
 
 
 def cut_text(text: str, most: int) -> str:
-    """The text; of one of more than `most` characters its beginning, and how many are left out."""
+    """The text, or the beginning of one of more than `most` characters and how many are left out."""
     return text if len(text) <= most else f"{text[:most]} … [{len(text) - most:,} characters more]"
 
 
 def read_sound(path: Path, fix: str) -> Json:
-    """The JSON object in a file. Raises StorageError with the `fix` where it holds none."""
+    """Reads the JSON object in a file. Raises StorageError, with the `fix`, if it holds none."""
     try:
         return read_json(path)
     except ValueError as error:
