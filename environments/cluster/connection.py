@@ -73,14 +73,14 @@ def _join(ray: Any, address: str) -> None:
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
         reraise=True,
     )
-    given = {"address": address, "namespace": "cojax", "log_to_driver": False, "configure_logging": False}
-    joined = on_thread("cluster-join", lambda: tries(ray.init, **given))
-    if not concurrent.futures.wait([joined], _JOINED).done:
+    options = {"address": address, "namespace": "cojax", "log_to_driver": False, "configure_logging": False}
+    future = on_thread("cluster-join", lambda: tries(ray.init, **options))
+    if not concurrent.futures.wait([future], _JOINED).done:
         reason = (
             f"it did not take a connection within {_JOINED:g} s; ray://HOST:PORT takes the port of the cluster's "
             "client server (10001 by default), HOST:PORT that of its head (6379)"
         )
-    elif error := joined.exception():
+    elif error := future.exception():
         reason = " ".join(str(error).split())[:500]
     else:
         return
@@ -97,8 +97,8 @@ class RayCluster:
 
     def places(self) -> dict[str, str]:
         """The living nodes that offer processors, in a fixed order: Ray's id → the node in words."""
-        found: list[Mapping[str, Any]] = self._ray.nodes()
-        usable = [node for node in found if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+        nodes: list[Mapping[str, Any]] = self._ray.nodes()
+        usable = [node for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
         addresses = sorted((node["NodeID"], node["NodeManagerAddress"]) for node in usable)
         return {id: f"node {address} ({id[:8]})" for id, address in addresses}
 
@@ -124,11 +124,11 @@ class RayCluster:
 
 def _reach(address: str) -> None:
     """Raises ValueError where nothing listens at the address: Ray itself would try for half a minute."""
-    found = _ADDRESS.fullmatch(address)
-    if found is None or found["host"] is None:
+    match = _ADDRESS.fullmatch(address)
+    if match is None or match["host"] is None:
         return
     try:
-        socket.create_connection((found["host"].strip("[]"), int(found["port"])), _REACHED).close()
+        socket.create_connection((match["host"].strip("[]"), int(match["port"])), _REACHED).close()
     except (OSError, OverflowError) as error:
         raise ValueError(
             f"environment.cluster is {address!r}, but nothing answers there ({error}); start the cluster, or correct "

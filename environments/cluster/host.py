@@ -72,15 +72,15 @@ class Host:
             threading.Thread(target=self._serve, args=(calls, operations), name="episode", daemon=True).start()
         # A call counts from now on, also while it waits behind another: so its deadline holds if that one hangs.
         self._current[request["id"]] = Progress(since=running())
-        answered: concurrent.futures.Future[bytes] = concurrent.futures.Future()
-        self._episodes[episode].put((request, answered))
-        return await asyncio.wrap_future(answered)
+        future: concurrent.futures.Future[bytes] = concurrent.futures.Future()
+        self._episodes[episode].put((request, future))
+        return await asyncio.wrap_future(future)
 
     async def beat(self) -> bytes:
         """Says that the node lives, and how much time each call under way has counted."""
         now = running()
-        counted = {str(number): max(0.0, now - progress.since) for number, progress in list(self._current.items())}
-        return wire.encode({"counted": counted, "process": os.getpid()})
+        seconds = {str(number): max(0.0, now - progress.since) for number, progress in list(self._current.items())}
+        return wire.encode({"counted": seconds, "process": os.getpid()})
 
     async def end(self, episode: int) -> None:
         """Closes an episode once its current call is over."""
@@ -89,13 +89,13 @@ class Host:
 
     def _make(self, order: bytes) -> bytes:
         try:
-            asked = wire.decode(order)
-            if (ours := code_of(asked["name"])) != asked["code"]:
+            details = wire.decode(order)
+            if (own_code := code_of(details["name"])) != details["code"]:
                 raise RuntimeError(
-                    f"its code ({ours[:12]}, in {ROOT}) is not the trainer's ({asked['code'][:12]}); install the "
+                    f"its code ({own_code[:12]}, in {ROOT}) is not the trainer's ({details['code'][:12]}); install the "
                     "same commit there"
                 )
-            environment = worlds.load_plain(asked["name"], asked["settings"])
+            environment = worlds.load_plain(details["name"], details["settings"])
             self._service = environment_operations(environment)
             self._operations = functools.partial(episode_operations, environment)
             self._failure = PolicyLoss if runs_policy_code(environment) else EpisodeFailure
@@ -109,12 +109,12 @@ class Host:
 
     def _serve(self, calls: _Calls, operations: Operations) -> None:
         """Makes the calls of one episode one after another, and then closes it."""
-        while (given := calls.get()) is not None:
-            request, answered = given
+        while (item := calls.get()) is not None:
+            request, future = item
             try:
-                answered.set_result(self._answer(request, operations))
+                future.set_result(self._answer(request, operations))
             except BaseException as error:
-                answered.set_exception(error)
+                future.set_exception(error)
         with contextlib.suppress(Exception):
             operations["close"]()
 
@@ -126,12 +126,12 @@ class Host:
         playing = PLAYING.set(progress)
         failure = self._failure if episode and op in _OF_THE_POLICY else EnvironmentFailure
 
-        def answered() -> bytes:
+        def run() -> bytes:
             value = to_json(operations[op](*request["arguments"]))
             return answer(number, episode, value, _counted(progress))
 
         try:
-            return ask(answered, failure=failure)
+            return ask(run, failure=failure)
         except EnvironmentFailure as error:
             return failed(number, error, _counted(progress))
         finally:
@@ -151,13 +151,13 @@ def code_of(name: str) -> str:
         if path.suffix in (".py", ".md", ".txt", ".toml", ".json", ".jinja")
     }
     if name not in worlds.available():
-        named = worlds.full_name(name).partition(":")[0]
-        modules = [worlds.module(name), sys.modules[named]]
+        module_name = worlds.full_name(name).partition(":")[0]
+        modules = [worlds.module(name), sys.modules[module_name]]
         files |= {module.__name__: Path(str(module.__file__)) for module in modules}
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for relative, path in sorted(files.items()):
-        found.update(f"{relative}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return found.hexdigest()
+        digest.update(f"{relative}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 def _counted(progress: Progress) -> float:
@@ -198,21 +198,21 @@ def failed(number: int, error: EnvironmentFailure, counted: float) -> bytes:
 
 def reply(line: object, number: int, episode: int) -> tuple[float, Any, EnvironmentFailure | None]:
     """(seconds counted, value, failure) of a reply to that call. Raises Malformed where it is none."""
-    found = decoded(line, *_bounds(episode))
-    counted = read(float, found.get("counted"))
-    if found.get("id") != number:
-        raise Malformed(f"found a reply to call {found.get('id')!r:.50}, expected one to {number}")
-    if found.keys() == {"id", "counted", "value"}:
-        return counted, found["value"], None
-    if found.keys() != {"id", "counted", "failure", "message"} or found["failure"] not in FAILURES:
+    message = decoded(line, *_bounds(episode))
+    counted_s = read(float, message.get("counted"))
+    if message.get("id") != number:
+        raise Malformed(f"found a reply to call {message.get('id')!r:.50}, expected one to {number}")
+    if message.keys() == {"id", "counted", "value"}:
+        return counted_s, message["value"], None
+    if message.keys() != {"id", "counted", "failure", "message"} or message["failure"] not in FAILURES:
         raise Malformed("a reply has neither a value nor a known failure")
-    return counted, None, FAILURES[found["failure"]](read(str, found["message"]))
+    return counted_s, None, FAILURES[message["failure"]](read(str, message["message"]))
 
 
 def progress(line: object) -> dict[str, float]:
     """Call → seconds that it has counted so far. Raises Malformed."""
-    found = read(dict, decoded(line, _OUTPUT, _VALUES).get("counted"))
-    return {number: read(float, seconds) for number, seconds in found.items()}
+    counts = read(dict, decoded(line, _OUTPUT, _VALUES).get("counted"))
+    return {number: read(float, seconds) for number, seconds in counts.items()}
 
 
 def decoded(line: object, most: int = _OUTPUT, values: int = _VALUES) -> dict[str, Any]:

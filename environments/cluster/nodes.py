@@ -87,7 +87,7 @@ class Node:
             self.fail(f"it took no call: {error}")
             raise EnvironmentFailure(self.lost) from error
 
-        def counted() -> float:
+        def read_count() -> float:
             if self.lost:
                 raise EnvironmentFailure(self.lost)
             if (seconds := self._counted.get(str(number), 0.0)) > deadline:
@@ -96,7 +96,7 @@ class Node:
                 raise Abandoned
             return seconds
 
-        value, failure = await_reply(future, counted, lambda: self._received(future, number, episode))
+        value, failure = await_reply(future, read_count, lambda: self._received(future, number, episode))
         if failure is not None:
             raise failure
         return value
@@ -112,8 +112,8 @@ class Node:
             self.fail(f"{type(error).__name__}: {error}")
             raise EnvironmentFailure(self.lost) from error
         try:
-            counted, value, failure = host.reply(line, number, episode)
-            return counted, (value, failure)
+            counted_s, value, failure = host.reply(line, number, episode)
+            return counted_s, (value, failure)
         except Malformed as error:
             raise EnvironmentFailure(f"{self.place} answers wrongly: {error}") from error
 
@@ -123,8 +123,8 @@ class Node:
             return
         try:
             if self._beat is not None and self._beat.done():
-                self._counted = host.progress(found := self._beat.result())
-                self.process = int(host.decoded(found)["process"])
+                self._counted = host.progress(line := self._beat.result())
+                self.process = int(host.decoded(line)["process"])
                 self.heard, self._beat = running(), None
             if self._beat is None:
                 self._beat = self.cluster.send(self.actor.beat)
@@ -203,10 +203,10 @@ class Nodes:
         """Ends all actors with their processes. Never raises."""
         self._closed.set()
         with self._changed:
-            ended = [*self.live, *self._starting]
+            nodes = [*self.live, *self._starting]
             self.live, self._starting = [], []
             self._changed.notify_all()
-        for node in ended:
+        for node in nodes:
             self.cluster.end(node.actor)
 
     def _when_free(self, take: Callable[[Node], _T], full: bool = False) -> _T:
@@ -219,13 +219,13 @@ class Nodes:
         with self._changed, waiting():
             while not self._closed.is_set():
                 now = running()
-                heard = [node for node in self.live if not node.lost and now - node.heard < DOUBT]
-                free = [node for node in heard if full or self._most is None or len(node.open) < self._most]
+                awake = [node for node in self.live if not node.lost and now - node.heard < DOUBT]
+                free = [node for node in awake if full or self._most is None or len(node.open) < self._most]
                 if free:
                     return take(min(free, key=lambda node: len(node.open)))
                 if now - began > _PLACED:
                     raise EnvironmentFailure(
-                        f"no node of the cluster was free for {self.name} within {_PLACED:g} s; {len(heard)} are there"
+                        f"no node of the cluster was free for {self.name} within {_PLACED:g} s; {len(awake)} are there"
                     )
                 if (progress := PLAYING.get()) and progress.abandoned:
                     raise Abandoned
@@ -233,19 +233,19 @@ class Nodes:
         raise EnvironmentFailure(f"the environment {self.name} was closed")
 
     def _watch(self) -> None:
-        looked = running()
+        last_look = running()
         while not self._closed.wait(_BEAT):
             for node in list(self.live):
                 node.check()
             with self._changed:
-                lost = [node for node in self.live if node.lost]
+                lost_nodes = [node for node in self.live if node.lost]
                 self.live = [node for node in self.live if not node.lost]
-            for node in lost:
+            for node in lost_nodes:
                 _LOG.warning("%s; its episodes are played again elsewhere", node.lost)
             for _, failure in self._finish_starts():
                 _LOG.warning("%s", failure)
-            if running() - looked > _JOINED:
-                looked = running()
+            if running() - last_look > _JOINED:
+                last_look = running()
                 self._start_missing()
 
     def _start_missing(self) -> None:
@@ -302,14 +302,14 @@ class Nodes:
     def _check_description(self, made: concurrent.futures.Future[Any]) -> None:
         """Keeps what the first node says of the environment. Raises EnvironmentFailure for a node that differs."""
         try:
-            found = host.decoded(made.result())
+            answer = host.decoded(made.result())
         except Malformed:
             raise
         except Exception as error:
             raise EnvironmentFailure(" ".join(f"{type(error).__name__}: {error}".split())[:500]) from error
-        if "failure" in found:
-            raise EnvironmentFailure(read(str, found.get("message")))
-        described = read(dict, found.get("described"))
-        if self.described and described | {"traits": 0} != self.described | {"traits": 0}:
+        if "failure" in answer:
+            raise EnvironmentFailure(read(str, answer.get("message")))
+        description = read(dict, answer.get("described"))
+        if self.described and description | {"traits": 0} != self.described | {"traits": 0}:
             raise EnvironmentFailure("it describes the environment in another way than the first node does")
-        self.described = self.described or described
+        self.described = self.described or description

@@ -84,14 +84,14 @@ def make(
     """
     settings = dict(locals())
     if not command and not url:
-        if (known := SERVERS.get(server)) is None:
+        if (entry := SERVERS.get(server)) is None:
             raise ValueError(f"server {server!r} not found; available: {', '.join(SERVERS)}; or give a `command`")
-        command, folders, state = known.started(), folders or str(known.folder), state or known.state
-        setups, affordances = setups or known.setups, affordances or known.affordances
-        variables = f"{known.variables} {variables}"
+        command, folders, state = entry.started(), folders or str(entry.folder), state or entry.state
+        setups, affordances = setups or entry.setups, affordances or entry.affordances
+        variables = f"{entry.variables} {variables}"
     examine(**(settings | {"command": command, "folders": folders, "variables": variables}))
     starts = Path(folders).expanduser().absolute() if folders else None
-    begun = _setups(setups, starts)
+    all_setups = _setups(setups, starts)
     limits = Bounds(deadline=deadline, memory=int(memory * 2**30), processes=_PROCESSES, values=_VALUES)
     source = function("affordances", affordances) if affordances else None
     most = concurrency or (_ONE if url else _MANY)
@@ -100,18 +100,18 @@ def make(
     else:
         worker = launch.confined(command, starts, variables, visible, errors, ignore, limits)
     try:
-        offered = offer(worker, begun[0])
-        opener = _opener(worker, offered, begun, url, reset, state, most)
+        server_offer = offer(worker, all_setups[0])
+        opener = _opener(worker, server_offer, all_setups, url, reset, state, most)
         resets = opener.reset.name if opener.reset else ""
         environment = ToolEnvironment(
             NAME,
             # A policy that resets the server would undo what it has done.
-            tools=[tool for tool in offered.documents if tool["function"]["name"] != resets],
+            tools=[tool for tool in server_offer.documents if tool["function"]["name"] != resets],
             open=opener,
-            setups=begun,
+            setups=all_setups,
             affordances=source,
-            lookups=lookups.split(",") if lookups else offered.lookups or None,
-            instructions=instructions or offered.instructions,
+            lookups=lookups.split(",") if lookups else server_offer.lookups or None,
+            instructions=instructions or server_offer.instructions,
             traits=Traits(concurrency=most, deadline=_VERDICT * deadline, worded_alike=True, reuses=reuse),
         )
         if url:
@@ -130,13 +130,13 @@ def examine(*, command: str, url: str, headers: str, errors: str, reset: str, re
         raise ValueError(f"errors is {errors!r}, which is no regular expression: {error}") from error
     if command and url:
         raise ValueError("command and url name two servers; expected one of them")
-    given = {"headers": headers, **others}
-    if strange := [name for name in (("folders", "variables", "visible") if url else ("headers",)) if given[name]]:
-        meant = "a server at a url starts elsewhere" if url else "a command takes `variables`, and no headers"
-        raise ValueError(f"{strange[0]} is given, but {meant}; leave it out")
+    values = {"headers": headers, **others}
+    if strange := [name for name in (("folders", "variables", "visible") if url else ("headers",)) if values[name]]:
+        hint = "a server at a url starts elsewhere" if url else "a command takes `variables`, and no headers"
+        raise ValueError(f"{strange[0]} is given, but {hint}; leave it out")
     if reuse and (url or not reset):
-        meant = "leave it out: it is about servers of a command" if url else "name in `reset` the tool that does that"
-        raise ValueError(f"reuse is True, but no reset leads a server of a command back to its start; {meant}")
+        hint = "leave it out: it is about servers of a command" if url else "name in `reset` the tool that does that"
+        raise ValueError(f"reuse is True, but no reset leads a server of a command back to its start; {hint}")
     if reset and not (url or reuse):
         raise ValueError(
             f"reset is {reset!r:.100}, but each episode has a server of its own; leave it out, or set reuse=True: a "
@@ -171,7 +171,7 @@ def _opener(
     for setup in setups:
         calls_of("setups", setup.get("calls", ()), offered.names)
     if url and not (reset and state):
-        lacks = " and ".join(name for name, given in (("reset", reset), ("state", state)) if not given)
+        lacks = " and ".join(name for name, value in (("reset", reset), ("state", state)) if not value)
         raise ValueError(
             f"the server at {url} has no {lacks}: without both, no two episodes can be compared, so nothing is trained "
             "on and no task is synthesized. Name the call that leads it back to its start in `reset`, and in `state` "
@@ -214,9 +214,9 @@ def _prove(environment: ToolEnvironment, concurrency: int) -> None:
             return
         for action in ask(first.affordances)[:_TRIED]:
             ask(first.step, action)
-            if (changed := ask(first.state)) != before:
+            if (after := ask(first.state)) != before:
                 ask(second.reset)
-                if ask(first.state) != changed:
+                if ask(first.state) != after:
                     raise ValueError(
                         f"concurrency is {concurrency}, but another session resets the state of the first: the server "
                         "has one state for all of them; expected concurrency=1"
@@ -232,11 +232,11 @@ def _setups(given: str, starts: Path | None) -> list[Mapping[str, Any]]:
     if not given:
         return [{"folder": name} for name in names] or [{}]
     try:
-        found = json.loads(given if given.lstrip().startswith("[") else Path(given).expanduser().read_text())
+        setups = json.loads(given if given.lstrip().startswith("[") else Path(given).expanduser().read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"setups is {given!r:.200}, which cannot be read as JSON: {error}") from error
-    if not (isinstance(found, list) and found and all(isinstance(setup, dict) for setup in found)):
+    if not (isinstance(setups, list) and setups and all(isinstance(setup, dict) for setup in setups)):
         raise ValueError(f"setups is {given!r:.200}; expected a list of objects, each with `folder`, `calls` or both")
-    if unknown := [setup["folder"] for setup in found if setup.get("folder") not in (None, *names)]:
+    if unknown := [setup["folder"] for setup in setups if setup.get("folder") not in (None, *names)]:
         raise ValueError(f"a setup names the folder {unknown[0]!r}; expected a folder in {starts or '`folders`'}")
-    return found
+    return setups

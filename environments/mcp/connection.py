@@ -47,7 +47,7 @@ class Process:
         self._tasks: list[asyncio.Task[None]] = []
 
     def last_words(self) -> str:
-        return f"its last words: {said}" if (said := self._words.strip()[-_WORDS:]) else ""
+        return f"its last words: {words}" if (words := self._words.strip()[-_WORDS:]) else ""
 
     def refusal(self) -> str:
         return ""
@@ -59,11 +59,11 @@ class Process:
             *self._command, cwd=self._folder, env=dict(self._variables), limit=_MESSAGE,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        into, received = anyio.create_memory_object_stream[Any](0)
-        sent, out = anyio.create_memory_object_stream[SessionMessage](0)
+        into, incoming = anyio.create_memory_object_stream[Any](0)
+        outgoing, out = anyio.create_memory_object_stream[SessionMessage](0)
         works = (self._read(process, into), self._write(process, out), self._listen(process))
         self._tasks += map(asyncio.get_running_loop().create_task, works)
-        yield received, sent
+        yield incoming, outgoing
 
     async def _read(self, process: asyncio.subprocess.Process, into: Any) -> None:
         """Passes the server's messages on. What it prints that is no message is left out."""
@@ -178,9 +178,9 @@ class Connection:
         try:
             self._loop.run_until_complete(self._open())
         except Exception as error:
-            why = (str(error) or type(error).__name__, self._transport.ended, self._transport.last_words())
-            said = "; ".join(filter(None, why))
-            raise RuntimeError(f"the server {self._transport.name!r:.300} does not start: {said}") from None
+            reasons = (str(error) or type(error).__name__, self._transport.ended, self._transport.last_words())
+            reason = "; ".join(filter(None, reasons))
+            raise RuntimeError(f"the server {self._transport.name!r:.300} does not start: {reason}") from None
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Reply:
         """The reply to a call, also of the two tools for resources.
@@ -207,11 +207,11 @@ class Connection:
             work.close()
             raise EOFError(self._transport.ended)
         try:
-            found = self._loop.run_until_complete(work)
-            return (found, True) if isinstance(found, str) else found
+            result = self._loop.run_until_complete(work)
+            return (result, True) if isinstance(result, str) else result
         except (MCPError, RuntimeError, ValueError) as error:
-            closed = isinstance(error, MCPError) and (error.code == CONNECTION_CLOSED or str(error) == _FORGOTTEN)
-            if self._transport.ended or closed:
+            is_closed = isinstance(error, MCPError) and (error.code == CONNECTION_CLOSED or str(error) == _FORGOTTEN)
+            if self._transport.ended or is_closed:
                 raise EOFError(self._transport.ended or f"the connection to the server is lost: {error}") from error
             return "; ".join(filter(None, (str(error), self._transport.refusal()))), False
 
@@ -227,12 +227,12 @@ class Connection:
         return json.dumps(await resources.listed(self._client), ensure_ascii=False)
 
     async def _open(self) -> None:
-        opened: asyncio.Future[Any] = self._loop.create_future()
-        self._serving = self._loop.create_task(self._serve(opened))
-        self._client = client = await opened
-        found = await resources.pages(client.list_tools, "tools")
-        self.tools = tuple(map(_document, found))
-        self.reads = tuple(tool.name for tool in found if tool.annotations and tool.annotations.read_only_hint)
+        ready: asyncio.Future[Any] = self._loop.create_future()
+        self._serving = self._loop.create_task(self._serve(ready))
+        self._client = client = await ready
+        tools = await resources.pages(client.list_tools, "tools")
+        self.tools = tuple(map(_document, tools))
+        self.reads = tuple(tool.name for tool in tools if tool.annotations and tool.annotations.read_only_hint)
         self.instructions = (client.instructions or "")[:_INSTRUCTIONS]
         if client.server_capabilities.resources is not None:
             with contextlib.suppress(MCPError, ValueError):

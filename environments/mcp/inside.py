@@ -31,16 +31,16 @@ def make(
     """A source of episodes, and of nothing else: tasks, wording and verdicts are made outside of the worker."""
     if address:
         asyncio.run(rehearse())
-    lies = re.compile(errors) if errors else None
+    pattern = re.compile(errors) if errors else None
 
     def start(task: Task) -> PlainEpisode:
         world = Path(tempfile.gettempdir()).absolute() / "world"
         if address:
-            return _episode(Address(**address), world, None, lies, ignore)
+            return _episode(Address(**address), world, None, pattern, ignore)
         words = [word.replace("{folder}", str(world)) for word in command]
-        way = Process(words, world, _variables(words[0], world.with_name("home"), variables))
+        transport = Process(words, world, _variables(words[0], world.with_name("home"), variables))
         name = task.setup.get("folder")
-        return _episode(way, world, Path(folders) / name if name else None, lies, ignore)
+        return _episode(transport, world, Path(folders) / name if name else None, pattern, ignore)
 
     return Episodes("mcp", start)
 
@@ -63,19 +63,19 @@ def _episode(
     snapshot(world, ignore)
     server = Connection(way)
     server.open()
-    told = {"reads": server.reads, "resources": server.has_resources, "instructions": server.instructions}
+    facts = {"reads": server.reads, "resources": server.has_resources, "instructions": server.instructions}
 
     def step(action: Action) -> Observation:
         """Makes the action's one call. `done` means that the server has ended."""
         (call,) = action.calls
         try:
             text, ok = server.call(call.name, call.arguments)
-        except EOFError as ended:
-            return Observation((Message("tool", str(ended)),), ok=False, done=True)
-        lied = lies is not None and lies.match(text[:1_000])
-        cut = len(text) - _ANSWER
-        text = text if cut <= 0 else f"{text[:_ANSWER]}\n[{cut} characters cut]"
-        return Observation((Message("tool", text),), ok=ok and not lied)
+        except EOFError as end:
+            return Observation((Message("tool", str(end)),), ok=False, done=True)
+        is_error = lies is not None and lies.match(text[:1_000])
+        excess = len(text) - _ANSWER
+        text = text if excess <= 0 else f"{text[:_ANSWER]}\n[{excess} characters cut]"
+        return Observation((Message("tool", text),), ok=ok and not is_error)
 
     def state() -> Mapping[str, Any]:
         """The folder as JSON; of one that has become too large, that it has."""
@@ -86,7 +86,7 @@ def _episode(
 
     return PlainEpisode(
         step,
-        reset=lambda: (Message("system", json.dumps(told)),),
+        reset=lambda: (Message("system", json.dumps(facts)),),
         tools=lambda: server.tools,
         state=dict if isinstance(way, Address) else state,
         # 1.0 where the server can be used again, as it offers the tools that it offered at first.

@@ -25,12 +25,12 @@ def confined(
     Raises ValueError for a command that starts nothing, and InstallError where the SDK is not installed.
     """
     words = words_of(command)
-    seen = dict.fromkeys([*files_of(words), *filter(None, visible.split(":")), *([str(folders)] if folders else [])])
+    paths = dict.fromkeys([*files_of(words), *filter(None, visible.split(":")), *([str(folders)] if folders else [])])
     return isolate(
         _MODULE,
         python=interpreter(NAME, RECIPE),
         bounds=limits,
-        visible=tuple(seen),
+        visible=tuple(paths),
         runs_policy_code=True,  # some servers do, and nobody knows which
         command=words,
         variables=variables_of(variables),
@@ -50,33 +50,33 @@ def unconfined(url: str, headers: str, errors: str, limits: Bounds) -> IsolatedE
 
 def address_of(url: str) -> str:
     """The address itself, or the value of the variable that $NAME stands for. Raises ValueError."""
-    found = url
+    address = url
     if url.startswith("$"):
         if url[1:] not in os.environ:
             raise ValueError(f"url names the variable {url[1:]!r}, which is not set here; set it")
-        found = os.environ[url[1:]]
-    parts = urllib.parse.urlsplit(found)
+        address = os.environ[url[1:]]
+    parts = urllib.parse.urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"url is {url!r}; expected http://HOST/PATH, https://HOST/PATH, or $NAME of a variable")
-    if found is url and (parts.username is not None or parts.password is not None or parts.query):
+    if address is url and (parts.username is not None or parts.password is not None or parts.query):
         raise ValueError(
             "url holds a user or a query, which may be secret and would be stored in config.json; set a variable to "
             "the whole address and give url='$NAME'"
         )
-    return found
+    return address
 
 
 def headers_of(given: str) -> Mapping[str, str]:
     """The headers of `HEADER=NAME …`, each with the value of the variable NAME. Raises ValueError."""
-    found = {}
+    headers = {}
     for word in shlex.split(given):
         header, _, name = word.partition("=")
         if not header or not _NAMED.fullmatch(name):
             raise ValueError(f"headers holds {header!r:.100} without a variable; expected HEADER=NAME of a variable")
         if name not in os.environ:
             raise ValueError(f"headers names a variable for {header!r} which is not set here; set it")
-        found[header] = os.environ[name]
-    return found
+        headers[header] = os.environ[name]
+    return headers
 
 
 def words_of(command: str) -> list[str]:
@@ -101,8 +101,8 @@ def files_of(words: Sequence[str]) -> tuple[str, ...]:
 
     Of a file that is an argument the folder is meant, as a program reads what lies beside it.
     """
-    named = [word for word in words[1:] if os.path.isabs(word) and os.path.exists(word) and word != "/"]
-    folders = (os.path.dirname(word) if os.path.isfile(word) else word for word in named)
+    paths = [word for word in words[1:] if os.path.isabs(word) and os.path.exists(word) and word != "/"]
+    folders = (os.path.dirname(word) if os.path.isfile(word) else word for word in paths)
     return tuple(dict.fromkeys((*_of_program(words[0]), *folders)))
 
 
@@ -111,15 +111,15 @@ def variables_of(given: str) -> Mapping[str, str]:
 
     Raises ValueError for a name that is none, or that has no value here.
     """
-    found = {}
+    variables = {}
     for word in shlex.split(given):
-        name, named, value = word.partition("=")
+        name, separator, value = word.partition("=")
         if not _NAMED.fullmatch(name):
             raise ValueError(f"variables names {name!r}; expected NAME=VALUE, or NAME for one that is set here")
-        if not named and name not in os.environ:
+        if not separator and name not in os.environ:
             raise ValueError(f"variables names {name!r}, which is not set here; set it, or give {name}=VALUE")
-        found[name] = value if named else os.environ[name]
-    return found
+        variables[name] = value if separator else os.environ[name]
+    return variables
 
 
 def _of_program(program: str) -> Iterator[str]:

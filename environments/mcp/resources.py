@@ -20,13 +20,13 @@ async def listed(client: Any) -> dict[str, Any]:
     """The resources, and if there are any, the templates of their addresses. Raises MCPError."""
     from mcp import MCPError  # only workers have the SDK
 
-    found = [_entry(one, uri=str(one.uri)) for one in await pages(client.list_resources, "resources")]
+    entries = [_entry(one, uri=str(one.uri)) for one in await pages(client.list_resources, "resources")]
     try:
         templates = await pages(client.list_resource_templates, "resource_templates")
     except MCPError:
         templates = []  # a server may have resources and no list of templates
     patterns = {"templates": [_entry(one, uri_template=one.uri_template) for one in templates]} if templates else {}
-    return {"resources": found, **patterns}
+    return {"resources": entries, **patterns}
 
 
 async def read(client: Any, uri: str) -> str:
@@ -36,13 +36,13 @@ async def read(client: Any, uri: str) -> str:
 
 async def pages(listing: Callable[..., Awaitable[Any]], part: str) -> list[Any]:
     """All entries of a list that a server gives page by page."""
-    found, cursor = [], None
+    entries, cursor = [], None
     for _ in range(_PAGES):
         page = await listing(cursor=cursor)
-        found += vars(page)[part]
+        entries += vars(page)[part]
         if not (cursor := page.next_cursor):
             break
-    return found
+    return entries
 
 
 def text_of(content: Any) -> str:

@@ -30,21 +30,21 @@ def snapshot(folder: Path, ignore: Sequence[str] = ()) -> dict[str, Any]:
 
     Raises OverflowError for more than 2,000 files, and for more than 2 MiB of JSON.
     """
-    found: dict[str, Any] = {"files": {}}
+    contents: dict[str, Any] = {"files": {}}
     for path in _walk(folder, ignore):
         name = str(path.relative_to(folder))
         if path.name == _GIT:
             place = str(path.parent.relative_to(folder))
-            found.setdefault("repositories", {})[place] = _repository(path.parent)
+            contents.setdefault("repositories", {})[place] = _repository(path.parent)
             continue
-        found["files"][name] = {"path": name, **_held(path)}
-        if len(found["files"]) > _FILES:
+        contents["files"][name] = {"path": name, **_held(path)}
+        if len(contents["files"]) > _FILES:
             raise OverflowError(f"the folder of the episode holds more than {_FILES} files; name those to `ignore`")
-    if (size := len(json.dumps(found))) > MOST:
+    if (size := len(json.dumps(contents))) > MOST:
         raise OverflowError(
             f"the folder of the episode is {size} characters as JSON, more than {MOST}; name files to `ignore`"
         )
-    return found
+    return contents
 
 
 def _walk(folder: Path, ignore: Sequence[str]) -> Iterator[Path]:
@@ -85,11 +85,11 @@ def _held(path: Path) -> dict[str, Any]:
 def _database(path: Path) -> dict[str, Any]:
     """The tables of a database: how each was made, its columns, and its rows in their order; and what else is made."""
     with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True) as database:
-        made = database.execute("SELECT type, name, sql FROM sqlite_master ORDER BY type, name").fetchall()
-        tables, others = {}, [sql for kind, _, sql in made if kind != "table" and sql]  # an automatic index has no SQL
-        for name, sql in ((name, sql) for kind, name, sql in made if kind == "table"):
-            quoted = '"' + name.replace('"', '""') + '"'
-            rows = database.execute(f"SELECT * FROM {quoted}")
+        defs = database.execute("SELECT type, name, sql FROM sqlite_master ORDER BY type, name").fetchall()
+        tables, others = {}, [sql for kind, _, sql in defs if kind != "table" and sql]  # an automatic index has no SQL
+        for name, sql in ((name, sql) for kind, name, sql in defs if kind == "table"):
+            identifier = '"' + name.replace('"', '""') + '"'
+            rows = database.execute(f"SELECT * FROM {identifier}")
             columns = [column[0] for column in rows.description]
             tables[name] = {"made": sql, "columns": columns, "rows": [list(map(_value, row)) for row in rows]}
     database.close()
@@ -106,17 +106,17 @@ def _value(value: Any) -> Any:
 def _repository(folder: Path) -> dict[str, Any]:
     """The branches and tags with their commits, the branch that is checked out, and what is staged."""
     refs = (line.split(" ") for line in _git(folder, "for-each-ref", "--format=%(refname:short) %(objectname)"))
-    staged = (line.split("\t", 1) for line in _git(folder, "ls-files", "--stage"))
+    index = (line.split("\t", 1) for line in _git(folder, "ls-files", "--stage"))
     head = (folder / _GIT / "HEAD").read_text().strip().removeprefix("ref: refs/heads/")
     return {
         "head": head,
         "branches": {name: {"commit": commit} for name, commit in refs},
-        "staged": {path: blob for blob, path in staged},
+        "staged": {path: blob for blob, path in index},
     }
 
 
 def _git(folder: Path, *arguments: str) -> list[str]:
     # No program that the repository names is run.
     command = ["git", "-c", "core.quotePath=false", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
-    return told.stdout.splitlines()
+    result = subprocess.run(command, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
+    return result.stdout.splitlines()

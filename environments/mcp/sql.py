@@ -41,8 +41,8 @@ def _of_row(name: str, columns: Sequence[str], row: Sequence[Any], word: str) ->
     for column, value in others:
         yield "read_query", {"query": f"SELECT {column} FROM {name} {where}"}
         if isinstance(value, (str, int)):
-            changed = value + 1 if isinstance(value, int) else word
-            yield "write_query", {"query": f"UPDATE {name} SET {column} = {_literal(changed)} {where}"}
+            new_value = value + 1 if isinstance(value, int) else word
+            yield "write_query", {"query": f"UPDATE {name} SET {column} = {_literal(new_value)} {where}"}
     yield "write_query", {"query": f"DELETE FROM {name} {where}"}
 
 

@@ -36,11 +36,11 @@ def read_answers(calls: Sequence[Call], folder: Mapping[str, Any], call: Caller)
     An answer that is refused is {"refused": why}: what a policy has done may be the reason.
     """
     answers = {}
-    for one in calls:
+    for each in calls:
         try:
-            answers[signature_of(one)] = read(call(one.name, one.arguments))
+            answers[signature_of(each)] = read(call(each.name, each.arguments))
         except Refused as refusal:
-            answers[signature_of(one)] = {"refused": str(refusal)}
+            answers[signature_of(each)] = {"refused": str(refusal)}
     return {**folder, "answers": answers} if folder or len(answers) > 1 else next(iter(answers.values()))
 
 
@@ -70,13 +70,13 @@ class ServerWorld:
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What the server answers. Raises Refused for an error, and LimitExceeded where the server has ended."""
-        seen = self._asked(self.episode.step, Action(calls=(Call(name, arguments),)))
-        if seen.done:
+        observation = self._asked(self.episode.step, Action(calls=(Call(name, arguments),)))
+        if observation.done:
             self._works = False
-            raise LimitExceeded(seen.text)
-        if not seen.ok:
-            raise Refused(seen.text)
-        return seen.text
+            raise LimitExceeded(observation.text)
+        if not observation.ok:
+            raise Refused(observation.text)
+        return observation.text
 
     def state(self) -> Any:
         return self.read(self._asked(self.episode.state), self.call)
@@ -123,20 +123,20 @@ def offer(worker: IsolatedEnvironment, setup: Mapping[str, Any]) -> Offer:
     """
     with contextlib.closing(worker.start(Task(NAME, "", setup))) as episode:
         (message,) = episode.reset()
-        told, own = json.loads(message.content), episode.tools()
-    names, more = {tool["function"]["name"] for tool in own}, told["resources"]
+        facts, own = json.loads(message.content), episode.tools()
+    names, more = {tool["function"]["name"] for tool in own}, facts["resources"]
     documents = (*own, *(tool for tool in resources.DOCUMENTS if more and tool["function"]["name"] not in names))
-    lookups = (*told["reads"], *(resources.NAMES if more else ())) if told["reads"] else ()
-    return Offer(own, documents, lookups, told["instructions"])
+    lookups = (*facts["reads"], *(resources.NAMES if more else ())) if facts["reads"] else ()
+    return Offer(own, documents, lookups, facts["instructions"])
 
 
 def difference(expected: Documents, offered: Documents) -> str:
     """What a list of tools has that the other has not, in words."""
     before, after = ({tool["function"]["name"] for tool in tools} for tools in (expected, offered))
-    said = [f"no longer {', '.join(sorted(before - after))}"] if before - after else []
-    said += [f"now {', '.join(sorted(after - before))}"] if after - before else []
+    changes = [f"no longer {', '.join(sorted(before - after))}"] if before - after else []
+    changes += [f"now {', '.join(sorted(after - before))}"] if after - before else []
     return (
-        f"the server offers {' and '.join(said) or 'the same tools with other documentation, or in another order'}; "
+        f"the server offers {' and '.join(changes) or 'the same tools with other documentation, or in another order'}; "
         "expected the tools that it offered when the environment was made"
     )
 
@@ -144,21 +144,21 @@ def difference(expected: Documents, offered: Documents) -> str:
 def calls_of(setting: str, given: str | Sequence[Any], known: Sequence[str]) -> tuple[Call, ...]:
     """The calls that a setting names: a tool, JSON of a call, or JSON of several. Raises ValueError."""
     try:
-        found = json.loads(given) if isinstance(given, str) and given.lstrip()[:1] in ("[", "{") else given
+        value = json.loads(given) if isinstance(given, str) and given.lstrip()[:1] in ("[", "{") else given
     except ValueError as error:
         raise ValueError(f"{setting} is {given!r:.200}, which is no JSON: {error}") from error
-    calls = [found] if isinstance(found, (str, Mapping)) else list(found)
-    made = []
-    for one in calls:
-        call = {"name": one} if isinstance(one, str) else one
+    entries = [value] if isinstance(value, (str, Mapping)) else list(value)
+    calls = []
+    for entry in entries:
+        call = {"name": entry} if isinstance(entry, str) else entry
         if not (isinstance(call, Mapping) and isinstance(call.get("name"), str)):
-            raise ValueError(f'{setting} names the call {one!r:.200}; expected {{"name": TOOL, "arguments": {{…}}}}')
+            raise ValueError(f'{setting} names the call {entry!r:.200}; expected {{"name": TOOL, "arguments": {{…}}}}')
         if call["name"] not in known:
             raise ValueError(f"{setting} names {call['name']!r}; the server offers {', '.join(known)}")
         if not isinstance(arguments := call.get("arguments", {}), Mapping):
             raise ValueError(f"{setting} calls {call['name']!r} with {arguments!r:.200}; expected an object")
-        made.append(Call(call["name"], arguments))
-    return tuple(made)
+        calls.append(Call(call["name"], arguments))
+    return tuple(calls)
 
 
 # A running server, the folder that it started in, and the state to which its reset must lead back.
@@ -246,9 +246,9 @@ class Opener:
             episode, _, start = server
             try:
                 if episode.evaluate().reward == 1.0:
-                    if (found := self._after_reset(episode)) == start:
+                    if (state := self._after_reset(episode)) == start:
                         return server
-                    self._keep_none(f"its state is {found:.{_SHOWN}}, and was {start:.{_SHOWN}}")
+                    self._keep_none(f"its state is {state:.{_SHOWN}}, and was {start:.{_SHOWN}}")
             except Refused as refusal:
                 self._keep_none(str(refusal))
             except EnvironmentFailure:
@@ -261,26 +261,26 @@ class Opener:
         if self.lasting:
             return
         with self._lock:
-            kept, self._kept, ended, self._idle = self._kept, 0, self._idle, []
-        for episode, *_ in ended:
+            limit, self._kept, servers, self._idle = self._kept, 0, self._idle, []
+        for episode, *_ in servers:
             episode.close()
-        if kept:
+        if limit:
             _LOG.warning("the reset does not lead a server back to its start, so each episode starts one: %s", why)
 
     def _taken(self, folder: str) -> Server | None:
         with self._lock:
-            found = next((server for server in reversed(self._idle) if server[1] == folder), None)
-            if found is not None:
-                self._idle.remove(found)
-            return found
+            server = next((server for server in reversed(self._idle) if server[1] == folder), None)
+            if server is not None:
+                self._idle.remove(server)
+            return server
 
     def _leave(self, server: Server, turn: Turn, works: bool) -> None:
         """Keeps the server of a world that is closed, or ends it."""
         with self._lock:
             keeps = works and self._kept > 0
-            ended = ([self._idle.pop(0)] if len(self._idle) >= self._kept else []) if keeps else [server]
+            surplus = ([self._idle.pop(0)] if len(self._idle) >= self._kept else []) if keeps else [server]
             self._idle += [server] if keeps else []
-        for episode, *_ in ended:
+        for episode, *_ in surplus:
             episode.close()
         self._end(turn)
 

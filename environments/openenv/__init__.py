@@ -65,11 +65,11 @@ def examine(*, module: str, arguments: str, resets: str, evaluation: str, full: 
         raise ValueError(f"module is {module!r}; name the class: --config.environment.module=package.module:Class")
     if not isinstance(read_json("arguments", arguments), dict):
         raise ValueError(f"arguments is {arguments!r:.200}; expected a JSON object of arguments of the class")
-    for name, given in (("resets", resets), ("evaluation", evaluation)):
-        found = read_json(name, given) if given.lstrip().startswith(("[", "{")) else []
-        if not (isinstance(found, list) and all(isinstance(one, dict) for one in found)):
+    for name, value in (("resets", resets), ("evaluation", evaluation)):
+        entries = read_json(name, value) if value.lstrip().startswith(("[", "{")) else []
+        if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
             raise ValueError(
-                f"{name} is {given!r:.200}; expected a JSON list of objects, or a split of the environment"
+                f"{name} is {value!r:.200}; expected a JSON list of objects, or a split of the environment"
             )
     if resets and not _resets(resets):
         raise ValueError(f"resets is {resets!r}; expected at least one")

@@ -49,39 +49,39 @@ def make(
 ) -> Episodes:
     """Episodes and official tasks; wording and verdicts by replay are made outside of the worker."""
     sys.path += path
-    by, solve, read = (function_of(name, path) for name in (made_by, solution, state))
+    factory, solve, read = (function_of(name, path) for name in (made_by, solution, state))
 
-    def made() -> Environment:
+    def make_environment() -> Environment:
         """A fresh environment. Raises ValueError for what is none."""
-        found = by(**arguments) if by else None
-        if not isinstance(found, Environment):
-            raise ValueError(f"{by!r:.100} makes {type(found).__name__}; expected an Environment of openenv")
-        return found
+        environment = factory(**arguments) if factory else None
+        if not isinstance(environment, Environment):
+            raise ValueError(f"{factory!r:.100} makes {type(environment).__name__}; expected an Environment of openenv")
+        return environment
 
-    with contextlib.closing(made()) as first:
+    with contextlib.closing(make_environment()) as first:
         kind: Any = function_of(action, path) or _kind_of_actions(first)
         _expect_no_judge(first)
-        begun = [_resets(first, given) for given in (resets, evaluation)]
-    train, held_out = (_tasks(query, given, solve) for given in begun)
+        reset_lists = [_resets(first, entries) for entries in (resets, evaluation)]
+    train, held_out = (_tasks(query, entries, solve) for entries in reset_lists)
     if not train:
         raise ValueError(f"resets is {resets!r}, a split that has no task")
-    if shared := {task.id for task in train} & {task.id for task in held_out}:
-        raise ValueError(f"{len(shared)} of the resets are also in evaluation; expected others")
+    if shared_ids := {task.id for task in train} & {task.id for task in held_out}:
+        raise ValueError(f"{len(shared_ids)} of the resets are also in evaluation; expected others")
     return Episodes(
         NAME,
-        lambda task: SessionEpisode(made(), kind, task.setup, reward, full, read, ignore),
+        lambda task: SessionEpisode(make_environment(), kind, task.setup, reward, full, read, ignore),
         {"train": train, "dev": held_out, "eval": held_out},
     )
 
 
 def _tasks(query: str, resets: Sequence[Mapping[str, Any]], solution: Callable[..., Any] | None) -> tuple[Task, ...]:
     """The official task of each reset; its solution is not ended yet."""
-    made = {}
+    tasks = {}
     for reset in resets:
         actions = actions_of(solution(dict(reset))) if solution else ()
         task = Task(NAME, query, dict(reset), actions)
-        made[task.id] = task
-    return tuple(made.values())
+        tasks[task.id] = task
+    return tuple(tasks.values())
 
 
 def _kind_of_actions(environment: Environment) -> type[PackageAction]:
@@ -89,9 +89,9 @@ def _kind_of_actions(environment: Environment) -> type[PackageAction]:
     if isinstance(environment, MCPEnvironment):
         return CallToolAction
     bases = (base for kind in type(environment).__mro__ for base in vars(kind).get("__orig_bases__", ()))
-    for one in itertools.chain.from_iterable(map(get_args, bases)):
-        if isinstance(one, type) and issubclass(one, PackageAction):
-            return one
+    for argument in itertools.chain.from_iterable(map(get_args, bases)):
+        if isinstance(argument, type) and issubclass(argument, PackageAction):
+            return argument
     raise ValueError(
         f"the actions of {type(environment).__name__} are unknown; name their class: action=package.module:Class"
     )
@@ -100,8 +100,8 @@ def _kind_of_actions(environment: Environment) -> type[PackageAction]:
 def _expect_no_judge(environment: Environment) -> None:
     """Raises ValueError for an environment that has no counterpart here."""
     rubric = environment.rubric
-    rubrics = [rubric, *(found for _, found in rubric.named_rubrics())] if rubric else []
-    if any(isinstance(one, LLMJudge) for one in rubrics):
+    rubrics = [rubric, *(inner for _, inner in rubric.named_rubrics())] if rubric else []
+    if any(isinstance(each, LLMJudge) for each in rubrics):
         raise ValueError(
             "its rubric asks a model over a network, and so gives no verifiable reward; "
             "see docs/verifiers-and-openenv.md"
@@ -143,11 +143,11 @@ class SessionEpisode:
         self._over = False
 
     def reset(self) -> tuple[Message, ...]:
-        shown = self._made("reset", **self._reset)
-        if shown.done:
+        observation = self._made("reset", **self._reset)
+        if observation.done:
             raise ValueError(f"the episode is over before its first action: reset({self._named()}) returned done")
         self._documents = self._tools()
-        text = _written(self._seen(shown))
+        text = _written(self._seen(observation))
         lacks = "" if self.state() else _NO_STATE.format(" and ".join(sorted(self._ignore)))
         return opening(f"At the start the environment shows {text}" if text else "", lacks)
 
@@ -161,15 +161,15 @@ class SessionEpisode:
             if done:
                 messages.append(Message("user", "the episode is over"))
                 continue
-            text, worked, done = self._step(call)
-            messages.append(Message("tool" if worked else "user", text[:_ANSWER]))
+            text, ok, done = self._step(call)
+            messages.append(Message("tool" if ok else "user", text[:_ANSWER]))
         self._over = done
         return Observation(tuple(messages), done=done)
 
     def state(self) -> Mapping[str, Any]:
         """The environment's state, and what the reader adds."""
-        held = self._environment.state.model_dump(mode="json")
-        own = {name: value for name, value in held.items() if name not in self._ignore}
+        state = self._environment.state.model_dump(mode="json")
+        own = {name: value for name, value in state.items() if name not in self._ignore}
         return own if self._read is None else {**own, "read": to_jsonable_python(self._read(self._environment))}
 
     def affordances(self) -> tuple[Action, ...]:
@@ -177,10 +177,10 @@ class SessionEpisode:
 
     def evaluate(self) -> Evaluation:
         """The sum of the rewards of all steps, or the last, over the reward of success, as a number in [0, 1]."""
-        counted = self._rewards if self._reward == "sum" else self._rewards[-1:]
-        for number, reward in enumerate(counted, len(self._rewards) - len(counted) + 1):
+        rewards = self._rewards if self._reward == "sum" else self._rewards[-1:]
+        for number, reward in enumerate(rewards, len(self._rewards) - len(rewards) + 1):
             finite(reward, f"the environment's reward of step {number} after reset({self._named()})")
-        share = share_of(sum(map(float, counted)), self._full, "the sum of the environment's rewards")
+        share = share_of(sum(map(float, rewards)), self._full, "the sum of the environment's rewards")
         return Evaluation(share, (), share)
 
     def close(self) -> None:
@@ -196,10 +196,10 @@ class SessionEpisode:
         kind = type(self._environment)
         asynchronous = vars(Environment)[own] is not next(vars(one)[own] for one in kind.__mro__ if own in vars(one))
         call = self._environment.__getattribute__(own if asynchronous else name)
-        shown = self._runner.run(call(*arguments, **named)) if asynchronous else call(*arguments, **named)
-        if not isinstance(shown, PackageObservation):
-            raise EnvironmentFailure(f"{name} returned {type(shown).__name__}; expected an Observation of openenv")
-        return shown
+        result = self._runner.run(call(*arguments, **named)) if asynchronous else call(*arguments, **named)
+        if not isinstance(result, PackageObservation):
+            raise EnvironmentFailure(f"{name} returned {type(result).__name__}; expected an Observation of openenv")
+        return result
 
     def _tools(self) -> tuple[Mapping[str, Any], ...]:
         if self._kind is not CallToolAction:
@@ -207,37 +207,37 @@ class SessionEpisode:
             parameters = {key: value for key, value in schema.items() if key not in ("title", "description")}
             parameters["properties"] = {k: v for k, v in schema.get("properties", {}).items() if k != "metadata"}
             return (document(ACT, schema.get("description", "") if self._kind.__doc__ else "", parameters),)
-        listed = self._made("step", ListToolsAction())
-        return tuple(document(tool.name, tool.description, tool.input_schema) for tool in listed.tools)
+        listing = self._made("step", ListToolsAction())
+        return tuple(document(tool.name, tool.description, tool.input_schema) for tool in listing.tools)
 
     def _step(self, call: Call) -> tuple[str, bool, bool]:
         """What a call shows, whether it worked, and whether the episode is over."""
         if self._kind is CallToolAction:
-            given = {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
+            fields = {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
         elif call.name == ACT:
-            given = dict(call.arguments)
+            fields = dict(call.arguments)
         else:
             return f"there is no tool {call.name!r:.100}", False, False
         try:
-            shown = self._made("step", deserialize_action(given, self._kind))
+            observation = self._made("step", deserialize_action(fields, self._kind))
         except ValidationError as error:
-            places = (f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors())
+            places = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
             return "; ".join(places), False, False
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             return f"{type(error).__name__}: {error}", False, False
-        self._rewards.append(0.0 if shown.reward is None else shown.reward)
+        self._rewards.append(0.0 if observation.reward is None else observation.reward)
         if self._kind is not CallToolAction:
-            return _written(self._seen(shown)), True, bool(shown.done)
-        if shown.error is not None:
-            return shown.error.message, False, bool(shown.done)
-        blocks = to_jsonable_python(shown.result.content)
+            return _written(self._seen(observation)), True, bool(observation.done)
+        if observation.error is not None:
+            return observation.error.message, False, bool(observation.done)
+        blocks = to_jsonable_python(observation.result.content)
         text = "\n".join(block.get("text", "") or json.dumps(block) for block in blocks)
-        return text, not shown.result.is_error, bool(shown.done)
+        return text, not observation.result.is_error, bool(observation.done)
 
     def _seen(self, shown: Any) -> dict[str, Any]:
         """An observation without its reward, which is for training, and without what is empty."""
-        seen = serialize_observation(shown)["observation"]
-        return {name: value for name, value in seen.items() if value not in (None, {}, [])}
+        fields = serialize_observation(shown)["observation"]
+        return {name: value for name, value in fields.items() if value not in (None, {}, [])}
 
 
 def _written(seen: Any) -> str:

@@ -83,9 +83,9 @@ def examine(*, domain: str, user: str, user_url: str, user_model: str, user_dead
     if user not in _USERS:
         raise ValueError(f"environment.user is {user!r}; expected one of {', '.join(_USERS)}")
     if user == "written":
-        given = {"user_url": user_url, "user_model": user_model}
-        if named := [name for name, value in given.items() if value]:
-            raise ValueError(f"environment.{named[0]} is given, but environment.user is written; set it to model")
+        values = {"user_url": user_url, "user_model": user_model}
+        if names := [name for name, value in values.items() if value]:
+            raise ValueError(f"environment.{names[0]} is given, but environment.user is written; set it to model")
         return
     if domain == "telecom":
         raise ValueError(

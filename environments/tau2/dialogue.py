@@ -66,13 +66,13 @@ def customer(url: str, model: str, deadline: float = 120.0, *, attempts: int = 4
         try:
             with waiting():
                 return with_retries(attempt, attempts, lambda: until - time.monotonic(), time.sleep)
-        except CallFailed as failed:
-            reason = f"the customer at {url} does not answer: {failed.reason}"
-            if failed.kind == "unauthorised":
+        except CallFailed as error:
+            reason = f"the customer at {url} does not answer: {error.reason}"
+            if error.kind == "unauthorised":
                 down = reason
-            given_up = f"; given up after {failed.attempts} attempts" if failed.passing else ""
-            failure = EpisodeFailure if failed.kind in _OF_WORDS else EnvironmentFailure
-            raise failure(reason + given_up) from None
+            suffix = f"; given up after {error.attempts} attempts" if error.passing else ""
+            failure = EpisodeFailure if error.kind in _OF_WORDS else EnvironmentFailure
+            raise failure(reason + suffix) from None
 
     return answer
 
@@ -93,8 +93,8 @@ def _words(api: ApiClient, reply: Any) -> str:
 
 def spoken(text: str) -> str:
     """What a text says to others: what follows its thoughts; nothing where a thought is not ended."""
-    said = text.rpartition("</think>")[2]
-    return "" if "<think>" in said else said.strip()
+    words = text.rpartition("</think>")[2]
+    return "" if "<think>" in words else words.strip()
 
 
 # The most characters of one message of the agent, and of all of them: what it writes must not exceed the context of the
@@ -114,43 +114,43 @@ def conversing(environment: Environment, customer: Answer) -> Environment:
 
 def _dialogue(episode: Episode, task: Task, customer: Answer) -> Episode:
     """The episode of one official task, in which `customer` answers."""
-    told, left = "", _IN_ALL
-    said: list[tuple[str, str]] = []
+    prompt, remaining = "", _IN_ALL
+    messages: list[tuple[str, str]] = []
 
     def reset() -> tuple[Message, ...]:
         """The official system message, the official first message of the agent, and the customer's answer to it."""
-        nonlocal told
+        nonlocal prompt
         *opening, last = episode.reset()
-        told = last.content
-        said.append(("agent", opening[-1].content))
+        prompt = last.content
+        messages.append(("agent", opening[-1].content))
         try:
-            return (*opening, *answered().messages)
+            return (*opening, *ask_customer().messages)
         except LimitExceeded as loss:  # nothing of it is the agent's doing
             raise EnvironmentFailure(str(loss)) from loss
 
     def step(action: Action) -> Observation:
         """Carries out the calls; without one, says the text to the customer, whose answer is the observation."""
-        nonlocal left
+        nonlocal remaining
         if action.calls:
             return episode.step(dataclasses.replace(action, text="", error=""))
         text = spoken(action.text.encode("utf-8", "replace").decode())
-        if reason := _unsayable(action, text, left):
+        if reason := _unsayable(action, text, remaining):
             return Observation((Message("tool", f"error: {reason}"),), ok=False)
-        left -= len(text)
-        said.append(("agent", text))
-        return answered(text)
+        remaining -= len(text)
+        messages.append(("agent", text))
+        return ask_customer(text)
 
-    def answered(*agent: str) -> Observation:
+    def ask_customer(*agent: str) -> Observation:
         """The customer's answer, after both messages were recorded in the episode."""
         # The same conversation gets the same seed, whoever plays it.
-        seed = int(content_hash([task.id, len(said)])[:8], 16) >> 1
-        words = customer(told, tuple(said), seed)
-        said.append(("customer", words))
-        heard = [*(("agent", text) for text in agent), ("customer", words)]
-        shown = episode.step(Action(json.dumps(heard)))
-        if not shown.ok and not shown.done:
-            raise EnvironmentFailure(f"the conversation was not recorded: {shown.text}"[:500])
-        return Observation((Message("user", words),), done=shown.done)
+        seed = int(content_hash([task.id, len(messages)])[:8], 16) >> 1
+        words = customer(prompt, tuple(messages), seed)
+        messages.append(("customer", words))
+        new_messages = [*(("agent", text) for text in agent), ("customer", words)]
+        observation = episode.step(Action(json.dumps(new_messages)))
+        if not observation.ok and not observation.done:
+            raise EnvironmentFailure(f"the conversation was not recorded: {observation.text}"[:500])
+        return Observation((Message("user", words),), done=observation.done)
 
     return WrappedEpisode(episode, reset=reset, step=step)
 

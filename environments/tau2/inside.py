@@ -35,7 +35,7 @@ def make(domain: str = "telecom", instructions: str = "official", user: str = "w
     names = {"eval": wheel.splits["base"], "dev": wheel.splits.get("small", wheel.splits["train"])}
     names |= {split: wheel.splits[split] for split in ("base", "train", "test")}
     names["held_out"] = [name for name in names["base"] if name not in set(names["dev"])]
-    known = {tasks[name].id: wheel.tasks[name] for split in names.values() for name in split}
+    official_tasks = {tasks[name].id: wheel.tasks[name] for split in names.values() for name in split}
     environment = ToolEnvironment(
         NAME,
         tools=[*wheel.tools, *([] if wheel.solo else [_OWN[REPLY]]), _OWN[ENDING]],
@@ -44,7 +44,7 @@ def make(domain: str = "telecom", instructions: str = "official", user: str = "w
         splits={split: [tasks[name] for name in ids] for split, ids in names.items()},
         # Any task that is not official is judged by a replay of its solution.
         judge=lambda task, world, answer, finished: (
-            _judge(wheel, known[task.id], world, finished) if task.id in known else None
+            _judge(wheel, official_tasks[task.id], world, finished) if task.id in official_tasks else None
         ),
         fork=World.fork,
         lookups=wheel.lookups,
@@ -54,7 +54,7 @@ def make(domain: str = "telecom", instructions: str = "official", user: str = "w
         instructions=system_message(wheel, instructions),
         ending=ENDING,
     )
-    return _conversations(environment, wheel, known, instructions) if talks else environment
+    return _conversations(environment, wheel, official_tasks, instructions) if talks else environment
 
 
 def _conversations(
@@ -67,8 +67,8 @@ def _conversations(
     def start(task: Task) -> Episode:
         if task.id not in known:
             return environment.start(task)
-        told = texts["customer"].replace("{instructions}", str(known[task.id].user_scenario))
-        opening = (Message("system", system), Message("assistant", texts["greeting"]), Message("user", told))
+        prompt = texts["customer"].replace("{instructions}", str(known[task.id].user_scenario))
+        opening = (Message("system", system), Message("assistant", texts["greeting"]), Message("user", prompt))
         world = World(wheel, task.setup)
         return conversation(world, tools, opening, stops, functools.partial(_judge, wheel, known[task.id], world))
 
@@ -92,14 +92,14 @@ def conversation(
     An action with calls is the agent's. One without calls is the trainer's, never a policy's: its text is JSON, a list
     of messages that were said, each as [who says it, text], where who is "agent" or "customer".
     """
-    said: list[tuple[str, str]] = []
+    transcript: list[tuple[str, str]] = []
 
     def hear(who: str, text: str) -> None:
-        said.append((who, text))
+        transcript.append((who, text))
         world.hear(who, text)
 
     def over() -> bool:
-        return any(who == "customer" and stop in text for who, text in said for stop in stops)
+        return any(who == "customer" and stop in text for who, text in transcript for stop in stops)
 
     def step(action: Action) -> Observation:
         """Carries out the calls in order, also after a refused one; one message for each call."""
@@ -125,7 +125,7 @@ def conversation(
         step,
         reset=lambda: opening,
         tools=lambda: tuple(tool.document() for tool in tools.values()),
-        state=lambda: {"world": world.state(), "said": [list(one) for one in said], "finished": over()},
+        state=lambda: {"world": world.state(), "said": [list(one) for one in transcript], "finished": over()},
         evaluate=lambda: judge(over()),
     )
 
@@ -144,11 +144,11 @@ def _judge(wheel: Domain, task: Any, world: World, finished: bool) -> Evaluation
     `finished` says that the agent ended the episode, or the customer a conversation. The partial reward of an episode
     that nobody ended is that of what was done.
     """
-    stopped = Evaluation(0.0, (Check("ended by its agent", False),))
+    failure = Evaluation(0.0, (Check("ended by its agent", False),))
     if world.failed >= official.MOST_ERRORS:
-        return stopped
+        return failure
     verdict = wheel.judge(task, world.messages)
-    return verdict if finished else dataclasses.replace(stopped, partial=verdict.partial)
+    return verdict if finished else dataclasses.replace(failure, partial=verdict.partial)
 
 
 KINDS = ("official", "workflow", "brief")
@@ -165,8 +165,8 @@ def system_message(domain: Domain, kind: str) -> str:
     """
     if kind != "brief" and _TICKET not in domain.prompt:
         raise ValueError("the official prompt has no <ticket> section any more; adapt environments/tau2/inside.py")
-    told = domain.instruction if domain.solo else _WRITTEN
-    return _with_policy(domain, kind, told, domain.prompt.replace(_TICKET, ""))
+    instruction = domain.instruction if domain.solo else _WRITTEN
+    return _with_policy(domain, kind, instruction, domain.prompt.replace(_TICKET, ""))
 
 
 def _with_policy(domain: Domain, kind: str, instruction: str, prompt: str) -> str:

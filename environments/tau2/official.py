@@ -49,18 +49,18 @@ class Table(dict[str, Any]):
 
     def fork(self) -> "Table":
         """An independent table that is equal to this one."""
-        made = Table(self.original)
+        table = Table(self.original)
         for key in self.original.keys() - self.keys():
-            del made[key]
+            del table[key]
         for key in self.own:
             if (record := self[key]) != self.original.get(key):
-                made[key] = copy.deepcopy(record)
-        return made
+                table[key] = copy.deepcopy(record)
+        return table
 
     def changes(self) -> dict[str, Any]:
         """Key → the record, None where it was deleted, of every record that differs from the original's."""
-        written = {key: self[key] for key in sorted(self.own) if self[key] != self.original.get(key)}
-        return {**written, **dict.fromkeys(sorted(self.original.keys() - self.keys()))}
+        changed_records = {key: self[key] for key in sorted(self.own) if self[key] != self.original.get(key)}
+        return {**changed_records, **dict.fromkeys(sorted(self.original.keys() - self.keys()))}
 
 
 DOMAINS = ("telecom", "retail", "airline")
@@ -94,15 +94,15 @@ class Domain:
     def world(self, initial: Mapping[str, Any] | None) -> Any:
         """A fresh official environment in an official initial state. Raises ValueError where it cannot be had."""
         state = import_module("tau2.data_model.tasks").InitialState
-        made = self.construct(solo_mode=self.solo)
+        environment = self.construct(solo_mode=self.solo)
         if initial:
             try:
                 start = state.model_validate(initial)
-                made.set_state(start.initialization_data, start.initialization_actions, [])
+                environment.set_state(start.initialization_data, start.initialization_actions, [])
             except Exception as error:
                 raise ValueError(f"the setup's initial state cannot be had: {error}") from error
-        made.sync_tools()
-        return made
+        environment.sync_tools()
+        return environment
 
     def judge(self, official: Any, messages: Sequence[Any]) -> Evaluation:
         """The verdict of the official evaluators on an ended episode.
@@ -116,25 +116,25 @@ class Domain:
         basis, reward, checks = set(criteria.reward_basis), 1.0, []
         if basis & {kinds.DB, kinds.ENV_ASSERTION}:
             evaluator = import_module("tau2.evaluator.evaluator_env").EnvironmentEvaluator
-            found = evaluator.calculate_reward(self.construct, official, trajectory, self.solo)
-            reward *= found.reward
+            result = evaluator.calculate_reward(self.construct, official, trajectory, self.solo)
+            reward *= result.reward
             if kinds.ENV_ASSERTION in basis:
-                checks += [(_line(one.env_assertion), one.met) for one in found.env_assertions or ()]
+                checks += [(_line(check.env_assertion), check.met) for check in result.env_assertions or ()]
             if kinds.DB in basis:
-                checks.append(("database", found.db_check.db_match))
+                checks.append(("database", result.db_check.db_match))
         if kinds.ACTION in basis:
             evaluator = import_module("tau2.evaluator.evaluator_action").ActionEvaluator
-            found = evaluator.calculate_reward(official, trajectory)
-            reward *= found.reward
-            checks += [(one.action.get_func_format(), one.action_match) for one in found.action_checks or ()]
+            result = evaluator.calculate_reward(official, trajectory)
+            reward *= result.reward
+            checks += [(check.action.get_func_format(), check.action_match) for check in result.action_checks or ()]
         if kinds.COMMUNICATE in basis:
             evaluator = import_module("tau2.evaluator.evaluator_communicate").CommunicateEvaluator
-            found = evaluator.calculate_reward(official, trajectory)
-            reward *= found.reward
-            checks += [(f"communicates {one.info}", one.met) for one in found.communicate_checks or ()]
+            result = evaluator.calculate_reward(official, trajectory)
+            reward *= result.reward
+            checks += [(f"communicates {check.info}", check.met) for check in result.communicate_checks or ()]
         if kinds.NL_ASSERTION in basis:
             raise ValueError(f"task {official.id} is judged by a model, which this environment has not")
-        return Evaluation(float(reward), tuple(Check(name, held) for name, held in checks))
+        return Evaluation(float(reward), tuple(Check(name, ok) for name, ok in checks))
 
 
 def load(name: str) -> Domain:
@@ -152,9 +152,9 @@ def load(name: str) -> Domain:
         ) from error
     solo = name == "telecom"
     construct = _constructor(name, home.get_environment)
-    made = construct(solo_mode=solo)
-    kits = [kit for kit in (made.tools, made.user_tools) if kit is not None]
-    policies = {"official": made.policy}
+    environment = construct(solo_mode=solo)
+    kits = [kit for kit in (environment.tools, environment.user_tools) if kit is not None]
+    policies = {"official": environment.policy}
     if solo:
         policies["workflow"] = home.get_environment(solo_mode=True, policy_type="workflow").policy
     instruction, prompt = _read(_AGENT, "AGENT_SOLO_INSTRUCTION", "SYSTEM_PROMPT_SOLO")
@@ -195,10 +195,10 @@ def message(who: str, text: str) -> Any:
 
 def fork(environment: Any) -> Any:
     """An independent copy of an official environment, which shares what never changes."""
-    made = copy.copy(environment)
-    made.tools = _kit(environment.tools)
-    made.user_tools = None if environment.user_tools is None else _kit(environment.user_tools)
-    return made
+    clone = copy.copy(environment)
+    clone.tools = _kit(environment.tools)
+    clone.user_tools = None if environment.user_tools is None else _kit(environment.user_tools)
+    return clone
 
 
 def _constructor(name: str, get_environment: Callable[..., Any]) -> Callable[..., Any]:
@@ -209,11 +209,11 @@ def _constructor(name: str, get_environment: Callable[..., Any]) -> Callable[...
     policies = {solo: get_environment(solo_mode=solo).policy for solo in {False, name == "telecom"}}
 
     def construct(solo_mode: bool = False) -> Any:
-        made = fork(first)
-        made.policy = policies[solo_mode]
-        made.set_solo_mode(solo_mode)
-        made.sync_tools()
-        return made
+        environment = fork(first)
+        environment.policy = policies[solo_mode]
+        environment.set_solo_mode(solo_mode)
+        environment.sync_tools()
+        return environment
 
     return construct
 
@@ -222,21 +222,21 @@ def _copied(database: Any) -> Any:
     """A copy of a database. Tables of records by key share their records until they are read."""
     if not all(isinstance(table, dict) for table in vars(database).values()):
         return copy.deepcopy(database)
-    made = copy.copy(database)
+    clone = copy.copy(database)
     for name, table in vars(database).items():
         # Past the model's validation, which would copy every record.
-        vars(made)[name] = table.fork() if isinstance(table, Table) else Table(table)
-    return made
+        vars(clone)[name] = table.fork() if isinstance(table, Table) else Table(table)
+    return clone
 
 
 def _kit(kit: Any) -> Any:
     """A copy of a toolkit with its database."""
-    made = copy.copy(kit)
-    made.db = _copied(kit.db)
+    clone = copy.copy(kit)
+    clone.db = _copied(kit.db)
     # The wheel breaks these for all worlds of a process when it breaks them for one.
     if "default_vpn_details" in vars(type(kit)):
-        made.default_vpn_details = copy.deepcopy(kit.default_vpn_details)
-    return made
+        clone.default_vpn_details = copy.deepcopy(kit.default_vpn_details)
+    return clone
 
 
 def _numbered() -> type:
@@ -287,19 +287,19 @@ def stops() -> tuple[str, ...]:
 
 def _read(module: str, *names: str) -> tuple[str, ...]:
     """The texts that a module of the wheel assigns to these names. Raises ValueError for one that it does not."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for node in ast.parse(_file(module).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and isinstance(name := node.targets[0], ast.Name) and name.id in names:
-            found[name.id] = _text(node.value)
-    if missing := [name for name in names if not found.get(name)]:
+            texts[name.id] = _text(node.value)
+    if missing := [name for name in names if not texts.get(name)]:
         raise ValueError(f"{module} of the wheel has no text {missing[0]}; adapt environments/tau2/official.py")
-    return tuple(found[name] for name in names)
+    return tuple(texts[name] for name in names)
 
 
 def _text(value: Any) -> str:
     """The text of "…", of "…".strip(), or of a message made with content="…"; empty for anything else."""
-    stripped = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "strip"
-    if stripped:
+    strips = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "strip"
+    if strips:
         return _text(value.func.value).strip()
     if isinstance(value, ast.Call):
         value = next((keyword.value for keyword in value.keywords if keyword.arg == "content"), None)
@@ -308,7 +308,7 @@ def _text(value: Any) -> str:
 
 def _file(module: str) -> Path:
     """The file of a module of the wheel, which is not imported."""
-    found = importlib.util.find_spec(module)
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"the wheel has no {module}; run: cojax install tau2")
-    return Path(found.origin)
+    return Path(spec.origin)

@@ -66,9 +66,9 @@ class World:
 
     def fork(self) -> "World":
         """An independent copy."""
-        made = copy.copy(self)
-        made.environment, made.messages = official.fork(self.environment), list(self.messages)
-        return made
+        clone = copy.copy(self)
+        clone.environment, clone.messages = official.fork(self.environment), list(self.messages)
+        return clone
 
     def _say(self, arguments: Mapping[str, Any]) -> str:
         text = arguments.get("message")
@@ -91,11 +91,9 @@ def _examine(arguments: Mapping[str, Any]) -> None:
 def _plain(database: Any) -> Any:
     """The database as JSON; of tables that share their records, what changed."""
     tables = {name: table.changes() for name, table in vars(database).items() if isinstance(table, Table)}
-    dumped = json.dumps(
-        tables or database.model_dump(mode="json"), default=lambda record: record.model_dump(mode="json")
-    )
+    text = json.dumps(tables or database.model_dump(mode="json"), default=lambda record: record.model_dump(mode="json"))
     # JSON has no infinity, which sums of large numbers can reach.
-    return json.loads(dumped, parse_constant=str)
+    return json.loads(text, parse_constant=str)
 
 
 _REASONS = ("the phone was lost", "the line is not needed this month", "the customer is away for some weeks")
@@ -110,12 +108,12 @@ def offers(world: World) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _worth_trying(world: World) -> Iterator[tuple[str, dict[str, Any]]]:
-    known = _known(world)
+    options = _known(world)
     for document in world.domain.tools:
-        name, needed = document["function"]["name"], document["function"]["parameters"].get("required", ())
-        sources = [known.get((name, parameter)) or known.get(("", parameter), ()) for parameter in needed]
+        name, parameters = document["function"]["name"], document["function"]["parameters"].get("required", ())
+        sources = [options.get((name, parameter)) or options.get(("", parameter), ()) for parameter in parameters]
         for values in itertools.product(*sources):
-            yield name, dict(zip(needed, values, strict=True))
+            yield name, dict(zip(parameters, values, strict=True))
 
 
 def _known(world: World) -> Mapping[tuple[str, str], Sequence[Any]]:
@@ -169,8 +167,8 @@ def phrase(steps: Sequence[Triplet]) -> str | None:
 def _clause(call: Call, observation: str) -> str | None:
     """One call as a request, None where there is no wording. A switch is worded by what it leads to."""
     values = {name: json.dumps(value, ensure_ascii=False, sort_keys=True) for name, value in call.arguments.items()}
-    if found := _SWITCHED.search(observation):
-        values["switched"] = found[1].lower()
+    if match := _SWITCHED.search(observation):
+        values["switched"] = match[1].lower()
     try:
         return WORDINGS[call.name].format(**values)
     except KeyError:
@@ -190,9 +188,9 @@ def task_of(domain: str, record: Mapping[str, Any]) -> Task:
     The query is the official ticket; where there is none, it is made of what the benchmark tells its simulated user.
     """
     criteria = record["evaluation_criteria"]
-    actions = [Action(calls=(Call(one["name"], one["arguments"]),)) for one in criteria.get("actions") or ()]
-    if told := criteria.get("communicate_info"):
-        actions.append(Action(calls=(Call(REPLY, {"message": ", ".join(told)}),)))
+    actions = [Action(calls=(Call(action["name"], action["arguments"]),)) for action in criteria.get("actions") or ()]
+    if facts := criteria.get("communicate_info"):
+        actions.append(Action(calls=(Call(REPLY, {"message": ", ".join(facts)}),)))
     return Task(
         NAME,
         record.get("ticket") or _request(record["user_scenario"]["instructions"]),
@@ -219,24 +217,24 @@ def setup_of(domain: str, record: Mapping[str, Any]) -> dict[str, Any]:
 
 def scenarios(domain: str, records: Mapping[str, Mapping[str, Any]], evaluated: Iterable[str]) -> list[dict[str, Any]]:
     """The different setups of the records that share no initial state with a record in `evaluated`."""
-    closed = {canonical(setup_of(domain, records[name])) for name in evaluated}
-    found = {canonical(setup := setup_of(domain, record)): setup for record in records.values()}
-    return [setup for key, setup in found.items() if key not in closed]
+    evaluated_keys = {canonical(setup_of(domain, records[name])) for name in evaluated}
+    setups = {canonical(setup := setup_of(domain, record)): setup for record in records.values()}
+    return [setup for key, setup in setups.items() if key not in evaluated_keys]
 
 
 def strangers(
     domain: str, users: Mapping[str, Mapping[str, Any]], records: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """A setup for each user whom no record mentions, by id, name, address or any of the user's orders or bookings."""
-    said = json.dumps(list(records), ensure_ascii=False).casefold()
+    text = json.dumps(list(records), ensure_ascii=False).casefold()
 
-    def mentioned(user: Mapping[str, Any]) -> bool:
+    def is_mentioned(user: Mapping[str, Any]) -> bool:
         name = user["name"]
         marks = [user["user_id"], user["email"], f"{name['first_name']} {name['last_name']}"]
         marks += [*user.get("orders", ()), *user.get("reservations", ())]
-        return any(mark.casefold() in said for mark in marks)
+        return any(mark.casefold() in text for mark in marks)
 
-    return [{"domain": domain, "user_id": key} for key, user in users.items() if not mentioned(user)]
+    return [{"domain": domain, "user_id": key} for key, user in users.items() if not is_mentioned(user)]
 
 
 def _request(told: Mapping[str, Any]) -> str:

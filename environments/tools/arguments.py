@@ -37,36 +37,36 @@ def seen_in(*values: Any) -> Seen:
     is an `id` and an `item_id`. In an object of objects, {"files": {"a.txt": {}}}, the keys are a `file`, `file_name`
     and `file_id`. Under "" are all texts.
     """
-    found: dict[str, dict[_Scalar, None]] = {}
-    left = _SEEN
+    places: dict[str, dict[_Scalar, None]] = {}
+    budget = _SEEN
 
     def add(value: _Scalar, *names: str) -> None:
         for name in (*names, "") if isinstance(value, str) else names:
-            found.setdefault(name, {})[value] = None
+            places.setdefault(name, {})[value] = None
 
     def walk(value: Any, key: str, holder: str, deep: int) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0 or deep > _DEEPEST:
+        nonlocal budget
+        budget -= 1
+        if budget < 0 or deep > _DEEPEST:
             return
-        one = singular(key)
+        noun = singular(key)
         if isinstance(value, Mapping):
-            named = bool(key) and all(isinstance(member, (Mapping, list)) for member in value.values())
+            keys_are_names = bool(key) and all(isinstance(member, (Mapping, list)) for member in value.values())
             for name, member in value.items():
-                if named:
-                    add(str(name), one, f"{one}_name", f"{one}_id")
+                if keys_are_names:
+                    add(str(name), noun, f"{noun}_name", f"{noun}_id")
                     walk(member, key if isinstance(member, Mapping) else "", holder, deep + 1)
                 else:
-                    walk(member, name_of(str(name)), one or holder, deep + 1)
+                    walk(member, name_of(str(name)), noun or holder, deep + 1)
         elif isinstance(value, list):
             for member in value:
-                walk(member, one, holder, deep + 1)
+                walk(member, noun, holder, deep + 1)
         elif isinstance(value, (str, int, float)) and value != "":
             add(value, *dict.fromkeys((key, f"{holder}_{key}".strip("_"))))
 
     for value in values:
         walk(value, "", "", 0)
-    return {name: tuple(inner) for name, inner in found.items()}
+    return {name: tuple(inner) for name, inner in places.items()}
 
 
 def name_of(name: str) -> str:
@@ -88,27 +88,27 @@ def calls_of(tool: Tool, seen: Seen, count: int, rng: random.Random, deep: int =
     `deep` is the level of an object within an argument; of its optional members only the first few are tried.
     """
     schema = tool.parameters
-    required = set(schema.get("required", ()))
+    required_names = set(schema.get("required", ()))
     options: dict[str, list[Any]] = {}
     for name, inner in schema["properties"].items():
-        if deep and name not in required and len(options) >= _KNOWN:
+        if deep and name not in required_names and len(options) >= _KNOWN:
             continue
         values = candidates(name, inner, schema, seen, rng, deep)
-        if name in required and not values:
+        if name in required_names and not values:
             return
         # An optional argument is left out in half of the draws.
-        options[name] = values if name in required else [_MISSING] * max(1, len(values)) + values
+        options[name] = values if name in required_names else [_MISSING] * max(1, len(values)) + values
     if not options:
         yield Call(tool.name, {})
         return
-    known: set[str] = set()
+    keys: set[str] = set()
     for _ in range(_DRAWS * count):
-        chosen = {name: rng.choice(values) for name, values in options.items()}
-        call = Call(tool.name, {name: value for name, value in chosen.items() if value is not _MISSING})
-        if (key := canonical(dict(call.arguments))) not in known:
-            known.add(key)
+        draw = {name: rng.choice(values) for name, values in options.items()}
+        call = Call(tool.name, {name: value for name, value in draw.items() if value is not _MISSING})
+        if (key := canonical(dict(call.arguments))) not in keys:
+            keys.add(key)
             yield call
-            if len(known) == count:
+            if len(keys) == count:
                 return
 
 
@@ -121,19 +121,19 @@ def candidates(
         return [schema["const"]]
     if isinstance(schema.get("enum"), list):
         return list(schema["enum"])
-    for several in ("anyOf", "oneOf"):
-        if schema.get(several):
-            some = schema[several][:_KNOWN] if deep < _DEEP else ()
-            found = [candidates(name, one, root, seen, rng, deep + 1) for one in some]
-            return list(itertools.chain.from_iterable(found))[: 2 * _KNOWN]
+    for keyword in ("anyOf", "oneOf"):
+        if schema.get(keyword):
+            schemas = schema[keyword][:_KNOWN] if deep < _DEEP else ()
+            values = [candidates(name, alternative, root, seen, rng, deep + 1) for alternative in schemas]
+            return list(itertools.chain.from_iterable(values))[: 2 * _KNOWN]
     kind = schema.get("type", "string")
     kinds = kind if isinstance(kind, list) else [kind]
-    found = list(examples) if isinstance(examples := schema.get("examples"), list) else []
+    values = list(examples) if isinstance(examples := schema.get("examples"), list) else []
     if schema.get("default") is not None:
-        found.append(schema["default"])
-    for one in kinds:
-        found += _of_kind(one, name, schema, root, seen, rng, deep)
-    return [value for number, value in enumerate(found) if value not in found[:number]]
+        values.append(schema["default"])
+    for alternative in kinds:
+        values += _of_kind(alternative, name, schema, root, seen, rng, deep)
+    return [value for number, value in enumerate(values) if value not in values[:number]]
 
 
 def _of_kind(
@@ -154,25 +154,25 @@ def _of_kind(
             return []
         tool = Tool(name, "", {**schema, "properties": schema.get("properties", {}), "$defs": root.get("$defs", {})})
         return [dict(call.arguments) for call in calls_of(tool, seen, _PARTS, rng, deep + 1)]
-    known = [value for value in _matching(name, seen) if _fits(value, kind, schema)][:_KNOWN]
+    matches = [value for value in _matching(name, seen) if _fits(value, kind, schema)][:_KNOWN]
     if kind in ("integer", "number"):
         low = schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
         near = [low + step for step in range(_PARTS)]
-        return known + [value for value in near if _fits(value, kind, schema)]
-    others = [] if known else [value for value in seen.get("", ()) if _fits(value, kind, schema)]
+        return matches + [value for value in near if _fits(value, kind, schema)]
+    others = [] if matches else [value for value in seen.get("", ()) if _fits(value, kind, schema)]
     others = [value for value in others if len(str(value)) <= _SHORT]
     new = [word for word in rng.sample(_WORDS, _NEW) if _fits(word, kind, schema)]
-    return known + rng.sample(others, min(_ANY, len(others))) + new
+    return matches + rng.sample(others, min(_ANY, len(others))) + new
 
 
 def _matching(name: str, seen: Seen) -> Iterator[_Scalar]:
     """Values seen under this name; if there are none, under a name that is its end, or whose end it is."""
-    wanted = name_of(name)
-    if wanted in seen:
-        yield from seen[wanted]
+    key = name_of(name)
+    if key in seen:
+        yield from seen[key]
         return
     for other, values in seen.items():
-        if other and (f"_{wanted}".endswith(f"_{other}") or other.endswith(f"_{wanted}") or singular(wanted) == other):
+        if other and (f"_{key}".endswith(f"_{other}") or other.endswith(f"_{key}") or singular(key) == other):
             yield from values
 
 

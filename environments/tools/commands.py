@@ -95,12 +95,12 @@ def offers(commands: Iterable[str], salt: str) -> list[tuple[str, dict[str, Any]
     by_verb: dict[str, list[str]] = {}
     for command in sorted(set(commands)):
         by_verb.setdefault(verb(command), []).append(command)
-    drawn = [
-        random.Random(repr((salt, name))).sample(found, min(_OF_VERB, len(found)))
-        for name, found in sorted(by_verb.items())
+    samples = [
+        random.Random(repr((salt, name))).sample(group, min(_OF_VERB, len(group)))
+        for name, group in sorted(by_verb.items())
     ]
-    chosen = [found[number] for number in range(_OF_VERB) for found in drawn if number < len(found)]
-    return [(ACT, {PARAMETER: command}) for command in chosen]
+    selection = [group[number] for number in range(_OF_VERB) for group in samples if number < len(group)]
+    return [(ACT, {PARAMETER: command}) for command in selection]
 
 
 def phrase(steps: Sequence[Triplet], unasked: Collection[str]) -> str | None:
@@ -108,8 +108,8 @@ def phrase(steps: Sequence[Triplet], unasked: Collection[str]) -> str | None:
 
     None where a command was refused, for one whose verb is in `unasked`, and for none at all.
     """
-    done = [one for one, _ in calls_with_observations(steps) if one.name != ENDING]
-    commands = [one.arguments.get(PARAMETER, "") for one in done]
+    calls = [entry for entry, _ in calls_with_observations(steps) if entry.name != ENDING]
+    commands = [entry.arguments.get(PARAMETER, "") for entry in calls]
     if not all(isinstance(command, str) and verb(command) and verb(command) not in unasked for command in commands):
         return None
     return f"Please {JOINER.join(' '.join(command.split()) for command in commands)}." if commands else None

@@ -69,19 +69,19 @@ class ToolEnvironment:
     ):
         if not (isinstance(name, str) and name.strip()):
             raise ValueError(f"the environment's name is {name!r}; expected a word")
-        made = toolset(tools, none=ending == "")
-        ends = ending_tool(made, ending)
-        told = traits if traits.commands else _with_command(traits, made)
-        self.name, self.traits = name, dataclasses.replace(told, ending=ends.name)
+        by_name = toolset(tools, none=ending == "")
+        end_tool = ending_tool(by_name, ending)
+        own_traits = traits if traits.commands else _with_command(traits, by_name)
+        self.name, self.traits = name, dataclasses.replace(own_traits, ending=end_tool.name)
         # What is the same in all episodes.
-        self._tools, self._ending, self._open, self._fork = made, ends, open, fork
+        self._tools, self._ending, self._open, self._fork = by_name, end_tool, open, fork
         self._judge, self._affordances, self._instructions = judge, affordances, instructions
-        self._documents = tuple(tool.document() for tool in {**made, ends.name: ends}.values() if tool.name)
+        self._documents = tuple(tool.document() for tool in {**by_name, end_tool.name: end_tool}.values() if tool.name)
         self._phrase, self._given_lookups = phrase, None if lookups is None else frozenset(lookups)
         self._setups = _distinct(name, setups)
-        self._splits = {**dict.fromkeys(_SPLITS[1:], ()), **_divided(name, splits, ends)}
+        self._splits = {**dict.fromkeys(_SPLITS[1:], ()), **_divided(name, splits, end_tool)}
         for task in itertools.chain.from_iterable(self._splits.values()):
-            _check_calls(task, {*made, ends.name})
+            _check_calls(task, {*by_name, end_tool.name})
         self._ends: dict[str, End] = {}
         self._lookups: dict[str, bool | None] = {}  # None: its trial did not end
         self._lock, self._trying = threading.Lock(), threading.Lock()
@@ -95,12 +95,12 @@ class ToolEnvironment:
         Raises ValueError for an unknown split.
         """
         if split == "seed":
-            places = list(self._setups)
-            random.Random(repr(("setups", seed))).shuffle(places)
-            return tuple(places[:count])
+            starts = list(self._setups)
+            random.Random(repr(("setups", seed))).shuffle(starts)
+            return tuple(starts[:count])
         if split not in self._splits:
-            known = ", ".join(("seed", *self._splits))
-            raise ValueError(f"environment {self.name!r} has no split {split!r}; it has {known}")
+            names = ", ".join(("seed", *self._splits))
+            raise ValueError(f"environment {self.name!r} has no split {split!r}; it has {names}")
         return self._splits[split][:count]
 
     def start(self, task: Task) -> "ToolEpisode":
@@ -111,8 +111,8 @@ class ToolEnvironment:
             return self._phrase(steps)
         if self._spoken:
             steps = [_with_call(step) for step in steps]
-        called = {call.name for step in steps for call in step.action.calls} - {self._ending.name}
-        return wording.phrase(steps, self._ending.name, set(filter(self.is_lookup, called)))
+        names = {call.name for step in steps for call in step.action.calls} - {self._ending.name}
+        return wording.phrase(steps, self._ending.name, set(filter(self.is_lookup, names)))
 
     @property
     def _spoken(self) -> bool:
@@ -127,31 +127,31 @@ class ToolEnvironment:
             return tool in self._given_lookups
         with self._trying:  # one trial at a time: side by side they would slow one another down
             if tool not in self._lookups:
-                found: list[bool] = []
-                trial = threading.Thread(target=lambda: found.append(self._changes_nothing(tool)), daemon=True)
+                results: list[bool] = []
+                trial = threading.Thread(target=lambda: results.append(self._changes_nothing(tool)), daemon=True)
                 trial.start()
                 trial.join(max(_PATIENCE, self.traits.deadline or 0.0))
-                self._lookups[tool] = None if trial.is_alive() else found == [True]
-            known = self._lookups[tool]
-        if known is None:
+                self._lookups[tool] = None if trial.is_alive() else results == [True]
+            verdict = self._lookups[tool]
+        if verdict is None:
             raise EnvironmentFailure(
                 f"whether {tool!r} is a look-up is not known, as trying it takes too long; name all look-ups of "
                 f"{self.name!r}: ToolEnvironment(…, lookups=[…])"
             )
-        return known
+        return verdict
 
     def _changes_nothing(self, tool: str) -> bool:
         """Whether some call of the tool worked on the first setups, and none changed a state."""
-        worked = False
+        any_worked = False
         for task in self._setups[:_LOOKED]:
             with contextlib.suppress(EnvironmentFailure), contextlib.closing(self.start(task)) as episode:
                 ask(episode.reset)
                 for call in ask(episode.calls_of, tool)[:_LOOKS]:
                     before = ask(episode.state)["world"]
-                    worked |= ask(episode.step, Action(calls=(call,))).ok
+                    any_worked |= ask(episode.step, Action(calls=(call,))).ok
                     if ask(episode.state)["world"] != before:
                         return False
-        return worked
+        return any_worked
 
     def _end_of(self, task: Task) -> End:
         """The end of a task's solution, which is played once."""
@@ -198,7 +198,7 @@ def _with_call(step: Triplet) -> Triplet:
 
 def _distinct(name: str, setups: Iterable[Mapping[str, Any]]) -> tuple[Task, ...]:
     """A bare task for each different setup. Raises ValueError where there is none, or one is no JSON object."""
-    found: dict[str, Task] = {}
+    tasks: dict[str, Task] = {}
     for number, setup in enumerate(itertools.islice(setups, _SETUPS), 1):
         if not isinstance(setup, Mapping):
             raise ValueError(f"setup {number} is {setup!r:.100}; expected a JSON object")
@@ -206,32 +206,32 @@ def _distinct(name: str, setups: Iterable[Mapping[str, Any]]) -> tuple[Task, ...
             task = Task(name, "", plain_json(setup, f"setup {number}"))
         except TypeError as error:
             raise ValueError(str(error)) from error
-        found.setdefault(task.id, task)
-    if not found:
+        tasks.setdefault(task.id, task)
+    if not tasks:
         raise ValueError(f"environment {name!r} has no setups; expected at least one, {{}} if all episodes begin alike")
-    return tuple(found.values())
+    return tuple(tasks.values())
 
 
 def _divided(name: str, splits: Mapping[str, Tasks] | Tasks | None, ending: Tool) -> dict[str, tuple[Task, ...]]:
     """The tasks of each split. Tasks without splits are divided by a hash of their setups: a fifth is for dev."""
     if isinstance(splits, Mapping):
-        return {split: tuple(_task(name, one, ending) for one in tasks) for split, tasks in splits.items()}
-    found: dict[str, tuple[Task, ...]] = {"dev": (), "eval": ()}
-    for one in splits or ():
-        task = _task(name, one, ending)
+        return {split: tuple(_task(name, entry, ending) for entry in tasks) for split, tasks in splits.items()}
+    by_split: dict[str, tuple[Task, ...]] = {"dev": (), "eval": ()}
+    for entry in splits or ():
+        task = _task(name, entry, ending)
         split = "dev" if int(content_hash(["split", task.setup]), 16) % 5 == 0 else "eval"
-        found[split] = (*found[split], task)
-    return found
+        by_split[split] = (*by_split[split], task)
+    return by_split
 
 
 def _check_calls(task: Task, names: Collection[str]) -> None:
     """Raises ValueError where the task's solution calls a tool that there is not: nothing would come of it."""
     for call in itertools.chain.from_iterable(action.calls for action in task.solution):
         if call.name not in names:
-            known = ", ".join(sorted(filter(None, names)))
+            tools = ", ".join(sorted(filter(None, names)))
             raise ValueError(
                 f"the solution of the task {task.query!r:.100} calls {call.name!r}, which is no tool; "
-                f"the tools are {known}"
+                f"the tools are {tools}"
             )
 
 
@@ -307,16 +307,16 @@ class ToolEpisode:
         self._opened = True
         if on_offer := ability(self._world, "on_offer"):
             self._tools = self._on_offer(on_offer())
-        told = self._environment._instructions
-        parts = [told if isinstance(told, str) else told(dict(self._task.setup))]
+        instructions = self._environment._instructions
+        paragraphs = [instructions if isinstance(instructions, str) else instructions(dict(self._task.setup))]
         if introduction := ability(self._world, "introduction"):
-            parts.append(introduction())
-        text = "\n\n".join(filter(None, parts))
+            paragraphs.append(introduction())
+        text = "\n\n".join(filter(None, paragraphs))
         return (*([Message("system", text)] if text else []), Message("user", self._task.query))
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        offered = {*self._tools, self._environment._ending.name}
-        return tuple(one for one in self._environment._documents if one["function"]["name"] in offered)
+        names = {*self._tools, self._environment._ending.name}
+        return tuple(document for document in self._environment._documents if document["function"]["name"] in names)
 
     def step(self, action: Action) -> Observation:
         """Carries out the calls in order, also after a refused one; one message for each call."""
@@ -333,7 +333,7 @@ class ToolEpisode:
             )
         messages, ok = [], True
         for number, call in enumerate(action.calls, 1):
-            rest = self._finished or number > _CALLS
+            refuses_rest = self._finished or number > _CALLS
             try:
                 if self._finished:
                     raise Refused("the episode is over; the rest were not carried out")
@@ -344,10 +344,10 @@ class ToolEpisode:
                 ok, text = False, f"error: {refusal}"
             self._finished |= self._over()
             messages.append(Message("tool", text))
-            if rest:
+            if refuses_rest:
                 break
-        if listened := ability(self._world, "listened"):
-            listened()
+        if finish_listening := ability(self._world, "listened"):
+            finish_listening()
             self._finished |= self._over()
         return Observation(tuple(messages), ok=ok, done=self._finished)
 
@@ -360,8 +360,8 @@ class ToolEpisode:
     def state(self) -> Mapping[str, Any]:
         """The world, the answer, and whether the episode is finished."""
         world = state_of(self._world)
-        held = world if isinstance(world, dict) else {"value": world}
-        return {"world": held, "answer": self.answer, "finished": self._finished}
+        content = world if isinstance(world, dict) else {"value": world}
+        return {"world": content, "answer": self.answer, "finished": self._finished}
 
     def affordances(self) -> tuple[Action, ...]:
         """Calls worth trying, of those that can be tried only ones that work; then the calls that end the episode."""
@@ -392,14 +392,14 @@ class ToolEpisode:
                 return verdict if isinstance(verdict, Evaluation) else Evaluation(float(verdict))
         if not self._task.solution:
             return Evaluation(0.0)
-        reached = state_of(self._world)  # before the solution is played: some worlds allow no second one beside them
-        begun, wanted, answer = self._environment._end_of(self._task)
-        start, goal, now = (dict(_leaves(state)) for state in (begun, wanted, reached))
-        changed = [path for path in sorted(start.keys() | goal.keys()) if start.get(path) != goal.get(path)]
-        others = (start.keys() | goal.keys() | now.keys()) - set(changed)
-        holds = [now.get(path) == goal.get(path) for path in changed]
-        wrong = sum(now.get(path) != goal.get(path) for path in others)
-        checks = [Check("/".join(path) or "state", held) for path, held in zip(changed[:_CHECKS], holds, strict=False)]
+        final = state_of(self._world)  # before the solution is played: some worlds allow no second one beside them
+        start_state, goal_state, answer = self._environment._end_of(self._task)
+        start, goal, now = (dict(_leaves(state)) for state in (start_state, goal_state, final))
+        changes = [path for path in sorted(start.keys() | goal.keys()) if start.get(path) != goal.get(path)]
+        other_paths = (start.keys() | goal.keys() | now.keys()) - set(changes)
+        holds = [now.get(path) == goal.get(path) for path in changes]
+        wrong = sum(now.get(path) != goal.get(path) for path in other_paths)
+        checks = [Check("/".join(path) or "state", ok) for path, ok in zip(changes[:_CHECKS], holds, strict=False)]
         checks.append(Check("all else as expected", not wrong and all(holds[_CHECKS:])))
         if answer is not None:
             holds.append(same_answer(self.answer, answer))
@@ -428,9 +428,9 @@ class ToolEpisode:
             if text != DONE:
                 self._shown = [*self._shown, text][-_REMEMBERED:]
             return text
-        given = call.arguments.get(ending.first) if ending.first is not None else None
+        value = call.arguments.get(ending.first) if ending.first is not None else None
         try:
-            answer = given if given is None or isinstance(given, str) else canonical(plain_json(given, "the answer"))
+            answer = value if value is None or isinstance(value, str) else canonical(plain_json(value, "the answer"))
         except TypeError as error:
             raise Refused(str(error)) from error
         text = ending.call(self._world, call.arguments)
@@ -446,14 +446,14 @@ class ToolEpisode:
         """The tools of these documents. Raises EnvironmentFailure for one that the environment has not, or has
         otherwise: the policy would be told of another."""
         own = self._environment._tools
-        offered = toolset(documents, none=True)
-        for name, tool in offered.items():
+        tools = toolset(documents, none=True)
+        for name, tool in tools.items():
             if name not in own or own[name].document() != tool.document():
                 raise EnvironmentFailure(
                     f"the episode offers the tool {name!r:.100}, which the environment has not, or has with another "
                     "document; expected tools that are the same in every episode, or some of them"
                 )
-        return {name: own[name] for name in offered}
+        return {name: own[name] for name in tools}
 
     def _refused(self, reason: str) -> Observation:
         return Observation((Message("tool", f"error: {reason}"),), ok=False, done=self._finished)
@@ -466,11 +466,11 @@ class ToolEpisode:
         """Those that the environment's own `affordances` names; or else those from schemas and from values seen: of
         each tool, or of one tool `only`, a first one, then a second, and so on."""
         if self._environment._affordances is not None:
-            return [Call(name, copy.deepcopy(given)) for name, given in self._environment._affordances(self._world)]
-        seen = seen_in(*(read(text) for text in reversed(self._shown)), state, self._task.setup)
+            return [Call(name, copy.deepcopy(args)) for name, args in self._environment._affordances(self._world)]
+        places = seen_in(*(read(text) for text in reversed(self._shown)), state, self._task.setup)
         salt = canonical(state)
         tools = [tool for tool in self._tools.values() if only in ("", tool.name)]
-        of_tools = [self._of_tool(tool, seen, salt) for tool in tools]
+        of_tools = [self._of_tool(tool, places, salt) for tool in tools]
         return [calls[n] for n in range(_OF_TOOL) for calls in of_tools if n < len(calls)]
 
     def _of_tool(self, tool: Tool, seen: Seen, salt: str) -> list[Call]:
@@ -486,14 +486,14 @@ class ToolEpisode:
     def _works(self, call: Call) -> bool:
         """Whether the call works on a copy of the world; true where there is no copy."""
         fork = self._environment._fork or (copy.deepcopy if is_json(self._world) else None)
-        if fork is None or (copied := fork(self._world)) is None:
+        if fork is None or (world := fork(self._world)) is None:
             return True
         try:
-            perform(self._tools, copied, call)
+            perform(self._tools, world, call)
         except (Refused, EnvironmentFailure, TypeError):
             return False
         finally:
-            if close := ability(copied, "close"):
+            if close := ability(world, "close"):
                 close()
         return True
 
@@ -521,8 +521,8 @@ def free_name(taken: Collection[str]) -> str:
 
 def ending_tool(tools: Mapping[str, Tool], name: str | None) -> Tool:
     """The tool of that name, which is added where the world has none; None stands for a name that is free."""
-    named = free_name(tools) if name is None else name
-    return tools.get(named) or Tool(named, _SAID, _TAKES, lambda world, arguments: _ended(arguments))
+    end_name = free_name(tools) if name is None else name
+    return tools.get(end_name) or Tool(end_name, _SAID, _TAKES, lambda world, arguments: _ended(arguments))
 
 
 def ended(task: Task, ending: str) -> Task:
@@ -547,10 +547,10 @@ def same_answer(given: str | None, expected: str) -> bool:
     """Whether an answer is the expected one: as JSON, or as text without differences of case and white space."""
     if given is None:
         return False
-    ours, theirs = read(given), read(expected)
-    if isinstance(ours, str) and isinstance(theirs, str):
-        return " ".join(ours.casefold().split()) == " ".join(theirs.casefold().split())
-    return canonical(ours) == canonical(theirs)
+    answer, goal = read(given), read(expected)
+    if isinstance(answer, str) and isinstance(goal, str):
+        return " ".join(answer.casefold().split()) == " ".join(goal.casefold().split())
+    return canonical(answer) == canonical(goal)
 
 
 def read(text: str) -> Any:

@@ -37,8 +37,8 @@ class WorkerWorld:
 
     def __init__(self, episode: ServedEpisode) -> None:
         (message,) = episode.reset()
-        told = json.loads(message.content)
-        self._episode, self._introduction, self.incomparable = episode, told["introduction"], told["incomparable"]
+        facts = json.loads(message.content)
+        self._episode, self._introduction, self.incomparable = episode, facts["introduction"], facts["incomparable"]
         self._over = False
         self._replies: collections.deque[tuple[Call, str, bool]] = collections.deque()
 
@@ -53,9 +53,9 @@ class WorkerWorld:
         """Sends the action, and keeps the answers to its calls."""
         calls = tuple(_sendable(action.calls[:_CALLS]))
         text = action.text[:_TEXT].encode("utf-8", "replace").decode()
-        seen = self._episode.step(Action(text, calls, action.error[:_TEXT]))
-        self._over |= seen.done
-        messages = seen.messages if len(seen.messages) == len(calls) else seen.messages[:1] * len(calls)
+        reply = self._episode.step(Action(text, calls, action.error[:_TEXT]))
+        self._over |= reply.done
+        messages = reply.messages if len(reply.messages) == len(calls) else reply.messages[:1] * len(calls)
         # A message of the role "user" is an error, as an action may have calls that work and calls that do not.
         self._replies = collections.deque(
             (call, message.content, message.role == "tool") for call, message in zip(calls, messages, strict=True)
@@ -63,11 +63,11 @@ class WorkerWorld:
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The answer to a call of the action that was sent. Raises Refused for an error."""
-        for place, (call, text, worked) in enumerate(self._replies):
+        for place, (call, text, ok) in enumerate(self._replies):
             if call.name == name and dict(call.arguments) == dict(arguments):
                 for _ in range(place + 1):
                     self._replies.popleft()
-                if not worked:
+                if not ok:
                     raise Refused(text)
                 return text
         raise Refused("the call was not carried out: it is too long, or no JSON")
@@ -107,7 +107,7 @@ def examine_success(full: float) -> None:
 
 def folders(given: str) -> tuple[str, ...]:
     """The folders that a setting names, parted by colons, as absolute paths."""
-    return tuple(str(Path(one).expanduser().absolute()) for one in given.split(":") if one)
+    return tuple(str(Path(folder).expanduser().absolute()) for folder in given.split(":") if folder)
 
 
 def packaged(
@@ -133,14 +133,14 @@ def packaged(
     try:
         splits = {split: worker.tasks(split, MOST) for split in ("train", "dev", "eval")}
         official = {task.id for tasks in splits.values() for task in tasks}
-        opened = opener(worker, name)
-        with contextlib.closing(opened(splits["train"][0].setup)) as world:
+        open_world = opener(worker, name)
+        with contextlib.closing(open_world(splits["train"][0].setup)) as world:
             tools, incomparable = worker.tools() or world.on_offer(), world.incomparable
         ending = "" if by_text else free_name([tool["function"]["name"] for tool in tools])
         return ToolEnvironment(
             name,
             tools=tools,
-            open=opened,
+            open=open_world,
             setups=[task.setup for task in splits["train"]],
             splits={
                 split: [ended(task, ending) if ending else task for task in tasks] for split, tasks in splits.items()
@@ -165,7 +165,7 @@ def packaged(
 def opener(worker: IsolatedEnvironment, name: str) -> Callable[[Mapping[str, Any]], WorkerWorld]:
     """setup → a world, of an episode of its own. Raises EnvironmentFailure where that does not open."""
 
-    def opened(setup: Mapping[str, Any]) -> WorkerWorld:
+    def open_world(setup: Mapping[str, Any]) -> WorkerWorld:
         episode = worker.start(Task(name, "", setup))
         try:
             return WorkerWorld(episode)
@@ -175,19 +175,19 @@ def opener(worker: IsolatedEnvironment, name: str) -> Callable[[Mapping[str, Any
                 raise EnvironmentFailure(str(error)) from error
             raise
 
-    return opened
+    return open_world
 
 
 def actions_of(solution: Iterable[Any]) -> tuple[Action, ...]:
     """The actions of a user's solution: texts, and calls as {"name", "arguments"}. Raises ValueError."""
-    made = []
-    for one in solution:
+    actions = []
+    for entry in solution:
         try:
-            called = () if isinstance(one, str) else (Call(one["name"], dict(one.get("arguments", {}))),)
-            made.append(Action(one if isinstance(one, str) else "", called))
+            calls = () if isinstance(entry, str) else (Call(entry["name"], dict(entry.get("arguments", {}))),)
+            actions.append(Action(entry if isinstance(entry, str) else "", calls))
         except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise ValueError(f'a solution holds {one!r:.200}; expected text or {{"name", "arguments"}}') from error
-    return tuple(made)
+            raise ValueError(f'a solution holds {entry!r:.200}; expected text or {{"name", "arguments"}}') from error
+    return tuple(actions)
 
 
 def function_of(name: str, path: Sequence[str]) -> Callable[..., Any] | None:
@@ -199,24 +199,24 @@ def function_of(name: str, path: Sequence[str]) -> Callable[..., Any] | None:
         return None
     module, _, attribute = name.partition(":")
     try:
-        found = vars(importlib.import_module(module))
+        namespace = vars(importlib.import_module(module))
     except ModuleNotFoundError as error:
         raise ValueError(f"{name!r} {missing(module, error, path)}") from error
     except (Exception, SystemExit) as error:  # whatever a module does when it is imported
         raise ValueError(f"{name!r} cannot be imported: {type(error).__name__}: {error}") from error
-    if attribute not in found:
+    if attribute not in namespace:
         raise ValueError(
-            f"{name!r} is not there: {found.get('__file__') or module} defines no {attribute!r}; expected "
+            f"{name!r} is not there: {namespace.get('__file__') or module} defines no {attribute!r}; expected "
             "package.module:name"
         )
-    return found[attribute]
+    return namespace[attribute]
 
 
 def missing(module: str, error: ModuleNotFoundError, path: Sequence[str]) -> str:
     """What became of a module that a worker should import: it is missing, or what it imports is."""
     absent = error.name or module
-    folders = ", ".join(path) or "no folder, as `path` names none (the current folder is not read)"
-    where = f"in {folders}, nor among the packages of {sys.prefix}"
+    places = ", ".join(path) or "no folder, as `path` names none (the current folder is not read)"
+    where = f"in {places}, nor among the packages of {sys.prefix}"
     if module == absent or module.startswith(f"{absent}."):
         return f"is not there: no module {absent!r} {where}; name its folder in `path`"
     return f"cannot be imported: it needs {absent!r}, which is not {where}"

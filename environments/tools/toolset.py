@@ -59,8 +59,8 @@ class Tool:
         if self.run is None:
             _require_finite(arguments)
         try:
-            given = copy.deepcopy(dict(arguments))
-            result = self.run(world, given) if self.run else world.call(self.name, given)
+            world_arguments = copy.deepcopy(dict(arguments))
+            result = self.run(world, world_arguments) if self.run else world.call(self.name, world_arguments)
         except (Refused, EnvironmentFailure, MemoryError):
             raise
         except Exception as error:
@@ -71,15 +71,15 @@ class Tool:
 def toolset(tools: Iterable[Callable[..., Any] | Mapping[str, Any]], *, none: bool = False) -> dict[str, Tool]:
     """The tools by name. Raises ValueError for one that cannot be read, for two of one name, and for no tool at all
     unless `none` allows that."""
-    found: dict[str, Tool] = {}
-    for number, one in enumerate(tools, 1):
-        tool = _of_document(one, number) if isinstance(one, Mapping) else _of_function(one, number)
-        if tool.name in found:
+    by_name: dict[str, Tool] = {}
+    for number, source in enumerate(tools, 1):
+        tool = _of_document(source, number) if isinstance(source, Mapping) else _of_function(source, number)
+        if tool.name in by_name:
             raise ValueError(f"two tools are called {tool.name!r}; give each a name of its own")
-        found[tool.name] = tool
-    if not found and not none:
+        by_name[tool.name] = tool
+    if not by_name and not none:
         raise ValueError("there are no tools; expected functions, or documents with name and parameters")
-    return found
+    return by_name
 
 
 def perform(tools: Mapping[str, Tool], world: Any, call: Call) -> str:
@@ -114,18 +114,18 @@ def _of_function(function: Any, number: int) -> Tool:
     name = getattr(function, "__name__", "")
     if not _NAME.fullmatch(name) or name == "<lambda>":
         raise ValueError(f"tool {number}, {function!r:.100}, has no name; define it with `def`")
-    taken = list(inspect.signature(function).parameters.values())
-    if not taken or taken[0].kind not in (taken[0].POSITIONAL_ONLY, taken[0].POSITIONAL_OR_KEYWORD):
+    inputs = list(inspect.signature(function).parameters.values())
+    if not inputs or inputs[0].kind not in (inputs[0].POSITIONAL_ONLY, inputs[0].POSITIONAL_OR_KEYWORD):
         raise ValueError(f"tool {name!r} takes no world; its first parameter must be the world that it acts on")
-    parameters = taken[1:]
+    parameters = inputs[1:]
     if strange := [p.name for p in parameters if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]:
         raise ValueError(
             f"tool {name!r} has the parameter {strange[0]!r}, which has no fixed name; name each parameter"
         )
-    schema, checked = _checked(function, parameters)
+    schema, check = _checked(function, parameters)
 
     def run(world: Any, arguments: Mapping[str, Any]) -> Any:
-        return function(world, **checked(arguments))
+        return function(world, **check(arguments))
 
     description = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
     return Tool(name, description, schema, run)
@@ -144,56 +144,56 @@ def _checked(
     except (NameError, TypeError) as error:
         raise ValueError(f"the type hints of tool {function.__name__!r} cannot be read: {error}") from error
 
-    def taken(**arguments: Any) -> dict[str, Any]:
+    def collect(**arguments: Any) -> dict[str, Any]:
         return arguments
 
-    named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
-    taken.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
-    taken.__annotations__ = {one.name: hints[one.name] for one in parameters if one.name in hints}
+    keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    collect.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    collect.__annotations__ = {one.name: hints[one.name] for one in parameters if one.name in hints}
     try:
-        adapter: Any = pydantic.TypeAdapter(taken)  # type: ignore[arg-type]
+        adapter: Any = pydantic.TypeAdapter(collect)  # type: ignore[arg-type]
         schema = adapter.json_schema()
     except pydantic.PydanticUserError as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"the type hints of tool {function.__name__!r} make no JSON schema: {reason}") from error
     schema.setdefault("properties", {})
 
-    def checked(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def check(arguments: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            made = adapter.validate_python(ArgsKwargs((), dict(arguments)))
+            values = adapter.validate_python(ArgsKwargs((), dict(arguments)))
         except pydantic.ValidationError as error:
-            places = (f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors())
+            places = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
             raise Refused("; ".join(places)[:1_000]) from error
         except TypeError as error:  # a name that is no text
             raise Refused(str(error)) from error
         # Text such as "nan" has become a number by now, also within a model of the user's. Defaults are the tool's own.
-        given = {one.name: made[one.name] for one in parameters if made[one.name] is not one.default}
+        explicit = {one.name: values[one.name] for one in parameters if values[one.name] is not one.default}
         with contextlib.suppress(ValueError):  # nested too deeply to be read
-            _require_finite(to_jsonable_python(given, serialize_unknown=True, bytes_mode="base64"))
-        return made
+            _require_finite(to_jsonable_python(explicit, serialize_unknown=True, bytes_mode="base64"))
+        return values
 
-    return schema, checked
+    return schema, check
 
 
 def _require_finite(arguments: Mapping[str, Any]) -> None:
     """Raises Refused for an argument with a number that is not finite: no state with it would be JSON."""
     for name, argument in arguments.items():
-        left = [argument]
-        while left:
-            match left.pop():
+        stack = [argument]
+        while stack:
+            match stack.pop():
                 case float(number) if not math.isfinite(number):
                     raise Refused(f"{name}: found {number}; expected a finite number")
                 case dict(members):
-                    left += members.values()
+                    stack += members.values()
                 case list(members):
-                    left += members
+                    stack += members
 
 
 def _reason(error: Exception) -> str:
     """What a refusal says: the message, after the type where that is no message by itself."""
-    said = " ".join(str(error).split())
-    named = isinstance(error, (ValueError, RuntimeError)) or type(error) is Exception
-    return (said if named and said else f"{type(error).__name__}: {said}".rstrip(": "))[:2_000]
+    text = " ".join(str(error).split())
+    plain = isinstance(error, (ValueError, RuntimeError)) or type(error) is Exception
+    return (text if plain and text else f"{type(error).__name__}: {text}".rstrip(": "))[:2_000]
 
 
 def _text(name: str, result: Any) -> str:

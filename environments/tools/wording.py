@@ -29,13 +29,13 @@ def phrase(steps: Sequence[Triplet], ending: str, lookups: Collection[str]) -> s
             if index < len(done) - 1:
                 return None
             if answer := next(iter(call.arguments.values()), None):
-                looked = index - 1
-                if looked < 0 or done[looked][0].name not in lookups or done[looked][1] != answer:
+                lookup_index = index - 1
+                if lookup_index < 0 or done[lookup_index][0].name not in lookups or done[lookup_index][1] != answer:
                     return None
                 if len(str(answer)) > _LONGEST:
                     return None
-                used.add(looked)
-                clauses.append(f"tell what {clause(looked)} says")
+                used.add(lookup_index)
+                clauses.append(f"tell what {clause(lookup_index)} says")
         elif call.name not in lookups:
             clauses.append(clause(index))
     looked_up = {index for index, (call, _) in enumerate(done) if call.name in lookups}
@@ -53,11 +53,11 @@ def _clauses(done: Sequence[tuple[Call, str]], lookups: Collection[str], used: s
     @functools.cache
     def clause(index: int) -> str:
         call, _ = done[index]
-        said = [f"{words_of(name)} {worded(value, index)}" for name, value in call.arguments.items()]
-        named = words_of(call.name)
-        return f"{named} with {' and '.join(said)}" if said else named
+        phrases = [f"{words_of(name)} {word_value(value, index)}" for name, value in call.arguments.items()]
+        verb = words_of(call.name)
+        return f"{verb} with {' and '.join(phrases)}" if phrases else verb
 
-    def worded(value: Any, before: int) -> str:
+    def word_value(value: Any, before: int) -> str:
         """An argument in words: itself, or the place in which the latest of the earlier calls shows it, if only that
         does, and can be said in few words: where each look-up takes two values of another one, words double.
 
@@ -65,13 +65,13 @@ def _clauses(done: Sequence[tuple[Call, str]], lookups: Collection[str], used: s
         """
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):
             for index in reversed(range(before)):
-                call, shown = done[index]
+                call, observation = done[index]
                 if value in call.arguments.values():
                     break
-                place = _place(value, shown) if call.name in lookups else None
-                if place is not None and len(said := clause(index)) <= _PLACE:
+                place = _place(value, observation) if call.name in lookups else None
+                if place is not None and len(words := clause(index)) <= _PLACE:
                     used.add(index)
-                    return f"{place} {said} shows"
+                    return f"{place} {words} shows"
         return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
     return clause
@@ -84,10 +84,10 @@ def _place(value: str | int | float, shown: str) -> str | None:
     if shown == str(value):
         return "what"
     try:
-        found = _places(json.loads(shown), value)
+        paths = _places(json.loads(shown), value)
     except (ValueError, RecursionError):
         return None
-    return f"the {' '.join(map(words_of, found[0]))} that" if len(found) == 1 and found[0] else None
+    return f"the {' '.join(map(words_of, paths[0]))} that" if len(paths) == 1 and paths[0] else None
 
 
 def _places(shown: Any, value: Any) -> list[tuple[str, ...]]:
@@ -96,8 +96,8 @@ def _places(shown: Any, value: Any) -> list[tuple[str, ...]]:
         return [(str(key), *path) for key, inner in shown.items() for path in _places(inner, value)]
     if isinstance(shown, list):
         # Elements have no names of their own: a list of several shows a value in no place that words can name.
-        found = [path for inner in shown for path in _places(inner, value)]
-        return found if len(shown) == 1 else [(), *found] if found else []
+        paths = [path for inner in shown for path in _places(inner, value)]
+        return paths if len(shown) == 1 else [(), *paths] if paths else []
     return [()] if shown == value and type(shown) is type(value) else []
 
 

@@ -57,7 +57,7 @@ def examine(*, module: str, arguments: str, evaluation: str, full: float, **othe
     """Raises ValueError for settings that cannot be read."""
     if not module:
         raise ValueError("module is empty; name the taskset's module: --config.environment.module=my_taskset")
-    for name, given in (("arguments", arguments), ("evaluation", evaluation or "{}")):
-        if not isinstance(read_json(name, given), dict):
-            raise ValueError(f"{name} is {given!r:.200}; expected a JSON object of settings of the taskset")
+    for name, value in (("arguments", arguments), ("evaluation", evaluation or "{}")):
+        if not isinstance(read_json(name, value), dict):
+            raise ValueError(f"{name} is {value!r:.200}; expected a JSON object of settings of the taskset")
     examine_success(full)

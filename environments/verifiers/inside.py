@@ -46,12 +46,12 @@ def make(
     held_out = Source.of(taskset, path, {**arguments, **evaluation}, most) if evaluation else None
     read = function_of(state, path)
     splits, row_of = divided(train, held_out, function_of(solution, path))
-    offered = documents([train, *([held_out] if held_out else [])])
+    tools = documents([train, *([held_out] if held_out else [])])
     return Episodes(
         "verifiers",
         lambda task: RolloutEpisode(*row_of(task.setup), read, full),
         splits,
-        lambda: offered,
+        lambda: tools,
         Traits(incomparable="" if state else train.incomparable()),
     )
 
@@ -95,9 +95,9 @@ class RolloutEpisode:
         """Takes the action as a model's reply, and makes its calls. The role of a message is "user" for an error."""
         if self._over:
             return Observation(tuple(Message("user", "the episode is over") for _ in action.calls), done=True)
-        seen = self._runner.run(self._turn(action))
-        self._over = seen.done
-        return seen
+        observation = self._runner.run(self._turn(action))
+        self._over = observation.done
+        return observation
 
     def state(self) -> Mapping[str, Any]:
         """The taskset's own state, and what the reader adds; nothing where there is none."""
@@ -163,21 +163,21 @@ class RolloutEpisode:
             self._messages.append(vf.ToolMessage(tool_call_id=number, content=text, name=call.name))
         if action.error and not calls:
             self._messages.append(vf.UserMessage(content=f"error: {action.error}"))
-        messages = tuple(Message("tool" if worked else "user", text) for (text, worked), _, _ in answers)
+        messages = tuple(Message("tool" if ok else "user", text) for (text, ok), _, _ in answers)
         return Observation(messages, done=await self._stopped())
 
     def _commit(self, action: Action, calls: list[tuple[str, Call]]) -> None:
         """Adds the action to the trace as the reply of a model, its thought apart."""
         thought, _, text = action.text.rpartition("</think>")
-        made = [
+        vf_calls = [
             vf.ToolCall(id=number, name=call.name, arguments=json.dumps(dict(call.arguments))) for number, call in calls
         ]
-        said = text.partition("<tool_call>")[0].strip() if made else text.strip()
+        body = text.partition("<tool_call>")[0].strip() if vf_calls else text.strip()
         message = vf.AssistantMessage(
-            content=said, reasoning_content=thought.replace("<think>", "").strip() or None, tool_calls=made or None
+            content=body, reasoning_content=thought.replace("<think>", "").strip() or None, tool_calls=vf_calls or None
         )
         turn = graph.prepare_turn(self._trace, list(self._messages), self._documents)
-        reason = "tool_calls" if made else "stop"
+        reason = "tool_calls" if vf_calls else "stop"
         turn.commit(vf.Response(id=self._trace.id, created=0, model="policy", message=message, finish_reason=reason))
         self._messages.append(message)
 
@@ -204,10 +204,10 @@ class RolloutEpisode:
         """The name of a stop of the task that holds now, "" where none does. Raises TypeError for an answer that is no
         truth value."""
         for stop in self._task.hooks("stop"):
-            found = invoke(stop, {vf.Trace: self._trace})
-            if not isinstance(held := await found if inspect.isawaitable(found) else found, bool):
-                raise TypeError(f"the stop {stop.__name__} returned {type(held).__name__}; expected True or False")
-            if held:
+            answer = invoke(stop, {vf.Trace: self._trace})
+            if not isinstance(holds := await answer if inspect.isawaitable(answer) else answer, bool):
+                raise TypeError(f"the stop {stop.__name__} returned {type(holds).__name__}; expected True or False")
+            if holds:
                 return stop.__name__
         return ""
 

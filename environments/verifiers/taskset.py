@@ -41,18 +41,18 @@ class Source:
         Raises ValueError for a taskset that is not there, that has no counterpart here, or that has no tasks.
         """
         try:
-            config = vf.taskset_config_type(module)
+            config_type = vf.taskset_config_type(module)
         except ModuleNotFoundError as error:  # the package's own, of that of an import
             cause = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
             # What the package imports for the name of a taskset, owner/name@version.
-            imported = module.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
-            raise ValueError(f"the taskset {module!r} {missing(imported, cause, path)}") from error
-        made = config.model_validate({**arguments, "id": module})
+            package = module.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
+            raise ValueError(f"the taskset {module!r} {missing(package, cause, path)}") from error
+        config = config_type.model_validate({**arguments, "id": module})
         if (kind := vf.environment_class(module)) is not vf.SingleAgentEnv:
             raise _unmapped(module, f"its environment {kind.__name__} plays agents of its own against the policy")
         if (harness := default_harness_id(module)) != _PLAIN:
             raise _unmapped(module, f"the harness {harness!r} that it brings runs the agent itself")
-        taskset = vf.load_taskset(made)
+        taskset = vf.load_taskset(config)
         tasks = list(taskset.take(most))
         if not tasks:
             raise ValueError(f"the taskset {module!r} has no tasks with {dict(arguments)!r}")
@@ -67,29 +67,29 @@ class Source:
         """The first task of each class and configuration, with its index: these decide what the others have too."""
         # Configurations are mostly one object, whose text is then made once.
         texts = {id(task.config): repr(task.config) for task in self.tasks}
-        found: dict[tuple[type, str], tuple[int, Any]] = {}
+        firsts: dict[tuple[type, str], tuple[int, Any]] = {}
         for index, task in enumerate(self.tasks):
-            found.setdefault((type(task), texts[id(task.config)]), (index, task))
-        return list(found.values())
+            firsts.setdefault((type(task), texts[id(task.config)]), (index, task))
+        return list(firsts.values())
 
     def toolsets(self, task: Any) -> list[tuple[Any, bool]]:
         """The toolsets of an episode, each with whether it is the task's own. Raises ValueError for one elsewhere."""
-        shared = type(self.taskset).toolsets(self.taskset.config)
-        found = [*((one, False) for one in shared), *((one, True) for one in task.toolsets(task.config))]
-        for toolset, _ in found:
+        common = type(self.taskset).toolsets(self.taskset.config)
+        pairs = [*((each, False) for each in common), *((each, True) for each in task.toolsets(task.config))]
+        for toolset, _ in pairs:
             if toolset.config.url or toolset.config.runtime.type != "subprocess":
                 raise ValueError(
                     f"the toolset {type(toolset).__name__} is served elsewhere; expected no url or container"
                 )
-        return found
+        return pairs
 
     def incomparable(self) -> str:
         """Why the states of two episodes cannot be compared, "" where those of all tasks can."""
         lacking = [(index, self._lacks(task)) for index, task in self.kinds()]
-        found = [(index, reason) for index, reason in lacking if reason]
-        if not found:
+        reasons = [(index, reason) for index, reason in lacking if reason]
+        if not reasons:
             return ""
-        index, reason = found[0]
+        index, reason = reasons[0]
         return reason if len({reason for _, reason in lacking}) == 1 else f"task {index}: {reason}"
 
     def _lacks(self, task: Any) -> str:
@@ -100,26 +100,26 @@ class Source:
 
 def documents(sources: Iterable[Source]) -> tuple[Mapping[str, Any], ...]:
     """Every tool that some task offers, in OpenAI function format. Raises ValueError for two of one name."""
-    found: dict[str, tuple[int, Mapping[str, Any]]] = {}
+    first_uses: dict[str, tuple[int, Mapping[str, Any]]] = {}
     for source in sources:
         for index, task in source.kinds():
             own: set[str] = set()
             for toolset, _ in source.toolsets(task):
                 for tool in asyncio.run(served(toolset).list_tools()):
-                    offered = documented(toolset, tool)
-                    name = offered["function"]["name"]
-                    before, known = found.setdefault(name, (index, offered))
+                    tool_document = documented(toolset, tool)
+                    name = tool_document["function"]["name"]
+                    origin, first_document = first_uses.setdefault(name, (index, tool_document))
                     if name in own:
                         raise ValueError(
                             f"task {index}: two tools are called {name!r}; give one toolset a TOOL_PREFIX of its own"
                         )
-                    if known != offered:
+                    if first_document != tool_document:
                         raise ValueError(
-                            f"task {index}: the tool {name!r} is another than that of task {before}; give one toolset "
+                            f"task {index}: the tool {name!r} is another than that of task {origin}; give one toolset "
                             "a TOOL_PREFIX of its own"
                         )
                     own.add(name)
-    return tuple(offered for _, offered in found.values())
+    return tuple(tool_document for _, tool_document in first_uses.values())
 
 
 def documented(toolset: Any, tool: Any) -> Mapping[str, Any]:
@@ -144,7 +144,7 @@ def divided(
     hash of each, is divided between both.
     """
     sources = {"train": train, **({"eval": held_out} if held_out else {})}
-    made: dict[str, list[Task]] = {"train": [], "dev": [], "eval": []}
+    by_split: dict[str, list[Task]] = {"train": [], "dev": [], "eval": []}
     for name, source in sources.items():
         for index, row in enumerate(source.tasks):
             task = _task(name, index, row, solution)
@@ -152,14 +152,14 @@ def divided(
             if held_out is None:
                 place = int(content_hash(["held out", row.key]), 16) % (2 * _HELD_OUT)
                 split = "dev" if place == 0 else "eval" if place == 1 else "train"
-            made[split].append(task)
+            by_split[split].append(task)
     if held_out is not None:
-        made["dev"] = made["eval"]
-    if not made["train"]:
-        made = {"train": [*made["dev"], *made["eval"]], "dev": [], "eval": []}
-    distinct = {split: tuple({task.id: task for task in tasks}.values()) for split, tasks in made.items()}
-    taken = {task.query for split in ("dev", "eval") for task in distinct[split]}
-    distinct["train"] = tuple(task for task in distinct["train"] if task.query not in taken)
+        by_split["dev"] = by_split["eval"]
+    if not by_split["train"]:
+        by_split = {"train": [*by_split["dev"], *by_split["eval"]], "dev": [], "eval": []}
+    distinct = {split: tuple({task.id: task for task in tasks}.values()) for split, tasks in by_split.items()}
+    held_out_queries = {task.query for split in ("dev", "eval") for task in distinct[split]}
+    distinct["train"] = tuple(task for task in distinct["train"] if task.query not in held_out_queries)
     if not distinct["train"]:
         raise ValueError("every task to train on is also evaluated on; give `evaluation` settings of other tasks")
 
@@ -176,8 +176,8 @@ def divided(
 def system_of(task: Any) -> str:
     """The system message of a task, "" where it has none."""
     prompt = task.data.prompt
-    said = [content_text(one.content) for one in prompt[:-1]] if isinstance(prompt, list) else []
-    return "\n\n".join(filter(None, [task.data.system_prompt or "", *said]))
+    texts = [content_text(message.content) for message in prompt[:-1]] if isinstance(prompt, list) else []
+    return "\n\n".join(filter(None, [task.data.system_prompt or "", *texts]))
 
 
 def query_of(task: Any) -> str:
