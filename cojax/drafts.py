@@ -83,10 +83,10 @@ def oversize(solution: Sequence[Action]) -> str:
             if characters <= _WRITTEN and any(unicodedata.category(c) == "Cs" for c in value):
                 return "the solution holds half a surrogate pair; expected text"
         elif isinstance(value, Mapping | list | tuple):
-            inner = [part for pair in value.items() for part in pair] if isinstance(value, Mapping) else value
-            values += len(inner)
+            children = [child for pair in value.items() for child in pair] if isinstance(value, Mapping) else value
+            values += len(children)
             if values <= _VALUES:
-                stack += [(depth + 1, part) for part in inner]
+                stack += [(depth + 1, child) for child in children]
         elif isinstance(value, int):
             # Estimated, as Python takes long to write a number of millions of digits.
             characters += value.bit_length() // 3

@@ -75,8 +75,8 @@ def estimate(values: Sequence[float], episodes: int = 0) -> Estimate:
     p = min(1.0, max(0.0, sum(values) / count))
     spread = sum((value - p) ** 2 for value in values) / count
     # Tasks that all score alike say no less than that many tasks do, and no more than all their episodes do.
-    most = max(count, episodes)
-    n = min(most, count * max(1.0, p * (1 - p) / spread)) if spread > 1e-12 else (most if 0 < p < 1 else count)
+    upper = max(count, episodes)
+    n = min(upper, count * max(1.0, p * (1 - p) / spread)) if spread > 1e-12 else (upper if 0 < p < 1 else count)
     centre = (p + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     half = _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
     # At 0 and 1 the interval ends at the value itself, which rounding could miss by the last bits.

@@ -76,7 +76,7 @@ def _answers(
     trees = [parse_code(step) for step in steps]
     names = _last_set(trees)
     for index, (step, tree) in enumerate(zip(steps, trees, strict=True)):
-        last = index == len(steps) - 1 and step.observation.done
+        ends_episode = index == len(steps) - 1 and step.observation.done
         answers = [
             value
             for call in step.action.calls
@@ -84,7 +84,7 @@ def _answers(
             for value in answer_values(call.arguments)
         ]
         for call in _calls(tree) if argument else ():
-            answers += _written_in(call, ending.rpartition(".")[2], argument, last, names)
+            answers += _written_in(call, ending.rpartition(".")[2], argument, ends_episode, names)
         yield answers, (_Text(step.observation.text), _Text("\n".join(map(str, _printed(tree, names)))))
 
 
@@ -205,10 +205,10 @@ def _written_in(call: ast.Call, name: str, parameter: str, last: bool, names: Na
             pairs = zip(keyword.value.keys, keyword.value.values, strict=True)
             expressions += [value for key, value in pairs if isinstance(key, ast.Constant) and key.value == parameter]
     for expression in (*expressions, *(call.args[:1] if ends else ())):
-        parts = expression.elts if isinstance(expression, ast.List | ast.Tuple | ast.Set) else [expression]
-        for part in parts:
+        elements = expression.elts if isinstance(expression, ast.List | ast.Tuple | ast.Set) else [expression]
+        for element in elements:
             try:
-                yield from answer_values(_literal(part, names))
+                yield from answer_values(_literal(element, names))
             except _NotLiteral:
                 continue
 
@@ -225,7 +225,7 @@ def _literal(node: ast.expr, names: Names) -> Any:
         case ast.Name() if node.id in names and not isinstance(names[node.id], _CONTAINERS):
             return _literal(names[node.id], {})
         case ast.JoinedStr():
-            return "".join(str(_literal(part, names)) for part in node.values)
+            return "".join(str(_literal(element, names)) for element in node.values)
         case ast.FormattedValue(format_spec=None):
             return _literal(node.value, names)
         case ast.UnaryOp(op=ast.USub()):
@@ -235,7 +235,7 @@ def _literal(node: ast.expr, names: Names) -> Any:
         case ast.Call(func=ast.Name(id=cast), args=[argument], keywords=[]) if cast in _CASTS and cast not in names:
             return _cast(_CASTS[cast], _literal(argument, names))
         case ast.List() | ast.Tuple() | ast.Set():
-            return [_literal(part, names) for part in node.elts]
+            return [_literal(element, names) for element in node.elts]
         case ast.Dict():
             return [_literal(value, names) for value in node.values]
     raise _NotLiteral
@@ -265,11 +265,11 @@ def _printed(tree: ast.Module, names: Names) -> Iterator[Any]:
             expressions = node.args
         elif isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call):
             expressions = [node.value]
-        for part in expressions:
+        for expression in expressions:
             try:
-                yield from answer_values(_literal(part, names))  # type: ignore[arg-type]
+                yield from answer_values(_literal(expression, names))  # type: ignore[arg-type]
             except (_NotLiteral, ValueError):
-                yield from _constants(part, names)
+                yield from _constants(expression, names)
 
 
 def _constants(node: ast.AST, names: Names) -> Iterator[Any]:

@@ -84,9 +84,9 @@ def expert_trajectories(
     episodes are lost.
     """
     solvable_tasks = [task for task in tasks if task.solution]
-    most = max((len(task.solution) for task in solvable_tasks), default=1)
+    most_actions = max((len(task.solution) for task in solvable_tasks), default=1)
     actors = SolutionActors(chat, {task.id: task.solution for task in solvable_tasks})
-    collector = EpisodeCollector(actors, environment, dataclasses.replace(limits, max_turns=most))
+    collector = EpisodeCollector(actors, environment, dataclasses.replace(limits, max_turns=most_actions))
     groups = collector.collect(solvable_tasks, seed=(), label="expert")
     return {
         trajectory.task.id: trajectory

@@ -110,7 +110,7 @@ class Rounds:
             else:
                 experts = agents.experts_by_task(settings, solutions, played.second, played.target)
                 by_kind = agents.agent_pairs(settings, experts, played.second, played.target, self._seed(step))
-                pairs = [pair for some in by_kind.values() for pair in some]
+                pairs = [pair for kind_pairs in by_kind.values() for pair in kind_pairs]
             second, metrics = self._learn(state.second, pairs, seed)
         return second, {**metrics, "pairs": float(len(pairs))}
 

@@ -66,10 +66,10 @@ def check(kind: Any, taken: Iterable[str] = ()) -> SignalKind:
     `taken` are names that it must not have, beside those of origins of tasks.
     """
     names = sorted({*_TAKEN, *taken})
-    parts = ("name", "colour", "guidance", "confidence", "init", "update")
-    if missing := [part for part in parts if not hasattr(kind, part)]:
+    members = ("name", "colour", "guidance", "confidence", "init", "update")
+    if missing := [member for member in members if not hasattr(kind, member)]:
         raise ValueError(
-            f"a {type(kind).__name__} is no signal: it has no {', '.join(missing)}; a signal has {', '.join(parts)}"
+            f"a {type(kind).__name__} is no signal: it has no {', '.join(missing)}; a signal has {', '.join(members)}"
         )
     if not re.fullmatch(r"[a-z]\w*", str(kind.name)) or kind.name in names:
         raise ValueError(f"its name is {kind.name!r}; expected a word in small letters other than {', '.join(names)}")
@@ -123,10 +123,10 @@ def _check_kept(memory: Mapping[str, Mapping[str, Any]]) -> None:
     for kind, values in memory.items():
         for key, value in values.items():
             try:
-                same = json.loads(json.dumps({key: value}, allow_nan=False)) == {key: value}
+                is_json = json.loads(json.dumps({key: value}, allow_nan=False)) == {key: value}
             except (TypeError, ValueError):
-                same = False
-            if not same:
+                is_json = False
+            if not is_json:
                 raise ValueError(
                     f"signal {kind!r} remembers {key!r}: {str(value)[:80]}, which JSON changes; expected "
                     "text as keys, and lists, dicts, text, finite numbers, booleans and None as values"

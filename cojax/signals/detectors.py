@@ -65,10 +65,10 @@ class Forgetting:
 
     def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:
         """P(p ≥ ½ | visits before the signal's) · P(p < ½ | the signal's visit and later ones), whatever θ is."""
-        at = step_of(signal.episode)
-        before = [visit for visit in visits if visit.step < at]
-        since = [visit for visit in visits if visit.step >= at]
-        return above(0.5, before) * (1.0 - above(0.5, since))
+        step = step_of(signal.episode)
+        visits_before = [visit for visit in visits if visit.step < step]
+        visits_since = [visit for visit in visits if visit.step >= step]
+        return above(0.5, visits_before) * (1.0 - above(0.5, visits_since))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -59,13 +59,13 @@ def add_evidence(memory: Mapping[str, Any], seen: Iterable[tuple[Iterable[str], 
     step_evidence: dict[str, Evidence] = {}
     for keys, successes, failures in seen:
         for key in keys:
-            before = step_evidence.get(key, (0.0, 0.0))
-            step_evidence[key] = before[0] + successes, before[1] + failures
+            total = step_evidence.get(key, (0.0, 0.0))
+            step_evidence[key] = total[0] + successes, total[1] + failures
     now = memory[_STEPS] + 1
     changes: dict[str, Any] = {_STEPS: now}
     for key, counts in step_evidence.items():
-        old = _discounted(memory.get(key), now, memory[_DISCOUNT])
-        changes[key] = [old[0] + counts[0], old[1] + counts[1], now]
+        past = _discounted(memory.get(key), now, memory[_DISCOUNT])
+        changes[key] = [past[0] + counts[0], past[1] + counts[1], now]
     return changes
 
 

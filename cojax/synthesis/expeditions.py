@@ -166,8 +166,8 @@ def run_in_parallel(
         explorers = stack.enter_context(shares)
         results: list[Future[Expedition]] = []
         stack.enter_context(_close_budget_on_error(explorer, results))
-        for own, (number, expedition), own_seed in zip(explorers, expeditions, seeds, strict=True):
-            work = functools.partial(run, own, expedition, own_seed)
+        for own_explorer, (number, expedition), own_seed in zip(explorers, expeditions, seeds, strict=True):
+            work = functools.partial(run, own_explorer, expedition, own_seed)
             results.append(stack.enter_context(in_background(f"expedition {number}", work)))
         return _wait_for(results, stop)
 

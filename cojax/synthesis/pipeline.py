@@ -218,11 +218,11 @@ class _Search:
         self, drafts: Iterable[TaskDraft], *, explorer: Explorer, wanted: int, over: Callable[[], bool]
     ) -> Iterator[Examined]:
         """Yields the drafts with their verdicts. A draft worded like another task is refused before it is run."""
-        own: dict[str, Task] = {}
+        own_tasks: dict[str, Task] = {}
         wordings = self.wordings and self.wordings.fork()
 
         def is_taken(id: str) -> bool:
-            return id in own or id in self.tasks or self.known(id)
+            return id in own_tasks or id in self.tasks or self.known(id)
 
         for draft in drafts:
             if over():
@@ -232,11 +232,11 @@ class _Search:
                 continue
             verdict, task = self.validate(draft, is_taken, explorer)
             if task is not None:
-                own[task.id] = task
+                own_tasks[task.id] = task
                 if wordings:
                     wordings.add(task)
             yield draft, verdict, task
-            if len(own) == wanted:
+            if len(own_tasks) == wanted:
                 return
 
     def take(self, number: int, expedition: Expedition) -> None:

@@ -65,7 +65,7 @@ def abstraction_prompt(
     """
     words = parts("abstract")
     conversation = not ending.tool and bool(separator)
-    over = words["ending_turn"] if conversation else words["ending_tool"]
+    ending_rule = words["ending_turn"] if conversation else words["ending_tool"]
     quarter = window // 4
     lines = (f"{name}: {tool.get('description', '')}" for name, tool in tool_documentation(environment).items())
     tools = shorten("\n".join(lines), quarter)
@@ -74,7 +74,7 @@ def abstraction_prompt(
         "abstract",
         shortest=str(shortest),
         counted=words["counted" if ending.tool else "not_counted"],
-        ending=f"{over} {words['answered']}" if ending.parameter else over,
+        ending=f"{ending_rule} {words['answered']}" if ending.parameter else ending_rule,
         data_rule=parts("data")["rule"],
         fields=(_FIELDS["answer"] if ending.parameter else "") + (_FIELDS["later"] if conversation else ""),
         purpose=purpose,
@@ -108,13 +108,13 @@ def task_draft(
     steps = [actions[number] for number in step_numbers if number in actions]
     objections = _step_objections(step_numbers, actions) + _empty_turns([numbers for _, numbers in turns], actions)
     solution: list[Action] = []
-    over = bool(steps) and steps[-1].observation.done
+    is_done = bool(steps) and steps[-1].observation.done
     for turn, (_, numbers) in enumerate(turns, start=1):
         solution += [actions[number].action for number in numbers if number in actions]
-        if not ending.tool and not (over and turn == len(turns)):
+        if not ending.tool and not (is_done and turn == len(turns)):
             solution.append(Action())
-    answer = (draft.answer or "").strip() if ending.parameter and not over else ""
-    if ending.tool and not over:
+    answer = (draft.answer or "").strip() if ending.parameter and not is_done else ""
+    if ending.tool and not is_done:
         arguments = {ending.parameter: answer} if ending.parameter and answer else {}
         solution.append(Action(calls=(Call(ending.tool, arguments),)))
     objections += answer_objections(steps, ending.tool, ending.parameter, answer)

@@ -144,13 +144,13 @@ class Budget:
         shares = max(1, min(count, tokens // self.least[0], requests // self.least[1]))
         share = tokens // shares, requests // shares
         amounts = [share] * min(shares, count) + [(0, 0)] * (count - shares)
-        parts = [Budget(*amount, self.until, self.least, self) for amount in amounts]
+        budgets = [Budget(*amount, self.until, self.least, self) for amount in amounts]
         self.pay(shares * share[0], shares * share[1])
         try:
-            yield parts
+            yield budgets
         finally:
-            for part in parts:
-                self.pay(-part.tokens, -part.requests)
+            for budget in budgets:
+                self.pay(-budget.tokens, -budget.requests)
 
 
 class ChatModel(Protocol):

@@ -66,8 +66,8 @@ def _reminders(lines: Sequence[str], focus: Sequence[str]) -> list[str]:
     """The failed actions that a prompt names: those of tools in focus first, and the newest first."""
     newest = [prompting.shorten(" ".join(line.split()), _REMINDER) for line in reversed(lines)]
     newest.sort(key=lambda line: line.partition("(")[0] not in focus)
-    more = len(newest) - _REMINDERS
-    return [*newest[:_REMINDERS], *([f"(and {more} more)"] if more > 0 else [])]
+    extra_count = len(newest) - _REMINDERS
+    return [*newest[:_REMINDERS], *([f"(and {extra_count} more)"] if extra_count > 0 else [])]
 
 
 # Its schema is sent to the model: the class's name and docstring are part of every request's journal key.

@@ -74,8 +74,8 @@ def fit_texts(texts: Sequence[str], room: int, each: int = 0) -> list[str | None
 
 def fit_pairs(pairs: Sequence[tuple[str, str]], room: int, each: int = 0) -> list[tuple[str, str]]:
     """The newest pairs that fit into `room` characters, shortened as in `fit_texts`; each pair costs `each` extra."""
-    least = [min(len(first), _LEAST) + min(len(second), _LEAST) for first, second in pairs]
-    count = _newest(least, room, each, 2 * _LEAST)
+    least_lengths = [min(len(first), _LEAST) + min(len(second), _LEAST) for first, second in pairs]
+    count = _newest(least_lengths, room, each, 2 * _LEAST)
     newest = pairs[len(pairs) - count :]
     level = _level([len(text) for pair in newest for text in pair], room - count * each)
     return [(shorten(first, level), shorten(second, level)) for first, second in newest]

@@ -68,9 +68,9 @@ class Ending:
             yield Triplet(Action(), Observation(done=True), step.run)
             return
         answers = [{}] if self.parameter is None else [{}, {self.parameter: step.observation.text}]
-        over = Observation((Message("tool", ""),), done=True)
+        final_observation = Observation((Message("tool", ""),), done=True)
         for arguments in answers:
-            yield Triplet(Action(calls=(Call(self.tool, arguments),)), over, step.run)
+            yield Triplet(Action(calls=(Call(self.tool, arguments),)), final_observation, step.run)
 
 
 def tool_of(action: Action) -> str:
@@ -274,18 +274,18 @@ class ScriptedExplorer:
         self, window: Sequence[Triplet], environment: Environment, task: Task, ending: Ending
     ) -> TaskDraft | None:
         """The draft of a window: its actions replayed from a fresh start and worded; None if either fails."""
-        wordings = ((last, ask(environment.phrase, (*window, last))) for last in ending.after(window[-1]))
-        last, wording = next(((last, words) for last, words in wordings if words), (None, None))
-        if last is None or wording is None:
+        wordings = ((end_step, ask(environment.phrase, (*window, end_step))) for end_step in ending.after(window[-1]))
+        end_step, wording = next(((end_step, words) for end_step, words in wordings if words), (None, None))
+        if end_step is None or wording is None:
             return None
-        actions = tuple(step.action for step in (*window, last))
+        actions = tuple(step.action for step in (*window, end_step))
         # The query determines how many turns the user takes.
         start = dataclasses.replace(task, query=wording, solution=())
         replay = self.play(environment, start, follow(actions), max_turns=len(actions))
         if replay.outcome != "finished" or not all(turn.observation.ok for turn in replay.turns):
             return None
         # The replay's observations may differ from those explored; the query must describe the replay's.
-        query = ask(environment.phrase, [Triplet(turn.action, turn.observation, last.run) for turn in replay.turns])
+        query = ask(environment.phrase, [Triplet(turn.action, turn.observation, end_step.run) for turn in replay.turns])
         if query is None:
             return None
         return TaskDraft(
@@ -325,8 +325,8 @@ class ScriptedExplorer:
 
     def _planned(self, context: ExplorationContext) -> list[str]:
         """The tools of the context's plan, or else of its task's solution, without the ending."""
-        own = (call.name for action in context.task.solution for call in action.calls)
-        return [tool for tool in context.plan or own if tool != self.ending]
+        solution = (call.name for action in context.task.solution for call in action.calls)
+        return [tool for tool in context.plan or solution if tool != self.ending]
 
 
 def vary(tools: Sequence[str], others: Iterator[str], change: float, rng: random.Random, add: float = 0.5) -> list[str]:
