@@ -1,13 +1,13 @@
-"""Continuous batching over fixed slots: decides which requests share a forward, and runs it; the forwards themselves.
+"""Continuous batching over fixed slots: decides which requests share a forward, and computes the forwards.
 
-A request's new prompt tokens, except the last, are prefilled in chunks, without logits. From the prompt's last token
-on, one token at a time is decoded, for all slots together. Requests join and leave between any two forwards. How
-requests are grouped depends on the load, but the shapes in which a request's own tokens are fed depend only on the
-request. A batcher has no locks: only one thread calls it.
+A request's new prompt tokens, except the last, are prefilled in chunks, without logits. Decoding begins with the
+prompt's last token, and feeds one token at a time for all slots together. Requests join and leave between any two
+forwards. How requests are grouped depends on the load, but the shapes in which a request's own tokens are fed depend
+only on the request. A batcher has no locks: only one thread calls it.
 
-Chunks that another slot holds are copied instead of computed, and a request waits for those that another one is about
-to compute. Both give the same bits: keys and values of a whole chunk follow from the tokens up to its end and from how
-they were cut, and a chunk's name is a digest of both. A slot keeps its chunks after its session is released, until
+A chunk that another slot holds is copied instead of computed. A request waits for a chunk that another request is about
+to compute. Both give the same bits: the keys and values of a whole chunk depend only on the tokens up to its end and on
+how they are cut, and a chunk's name is a digest of both. A slot keeps its chunks after its session is released, until
 another session overwrites them.
 """
 
@@ -37,7 +37,7 @@ _DECODES_PER_PREFILL = 2  # decode steps after which a prefill runs although som
 
 @dataclasses.dataclass(eq=False)
 class Session:
-    """A growing conversation: its tokens, and how many of them are in its slot's cache, under the weights `version`.
+    """A growing conversation: its tokens, the first `cached` of which are in its slot's cache, under weights `version`.
 
     `reported` is the number of tokens whose routes earlier completions reported.
     """
@@ -54,8 +54,8 @@ class Session:
 class Request:
     """One `generate` call. `uniforms` are its random numbers, one for each token that may be sampled.
 
-    `names` are the names of the prompt's whole chunks, () where part of the prompt is cached already. The chunks from
-    index `fed` on are still to be computed. Another thread may end `result` before, which aborts the request.
+    `names` are the names of the prompt's whole chunks, () if part of the prompt is cached already. The chunks from
+    index `fed` on are still to be computed. Another thread may end `result` early, which aborts the request.
     """
 
     session: Session
@@ -97,7 +97,7 @@ class Batcher:
         self._prefixes = Prefixes()
         self.computed = self.reused = 0
         self._copies: list[tuple[int, int, int]] = []  # (source, target, span), made in order before the next forward
-        self._waiting_for_chunks: list[Request] = []  # for chunks that one in _prefilling computes
+        self._waiting_for_chunks: list[Request] = []  # for chunks that a request in _prefilling computes
         self._prefilling: list[Request] = []
         self._decoding: list[Request] = []
         self._steps_since_prefill = 0
@@ -107,12 +107,12 @@ class Batcher:
         return bool(self._prefilling or self._decoding or self._waiting_for_chunks)
 
     def use(self, version: int, params: Params) -> None:
-        """Takes other weights, between requests. Caches of the old weights are dropped: their tokens are fed again."""
+        """Takes other weights, between requests. Caches of the old weights are dropped, and their tokens fed again."""
         self._version, self._params = version, params
         self._prefixes = Prefixes()
 
     def admit(self, request: Request) -> None:
-        """Takes the request in. If its session has no slot, one must be free."""
+        """Admits the request. If its session has no slot, one must be free."""
         session = request.session
         if session.version != self._version:
             session.version, session.cached = self._version, 0
@@ -125,7 +125,7 @@ class Batcher:
         self._start(request)
 
     def _take_slot(self, names: Sequence[bytes]) -> int:
-        """A free slot: one that holds the longest beginning of the prompt that any slot does, or the oldest."""
+        """Takes a free slot: one that holds the prompt's longest prefix in any slot, otherwise the one freed first."""
         count = leading(names, self._prefixes.holders)
         holders = self._prefixes.holders[names[count - 1]] if count else {}
         slot = next((slot for slot in self._free if slot in holders), self._free[0])
@@ -148,7 +148,7 @@ class Batcher:
         (self._prefilling if request.chunks else self._decoding).append(request)
 
     def _reuse(self, request: Request) -> None:
-        """Has the request's slot hold the chunks before `fed`, which some slot holds."""
+        """Gives the request's slot the chunks before `fed`, which some slot holds."""
         session, names, holders = request.session, request.names[: request.fed], self._prefixes.holders
         source = next(iter(holders[names[-1]]))
         session.cached = sum(request.chunks.popleft() for _ in names)
@@ -160,7 +160,7 @@ class Batcher:
             self._prefixes.add(session.slot, name, holders[name][source])
 
     def _start_waiting(self) -> None:
-        """Starts the waiting requests whose chunks some slot has by now, or never will: the other request is gone."""
+        """Starts waiting requests whose chunks some slot has by now, or never will as the other request is gone."""
         waiting, self._waiting_for_chunks = self._waiting_for_chunks, []
         for request in waiting:
             self._start(request)
@@ -180,7 +180,7 @@ class Batcher:
         self._start_waiting()
 
     def wait(self) -> None:
-        """Returns once the devices have done all that was asked of them."""
+        """Waits until the devices have finished their work."""
         for layer in self._cache:
             layer.value.block_until_ready()
 
@@ -193,9 +193,9 @@ class Batcher:
         return self._decode()
 
     def _copy(self) -> None:
-        """Makes the copies that admitted requests need, one program for as many as there are slots.
+        """Makes the copies that admitted requests need; each program makes at most as many as there are slots.
 
-        A copy may be longer than needed: what follows in its target is stale in any case.
+        A copy may be longer than needed: the rest of its target is stale anyway.
         """
         while self._copies:
             batch, self._copies = self._copies[: self._slots], self._copies[self._slots :]
@@ -214,12 +214,12 @@ class Batcher:
         return len(self._prefilling) >= self._rows or self._steps_since_prefill >= _DECODES_PER_PREFILL
 
     def _prefill_shape(self, request: Request) -> tuple[int, int]:
-        """Size of the next chunk, and the positions that it attends to; both depend on the request only."""
+        """Size of the next chunk, and the number of positions that it attends to; both depend on the request only."""
         end = min(request.session.cached + request.chunks[0], len(request.prompt) - 1)
         return request.chunks[0], self._span(end)
 
     def _span(self, end: int) -> int:
-        """How many positions are looked at for the first `end`: a power of two or all, each a program to compile."""
+        """Number of positions to attend to for the first `end`: a power of two, or all. Each has its own program."""
         return min(max(_SPAN, 1 << (end - 1).bit_length()), self._length)
 
     def _prefill(self) -> None:
@@ -298,7 +298,7 @@ class Batcher:
 
 
 def chunk_names(tokens: Sequence[int], sizes: Sequence[int]) -> tuple[bytes, ...]:
-    """The names of the whole chunks among those that `tokens` are fed in, from the first token on, in order."""
+    """The names of the whole chunks among those of `sizes` that `tokens` are cut into, from the first token on."""
     names: list[bytes] = []
     name, end = b"", 0
     for size in sizes:
@@ -310,15 +310,15 @@ def chunk_names(tokens: Sequence[int], sizes: Sequence[int]) -> tuple[bytes, ...
 
 
 def leading(names: Sequence[bytes], among: Container[bytes]) -> int:
-    """The number of leading chunks of a prompt up to the last that is `among` some, 0 if none is."""
+    """The number of leading chunks of a prompt up to the last whose name is in `among`; 0 if none is."""
     return next((count for count in range(len(names), 0, -1) if names[count - 1] in among), 0)
 
 
 class Prefixes:
     """Which slots hold which chunks (`holders`), and which chunks some request is about to compute (`pending`).
 
-    `holders` maps a chunk to its slots and these to its routes, None for a model without. A slot that holds a chunk
-    holds all before it in the prompt.
+    `holders` maps a chunk to its slots and these to its routes, None for a model without routes. A slot that holds a
+    chunk holds all before it in the prompt.
     """
 
     def __init__(self) -> None:
@@ -334,7 +334,7 @@ class Prefixes:
             self._chunks[slot].append(name)
 
     def drop(self, slot: int, kept: int = 0) -> None:
-        """The slot will be overwritten, but for its first `kept` chunks."""
+        """The slot will be overwritten, except for its first `kept` chunks."""
         for name in self._chunks[slot][kept:]:
             del self.holders[name][slot]
             if not self.holders[name]:
@@ -358,7 +358,7 @@ def prefill(
     Returns the cache and, if `routed`, the tokens' routes int[P, C, L, k]. A negative token is padding; a slot ≥ S
     marks an unused row. Every position must be below `span`. `mesh` is as in `cached_hidden_states`.
 
-    All layers run one program after another. A program of all of them would take L times as long to compile, at each
+    Each layer is one run of a small program. A program of all layers would take L times as long to compile, for each
     size and span.
     """
     length, layers = cache[0].key.shape[-1], params["layers"]
@@ -397,7 +397,7 @@ def _layer(
     routed: bool,
     mesh: Mesh | None,
 ) -> tuple[jax.Array | None, Cache, jax.Array | None]:
-    """Nobody reads the output of the `last` layer, so it is not computed."""
+    """Runs one layer. Nobody reads the output of the `last` layer, so it is not computed."""
     x, new, routes = transformer.cached_layer(
         config, arrays, old, x, positions, slots, span, window, routed=routed, mesh=mesh
     )
@@ -410,8 +410,8 @@ def copy_prefixes(
 ) -> tuple[Cache, ...]:
     """Copies keys and values of the first `span` positions from slot to slot, one copy after another.
 
-    sources and targets are int32[N], of which the first `count`, int32[], are made; so one program serves any number
-    of copies up to N.
+    sources and targets are int32[N]. Only the first `count`, int32[], are copied, so one program serves any number of
+    copies up to N.
     """
 
     def move(index: jax.Array, array: jax.Array, *sizes: int) -> jax.Array:

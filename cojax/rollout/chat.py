@@ -1,9 +1,10 @@
 """Renders conversations to tokens, and reads actions from them; a trajectory's tokens are only ever appended to.
 
-Token in, token out. What was sampled is kept as ids and never rendered again; new messages are rendered as what
-template(stub + new) says after the stub, which ends in an action. Control tokens come only from the template
+Token in, token out: sampled tokens are kept as ids and never rendered again. New messages are rendered as the text that
+template(stub + new) puts after the stub, which ends in an action. Control tokens come only from the template
 (control_tokens.py): there is a fixed set of roles, and a literal `<|im_end|>` in a query, an observation or a tool's
-documentation stays text. What a template does with tools and without a system message is found by rendering it.
+documentation stays text. Rendering a template shows what it does with tools, and what it adds if there is no system
+message.
 """
 
 import copy
@@ -24,7 +25,7 @@ from cojax.rollout.control_tokens import ControlTokens, Mask
 from cojax.rollout.engine import Engine, Sampling
 from cojax.types import NO_CALL, ROLES, Action, Call, Message, Turn, nesting, parse_json
 
-# What decides where a call begins and ends, and whether it is only thought of.
+# The marks that decide where a call begins and ends, and whether it lies within a thought.
 _BOUNDARY = re.compile(r'\\["\\]|"|</?think>|</?tool_call>')
 _TEXT_CHARACTERS = 100_000
 _DEPTH = 32
@@ -33,9 +34,9 @@ _DEPTH = 32
 def parse(text: str, thinks: bool = False) -> Action:
     """The action in a text. Every `<tool_call>` must hold {"name": str, "arguments": object}, or no call counts.
 
-    Calls within a thought are left out: between `<think>` and `</think>`, in a thought that is not ended, and before a
-    `</think>` whose thought began in the prompt. `thinks` says that the text begins within a thought. Neither mark
-    counts within a string of a call's JSON.
+    Calls within a thought do not count: between `<think>` and `</think>`, after a `<think>` that is never closed, and
+    before a `</think>` whose thought began in the prompt. `thinks` says that the text begins within a thought. Neither
+    mark counts within a string of a call's JSON.
     """
     bodies = _bodies(text[:_TEXT_CHARACTERS], thinks)
     if not bodies:
@@ -97,18 +98,19 @@ def _read_template(name: str) -> str:
 
 # The ChatML template that Qwen uses, of tokenizers that are made here (vocabulary.py).
 CHATML = _read_template("chatml.jinja")
-# A character that templates neither trim, turn into another one, nor hold themselves.
+# A character that templates neither trim, replace nor contain.
 MARK = "\ue000"
-# Stands before a template. It writes the tools into the system message, where it makes one if need be, and hides them.
+# A prefix for a template: writes the tools into the system message, adds one if need be, and hides the tools from the
+# rest.
 TOOLS_SECTION = _read_template("tools_section.jinja")
-# The documentation of a tool that stands for any, and a call of it.
+# The documentation of an example tool, and a call of it.
 _WORD = {"word": {"type": "string", "description": "the word"}}
 _LOOKUP = {"name": "lookup", "description": "looks it up", "parameters": {"type": "object", "properties": _WORD}}
 PROBE: Mapping[str, Any] = {"type": "function", "function": _LOOKUP}
 _CALL = {"type": "function", "id": "000000000", "function": {"name": "lookup", "arguments": {"word": MARK}}}
 _USER = {"role": "user", "content": MARK}
 _SYSTEM = {"role": "system", "content": MARK}
-# What a template, which is code of others, may raise.
+# What a template, which is third-party code, may raise.
 _FAILURES = (
     jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
 )  # fmt: skip
@@ -149,14 +151,14 @@ def require_tools(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any]) -
 
 
 def _documents(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any], messages: list[dict[str, Any]]) -> bool:
-    """Whether these messages are rendered otherwise where the tool is on offer."""
+    """Whether offering the tool changes how these messages are rendered."""
     return rendered(tokenizer, messages, tools=[dict(tool)]) != rendered(tokenizer, messages)
 
 
 def injected_system_message(tokenizer: PreTrainedTokenizerBase, literals: Iterable[str]) -> str:
-    """What the template says before a first message from the user, without control literals; "" if nothing.
+    """The text that the template puts before a user's first message, without control literals; "" if none.
 
-    Only what ends as a turn does, in the tokenizer's eos_token, is a message.
+    Only text that ends like a turn, with the tokenizer's eos_token, is a message.
     """
     before = rendered(tokenizer, [_USER]).partition(MARK)[0].rpartition(tokenizer.eos_token)[0]
     words = re.sub("|".join(map(re.escape, literals)), " ", before).split()
@@ -164,7 +166,7 @@ def injected_system_message(tokenizer: PreTrainedTokenizerBase, literals: Iterab
 
 
 def rendered(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **given: Any) -> str:
-    """The text of the messages, by the template. Raises ValueError, with their roles, where it refuses them."""
+    """The text of the messages, by the template. Raises ValueError, which names their roles, if it refuses them."""
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **given))
     except _FAILURES as error:
@@ -210,11 +212,11 @@ TOOL_DOCUMENTS: dict[str, Callable[[Tool], Tool | None]] = {
 class Chat:
     """Renders messages with one tokenizer and its template.
 
-    `shown`, one of `TOOL_DOCUMENTS`, says what the policy is shown of each tool. Where the template would not show it,
-    or asks for calls in a form that `parse` does not read, `tokenizer` is a copy of the caller's, whose template begins
-    with our TOOLS_SECTION: a folder that is saved with the copy renders the same tokens. `notes` says so of the
-    template, and which system message it adds by itself. `stops` are the tokens that end an action: `end`, and every
-    other end of a text or turn.
+    `shown`, one of `TOOL_DOCUMENTS`, decides how much of a tool's documentation the policy sees. If the template would
+    not show it, or asks for calls in a form that `parse` does not read, `tokenizer` is a copy of the caller's whose
+    template begins with our TOOLS_SECTION; a folder saved with the copy renders the same tokens. `notes` tells the user
+    of this, and of a system message that the template adds by itself. `stops` are the tokens that end an action: `end`,
+    and every other end of a text or turn.
 
     Raises ValueError at construction, with the tokenizer's folder and the fix, where the tokenizer has no template or
     no token that ends an action, and where the template refuses a user's or a tool's message, shows no tools, cannot be
@@ -233,14 +235,14 @@ class Chat:
         self.end: int = tokenizer.eos_token_id
         self._end_text: str = tokenizer.eos_token
         self._controls = ControlTokens(tokenizer)
-        # Padding of a policy from scratch is no end of a text: it never learned one.
+        # Padding does not end a text for a policy from scratch, which never learned that.
         ends = () if tokenizer.chat_template == CHATML else _ENDS
         self.stops = (self.end, *(i for text, i in self._controls.ids.items() if text in ends and i != self.end))
         self.extend = functools.lru_cache(maxsize=8_192)(self._extend)
         self._open_cached = functools.lru_cache(maxsize=1_024)(self._open)
         try:
             self.notes = tuple(self._adapt())
-            # Whether an action begins within a thought, as where the generation prompt ends in <think>.
+            # Whether an action begins within a thought, because the generation prompt ends in <think>.
             self._thinks = "<think>" in self._template(_STUB[:1], generate=True).rpartition("</think>")[2]
             self._check()
         except ValueError as error:
@@ -297,16 +299,16 @@ class Chat:
         )
 
     def _cut(self, messages: Iterable[Message]) -> tuple[str, str]:
-        """The rendering up to the end of the stub's action, "" if that is not found, and what follows its end token.
+        """The rendering up to the end of the stub's action, "" if that is not found, and the text after its end token.
 
-        Both come from one rendering: a template may write the last action in another way than the same action later.
+        Both come from one rendering: a template may write an action differently while it is the last one.
         """
         before, _, after = self._template((*_STUB, *messages), generate=True).partition(MARK)
         suffix, end, following = after.partition(self._end_text)
         return end and before + suffix, following
 
     def _adapt(self) -> Iterator[str]:
-        """Gives the template a tools section where it needs one; yields what a user should know of the template."""
+        """Adds a tools section to a template that needs one; yields what a user should know about the template."""
         tool, template = self.shown(PROBE), self.tokenizer.get_chat_template()
         if tool and not template.startswith(TOOLS_SECTION) and not shows_tools(self.tokenizer, tool):
             self.tokenizer = copy.copy(self.tokenizer)
@@ -366,7 +368,7 @@ class Actors(Protocol):
         """The actor of one episode. `seed` decides its random numbers, unless a server draws them."""
 
     def release(self, session: str) -> None:
-        """Ends the session; an actor that is still at work in it ends soon. Unknown is fine."""
+        """Ends the session; an actor that is still at work in it ends soon. An unknown session is ignored."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 Every episode runs on a daemon thread. If its environment or engine exceeds a deadline, the thread is abandoned, and the
 outcome of the episode follows from the phase in which it hung. A lost episode is played again with the same seeds: a
-limit hit in `step` counts against the policy only if that happens twice. Where the actions may have made the
-environment fail otherwise, they alone are played first. They are charged if they are lost again, and an episode of the
-task without any action is evaluated.
+limit hit in `step` counts against the policy only if that happens twice. If the actions may have made the environment
+fail in another way, those actions alone are played first. They are charged if that episode is lost too, while an
+episode of the task without any action can be evaluated.
 """
 
 import collections
@@ -55,8 +55,8 @@ class Limits:
 class EpisodeRequest:
     """One episode to play: its index in the results, its seed, and the attempt under way.
 
-    `suspected` is a loss that its own actions may have caused, while that is found out: `follows` are then the actions
-    of the play under way, those of the loss or none. None stands for what the policy does.
+    `suspected` is a loss that its own actions may have caused, until further plays have decided that. `follows` are
+    then the actions of the current play: those of the loss, or none. If it is None, the policy acts.
     """
 
     index: int
@@ -82,7 +82,7 @@ class EpisodeRequest:
 
 @dataclasses.dataclass(eq=False)
 class EpisodeThreads:
-    """Threads that play episodes of one environment; for one call of `play`."""
+    """Plays episodes of one environment on threads; each object serves one call of `play`."""
 
     actors: Actors
     environment: Environment
@@ -102,7 +102,7 @@ class EpisodeThreads:
         enough: Callable[[Mapping[int, Trajectory]], bool],
         stop: Callable[[], bool],
     ) -> list[Trajectory]:
-        """Plays the jobs that are not in `results`, until all are or `enough` says that the results suffice.
+        """Plays the jobs that are not in `results`, until all of them are or `enough` says that the results suffice.
 
         Adds to `results`. Returns one trajectory for each job, in the order of the jobs. Episodes that were not waited
         for have the outcome `cut`. Raises Interrupted soon after `stop` turns true.
@@ -143,7 +143,7 @@ class EpisodeThreads:
         future.add_done_callback(lambda future: self.done.put((job, progress, future)))
 
     def _receive(self, results: dict[int, Trajectory]) -> None:
-        """Waits a moment for the next episode that ends, or else looks for those that exceeded a deadline."""
+        """Waits a moment for an episode to end; if none does, looks for those that exceeded a deadline."""
         try:
             job, progress, future = self.done.get(timeout=_CHECK_EVERY)
         except queue.Empty:
@@ -162,7 +162,7 @@ class EpisodeThreads:
         self.on_episode(trajectory)
 
     def _attributed(self, job: EpisodeRequest, result: Trajectory) -> Trajectory | None:
-        """The result, as a timeout if its actions made the environment fail; None while that is being found out."""
+        """The result, a timeout if its actions made the environment fail; None while further plays must decide that."""
         suspicious = job.progress.suspect or (job.follows is not None and result.outcome == "timeout")
         if job.suspected is None:
             if suspicious:
@@ -201,7 +201,7 @@ class EpisodeThreads:
         return True
 
     def _queue(self, job: EpisodeRequest, follows: tuple[Action, ...] | None) -> None:
-        """Plays the episode anew: with these actions, or None for the policy's."""
+        """Queues the episode to be played again, with these actions; with None the policy acts."""
         job.follows, job.progress = follows, Progress()
         self.waiting.append(job)
 

@@ -111,10 +111,10 @@ class ControlTokens:
         return tokens
 
     def _choose_placeholders(self, used: frozenset[int]) -> tuple[Mask, Mask, Mask]:
-        """How to mask whole literals, to mask every character that occurs in one, and to undo both.
+        """Functions that mask whole literals, that mask every character that occurs in one, and that undo both.
 
-        Placeholders are characters that the text does not contain; if too few are left, the text's private-use
-        characters go.
+        Placeholders are characters that the text does not contain; if too few are left, the private-use characters of
+        the text are replaced.
         """
         count = len(self.ids) + len(self._letters)
         codes = list(itertools.islice((code for code in _PRIVATE if code not in used), count))

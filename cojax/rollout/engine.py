@@ -22,8 +22,8 @@ _LEAST = 1e-6  # a temperature above 0
 class Sampling:
     """How to sample. `temperature` 0 is greedy. There is no top-k, top-p or penalty, so log-probs are the policy's.
 
-    Raises ValueError for what no engine can sample by: one batch has the requests of all callers, and NaN in it would
-    end the engine for all.
+    Raises ValueError for values that no engine can sample by: a batch holds the requests of all callers, and a NaN in
+    it would end the engine for all.
     """
 
     temperature: float = 1.0
@@ -32,7 +32,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         value = self.temperature
-        # Beyond these, logits / temperature leave float32; servers take what is smaller for 0.
+        # Outside this range logits / temperature leave float32, and servers take smaller values for 0.
         if isinstance(value, bool) or not isinstance(value, Real) or not (value == 0 or _LEAST <= value <= 1 / _LEAST):
             raise ValueError(f"temperature must be 0, or a number from {_LEAST} to {1 / _LEAST:,.0f}; found {value!r}")
         if _not_whole([self.max_tokens]) or self.max_tokens < 1:
@@ -102,7 +102,7 @@ def checked_prompt(prompt: Iterable[int], vocabulary: int, length: int) -> list[
 
 
 def _not_whole(values: Iterable[object]) -> str:
-    """The names of the types in it that are no whole numbers: a conversion would take 2.7 for token 2, True for 1."""
+    """Names of the types of values that are not whole numbers; a conversion would take 2.7 for token 2, True for 1."""
     kinds = set(map(type, values))
     return ", ".join(sorted(kind.__name__ for kind in kinds if kind is bool or not issubclass(kind, (int, np.integer))))
 

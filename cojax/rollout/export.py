@@ -1,6 +1,6 @@
 """Writes and reads model folders in Hugging Face format: with a tokenizer for users, without one for a server.
 
-An item is a version of the weights as all processes of a trainer save it together, restored into a model folder:
+An item is a version of the weights that all processes of a trainer save together; a model folder is restored from it:
 
 weights/12/params/       Orbax: the parameters of the policy, in the dtype that servers load
 weights/12/config.json   the model's shape
@@ -31,7 +31,7 @@ from cojax.storage.files import LARGEST_JSON, explain, is_number, read_json, wri
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# dtype → bits of a number as an integer type, and those of its exponent.
+# dtype → the integer type that holds a number's bits, and the bits of its exponent.
 _EXPONENT: dict[str, tuple[Any, int]] = {
     "float32": (np.uint32, 0x7F80_0000),
     "bfloat16": (np.uint16, 0x7F80),
@@ -39,7 +39,7 @@ _EXPONENT: dict[str, tuple[Any, int]] = {
 }
 _LABEL = "served.json"
 _OF_TOKENIZER = (".json", ".txt", ".model", ".jinja")
-# The names of folders on their way to a version, and of versions on their way out.
+# Names of folders that are about to become a version, and of versions that are about to be removed.
 _PASSING = re.compile(r"\..+\.\d+\.(?:new|old)\.tmp")
 _PARAMS, _FILES = "params", "files.json"
 _DTYPES = ("dtype", "param_dtype")  # fields of a shape that do not change which arrays a model has
@@ -77,9 +77,9 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     """The tokenizer and chat template of a model folder. No code of the folder runs, and nothing is fetched.
 
     Raises ValueError, of one line, for files that are missing or damaged, for a tokenizer that is code, and for a
-    template whose name is no file's: the package writes each to a file of that name.
+    template whose name no file can have: the package writes each template to a file of its name.
     """
-    # It imports torch, where that is installed: only now, so that errors of a configuration come first.
+    # Imported only now, so that errors of a configuration come first: it imports torch if that is installed.
     from transformers import AutoTokenizer
 
     for path in folder.glob("*.*"):
@@ -91,7 +91,7 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
             if not name.isprintable() or os.sep in name:
                 raise ValueError(f"a chat template has the name {name!r:.80}")
         return tokenizer
-    except Exception as error:  # of any type, as the package takes its files on trust
+    except Exception as error:  # of any type: the package trusts its files
         reason = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
         raise ValueError(f"{folder} holds no tokenizer that can be read: {reason}") from error
 
@@ -121,7 +121,7 @@ def write_weights(
 
 @contextlib.contextmanager
 def replaced(folder: Path, label: str = "") -> Iterator[Path]:
-    """A new folder to fill. When the block ends it becomes `folder`, under the label; an older one of that name goes.
+    """A new folder to fill. When the block ends it becomes `folder`, under the label, and replaces an older one.
 
     If the block fails, an older folder stays. Raises OSError with the fix if writing fails.
     """
@@ -219,7 +219,7 @@ def write_item(folder: Path, config: ModelConfig, save: Callable[[str, str], Non
 
 
 def is_item(folder: Path) -> bool:
-    """Whether the version is one that `write_item` wrote, and no model folder."""
+    """Whether `write_item` wrote the version; otherwise it is a model folder."""
     return (folder / _FILES).exists()
 
 
@@ -249,7 +249,7 @@ def other_model(folder: Path, expected: ModelConfig) -> str:
 def restore_item(item: Path, folder: Path, label: str) -> None:
     """Writes the model folder that a trainer would have written, one array in memory at a time.
 
-    Raises FileNotFoundError where a file is missing, ValueError for arrays that are not those of config.json.
+    Raises FileNotFoundError where a file is missing, ValueError for arrays that do not match config.json.
     """
     config = ModelConfig.from_hf(item)
     specs = {row.path: (row.shape(config), config.param_dtype) for row in parameters(config)}

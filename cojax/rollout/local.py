@@ -4,8 +4,8 @@ The slots are divided among lanes. Each lane is a thread with its own arrays. XL
 one core, so several lanes are needed to use a whole CPU. A session stays in its lane. It keeps its slot and cache from
 its first `generate` to its `release`, so each call feeds only new tokens. Requests join between any two forwards.
 
-The beginning that prompts share (system message, tools, the group's query) is computed once in each lane, and copied in
-whole prefill chunks. It stays as long as any slot holds it, also a free one.
+The prefix that prompts share (system message, tools, the group's query) is computed once in each lane, and copied in
+whole prefill chunks. It stays as long as any slot holds it, even a free one.
 
 Every forward has one of a few padded shapes: slots × 1 or rows × chunk. How a prompt is cut into chunks depends on the
 request only, and rows do not interact. So tokens and log-probabilities are the same bits regardless of other requests,
@@ -46,13 +46,13 @@ class Lane:
 
     def __init__(self, batcher: Batcher, busy: BusyTime, on_failure: Callable[[str], None]) -> None:
         self._busy, self._on_failure = busy, on_failure
-        self.batcher = batcher  # the thread's own; others only read its counts
+        self.batcher = batcher  # used by the thread; others only read its counts
         # Shared with callers, under the lock.
         self._wake = threading.Condition()
         self._sessions: dict[str, Session] = {}
         self._queue: collections.deque[Request] = collections.deque()
         self._released: list[Session] = []
-        # Weights that the thread has not taken yet: their version, they themselves, and the future of that.
+        # Weights that the thread has not taken yet: their version, the parameters, and the future that it sets.
         self._update: tuple[int, Params, Future[None]] | None = None
         self._resting = self._idle = False
         self._down = ""
@@ -62,9 +62,9 @@ class Lane:
     # --- called from any thread ---
 
     def load(self, version: int, params: Params) -> Future[None]:
-        """Hands weights to the thread, which takes them once no request is running; the future of that.
+        """Hands weights to the thread, which takes them once no request is running and then sets the future.
 
-        Raises EngineError if the lane is down, and so does the future.
+        Both this call and the future raise EngineError if the lane is down.
         """
         with self._wake:
             self._wake.wait_for(lambda: self._update is None or self._down)
@@ -148,7 +148,7 @@ class Lane:
                     requests = self.batcher.forward()
                 if requests:
                     self._deliver(requests)
-        except BaseException as error:  # whatever ends the thread: callers wait for it
+        except BaseException as error:  # of any type: callers would wait for ever
             self._on_failure(f"the engine failed: {type(error).__name__}: {error}")
 
     def _admit(self) -> bool:
@@ -200,12 +200,12 @@ class LocalEngine:
     """Serves `config` from this process; `load` must come before the first `generate`.
 
     It holds `slots` conversations, the same number in each lane; further conversations wait for a release. There are
-    `lanes` lanes, with a `mesh` as many for each replica. Use one on an accelerator, and one for every core or every
-    two on a CPU. A conversation has at most `max_length` tokens, prompt and completion together. The prefill shapes are
+    `lanes` lanes, or as many for each replica of a `mesh`. Use one on an accelerator, and one for every core or two on
+    a CPU. A conversation has at most `max_length` tokens, prompt and completion together. The prefill shapes are
     `prefill_rows` × each of `prefill_chunks`. With `routes`, completions report which experts tokens went through.
 
     Programs of several devices that two threads start may wait for each other for ever. So a replica of several devices
-    has one lane, and other threads may start programs there only between `rest` and `load`, when the lane starts none.
+    has one lane, and other threads may start programs there only between `rest` and `load`, while the lane starts none.
 
     At temperature 0 the most likely token is chosen, and log-probabilities are those at temperature 1.
     """
@@ -357,7 +357,7 @@ class LocalEngine:
                 raise ValueError(f"session {session!r} is still waiting for a slot; one call at a time")
             event = self._waiting[session] = threading.Event()
             self._assign_lanes()
-        with waiting():  # for whoever has a slot, whose own deadlines bound this
+        with waiting():  # for the sessions that have slots; their deadlines bound this
             event.wait()
 
     def _assign_lanes(self) -> None:
