@@ -1,4 +1,4 @@
-"""Advantages: how much each trajectory of a group is worth learning from, most often relative to the others.
+"""Advantages: how much to learn from each trajectory of a group, usually relative to the others.
 
 An advantage maps the K ≥ 2 valid trajectories of a group to one entry each: a number, or one number for each turn, or
 for each turn one number for each of its action tokens. A masked entry (numpy.ma) is not learned from, and no weighting
@@ -28,7 +28,7 @@ def group_relative(trajectories: Sequence[Trajectory], *, epsilon: Annotated[flo
 
 
 def mean_centred(trajectories: Sequence[Trajectory]) -> np.ndarray:
-    """Â_k = r_k − mean r: a small deviation does not amplify easy and hard tasks (Dr. GRPO, arXiv 2503.20783)."""
+    """Â_k = r_k − mean r: no small deviation amplifies easy and hard tasks (Dr. GRPO, arXiv 2503.20783)."""
     return _centre(rewards(trajectories))
 
 
@@ -40,7 +40,7 @@ def leave_one_out(trajectories: Sequence[Trajectory]) -> np.ndarray:
 def success(trajectories: Sequence[Trajectory]) -> np.ndarray:
     """Â_k = 1 where r_k ≥ 1, else 0: the policy imitates its successes (rejection sampling; ReST, arXiv 2308.08998).
 
-    With `loss="grpo"`, one update a step and no KL term this is the gradient of their log-likelihood.
+    With `loss="grpo"`, one update a step and no KL term, the gradient is that of their log-likelihood.
     """
     return (rewards(trajectories) >= 1.0).astype(np.float64)
 
@@ -66,12 +66,12 @@ def truncated_masked(
 ) -> np.ma.MaskedArray:
     """`group_relative` of the episodes that were not truncated; truncated ones are neither learned from nor compared.
 
-    Their reward depends on where they were cut off (DAPO's overlong filtering, arXiv 2503.14476, §3.4).
+    A truncated episode's reward depends on where it was cut off (DAPO's overlong filtering, arXiv 2503.14476, §3.4).
     """
-    cut = np.array([trajectory.outcome == "truncated" for trajectory in trajectories])
-    values: np.ma.MaskedArray = np.ma.masked_array(np.zeros(len(trajectories)), mask=cut)
-    if (~cut).sum() >= 2:
-        values[~cut] = _normalise(rewards(trajectories)[~cut], epsilon)
+    is_truncated = np.array([trajectory.outcome == "truncated" for trajectory in trajectories])
+    values: np.ma.MaskedArray = np.ma.masked_array(np.zeros(len(trajectories)), mask=is_truncated)
+    if (~is_truncated).sum() >= 2:
+        values[~is_truncated] = _normalise(rewards(trajectories)[~is_truncated], epsilon)
     return values
 
 
@@ -87,17 +87,17 @@ def turn_level(
     mean and deviation are over all turns of the group (after MT-GRPO, arXiv 2505.11821, which rewards turns itself).
     """
     outcome = _normalise(rewards(trajectories), epsilon)
-    accepted = [np.array([turn.observation.ok for turn in t.turns], np.float64) for t in trajectories]
-    every = np.concatenate(accepted)
-    credit = coefficient * _normalise(every, epsilon) if every.size >= 2 else np.zeros_like(every)
-    ends = np.cumsum([len(turns) for turns in accepted])[:-1]
+    ok_flags = [np.array([turn.observation.ok for turn in t.turns], np.float64) for t in trajectories]
+    all_flags = np.concatenate(ok_flags)
+    credit = coefficient * _normalise(all_flags, epsilon) if all_flags.size >= 2 else np.zeros_like(all_flags)
+    ends = np.cumsum([len(turns) for turns in ok_flags])[:-1]
     return [value + turns for value, turns in zip(outcome, np.split(credit, ends), strict=True)]
 
 
 def token_advantages(values: Any, trajectories: Sequence[Trajectory]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Spreads what an advantage returned over all n tokens of each trajectory: float64[n], bool[n] (false: masked).
+    """Spreads an advantage's entries over all n tokens of each trajectory: float64[n], bool[n] (false: masked).
 
-    One number for a trajectory or a turn holds for all of its tokens, the prompt included; with one number for each
+    One number for a trajectory or a turn holds for all of its tokens, including the prompt. With one number for each
     action token the prompt has 0. Raises ValueError for another number of entries, and for one that is not finite.
     """
     if len(values) != len(trajectories):
@@ -111,25 +111,25 @@ def _trajectory_advantages(value: Any, trajectory: Trajectory) -> tuple[np.ndarr
     where = f"the advantage of episode {trajectory.episode!r}"
     if len(entries) != len(turns):
         raise ValueError(f"{where} has {len(entries)} entries for {len(turns)} turns; expected a number, or one a turn")
-    credit, kept = [np.zeros(0)], [np.zeros(0, bool)]
+    credit, mask = [np.zeros(0)], [np.zeros(0, bool)]
     for entry, turn in zip(entries, turns, strict=True):
         prompt, action = len(turn.prompt_tokens), len(turn.action_tokens)
-        numbers, masked = np.ma.getdata(entry), np.ma.getmaskarray(np.ma.asarray(entry))
+        numbers, entry_mask = np.ma.getdata(entry), np.ma.getmaskarray(np.ma.asarray(entry))
         if not _is_scalar(entry) and len(numbers) != action:
             raise ValueError(
                 f"{where} has {len(numbers)} entries for {action} tokens of a turn; expected a number, or one a token"
             )
-        prompt_number, prompt_masked = (numbers, masked) if _is_scalar(entry) else (0.0, False)
+        prompt_number, prompt_mask = (numbers, entry_mask) if _is_scalar(entry) else (0.0, False)
         credit += [np.full(prompt, prompt_number, np.float64), np.broadcast_to(np.asarray(numbers, np.float64), action)]
-        kept += [np.full(prompt, np.logical_not(prompt_masked)), np.broadcast_to(~masked, action)]
-    values, keep = np.concatenate(credit), np.concatenate(kept)
+        mask += [np.full(prompt, np.logical_not(prompt_mask)), np.broadcast_to(~entry_mask, action)]
+    values, keep = np.concatenate(credit), np.concatenate(mask)
     if not np.isfinite(values[keep]).all():
         raise ValueError(f"{where} is not finite: {values[keep]}; mask entries to leave out with numpy.ma")
     return np.where(keep, values, 0.0), keep
 
 
 def _is_scalar(value: Any) -> bool:
-    """Whether the entry is one number, of any array library, or one masked number."""
+    """Whether the entry is a single number, masked or not, from any array library."""
     return not isinstance(value, (list, tuple)) and np.ndim(value) == 0
 
 
@@ -139,7 +139,7 @@ def _normalise(values: np.ndarray, epsilon: float) -> np.ndarray:
 
 
 def _centre(values: np.ndarray) -> np.ndarray:
-    """x − mean x. Exactly 0 where all values are equal, which the rounded mean alone would not give."""
+    """x − mean x. If all values are equal it is exactly 0, which the rounded mean does not guarantee."""
     return np.zeros_like(values) if (values == values[0]).all() else values - values.mean()
 
 

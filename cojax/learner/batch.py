@@ -1,6 +1,6 @@
-"""`TrainBatch`: rows of tokens with what a loss reads of each; groups, pairs and trajectories are packed into it.
+"""Packs groups, pairs and trajectories into a `TrainBatch`: rows of tokens, and a loss's inputs for each token.
 
-The loss's normalisation is in the batch, as weights. All arrays made here are NumPy's, on the host.
+The batch holds the loss's normalisation as weights. All arrays made here are NumPy arrays on the host.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ from cojax.types import Group, Trajectory
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainBatch:
-    """B rows of T tokens, NumPy on the host and JAX arrays inside jit. Any leading axes are allowed.
+    """B rows of T tokens: NumPy arrays on the host, JAX arrays inside jit. Any leading axes are allowed.
 
     tokens: int32[B, T], 0 at padding.
     segment_ids: int32[B, T], 1, 2, … for the sequences of a row; 0 at padding, which is only at the end of a row.
     positions: int32[B, T], the index of a token in its own sequence.
-    advantages: float32[B, T], as the advantage gave them; in a batch of pairs 1 for the better, -1 for the worse.
-    sampler_logprobs: float32[B, T], log π of the sampler for the tokens that it sampled, 0 elsewhere.
+    advantages: float32[B, T], from the advantage function; in a batch of pairs 1 for the better, -1 for the worse.
+    sampler_logprobs: float32[B, T], the sampler's log π of the tokens that it sampled, 0 elsewhere.
     versions: int32[B, T], the version of the weights that sampled the token; -1 for tokens that were not sampled.
     reference_logprobs, old_logprobs: float32[B, T], filled by the learner where the loss needs them.
     weights: float32[B, T], > 0 exactly at the tokens that are learned from; loss = Σ weights · per-token loss.
@@ -108,11 +108,11 @@ class RowShape:
     routes: RouteShape | None = None
 
     def whole(self, rows: int) -> int:
-        """So many rows, rounded up to whole micro-batches."""
+        """The number of rows, rounded up to whole micro-batches."""
         return -(-rows // self.micro) * self.micro
 
     def holding(self, units: int, size: int) -> int:
-        """The number of rows, in whole micro-batches, that suffices for any `units` units of `size` sequences.
+        """The number of rows, in whole micro-batches, that suffices for any `units` units of `size` sequences each.
 
         Each unit must fit into one micro-batch.
         """
@@ -122,8 +122,8 @@ class RowShape:
 def assign_rows(segments: Sequence[Segment], shape: RowShape) -> list[list[int]]:
     """Assigns segments to rows by first-fit-decreasing; returns the indices of the segments of each row.
 
-    The longest unit comes first, ties in the order given; each goes into the first rows that have space. The result is
-    deterministic. For units of one segment it has at most 11/9 of the fewest rows possible.
+    The longest unit comes first, and ties keep their order; each unit goes into the first rows that have space. The
+    result is deterministic. For units of one segment it uses at most 11/9 of the fewest rows possible.
 
     Raises ValueError for a sequence longer than a row, and for a unit that no micro-batch holds.
     """
@@ -139,13 +139,13 @@ def assign_rows(segments: Sequence[Segment], shape: RowShape) -> list[list[int]]
     rows: list[list[int]] = []
     free: list[int] = []
     for unit in sorted(units.values(), key=lambda unit: -sum(size[index] for index in unit)):
-        found = _fit_unit(sorted(unit, key=lambda index: -size[index]), size, free, shape)
-        if found is None:
+        assignment = _fit_unit(sorted(unit, key=lambda index: -size[index]), size, free, shape)
+        if assignment is None:
             raise ValueError(
                 f"{segments[unit[0]].name} and those it is compared with have {sum(size[i] for i in unit)} tokens, and "
                 f"must share a micro-batch of {shape.micro} × {shape.length}; raise micro_rows to {len(unit)} or more"
             )
-        for index, row in found:
+        for index, row in assignment:
             while row >= len(rows):
                 rows.append([])
                 free.append(shape.length)
@@ -159,16 +159,16 @@ def _fit_unit(
 ) -> list[tuple[int, int]] | None:
     """(index, row) for each segment of a unit, in the first micro-batch that holds all of them; None if none does."""
     for first in range(0, len(free) + shape.micro, shape.micro):
-        left_in = [free[row] if row < len(free) else shape.length for row in range(first, first + shape.micro)]
-        found: list[tuple[int, int]] = []
+        spaces = [free[row] if row < len(free) else shape.length for row in range(first, first + shape.micro)]
+        assignment: list[tuple[int, int]] = []
         for index in unit:
-            row = next((row for row, left in enumerate(left_in) if left >= size[index]), None)
+            row = next((row for row, space in enumerate(spaces) if space >= size[index]), None)
             if row is None:
                 break
-            left_in[row] -= size[index]
-            found.append((index, first + row))
+            spaces[row] -= size[index]
+            assignment.append((index, first + row))
         else:
-            return found
+            return assignment
     return None
 
 
@@ -185,29 +185,29 @@ def pack(
     """Packs the batch of one step, and counts what went into it.
 
     Only valid trajectories count, and only groups with two or more of them. `weighting` gives their tokens weights, as
-    its module says. Groups whose advantages are all 0 get weights like the others; with `skip_flat` they are left out
-    of the arrays, which is right only for a loss that is 0 at advantage 0. With `together` the trajectories of a group
-    share a micro-batch.
+    its module says. Groups whose advantages are all 0 get weights like the others; `skip_flat` leaves them out of the
+    arrays, which is right only for a loss that is 0 at advantage 0. With `together` the trajectories of a group share a
+    micro-batch.
 
-    B is `rows`, or without it the number of trajectories given, in whole micro-batches. It does not depend on what was
-    sampled, so that one compiled update serves every step. Live rows come first.
+    B is `rows`, or else the number of trajectories, in whole micro-batches. It does not depend on what was sampled, so
+    that one compiled update serves every step. Live rows come first.
 
     Raises ValueError for a trajectory longer than a row, for one whose log-probs and tokens differ in number, and for
     an advantage or a weighting that returns values of a wrong shape or values that are not finite.
     """
     usable = _usable(groups)
     credits = [_token_credits(group.valid, advantage) for group in usable]
-    lengths = [np.array([int(learned.sum()) for _, learned in group], np.int64) for group in credits]
+    lengths = [np.array([int(mask.sum()) for _, mask in group], np.int64) for group in credits]
     weights = check_weights(weighting(lengths), lengths)
     tasks = {id: number for number, id in enumerate(dict.fromkeys(group.task.id for group in usable))}
     segments: list[Segment] = []
     for number, group in enumerate(usable):
-        if skip_flat and not any(credit[learned].any() for credit, learned in credits[number]):
+        if skip_flat and not any(credit[mask].any() for credit, mask in credits[number]):
             continue
-        for trajectory, (credit, learned), weight in zip(group.valid, credits[number], weights[number], strict=True):
-            if learned.any():
+        for trajectory, (credit, mask), weight in zip(group.valid, credits[number], weights[number], strict=True):
+            if mask.any():
                 ids = {"tasks": tasks[group.task.id], "groups": number, "group_sizes": len(group.valid)}
-                segment = segment_of(trajectory, learned, weight, credit, len(segments), shape.routes, **ids)
+                segment = segment_of(trajectory, mask, weight, credit, len(segments), shape.routes, **ids)
                 segments.append(dataclasses.replace(segment, unit=number) if together else segment)
     if rows is None:
         rows = sum(len(group.trajectories) for group in groups)
@@ -216,7 +216,7 @@ def pack(
 
 
 def count_groups(groups: Sequence[Group]) -> dict[str, float]:
-    """Counts groups with two valid trajectories, those of them whose rewards differ (live), and what does not count."""
+    """Counts groups with two valid trajectories, the live ones among them (rewards differ), and what was dropped."""
     usable = _usable(groups)
     facts = {
         "groups": len(usable),
@@ -234,7 +234,7 @@ def skipped_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def pack_sequences(sequences: Sequence[tuple[Sequence[int], Sequence[bool]]], shape: RowShape) -> TrainBatch:
-    """Packs demonstrations, each (tokens, mask); every learned token weighs 1 / number of learned tokens in all.
+    """Packs demonstrations, each (tokens, mask); a learned token weighs 1 / the number of all learned tokens.
 
     B is the number of sequences, in whole micro-batches. Raises ValueError for a sequence longer than a row.
     """
@@ -245,12 +245,12 @@ def pack_sequences(sequences: Sequence[tuple[Sequence[int], Sequence[bool]]], sh
         )
     segments = []
     for index, (tokens, mask) in enumerate(sequences):
-        learned = _predictable(np.asarray(mask, bool))
+        loss_mask = _predictable(np.asarray(mask, bool))
         fields = {
-            "sequences": index, "tasks": index, "groups": index, "turns": 0, "lengths": int(learned.sum()),
+            "sequences": index, "tasks": index, "groups": index, "turns": 0, "lengths": int(loss_mask.sum()),
             "group_sizes": 1,
         }  # fmt: skip
-        segments.append(Segment(f"sequence {index}", tokens, np.multiply(learned, 1.0 / total), fields, index))
+        segments.append(Segment(f"sequence {index}", tokens, np.multiply(loss_mask, 1.0 / total), fields, index))
     return pack_segments(segments, shape, len(segments))
 
 
@@ -260,42 +260,42 @@ def live_rows(batch: TrainBatch) -> int:
 
 
 def describe(batch: TrainBatch) -> dict[str, float]:
-    """Counts tokens learned from, tokens processed, live rows, and the share of these that tokens fill."""
-    processed, space = int((batch.segment_ids > 0).sum()), live_rows(batch) * batch.tokens.shape[1]
+    """Counts trained tokens, processed tokens and live rows, and the share of these rows that tokens fill."""
+    token_count, space = int((batch.segment_ids > 0).sum()), live_rows(batch) * batch.tokens.shape[1]
     return {
         "tokens_trained": float((batch.weights > 0).sum()),
-        "tokens_processed": float(processed),
+        "tokens_processed": float(token_count),
         "rows": float(live_rows(batch)),
-        "fill": processed / space if space else 0.0,
+        "fill": token_count / space if space else 0.0,
     }
 
 
 def staleness(batch: TrainBatch, version: int) -> dict[str, float]:
     """How many versions the sampling weights are behind `version`: mean and maximum over the learned tokens of a batch
-    of `pack`; empty where no token is learned."""
+    of `pack`; empty if the batch has none."""
     behind = (version - batch.versions)[batch.weights > 0]
     return {"staleness": float(behind.mean()), "staleness_max": float(behind.max())} if behind.size else {}
 
 
 def sampled_mask(trajectory: Trajectory) -> np.ndarray:
-    """bool[n]: true for the tokens that the policy sampled, but for the first of the sequence: nothing predicts it."""
+    """bool[n]: true for tokens that the policy sampled, except the sequence's first, which nothing predicts."""
     sides = [side for turn in trajectory.turns for side in ((turn.prompt_tokens, False), (turn.action_tokens, True))]
-    return _predictable(np.array([acted for tokens, acted in sides for _ in tokens], bool))
+    return _predictable(np.array([is_action for tokens, is_action in sides for _ in tokens], bool))
 
 
 def segment_of(
     trajectory: Trajectory,
-    learned: np.ndarray,
+    mask: np.ndarray,
     weight: np.ndarray,
     credit: np.ndarray,
     unit: int,
     routes: RouteShape | None,
     **ids: float,
 ) -> Segment:
-    """The trajectory's tokens exactly as they were shown and sampled, in order, as one segment.
+    """The trajectory's tokens as one segment, in order, exactly as the policy saw and sampled them.
 
-    `weight` is one number for all learned tokens, or one for each; `ids` are further columns. Raises ValueError where
-    tokens, log-probs and versions differ in number.
+    `mask` bool[n] marks the learned tokens; `weight` is one number for all of them, or one for each. `ids` are further
+    columns. Raises ValueError if tokens, log-probs and versions differ in number.
     """
     tokens: list[int] = []
     logprobs: list[float] = []
@@ -318,10 +318,10 @@ def segment_of(
             "the engine must say of each sampled token which weights it came from"
         )
     weights = np.zeros(len(tokens))
-    weights[learned] = weight
+    weights[mask] = weight
     fields = {
         "advantages": credit, "sampler_logprobs": logprobs, "versions": versions, "turns": turns, "sequences": unit,
-        "lengths": int(learned.sum()), "rewards": trajectory.reward, **ids,
+        "lengths": int(mask.sum()), "rewards": trajectory.reward, **ids,
     }  # fmt: skip
     if routes is not None:
         fields["routes"] = decode_routes(trajectory, routes)
@@ -338,8 +338,8 @@ def pack_segments(segments: Sequence[Segment], shape: RowShape, rows: int) -> Tr
         start = 0
         for number, segment in enumerate((segments[index] for index in indices), 1):
             count = len(segment.tokens)
-            own: dict[str, Any] = {"tokens": segment.tokens, "segment_ids": number, "positions": np.arange(count)}
-            for name, value in {**own, "weights": segment.weights, **segment.fields}.items():
+            base: dict[str, Any] = {"tokens": segment.tokens, "segment_ids": number, "positions": np.arange(count)}
+            for name, value in {**base, "weights": segment.weights, **segment.fields}.items():
                 columns[name][row, start : start + count] = value
             start += count
     return TrainBatch(**columns)
@@ -353,9 +353,9 @@ def _usable(groups: Sequence[Group]) -> list[Group]:
 def _token_credits(
     trajectories: Sequence[Trajectory], advantage: Callable[[Sequence[Trajectory]], Any]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each trajectory its tokens' advantages, float64[n], and which of them are learned from, bool[n]."""
+    """For each trajectory its tokens' advantages, float64[n], and which tokens are learned from, bool[n]."""
     credits = token_advantages(advantage(trajectories), trajectories)
-    return [(credit, kept & sampled_mask(t)) for (credit, kept), t in zip(credits, trajectories, strict=True)]
+    return [(credit, mask & sampled_mask(t)) for (credit, mask), t in zip(credits, trajectories, strict=True)]
 
 
 def _predictable(mask: np.ndarray) -> np.ndarray:
@@ -364,10 +364,10 @@ def _predictable(mask: np.ndarray) -> np.ndarray:
 
 
 def draw_pairs(group: Group, seed: tuple[int, int], least: float = 0.0) -> list[tuple[Trajectory, Trajectory]]:
-    """(success, failure) for each failure of a group that has a success, of at least `least` partial reward.
+    """Pairs each failure of at least `least` partial reward with a success of its group, if the group has one.
 
-    A success has reward 1. Which success is drawn depends on the seed, the task and the number of the failure in its
-    group. Invalid trajectories and those without a sampled token are in no pair.
+    Returns (success, failure); a success has reward 1. The seed, the task and the failure's number in its group decide
+    which success is drawn. Invalid trajectories and those without a sampled token are in no pair.
     """
     usable = [(number, t) for number, t in enumerate(group.trajectories) if t.valid and sampled_mask(t).any()]
     successes = [trajectory for _, trajectory in usable if trajectory.reward >= 1.0]
@@ -382,46 +382,46 @@ def pack_pairs(
     groups: Sequence[Group], seed: tuple[int, int], shape: RowShape, rows: int
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Packs the pairs of a step's groups as `pack_examples` does, and counts what went into the batch."""
-    drawn = [draw_pairs(group, seed) for group in groups]
-    pairs = [Pair(better, worse) for found in drawn for better, worse in found]
+    group_pairs = [draw_pairs(group, seed) for group in groups]
+    pairs = [Pair(better, worse) for sampled_pairs in group_pairs for better, worse in sampled_pairs]
     batch = pack_examples(pairs, shape, rows)
-    facts = {**count_groups(groups), "groups_live": float(sum(map(bool, drawn))), "pairs": float(len(pairs))}
+    facts = {**count_groups(groups), "groups_live": float(sum(map(bool, group_pairs))), "pairs": float(len(pairs))}
     return batch, {**facts, **describe(batch)}
 
 
 def pack_examples(examples: Sequence[Example], shape: RowShape, rows: int) -> TrainBatch:
-    """Packs pairs, each of which has a sampled token on both sides; or trajectories to be imitated.
+    """Packs pairs, whose sides both have a sampled token, or trajectories to imitate.
 
     Each pair is a group of its own, with advantage 1 for the better and -1 for the worse, and shares a micro-batch. A
-    token of a pair weighs the pair's weight / (pairs · tokens of the pair). Every token of trajectories to be imitated
-    weighs the same, and the weights add up to 1. B is `rows`, at least as many as `RowShape.holding` says. Raises what
-    `assign_rows` raises.
+    token of a pair weighs the pair's weight / (pairs · tokens of the pair). All tokens of trajectories to imitate have
+    the same weight, and their weights add up to 1. B is `rows`, at least as many as `RowShape.holding` says. Raises
+    what `assign_rows` raises.
     """
-    units = [(one.better, one.worse) if isinstance(one, Pair) else (one,) for one in examples]
+    units = [(example.better, example.worse) if isinstance(example, Pair) else (example,) for example in examples]
     tasks = {id: number for number, id in enumerate(dict.fromkeys(unit[0].task.id for unit in units))}
     lengths = [np.array([int(sampled_mask(t).sum()) for t in unit], np.int64) for unit in units]
     weights = (group_token_mean if any(len(unit) == 2 for unit in units) else batch_token_mean)(lengths)
     segments: list[Segment] = []
     for number, (example, unit) in enumerate(zip(examples, units, strict=True)):
         for side, trajectory in enumerate(unit):
-            learned = sampled_mask(trajectory)
-            credit = np.full(len(learned), (1.0, -1.0)[side])
+            mask = sampled_mask(trajectory)
+            credit = np.full(len(mask), (1.0, -1.0)[side])
             ids = {"sequences": len(segments), "tasks": tasks[trajectory.task.id], "groups": number}
             ids["group_sizes"] = len(unit)
             weight = weights[number][side] * (example.weight if isinstance(example, Pair) else 1.0)
-            segments.append(segment_of(trajectory, learned, weight, credit, number, shape.routes, **ids))
+            segments.append(segment_of(trajectory, mask, weight, credit, number, shape.routes, **ids))
     return pack_segments(segments, shape, rows)
 
 
 def decode_routes(trajectory: Trajectory, shape: RouteShape) -> np.ndarray:
     """Decodes the routes of a trajectory's n tokens, [n, L, k]; -1 for tokens whose routes are not known.
 
-    A turn reports routes of the tokens before its last one, which was not fed to the model. If a later turn reports a
-    token again, the earlier routes stay: the tokens that followed were sampled under them. Raises ValueError for routes
-    of another shape, and for routes of more tokens than were fed to the model.
+    A turn reports the routes of all its tokens but the last, which was not fed to the model. If a later turn reports a
+    token again, the earlier routes stay, because the tokens that followed were sampled under them. Raises ValueError
+    for routes of another shape, and for routes of more tokens than were fed to the model.
     """
     ends = np.cumsum([len(turn.prompt_tokens) + len(turn.action_tokens) for turn in trajectory.turns])
-    found = shape.unknown(int(ends[-1]))
+    all_routes = shape.unknown(int(ends[-1]))
     for number in reversed(range(len(ends))):
         try:
             routes = shape.decode(trajectory.turns[number].routes)
@@ -429,5 +429,5 @@ def decode_routes(trajectory: Trajectory, shape: RouteShape) -> np.ndarray:
                 raise ValueError(f"routes of {len(routes)} tokens, but only {ends[number] - 1} were fed to the model")
         except ValueError as error:
             raise ValueError(f"episode {trajectory.episode!r}, turn {number}: {error}") from error
-        found[ends[number] - 1 - len(routes) : ends[number] - 1] = routes
-    return found
+        all_routes[ends[number] - 1 - len(routes) : ends[number] - 1] = routes
+    return all_routes

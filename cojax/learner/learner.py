@@ -1,6 +1,6 @@
-"""`Learner`: one step of learning, the jitted update bound to a model, an objective and an optimiser.
+"""`Learner`: one step of learning. It binds the jitted update to a model, an objective and an optimiser.
 
-State is explicit: a TrainState goes in and is donated; the next one comes out.
+State is explicit: a TrainState goes in and is donated, and the next one comes out.
 """
 
 import dataclasses
@@ -32,10 +32,10 @@ from cojax.policy.transformer import REMAT
 from cojax.rollout.engine import Weights
 from cojax.types import Group, Trajectory
 
-# Experts that an update of a sparse model uses. "own": the router's; "compared": the same, and the sampler's are
-# compared with them; "replayed": the sampler's.
+# The experts that an update of a sparse model uses. "own": the router's. "compared": the router's, which are compared
+# with the sampler's. "replayed": the sampler's.
 ROUTES = ("own", "compared", "replayed")
-# Setting → the values it may have. With each_update="whole" each update of a step learns from all groups of the step,
+# Setting → its possible values. With each_update="whole" each update of a step learns from all of the step's groups,
 # with "part" from a part of its own.
 _ALLOWED: Mapping[str, Collection[str]] = {
     "remat": REMAT, "each_update": ("whole", "part"), "routes": ROUTES, "round_reference": ("", "initial", "round"),
@@ -44,7 +44,7 @@ _ALLOWED: Mapping[str, Collection[str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class StepBatches:
-    """What a step learns from: packed batches, the batch of each update by its number, hard negatives, and counts."""
+    """A step's packed batches, the number of the batch that each update learns from, hard negatives, and counts."""
 
     batches: Sequence[TrainBatch]
     order: Sequence[int] = (0,)
@@ -54,7 +54,7 @@ class StepBatches:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Learner:
-    """Stage 1's learner: takes a state and groups, returns the next state and metrics.
+    """Stage 1's learner: it takes a state and groups, and returns the next state and metrics.
 
     `micro_rows` rows of `row_length` tokens go through the model at a time. `loss`, `advantage` and `weighting` name
     entries of LOSSES, ADVANTAGES and WEIGHTINGS, or `package.module:function`; their settings are keywords of those
@@ -62,11 +62,11 @@ class Learner:
 
     A step makes `updates_per_batch` updates: each from the whole batch, or with `each_update="part"` each from its own
     part of the groups, drawn by `seed` (PPO's mini-batches). Steps listed in `skip_steps` make none. `routes` is one of
-    ROUTES: it says which experts the current, the old and the reference log-probs are computed with.
+    ROUTES; it decides which experts the current, the old and the reference log-probs are computed with.
 
-    `reference` is π_ref, stored in the dtype it is computed in; a loss that reads reference log-probs needs it. With
-    `lora` it is also the frozen base, and the state holds only the adapters. With a `mesh`, rows are split over its
-    data and fsdp axes, and the reference is spread like the parameters. `round_reference` is for learning in rounds
+    `reference` is π_ref, stored in its compute dtype; a loss that reads reference log-probs needs it. With `lora` it is
+    also the frozen base, and the state holds only the adapters. With a `mesh`, rows are split over its data and fsdp
+    axes, and the reference is laid out like the parameters. `round_reference` is for learning in rounds
     (cojax/preference): π_ref is `reference` ("initial"), or the policy at the beginning of each round ("round"). `hard`
     adds a loss of the groups' hard negatives to each update. `hosts` are the processes that compute together.
     """
@@ -107,7 +107,7 @@ class Learner:
 
     @functools.cached_property
     def objective(self) -> Objective:
-        """Loss, advantage and weighting. Raises ValueError for an unknown name or setting, and where they conflict."""
+        """Loss, advantage and weighting. Raises ValueError for an unknown name or setting, and if they conflict."""
         return objective(
             bind(self.loss, LOSSES, self.loss_settings), self.advantage, self.advantage_settings, self.weighting,
             self.weighting_settings, splits=self.updates_per_batch if self.each_update == "part" else 1,
@@ -119,7 +119,7 @@ class Learner:
 
     @functools.cached_property
     def compensated_optimizer(self) -> optax.GradientTransformation:
-        """The optimiser; for parameters stored as bfloat16 with the bits that rounding would lose."""
+        """The optimiser; for parameters stored as bfloat16 it also keeps the bits that rounding would lose."""
         stored_half = self.lora is None and self.config.param_dtype == "bfloat16"
         return compensate_rounding(self.optimizer) if stored_half else self.optimizer
 
@@ -129,11 +129,11 @@ class Learner:
 
     @property
     def on_policy(self) -> bool:
-        """Whether π_old is the policy that an update starts from, so that its log-probs need no pass of their own."""
+        """Whether π_old is the policy that an update starts from; its log-probs then need no separate pass."""
         return self.updates_per_batch == 1 and not self.round_reference
 
     def init(self, params: Params, seed: int = 0) -> TrainState:
-        """The state before the first update. It holds copies, so that the caller's arrays outlive the donated ones.
+        """The state before the first update. It holds copies, so that the caller's arrays survive the donation.
 
         With `lora` the state holds fresh adapters, drawn by `seed`; `params` is not read, and the policy begins as the
         reference. On a mesh, `params` may be outlines (ShapeDtypeStruct); the state then consists of outlines too.
@@ -150,42 +150,42 @@ class Learner:
     def update(
         self, state: TrainState, groups: Sequence[Group] | StepBatches, sizes: Sequence[int] = ()
     ) -> tuple[TrainState, Metrics]:
-        """One step of learning from groups, or from what was packed. `state` is donated.
+        """One step of learning from groups or from packed batches. `state` is donated.
 
-        `sizes` are trajectories of each group that a step may have; () means those of the given groups. The batch has
-        the shape for `sizes`, so that a step with fewer groups is not compiled anew. Where no row is live, the
-        parameters and the optimiser's state stay. Raises NonFiniteUpdate, and what `pack` raises.
+        `sizes` are the sizes of all groups that a step may have; () means those of the given groups. The batch has the
+        shape for `sizes`, so that a step with fewer groups is not compiled anew. If no row is live, the parameters and
+        the optimiser's state stay. Raises NonFiniteUpdate, and what `pack` raises.
         """
-        packed = groups if isinstance(groups, StepBatches) else self.pack(groups, int(state.step), sizes)
+        step_batches = groups if isinstance(groups, StepBatches) else self.pack(groups, int(state.step), sizes)
         pairs = None
-        if packed.pairs is not None:
-            live = self.live(packed.pairs)
-            pairs = self.prepare(state, packed.pairs, live, hard=True), live
-        counts = [self.live(batch) for batch in packed.batches]
-        # All batches are prepared before the first update: their old log-probs are those of the policy before it.
-        placed = [
+        if step_batches.pairs is not None:
+            live = self.live(step_batches.pairs)
+            pairs = self.prepare(state, step_batches.pairs, live, hard=True), live
+        counts = [self.live(batch) for batch in step_batches.batches]
+        # Prepare all batches before the first update: their old log-probs are those of the policy before it.
+        device_batches = [
             self.prepare(state, batch, count) if count else None
-            for batch, count in zip(packed.batches, counts, strict=True)
+            for batch, count in zip(step_batches.batches, counts, strict=True)
         ]
         updates: list[Metrics] = []
-        for index in packed.order:
-            batch, count = placed[index], counts[index]
+        for index in step_batches.order:
+            batch, count = device_batches[index], counts[index]
             if batch is None:
                 continue
             with self.hosts.operation("update", state, batch, count, pairs) as finish:
                 shardings = self.placement.shardings(state)
-                state, raw = finish(self._update(state, self._frozen, batch, count, pairs, shardings=shardings))
-            updates.append(arithmetic.mean_metrics(jax.device_get(raw), packed.batches[index]))
+                state, sums = finish(self._update(state, self._frozen, batch, count, pairs, shardings=shardings))
+            updates.append(arithmetic.mean_metrics(jax.device_get(sums), step_batches.batches[index]))
             if not np.isfinite([updates[-1]["loss"], updates[-1]["grad_norm"]]).all():
                 flat = jax.tree.map(lambda array: np.reshape(array, (-1, *array.shape[2:])), fetch(self.hosts, batch))
                 raise NonFiniteUpdate(state, flat, updates[-1], len(updates) - 1)
         with self.hosts.operation("advance", state) as finish:
             state = finish(advanced(state))
-        return state, {**packed.facts, **arithmetic.combine_updates(updates)}
+        return state, {**step_batches.facts, **arithmetic.combine_updates(updates)}
 
     def pack(self, groups: Sequence[Group], step: int, sizes: Sequence[int] = ()) -> StepBatches:
-        """The batches of the step after `step`, as `update` takes them. Raises what `batch.pack` raises."""
-        if step + 1 in self.skip_steps:  # no batch is made: making it may be what fails
+        """Packs the batches of the step after `step`, for `update`. Raises what `batch.pack` raises."""
+        if step + 1 in self.skip_steps:  # pack no batch: packing may be the step that fails
             return StepBatches((), (), facts=skipped_metrics(groups))
         seed = self.seed, step
         batches, facts = self.objective.batches(groups, seed, self.shape, sizes)
@@ -194,7 +194,7 @@ class Learner:
         return StepBatches(batches, order, pairs, {**facts, **counts})
 
     def pack_examples(self, examples: Sequence[Example], most: int) -> TrainBatch:
-        """Pairs or trajectories as a batch, whose shape holds `most` of what the loss learns from."""
+        """Packs pairs or trajectories into a batch with rows for `most` of them."""
         rows = self.shape.holding(most, 2 if self.objective.loss.pairs else 1)
         return pack_examples(examples, self.shape, rows)
 
@@ -203,24 +203,24 @@ class Learner:
         return np.int32(-(-live_rows(batch) // self.micro_rows))
 
     def prepare(self, state: TrainState, batch: TrainBatch, count: np.int32, hard: bool = False) -> TrainBatch:
-        """[B, T] on the host → [M, b, T] on the devices, with reference and old log-probs where they are needed.
+        """[B, T] on the host → [M, b, T] on the devices, with reference and old log-probs if they are needed.
 
         In a batch of `hard` negatives the reference is the policy in `state`.
         """
         with self.hosts.operation("prepare", state, batch, count, hard) as finish:
-            placed = self.placement.micro_batches(batch, self.micro_rows)
+            device_batch = self.placement.micro_batches(batch, self.micro_rows)
             if hard:
-                reference = self._forward(self._frozen, state.params, placed, count)
-                return finish(dataclasses.replace(placed, reference_logprobs=reference))
+                reference = self._forward(self._frozen, state.params, device_batch, count)
+                return finish(dataclasses.replace(device_batch, reference_logprobs=reference))
             if not self.on_policy:
-                old = self._forward(self._frozen, state.params, placed, count)
-                placed = dataclasses.replace(placed, old_logprobs=old)
+                old = self._forward(self._frozen, state.params, device_batch, count)
+                device_batch = dataclasses.replace(device_batch, old_logprobs=old)
             if self.reads_reference:
-                reference = self._forward(self.reference, None, placed, count)
-                placed = dataclasses.replace(placed, reference_logprobs=reference)
+                reference = self._forward(self.reference, None, device_batch, count)
+                device_batch = dataclasses.replace(device_batch, reference_logprobs=reference)
             elif self.round_reference == "round":
-                placed = dataclasses.replace(placed, reference_logprobs=placed.old_logprobs)
-            return finish(placed)
+                device_batch = dataclasses.replace(device_batch, reference_logprobs=device_batch.old_logprobs)
+            return finish(device_batch)
 
     def update_once(
         self, state: TrainState, batch: TrainBatch, count: np.int32, pairs: tuple[TrainBatch, np.int32] | None = None
@@ -233,7 +233,7 @@ class Learner:
     def programs(
         self, state: TrainState, batch: TrainBatch, pairs: TrainBatch | None = None
     ) -> Mapping[str, Callable[[], Lowered]]:
-        """What lowers the programs of `update_once` (update) and of `prepare` (reference, old, pairs)."""
+        """Functions that lower the programs of `update_once` (update) and of `prepare` (reference, old, pairs)."""
         batch, count = self.placement.abstract(batch, self.micro_rows), np.int32(1)
         extra = None if pairs is None else (self.placement.abstract(pairs, self.micro_rows), count)
         lower, shardings = functools.partial, self.placement.shardings(state)
@@ -247,7 +247,7 @@ class Learner:
         return programs
 
     def policy(self, state: TrainState) -> Params:
-        """The policy without adapters: they are summed into their matrices, which have `config.dtype`."""
+        """The policy with adapters merged into their matrices, which have `config.dtype`."""
         with self.hosts.operation("policy", state) as finish:
             if self.lora is None:
                 return finish(cast_for_compute(self.config, state.params))
@@ -255,12 +255,12 @@ class Learner:
             return finish(merge(self.config, self.lora, self.reference, state.params))
 
     def weights(self, state: TrainState, version: int) -> Weights:
-        """The policy for an engine, under Hugging Face names. Read it before the next update, which takes `state`."""
+        """The policy for an engine, under Hugging Face names. Read it before the next update, which donates `state`."""
         policy, name = functools.partial(self.policy, state), functools.partial(self.fingerprint, state)
         return weights_of(self.config, policy, self.hosts, version, name)
 
     def fingerprint(self, state: TrainState) -> str:
-        """Equal for equal policies."""
+        """A string that is equal for equal policies."""
         with self.hosts.operation("policy_fingerprint", state) as finish:
             return finish(fingerprint((state.params, None if self.lora is None else self.reference)))
 
@@ -287,7 +287,7 @@ class Learner:
     def _scores(self, frozen: Params | None, params: Params | None, batch: TrainBatch, *, entropy: str) -> TokenScores:
         """Scores float32[b, T] of a policy.
 
-        The policy is `params` or `frozen`, whichever is given; where both are, it is `frozen` with adapters `params`.
+        The policy is `params` or `frozen`, whichever is given; if both are, it is `frozen` with adapters `params`.
         """
         policy = frozen if params is None else params
         if frozen is not None and params is not None:
@@ -302,15 +302,15 @@ class Learner:
 
     @property
     def _frozen(self) -> Params | None:
-        """The parameters that an update reads and does not change: the base of adapters."""
+        """The base of adapters, which an update reads but does not change; None without adapters."""
         return None if self.lora is None else self.reference
 
 
 def _check_settings(learner: Learner) -> None:
-    """Raises ValueError, with what to set instead."""
-    for kind, known in _ALLOWED.items():
-        if (name := vars(learner)[kind]) not in known:
-            raise ValueError(f"{kind} {name!r} not found; available: {', '.join(sorted(known))}")
+    """Raises ValueError that says what to set instead."""
+    for kind, choices in _ALLOWED.items():
+        if (name := vars(learner)[kind]) not in choices:
+            raise ValueError(f"{kind} {name!r} not found; available: {', '.join(sorted(choices))}")
     if learner.config.dtype == "float16":
         raise ValueError(
             "dtype is float16, in which gradients of single tokens vanish; set model.dtype=bfloat16 or float32"
@@ -331,7 +331,7 @@ def _check_settings(learner: Learner) -> None:
 
 
 def required_route_shape(routes: str, config: ModelConfig, loss: str, reads: bool) -> RouteShape | None:
-    """The shape of the routes that batches hold; None where they hold none. `reads`: whether the loss reads routes.
+    """The shape of the routes that batches hold; None if they hold none. `reads`: whether the loss reads routes.
 
     Raises ValueError for routes of a dense model, and for a loss that reads routes while `routes` is "own".
     """
@@ -355,17 +355,17 @@ def learn_round(
 ) -> tuple[TrainState, Metrics]:
     """One round of learning; `state` is donated. All examples are pairs, or all are trajectories.
 
-    Examples are dealt by `seed` to batches of `batch_size`, and each of the `epochs` takes the batches in an order of
-    its own. All reference and old log-probs are computed before the first update. Metrics are means over updates;
+    `seed` deals the examples to batches of `batch_size`, and each of the `epochs` takes the batches in an order of its
+    own. All reference and old log-probs are computed before the first update. Metrics are means over updates;
     `tokens_trained` and `tokens_processed` are sums over them. Without examples the policy stays as it is. Raises
     NonFiniteUpdate, and what `assign_rows` raises.
     """
     if int(state.step) + 1 in learner.skip_steps:
         examples = ()
-    dealt = random.Random(repr(("round", seed))).sample(list(examples), len(examples))
+    permutation = random.Random(repr(("round", seed))).sample(list(examples), len(examples))
     batches = [
-        learner.pack_examples(dealt[start : start + batch_size], batch_size)
-        for start in range(0, len(dealt), batch_size)
+        learner.pack_examples(permutation[start : start + batch_size], batch_size)
+        for start in range(0, len(permutation), batch_size)
     ]
     order = [
         index
@@ -374,21 +374,21 @@ def learn_round(
     ]
     state, metrics = learner.update(state, StepBatches(batches, order))
     counts = [describe(batches[index]) for index in order]
-    sums = {name: sum(one[name] for one in counts) for name in ("tokens_trained", "tokens_processed")}
+    sums = {name: sum(count[name] for count in counts) for name in ("tokens_trained", "tokens_processed")}
     return state, {**arithmetic.combine_updates(counts), **metrics, **sums}
 
 
 def mean_log_ratio(learner: Learner, state: TrainState, trajectories: Sequence[Trajectory], batch_size: int) -> float:
-    """Mean over sampled tokens of log π_sampler − log π of the policy in `state`, in nats; 0 without a token.
+    """The mean over sampled tokens of log π_sampler − log π of the policy in `state`, in nats; 0 without a token.
 
-    It estimates KL(π_sampler ‖ π) for each token. The learner must be one of rounds.
+    It estimates KL(π_sampler ‖ π) per token. The learner must learn in rounds.
     """
     total, tokens = 0.0, 0
     for start in range(0, len(trajectories), batch_size):
         batch = learner.pack_examples(trajectories[start : start + batch_size], batch_size)
-        placed = fetch(learner.hosts, learner.prepare(state, batch, learner.live(batch)))
-        own = placed.old_logprobs.reshape(batch.tokens.shape)
-        learned = batch.weights > 0
-        total += float((batch.sampler_logprobs - own)[learned].sum(dtype=np.float64))
-        tokens += int(learned.sum())
+        device_batch = fetch(learner.hosts, learner.prepare(state, batch, learner.live(batch)))
+        logprobs = device_batch.old_logprobs.reshape(batch.tokens.shape)
+        mask = batch.weights > 0
+        total += float((batch.sampler_logprobs - logprobs)[mask].sum(dtype=np.float64))
+        tokens += int(mask.sum())
     return total / tokens if tokens else 0.0

@@ -25,9 +25,9 @@ def learns_from(*, pairs: bool = False, flat_groups: bool | Callable[..., bool] 
     """Declares what a loss learns from, where that is not groups with advantages other than 0.
 
     `pairs`: it learns from pairs of a success and a failure instead of groups. `flat_groups`: it also learns from
-    groups whose advantages are all 0, always or as a function of its settings says. The latter need not be declared for
-    a loss that uses no advantages, or one that uses reference log-probs or the entropy: their terms do not depend on
-    advantages.
+    groups whose advantages are all 0, either always or when a function of its settings says so. `flat_groups` need not
+    be declared for a loss that uses no advantages, nor for one that uses reference log-probs or the entropy: terms of
+    these do not depend on advantages.
     """
     by_settings = flat_groups if callable(flat_groups) else (lambda **settings: bool(flat_groups))
 
@@ -38,8 +38,8 @@ def learns_from(*, pairs: bool = False, flat_groups: bool | Callable[..., bool] 
     return declare
 
 
-# Building blocks of losses, for the losses here and for those of users: pure functions of arrays [b, T]. Where
-# `learned` is false, the result is exactly 0 and has no gradient, whatever the inputs are there.
+# Building blocks for the losses here and for users' losses: pure functions of arrays [b, T]. Where `learned` is false,
+# the result is exactly 0 and has no gradient, whatever the inputs are there.
 LARGEST_LOG_RATIO = 10.0  # nats
 
 
@@ -50,18 +50,18 @@ def bounded_exp(log_ratio: jax.Array) -> jax.Array:
     is still pulled back. A log-ratio of 10 nats is beyond any sound update; float32's exponential is infinite at 89.
     """
     bound = LARGEST_LOG_RATIO
-    # Not by a minimum, whose slope where both are equal is half of either.
+    # Not by a minimum: where its arguments are equal, it halves the slope.
     within = jnp.exp(jnp.where(log_ratio > bound, bound, log_ratio))
     return jnp.where(log_ratio > bound, math.exp(bound) * (1.0 + log_ratio - bound), within)
 
 
 def where_learned(learned: jax.Array, x: jax.Array) -> jax.Array:
-    """x where learned, else 0: an infinite x would make the sum NaN, even with weight 0."""
+    """x where learned, else 0: an infinite x would make the sum NaN even with weight 0."""
     return jnp.where(learned, x, 0.0)
 
 
 def summed_by(ids: jax.Array, x: jax.Array) -> jax.Array:
-    """For each token the sum of x over the tokens with the same id in this micro-batch; 0 where the id is negative.
+    """For each token, the sum of x over the tokens with its id in this micro-batch; 0 where the id is negative.
 
     ids: int32[b, T], such as `sequences` or `groups` of the batch; tokens with one id must share a micro-batch.
     """
@@ -72,7 +72,7 @@ def summed_by(ids: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def sequence_mean(sequences: jax.Array, learned: jax.Array, x: jax.Array) -> jax.Array:
-    """For each learned token the mean of x over the learned tokens of its sequence."""
+    """For each learned token, the mean of x over the learned tokens of its sequence."""
     sums = summed_by(sequences, where_learned(learned, x))
     counts = summed_by(sequences, learned.astype(jnp.float32))
     return where_learned(learned, sums / jnp.maximum(counts, 1.0))
@@ -85,12 +85,12 @@ def two_sided_mask(log_ratio: jax.Array, low: float | None, high: float | None) 
     """
     if low is not None and high is not None and low > high:
         raise ValueError(f"the mask's lower bound {low} is above its upper bound {high}; give the lower one first")
-    kept = jnp.ones(log_ratio.shape, bool)
+    mask = jnp.ones(log_ratio.shape, bool)
     if low is not None:
-        kept &= log_ratio >= math.log(low)
+        mask &= log_ratio >= math.log(low)
     if high is not None:
-        kept &= log_ratio <= math.log(high)
-    return jax.lax.stop_gradient(kept.astype(jnp.float32))
+        mask &= log_ratio <= math.log(high)
+    return jax.lax.stop_gradient(mask.astype(jnp.float32))
 
 
 def kl_estimate(kind: str, logprobs: jax.Array, towards: jax.Array) -> jax.Array:
@@ -146,12 +146,12 @@ def policy_gradient(term: Term) -> Loss:
         kl: Literal["k1", "k2", "k3"] = "k3",
         kl_towards: Literal["reference", "sampler"] = "reference",
         entropy_coefficient: Annotated[float, Range(0.0)] = 0.0,
-        **own: Any,
+        **term_settings: Any,
     ) -> tuple[jax.Array, Facts]:
         learned = weights > 0
         old_to_sampler = where_learned(learned, old_logprobs - sampler_logprobs)
         log_ratio = where_learned(learned, logprobs - (old_logprobs if ratio == "old" else sampler_logprobs))
-        per_token, facts = term(log_ratio, logprobs, advantages, sequences, learned, **own)
+        per_token, facts = term(log_ratio, logprobs, advantages, sequences, learned, **term_settings)
         facts = {"ratio": bounded_exp(log_ratio), **facts}
         if ratio == "old":
             importance = jax.lax.stop_gradient(jnp.minimum(bounded_exp(old_to_sampler), importance_cap))
@@ -179,10 +179,13 @@ def _has_regulariser(kl_coefficient: float = 0.0, entropy_coefficient: float = 0
 
 
 def _with_settings_of(loss: Loss, term: Term) -> Loss:
-    """Gives the loss the term's name, and a signature with the term's settings, then its own, in place of **own."""
-    parameters = [one for one in _parameters(loss) if one.kind != one.VAR_KEYWORD]
-    settings = [one for one in _parameters(term) if one.kind == one.KEYWORD_ONLY]
-    inputs = [one for one in parameters if one.kind != one.KEYWORD_ONLY]
+    """Gives the loss the term's name, and a signature that lists the term's settings, then its own.
+
+    They replace **term_settings.
+    """
+    parameters = [arg for arg in _parameters(loss) if arg.kind != arg.VAR_KEYWORD]
+    settings = [arg for arg in _parameters(term) if arg.kind == arg.KEYWORD_ONLY]
+    inputs = [arg for arg in parameters if arg.kind != arg.KEYWORD_ONLY]
     functools.update_wrapper(loss, term)
     vars(loss)["__signature__"] = inspect.Signature([*inputs, *settings, *parameters[len(inputs) :]])
     return loss
@@ -191,7 +194,7 @@ def _with_settings_of(loss: Loss, term: Term) -> Loss:
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """The function's parameters, with annotations resolved in its own module."""
     hints = get_type_hints(function, include_extras=True)
-    return [one.replace(annotation=hints.get(one.name, Any)) for one in inspect.signature(function).parameters.values()]
+    return [arg.replace(annotation=hints.get(arg.name, Any)) for arg in inspect.signature(function).parameters.values()]
 
 
 @policy_gradient
@@ -207,9 +210,9 @@ def grpo(
 ) -> tuple[jax.Array, Facts]:
     """The clipped surrogate (CoEvolve, §2.2): −min(r·Â, clip(r, 1−ε_low, 1+ε_high)·Â)."""
     ratio = bounded_exp(log_ratio)
-    clipped = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
-    gain = jnp.minimum(ratio * advantages, clipped * advantages)
-    return -gain, {"clip_fraction": (clipped * advantages < ratio * advantages).astype(jnp.float32)}
+    clipped_ratio = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    gain = jnp.minimum(ratio * advantages, clipped_ratio * advantages)
+    return -gain, {"clip_fraction": (clipped_ratio * advantages < ratio * advantages).astype(jnp.float32)}
 
 
 @policy_gradient
@@ -231,12 +234,12 @@ def gspo(
     """
     mean = sequence_mean(sequences, learned, log_ratio)
     if form == "token":
-        own = where_learned(learned, logprobs)
-        mean = jax.lax.stop_gradient(mean - own) + own
+        token_logprobs = where_learned(learned, logprobs)
+        mean = jax.lax.stop_gradient(mean - token_logprobs) + token_logprobs
     ratio = bounded_exp(mean)
-    clipped = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
-    gain = jnp.minimum(ratio * advantages, clipped * advantages)
-    return -gain, {"ratio": ratio, "clip_fraction": (clipped * advantages < ratio * advantages).astype(jnp.float32)}
+    clipped_s = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    gain = jnp.minimum(ratio * advantages, clipped_s * advantages)
+    return -gain, {"ratio": ratio, "clip_fraction": (clipped_s * advantages < ratio * advantages).astype(jnp.float32)}
 
 
 @policy_gradient
@@ -253,9 +256,9 @@ def cispo(
     """−sg[clip(r, 1−ε_low, 1+ε_high)] · Â · log π_θ: the clip bounds a token's weight, and no token loses its gradient
     (CISPO, arXiv 2506.13585, Eq. 4). ε_low = 1 is no lower bound, as in the paper; ε_high is not published."""
     ratio = bounded_exp(log_ratio)
-    clipped = jax.lax.stop_gradient(jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high))
-    per_token = -clipped * advantages * where_learned(learned, logprobs)
-    return per_token, {"clip_fraction": (clipped != ratio).astype(jnp.float32)}
+    clipped_ratio = jax.lax.stop_gradient(jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high))
+    per_token = -clipped_ratio * advantages * where_learned(learned, logprobs)
+    return per_token, {"clip_fraction": (clipped_ratio != ratio).astype(jnp.float32)}
 
 
 @policy_gradient
@@ -275,10 +278,10 @@ def dual_clip(
     A ratio above c then has no gradient.
     """
     ratio = bounded_exp(log_ratio)
-    clipped = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
-    gain = jnp.minimum(ratio * advantages, clipped * advantages)
-    bounded = jnp.where(advantages < 0, jnp.maximum(gain, clip_bad * advantages), gain)
-    return -bounded, {"clip_fraction": (bounded != ratio * advantages).astype(jnp.float32)}
+    clipped_ratio = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    gain = jnp.minimum(ratio * advantages, clipped_ratio * advantages)
+    bounded_gain = jnp.where(advantages < 0, jnp.maximum(gain, clip_bad * advantages), gain)
+    return -bounded_gain, {"clip_fraction": (bounded_gain != ratio * advantages).astype(jnp.float32)}
 
 
 def sft(logprobs: jax.Array, weights: jax.Array) -> tuple[jax.Array, Facts]:
@@ -309,8 +312,8 @@ def dpo(
     loss; the weights of a pair's tokens add up to 1 / pairs, so that the weighted sum is the mean over pairs.
     """
     learned = weights > 0
-    moved = where_learned(learned, (logprobs - reference_logprobs) * advantages)
-    margin = beta * summed_by(groups, moved)
+    signed_log_ratio = where_learned(learned, (logprobs - reference_logprobs) * advantages)
+    margin = beta * summed_by(groups, signed_log_ratio)
     better = where_learned(learned & (advantages > 0) & (rewards >= 1.0), logprobs)
     per_token = dpo_coefficient * jax.nn.softplus(-margin) - sft_coefficient * summed_by(groups, better)
     return where_learned(learned, per_token), {"preferred": (margin > 0).astype(jnp.float32), "margin": margin}

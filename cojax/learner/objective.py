@@ -1,4 +1,4 @@
-"""What a learner optimises: a loss, an advantage and a weighting, each bound to its settings.
+"""The objective of a learner: a loss, an advantage and a weighting, each bound to its settings.
 
 A loss's signature lists the inputs that it may read; a trace shows which it uses. The objective packs the batches of a
 step accordingly.
@@ -35,7 +35,8 @@ class BoundLoss:
     """A loss with its settings.
 
     `reads` are the inputs that its signature lists, in order. `uses` are those on which the loss or one of its facts
-    depends, and `learns` those on which the loss itself depends. All arguments of a helper under `jax.jit` count.
+    depends, and `learns` those on which the loss itself depends. Calling a function under `jax.jit` uses all of its
+    arguments.
     """
 
     name: str
@@ -48,9 +49,9 @@ class BoundLoss:
     flat_groups: bool
 
     def inputs(self, scores: TokenScores, batch: TrainBatch) -> list[Any]:
-        """What `function` is called with, beside its settings."""
-        found = {**vars(batch), **scores._asdict()}
-        return [found[name] for name in self.reads]
+        """The arrays that `function` is called with, in addition to its settings."""
+        arrays = {**vars(batch), **scores._asdict()}
+        return [arrays[name] for name in self.reads]
 
     @property
     def routes(self) -> bool:
@@ -64,7 +65,7 @@ class BoundLoss:
 
     @property
     def entropy(self) -> str:
-        """The `entropy` asked of `token_scores`: its value is always a metric, but only a loss needs its gradient."""
+        """The `entropy` for `token_scores`: its value is always a metric, but only a loss needs its gradient."""
         return "gradient" if "entropy" in self.learns else "value"
 
 
@@ -76,24 +77,24 @@ def bind(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any]) -> B
     """
     function = find("loss", name, table)
     settings = check_settings("loss", name, function, settings)
-    reads, bound = _inputs(name, function), functools.partial(function, **settings)
+    reads, loss = _inputs(name, function), functools.partial(function, **settings)
     inputs = [jax.ShapeDtypeStruct(_SHAPE, DTYPES.get(read, jnp.float32)) for read in reads]
 
     faults: list[str] = []
 
-    def checked(*arrays: jax.Array) -> Any:
-        returned = bound(*arrays)
-        faults[:] = _faults(name, returned)
-        return () if faults else returned
+    def call(*arrays: jax.Array) -> Any:
+        result = loss(*arrays)
+        faults[:] = _faults(name, result)
+        return () if faults else result
 
     try:
-        traced = jax.make_jaxpr(checked)(*inputs)
+        program = jax.make_jaxpr(call)(*inputs)
     except Exception as error:  # a user's loss may raise anything
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"loss {name!r} cannot be traced: {type(error).__name__}: {reason}") from error
     if faults:
         raise ValueError(faults[0])
-    uses, learns = (_inputs_of(traced.jaxpr, reads, results) for results in (None, 1))
+    uses, learns = (_inputs_of(program.jaxpr, reads, results) for results in (None, 1))
     if not learns & {"logprobs", "entropy"}:
         raise ValueError(f"loss {name!r} depends on neither logprobs nor entropy, so it has no gradient")
     pairs, flat_groups = _declared(function)
@@ -103,35 +104,35 @@ def bind(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any]) -> B
 
 
 def _declared(function: Loss) -> tuple[bool, Callable[..., bool]]:
-    """What `learns_from` declared of a loss, or of the function that a partial calls."""
+    """The declaration of `learns_from` for a loss, or for the function that a partial calls."""
     while isinstance(function, functools.partial):
         function = function.func
     return function.learns_from if hasattr(function, "learns_from") else (False, lambda **settings: False)
 
 
 def _settings_for(condition: Callable[..., bool], function: Loss, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a loss, defaults included, that are parameters of `condition`."""
-    whole = {name: setting.default for name, setting in settings_of(function).items()} | dict(given)
+    """The settings of a loss, including defaults, that are parameters of `condition`."""
+    values = {name: setting.default for name, setting in settings_of(function).items()} | dict(given)
     parameters = inspect.signature(condition).parameters
-    everything = any(one.kind == one.VAR_KEYWORD for one in parameters.values())
-    return {name: value for name, value in whole.items() if everything or name in parameters}
+    takes_all = any(arg.kind == arg.VAR_KEYWORD for arg in parameters.values())
+    return {name: value for name, value in values.items() if takes_all or name in parameters}
 
 
 def _inputs(name: str, function: Loss) -> tuple[str, ...]:
-    """Names of the positional parameters. Raises ValueError for one that is no input."""
-    known = (*_SCORES, *DTYPES)
-    given = [one for one in inspect.signature(function).parameters.values() if one.kind != one.KEYWORD_ONLY]
-    for one in given:
-        if one.name not in known or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+    """Names of the positional parameters. Raises ValueError for one that is not an input."""
+    names = (*_SCORES, *DTYPES)
+    arguments = [arg for arg in inspect.signature(function).parameters.values() if arg.kind != arg.KEYWORD_ONLY]
+    for arg in arguments:
+        if arg.name not in names or arg.kind in (arg.VAR_POSITIONAL, arg.VAR_KEYWORD):
             raise ValueError(
-                f"loss {name!r} reads {one.name!r}, which is no input; inputs are {', '.join(known)}. "
+                f"loss {name!r} reads {arg.name!r}, which is no input; inputs are {', '.join(names)}. "
                 "Settings are keyword-only: write them after a *"
             )
-    return tuple(one.name for one in given)
+    return tuple(arg.name for arg in arguments)
 
 
 def _faults(name: str, returned: Any) -> list[str]:
-    """Why this is no pair, loss and facts, with one float for each token in each of its arrays; nothing where it is."""
+    """Says why this is not a pair of loss and facts with one float for each token in every array; [] if it is."""
     pair = isinstance(returned, (tuple, list)) and len(returned) == 2
     if not pair or not isinstance(returned[1], dict) or not all(isinstance(fact, str) for fact in returned[1]):
         return [
@@ -148,7 +149,7 @@ def _faults(name: str, returned: Any) -> list[str]:
 
 
 def _outline(returned: Any) -> str:
-    """What a loss returned, in few words: float32[2, 8], (float32[2, 8], dict), NoneType."""
+    """Describes a loss's result in few words: float32[2, 8], (float32[2, 8], dict), NoneType."""
     if isinstance(returned, jax.Array):
         return f"{returned.dtype}{list(returned.shape)}"
     if isinstance(returned, (tuple, list)):
@@ -156,13 +157,13 @@ def _outline(returned: Any) -> str:
     return type(returned).__name__
 
 
-def _inputs_of(traced: Jaxpr, reads: Sequence[str], results: int | None) -> frozenset[str]:
-    """The inputs that the first `results` of a traced loss depend on, or all of them: the loss, then its facts."""
-    needed = {out for out in traced.outvars[:results] if not isinstance(out, Literal)}
-    for equation in reversed(traced.eqns):
-        if needed & set(equation.outvars):
-            needed |= {one for one in equation.invars if not isinstance(one, Literal)}
-    return frozenset(read for variable, read in zip(traced.invars, reads, strict=True) if variable in needed)
+def _inputs_of(jaxpr: Jaxpr, reads: Sequence[str], results: int | None) -> frozenset[str]:
+    """The inputs on which the first `results` outputs of a traced loss depend; None means the loss and all facts."""
+    variables = {out for out in jaxpr.outvars[:results] if not isinstance(out, Literal)}
+    for equation in reversed(jaxpr.eqns):
+        if variables & set(equation.outvars):
+            variables |= {operand for operand in equation.invars if not isinstance(operand, Literal)}
+    return frozenset(read for variable, read in zip(jaxpr.invars, reads, strict=True) if variable in variables)
 
 
 ADVANTAGE, WEIGHTING = "group_relative", "group_token_mean"
@@ -170,7 +171,7 @@ ADVANTAGE, WEIGHTING = "group_relative", "group_token_mean"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Objective:
-    """Loss, advantage and weighting; the groups of a step are split over `splits` batches."""
+    """Loss, advantage and weighting; a step's groups are split over `splits` batches."""
 
     loss: BoundLoss
     advantage: Callable[..., Any]
@@ -182,10 +183,10 @@ class Objective:
     ) -> tuple[list[TrainBatch], dict[str, float]]:
         """Packs the batches of a step, and counts what went into all of them; `seed` is (seed, step).
 
-        `sizes` are the group sizes of the largest batch that a step may have; () takes those of `groups`. They fix the
-        number of rows. Raises what `pack` raises.
+        `sizes` are the sizes of all groups that a step may have; () takes those of `groups`. They fix the number of
+        rows. Raises what `pack` raises.
         """
-        packed = []
+        results = []
         rows = self.rows(sizes or [len(group.trajectories) for group in groups], shape)
         for part in self._deal(groups, seed):
             if self.loss.pairs:
@@ -195,11 +196,11 @@ class Objective:
                     part, self.advantage, shape, weighting=self.weighting, skip_flat=not self.loss.flat_groups,
                     together=self.loss.together, rows=rows,
                 )  # fmt: skip
-            packed.append((batch, facts | packing.staleness(batch, version=seed[1])))
-        return [batch for batch, _ in packed], _sum_facts([facts for _, facts in packed], shape.length)
+            results.append((batch, facts | packing.staleness(batch, version=seed[1])))
+        return [batch for batch, _ in results], _sum_facts([facts for _, facts in results], shape.length)
 
     def rows(self, sizes: Sequence[int], shape: RowShape) -> int:
-        """Rows of each batch of a step whose groups have `sizes` trajectories."""
+        """The number of rows of each batch of a step whose groups have `sizes` trajectories."""
         each = -(-len(sizes) // self.splits)
         if self.loss.together:
             return shape.holding(each, max(sizes, default=1))
@@ -207,7 +208,7 @@ class Objective:
         return shape.holding(most, 2) if self.loss.pairs else shape.whole(most)
 
     def _deal(self, groups: Sequence[Group], seed: tuple[int, int]) -> list[list[Group]]:
-        """Splits the groups over the splits: whole groups, drawn by the seed where there is more than one."""
+        """Deals whole groups to the splits; if there is more than one, the seed draws which."""
         if self.splits == 1:
             return [list(groups)]
         order = list(range(len(groups)))
@@ -223,7 +224,7 @@ def objective(
     weighting_settings: Mapping[str, Any],
     splits: int,
 ) -> Objective:
-    """The objective of a loss, and of an advantage and a weighting by name.
+    """The objective of this loss, and of the advantage and the weighting of these names.
 
     Raises ValueError for an unknown name or setting, and for an advantage or a weighting beside a loss of pairs.
     """
@@ -251,17 +252,17 @@ def _bind_settings(kind: str, name: str, table: Mapping[str, Any], settings: Map
 
 
 def _sum_facts(facts: Sequence[Mapping[str, float]], row_length: int) -> dict[str, float]:
-    """Adds up counts over the parts of a step; `staleness` is the mean over tokens, `fill` that of all live rows."""
+    """Adds up counts over the parts of a step; `staleness` is the mean over tokens, `fill` the mean over live rows."""
     if len(facts) == 1:
         return dict(facts[0])
-    names = dict.fromkeys(name for one in facts for name in one if name not in ("fill", "staleness", "staleness_max"))
-    total = {name: sum(one[name] for one in facts) for name in names}
+    names = dict.fromkeys(name for part in facts for name in part if name not in ("fill", "staleness", "staleness_max"))
+    total = {name: sum(part[name] for part in facts) for name in names}
     total["fill"] = total["tokens_processed"] / (total["rows"] * row_length) if total["rows"] else 0.0
-    behind = [one for one in facts if "staleness" in one]
+    behind = [part for part in facts if "staleness" in part]
     if behind:
-        tokens = sum(one["tokens_trained"] for one in behind)
-        total["staleness"] = sum(one["staleness"] * one["tokens_trained"] for one in behind) / tokens
-        total["staleness_max"] = max(one["staleness_max"] for one in behind)
+        tokens = sum(part["tokens_trained"] for part in behind)
+        total["staleness"] = sum(part["staleness"] * part["tokens_trained"] for part in behind) / tokens
+        total["staleness_max"] = max(part["staleness_max"] for part in behind)
     return total
 
 
@@ -269,8 +270,8 @@ def _sum_facts(facts: Sequence[Mapping[str, float]], row_length: int) -> dict[st
 class HardNegatives:
     """Adds `weight` · DPO of pairs of a success and a hard negative of the same group to a step's loss.
 
-    A hard negative is a failure whose partial reward is at least `least`. The reference of DPO, whose β is `beta`, is
-    the policy before the step.
+    A hard negative is a failure whose partial reward is at least `least`. DPO's β is `beta`; its reference is the
+    policy before the step.
     """
 
     weight: float
@@ -282,18 +283,18 @@ class HardNegatives:
         return bind("dpo", LOSSES, {"beta": self.beta})
 
     def rows(self, sizes: Sequence[int], shape: RowShape) -> int:
-        """Rows of the batch of a step whose groups have `sizes` trajectories."""
+        """The number of rows of this batch in a step whose groups have `sizes` trajectories."""
         return shape.holding(sum(sizes), 2)
 
     def pack(
         self, groups: Sequence[Group], seed: tuple[int, int], shape: RowShape, sizes: Sequence[int] = ()
     ) -> tuple[TrainBatch, dict[str, float]]:
-        """The pairs of a step as a batch, with the numbers of failures, of hard negatives, and of pairs of these.
+        """Packs a step's pairs, and counts failures, hard negatives and pairs.
 
         `sizes` are as in `Objective.batches`.
         """
-        drawn = [pair for group in groups for pair in packing.draw_pairs(group, seed, self.least)]
-        pairs = [Pair(better, worse, self.weight) for better, worse in drawn]
+        trajectory_pairs = [pair for group in groups for pair in packing.draw_pairs(group, seed, self.least)]
+        pairs = [Pair(better, worse, self.weight) for better, worse in trajectory_pairs]
         failures = [t for group in groups for t in group.valid if t.reward < 1.0]
         facts = {
             "failures": float(len(failures)),

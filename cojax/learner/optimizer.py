@@ -1,4 +1,4 @@
-"""Optimisers, as optax transformations; one lets parameters stored as bfloat16 learn exactly as float32 ones would."""
+"""Optimisers as optax transformations; one of them trains bfloat16 parameters exactly like float32 ones."""
 
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ def adamw(
     clip_norm: float = 1.0,
     moments_dtype: str = "",
 ) -> optax.GradientTransformation:
-    """AdamW behind a clip of the global gradient norm.
+    """AdamW after clipping the global gradient norm.
 
     The rate rises linearly over `warmup_steps` updates, falls linearly to the share `decay_to` of itself until update
     `decay_steps`, and stays there; with `decay_steps` 0 it does not fall. Weight decay leaves norm scales and biases
@@ -30,7 +30,7 @@ def adamw(
     0 or a share outside [0, 1].
     """
     if moments_dtype not in ("", "float32", "bfloat16"):
-        # The squares in float16 would be 0 for gradients below 2e-4.
+        # In float16 the squares of gradients below 2e-4 would be 0.
         raise ValueError(f"moments_dtype {moments_dtype!r} is not supported; available: '', float32, bfloat16")
     if warmup_steps < 0 or decay_steps < 0 or not 0 <= decay_to <= 1:
         raise ValueError(
@@ -38,24 +38,24 @@ def adamw(
             "and a share of the rate from 0 to 1"
         )
     rate = learning_rate if callable(learning_rate) else optax.constant_schedule(learning_rate)
-    fall = optax.linear_schedule(1.0, decay_to, decay_steps) if decay_steps else optax.constant_schedule(1.0)
+    decay = optax.linear_schedule(1.0, decay_to, decay_steps) if decay_steps else optax.constant_schedule(1.0)
 
-    def warmed(count: jax.Array) -> jax.Array:
-        return rate(count) * fall(count) * jnp.minimum(1.0, (count + 1) / max(1, warmup_steps))
+    def schedule(count: jax.Array) -> jax.Array:
+        return rate(count) * decay(count) * jnp.minimum(1.0, (count + 1) / max(1, warmup_steps))
 
-    def decayed(params: Params) -> Any:
+    def mask_decay(params: Params) -> Any:
         return jax.tree_util.tree_map_with_path(
             lambda path, _: not any(word in jax.tree_util.keystr(path) for word in ("norm", "bias")), params
         )
 
-    adam = optax.adamw(warmed, b1=b1, b2=b2, weight_decay=weight_decay, mask=decayed)
+    adam = optax.adamw(schedule, b1=b1, b2=b2, weight_decay=weight_decay, mask=mask_decay)
     return optax.chain(
         optax.clip_by_global_norm(clip_norm), _stored_as(jnp.dtype(moments_dtype), adam) if moments_dtype else adam
     )
 
 
 def _stored_as(dtype: jnp.dtype, inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`inner`, which computes in float32, with the floating arrays of its state stored as `dtype`."""
+    """Computes `inner` in float32, and stores the floating arrays of its state as `dtype`."""
 
     def init(params: Params) -> Any:
         return _cast(inner.init(params), dtype)
@@ -68,13 +68,13 @@ def _stored_as(dtype: jnp.dtype, inner: optax.GradientTransformation) -> optax.G
 
 
 def _cast(tree: Any, dtype: Any) -> Any:
-    """The tree with its floating arrays as `dtype`."""
+    """Casts the tree's floating arrays to `dtype`."""
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 
 class CompensatedState(NamedTuple):
     """inner: the state of the inner transformation; low: int16 of each parameter's shape, the bits of its float32 value
-    beyond those of the bfloat16 parameter."""
+    below those of the bfloat16 parameter."""
 
     inner: Any
     low: Params
@@ -83,9 +83,9 @@ class CompensatedState(NamedTuple):
 def compensate_rounding(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Applies `inner` to bfloat16 parameters without losing any update to rounding.
 
-    A bfloat16 above 0.004 does not move by 1e-6, the paper's learning rate: its neighbours are further away. So the
-    state keeps the lower 16 bits of each parameter's float32 value, as Kahan's summation keeps what was rounded away.
-    That takes two bytes a parameter and is exact. `inner` keeps its own state as it would for bfloat16 parameters.
+    A bfloat16 above 0.004 cannot move by 1e-6, the paper's learning rate, because its neighbours are further away. So
+    the state keeps the lower 16 bits of each parameter's float32 value, as Kahan's summation keeps the rounding error.
+    This is exact and takes two bytes a parameter. `inner` keeps its own state as it would for bfloat16 parameters.
     """
 
     def init(params: Params) -> CompensatedState:
@@ -96,10 +96,10 @@ def compensate_rounding(inner: optax.GradientTransformation) -> optax.GradientTr
     def update(updates: Any, state: CompensatedState, params: Params = None) -> tuple[Any, CompensatedState]:
         exact = exact_values(params, state.low)
         updates, inner_state = inner.update(updates, state.inner, exact)
-        wanted = jax.tree.map(lambda value, change: _bits(value + change.astype(jnp.float32)), exact, updates)
-        # Rounding to the nearest bfloat16: add half of the last kept bit, then keep the upper 16 bits.
-        upper = jax.tree.map(lambda bits: ((bits + 0x8000) >> 16) << 16, wanted)
-        low = jax.tree.map(lambda bits, high: (bits - high).astype(jnp.int16), wanted, upper)
+        target_bits = jax.tree.map(lambda value, change: _bits(value + change.astype(jnp.float32)), exact, updates)
+        # Round to the nearest bfloat16: add half of its last bit, then keep the upper 16 bits.
+        upper = jax.tree.map(lambda bits: ((bits + 0x8000) >> 16) << 16, target_bits)
+        low = jax.tree.map(lambda bits, high: (bits - high).astype(jnp.int16), target_bits, upper)
         changes = jax.tree.map(lambda high, param: _value(high) - param.astype(jnp.float32), upper, params)
         return changes, CompensatedState(inner_state, low)
 
@@ -107,7 +107,7 @@ def compensate_rounding(inner: optax.GradientTransformation) -> optax.GradientTr
 
 
 def exact_values(params: Params, low: Params) -> Params:
-    """The float32 values whose upper bits are the bfloat16 parameters, and whose lower bits are `low`."""
+    """The float32 values whose upper bits are the bfloat16 parameters and whose lower bits are `low`."""
     return jax.tree.map(lambda param, rest: _value(_bits(param.astype(jnp.float32)) + rest), params, low)
 
 

@@ -1,7 +1,7 @@
-"""Where a learner's arrays are: on one device, over a mesh, or over several hosts, which compute together.
+"""Places a learner's arrays on one device, over a mesh, or over several hosts that compute together.
 
-A program over the devices of several hosts runs only if every process starts it. So whatever a learner computes on its
-devices is announced by `Hosts.operation`. One process announces nothing; with several, `cojax.distributed` tells the
+A program over the devices of several hosts runs only if every process starts it. So a learner announces each of its
+computations by `Hosts.operation`. A single process announces nothing; with several, `cojax.distributed` tells the
 others to run the operation of that name.
 """
 
@@ -31,19 +31,19 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """How batches, parameters and states are laid out; `mesh` is None for one device."""
+    """The layout of batches, parameters and states; `mesh` is None for one device."""
 
     config: ModelConfig
     mesh: Mesh | None
 
     @property
     def devices(self) -> Sequence[jax.Device]:
-        """The devices that are computed on."""
+        """The devices that run the computation."""
         return jax.local_devices()[:1] if self.mesh is None else list(self.mesh.devices.flat)
 
     @property
     def row_shards(self) -> int:
-        """Into how many parts the rows of a micro-batch are split."""
+        """The number of parts into which the rows of a micro-batch are split."""
         return devices_along(self.mesh, *ROWS)
 
     @property
@@ -68,7 +68,7 @@ class Placement:
         )
 
     def params(self, params: Params, rows: Sequence[Parameter]) -> Params:
-        """The parameters, whose leaves `rows` describes, spread over the mesh."""
+        """Spreads the parameters, whose leaves `rows` describe, over the mesh."""
         if self.mesh is None:
             return params
         return jax.tree.map(self._canonicalise, shard(self.config, params, self.mesh, rows))
@@ -79,7 +79,7 @@ class Placement:
         On a mesh, `params` may be outlines (ShapeDtypeStruct); the state then consists of outlines too.
         """
         if self.mesh is None:
-            # Every leaf is committed to the device, as after an update: a mixture would compile twice.
+            # Commit every leaf to the device, as after an update: otherwise the update would compile twice.
             return jax.device_put(TrainState(jnp.int32(0), params, optimizer.init(params)), self.devices[0])
         params = self.params(params, rows)
         everywhere = NamedSharding(self.mesh, PartitionSpec())
@@ -98,7 +98,7 @@ class Placement:
         return None if self.mesh is None else tuple(leaf.sharding for leaf in jax.tree.leaves(state))
 
     def _canonicalise(self, leaf: jax.Array) -> jax.Array:
-        """The same layout, spelled as the compiler spells it: another spelling would compile again."""
+        """The same layout, written as the compiler writes it: any other form would compile again."""
         assert self.mesh is not None
         assert isinstance(leaf.sharding, NamedSharding)
         spec = [axis if axis and self.mesh.shape[axis] > 1 else None for axis in leaf.sharding.spec]
@@ -113,8 +113,8 @@ class Hosts(Protocol):
     def operation(self, name: str, *arguments: Any) -> contextlib.AbstractContextManager[Callable[[_T], _T]]:
         """While this process computes in the block, every other one runs the operation of that name.
 
-        The block hands its result to what is yielded, which returns it. Arguments are plain values, batches on the
-        host, and results of earlier operations.
+        The context yields a function; the block passes its result through it. Arguments are plain values, batches on
+        the host, and results of earlier operations.
         """
 
 
@@ -129,7 +129,7 @@ ONE_PROCESS = OneProcess()
 
 
 def copied(tree: Any) -> Any:
-    """The same arrays in memory of their own."""
+    """Copies of the arrays, in memory of their own."""
     return jax.tree.map(jnp.copy, tree)
 
 
@@ -139,7 +139,7 @@ def advanced(state: TrainState) -> TrainState:
 
 
 def fetch(hosts: Hosts, placed: Any) -> Any:
-    """The same arrays on this host, as NumPy's; all processes gather them."""
+    """Fetches arrays to this host as NumPy arrays; all processes gather them."""
     with hosts.operation("replicate", placed) as finish:
         return on_host(finish(replicated(placed)))
 
@@ -150,7 +150,7 @@ def replicated(tree: Any) -> Any:
 
 
 def on_host(tree: Any) -> Any:
-    """NumPy arrays from arrays that are whole on this host."""
+    """Converts arrays that are whole on this host to NumPy."""
     return jax.tree.map(lambda leaf: np.asarray(leaf if leaf.is_fully_addressable else leaf.addressable_data(0)), tree)
 
 
@@ -159,10 +159,10 @@ def _is_whole(leaf: jax.Array) -> bool:
 
 
 def _everywhere(leaf: jax.Array) -> Sharding:
-    """A layout in which every host has the whole array: on all devices of its mesh.
+    """A layout that gives every host the whole array, on all devices of its mesh.
 
-    An array without a mesh stays on its device; every host has one of its own, drawn by the same seed. Raises TypeError
-    for one that is spread over hosts in another way.
+    An array without a mesh stays on its device: every host has its own, drawn by the same seed. Raises TypeError for an
+    array that is spread over hosts in another way.
     """
     if isinstance(leaf.sharding, NamedSharding):
         return NamedSharding(leaf.sharding.mesh, PartitionSpec())
@@ -182,24 +182,24 @@ def _gather_layer(place: Sharding) -> Callable[[jax.Array, int], jax.Array]:
 
 
 def hf_arrays(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts) -> Iterator[tuple[str, np.ndarray]]:
-    """`to_hf` of a policy. Where it is spread over hosts, all of them gather one layer of one matrix at a time."""
+    """`to_hf` of a policy. If it is spread over hosts, all of them gather one layer of one matrix at a time."""
     params = policy()
     if hosts is ONE_PROCESS:
         yield from to_hf(config, params)
         return
     for number, row in enumerate(parameters(config)):
         layers = range(config.num_hidden_layers) if "layers" in row.stacked else (None,)
-        named = row.pieces(config)
+        pieces = row.pieces(config)
         for layer in layers:
             with hosts.operation("piece", params, number, layer) as finish:
-                part = on_host(finish(piece(config, params, number, layer)))
+                array = on_host(finish(piece(config, params, number, layer)))
             count = 1 if layer is None else int(np.prod(row.shape(config)[1 : len(row.stacked)]))
-            for index, name in itertools.islice(named, count):
-                yield name, row.to_hf(part[index[1:]], config)
+            for index, name in itertools.islice(pieces, count):
+                yield name, row.to_hf(array[index[1:]], config)
 
 
 def piece(config: ModelConfig, params: Params, number: int, layer: int | None) -> jax.Array:
-    """One layer of the parameters' leaf of that number, or all of it, whole on every host."""
+    """One layer of the leaf with that number, or the whole leaf for None; it is complete on every host."""
     leaf = leaf_of(params, parameters(config)[number])
     return replicated(leaf) if layer is None else _gather_layer(_everywhere(leaf))(leaf, layer)
 
@@ -207,7 +207,7 @@ def piece(config: ModelConfig, params: Params, number: int, layer: int | None) -
 def weights_of(
     config: ModelConfig, policy: Callable[[], Params], hosts: Hosts, version: int, fingerprint: Callable[[], str]
 ) -> Weights:
-    """The policy for an engine. With several processes, one that computes alone gets no `save`: Orbax waits for all."""
+    """The policy for an engine. One of several processes that computes alone gets no `save`: Orbax waits for all."""
     alone = hosts is ONE_PROCESS and jax.process_count() > 1
     save = None if alone else functools.partial(_save, config, policy, hosts)
     return Weights(version, functools.partial(hf_arrays, config, policy, hosts), None, fingerprint, save)
@@ -216,16 +216,16 @@ def weights_of(
 def _save(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts, folder: str, dtype: str) -> None:
     params = policy()
     with hosts.operation("finite", params, dtype) as finish:
-        found = on_host(finish(finite(config, params, dtype)))
-    if not found.all():
-        name = parameters(config)[int(np.argmin(found))].name
+        is_finite = on_host(finish(finite(config, params, dtype)))
+    if not is_finite.all():
+        name = parameters(config)[int(np.argmin(is_finite))].name
         raise ValueError(f"{name} is not finite in {dtype}; training has diverged, nothing was written")
     with hosts.operation("save_params", params, folder, dtype):
         save_params(params, folder, dtype)
 
 
 def finite(config: ModelConfig, params: Params, dtype: str) -> jax.Array:
-    """bool[rows], whole on every host: whether all numbers of each parameter are finite once cast to `dtype`."""
+    """bool[rows], complete on every host: whether each parameter's numbers are all finite when cast to `dtype`."""
     rows = parameters(config)
     return replicated(_within([leaf_of(params, row) for row in rows], _bound(dtype)))  # type: ignore[no-any-return]
 
@@ -240,5 +240,5 @@ def _bound(dtype: str) -> np.float32:
 
 @jax.jit
 def _within(leaves: list[jax.Array], bound: jax.Array) -> jax.Array:
-    # Not by isfinite of the cast number: a compiler may leave out the cast.
+    # Not isfinite of the cast number: a compiler may leave out the cast.
     return jnp.stack([(jnp.abs(leaf.astype(jnp.float32)) < bound).all() for leaf in leaves])

@@ -1,8 +1,8 @@
 """Memory rehearsal: runs the real update on a full batch before the first step, and discards the result.
 
 So a run that does not fit into memory ends in its first minute, with advice, and not hours later. `fastest_that_fits`
-chooses in the same way what the backward pass keeps. Below stands what measures free memory, and what a compiled update
-takes of it.
+chooses what the backward pass keeps, also by compiling. The functions below measure free memory and the memory that a
+compiled update takes.
 """
 
 import dataclasses
@@ -30,25 +30,25 @@ class DeviceMemoryError(RuntimeError):
 
 
 def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> TrainState:
-    """Runs everything that a step runs on full rows, and returns the same state, bit for bit.
+    """Runs all programs of a step on full rows, and returns the same state, bit for bit.
 
     `sizes` are the numbers of trajectories of a step's groups, which decide the shape of its batch. Only one
-    micro-batch is computed, as all use the same memory in turn. Only programs that the first step needs are compiled.
-    `state` is donated. Raises DeviceMemoryError.
+    micro-batch is computed, because all use the same memory in turn. Only programs that the first step needs are
+    compiled. `state` is donated. Raises DeviceMemoryError.
     """
     full, pairs = full_batches(learner, sizes)
     advice, count = _advice(learner), np.int32(1)
     try:
         devices = learner.placement.devices
         if all(device.platform == "cpu" for device in devices):
-            here = sum(device.process_index == jax.process_index() for device in devices)
-            check_fits(least_bytes(learner) * here // len(devices), advice)
-            # Later calls of `prepare` and `update_once` find the programs compiled.
+            local_count = sum(device.process_index == jax.process_index() for device in devices)
+            check_fits(least_bytes(learner) * local_count // len(devices), advice)
+            # `prepare` and `update_once` below reuse these compiled programs.
             programs = [lower().compile() for lower in learner.programs(state, full, pairs).values()]
-            check_fits(needed_bytes(programs, here, _batch_bytes(full, pairs)), advice)
+            check_fits(needed_bytes(programs, local_count, _batch_bytes(full, pairs)), advice)
         batch = learner.prepare(state, full, count)
         extra = None if pairs is None else (learner.prepare(state, pairs, count, hard=True), count)
-        # An update keeps the old state if loss or gradient is not finite. Here neither is, so the state is unchanged.
+        # An update keeps the old state if loss or gradient is not finite. Here neither is finite.
         state, _ = learner.update_once(state, batch, count, extra)
         return jax.block_until_ready(state)
     except jax.errors.JaxRuntimeError as error:
@@ -58,10 +58,10 @@ def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> Train
 
 
 def fastest_that_fits(learner: Learner, state: TrainState, sizes: Sequence[int], beside: int = 0) -> Learner:
-    """The learner with the first entry of REMAT whose update fits into free memory; with the last one if none fits.
+    """The learner with the first entry of REMAT whose update fits into free memory, or with the last if none fits.
 
-    `sizes` is as in `rehearse`; `beside` bytes are left free for arrays that are loaded later. Programs are compiled
-    but not run. Where free memory is not known, the last entry is taken.
+    `sizes` are as in `rehearse`; `beside` bytes stay free for arrays that are loaded later. Programs are compiled but
+    not run. If free memory is unknown, the last entry is taken.
     """
     devices = learner.placement.devices
     available, fastest_first = free_bytes(devices), tuple(REMAT)
@@ -76,18 +76,18 @@ def fastest_that_fits(learner: Learner, state: TrainState, sizes: Sequence[int],
 
 
 def full_batches(learner: Learner, sizes: Sequence[int]) -> tuple[TrainBatch, TrainBatch | None]:
-    """The full batch of a step, and that of its hard negatives, if it learns from these."""
+    """The full batch of a step, and that of its hard negatives if it learns from them."""
     full = full_batch(learner.objective.rows(sizes, learner.shape), learner.shape)
     hard = learner.hard
     return full, None if hard is None else full_batch(hard.rows(sizes, learner.shape), learner.shape)
 
 
 def least_bytes(learner: Learner) -> int:
-    """Bytes that an update needs at least, on all devices together.
+    """A lower bound on the bytes that an update needs, on all devices together.
 
     These are the layers' inputs in a micro-batch, which every backward pass keeps, or on CPUs the attention scores of
-    a block of queries, whichever is more. So an update that is far too large is refused before a program is compiled:
-    that takes long, and jaxlib 0.12 may end the process.
+    a block of queries, whichever is more. So an update that is far too large is refused before it is compiled, which
+    would take long and with jaxlib 0.12 may end the process.
     """
     config, rows, length = learner.config, learner.micro_rows, learner.row_length
     inputs = config.num_hidden_layers * rows * length * config.hidden_size * jnp.dtype(config.dtype).itemsize
@@ -96,7 +96,7 @@ def least_bytes(learner: Learner) -> int:
 
 
 def _batch_bytes(*full: TrainBatch | None) -> int:
-    """Bytes of batches, which are in memory twice: as the host packed them, and on the devices."""
+    """Bytes of batches, which are in memory twice: on the host, and on the devices."""
     return 2 * sum(array.nbytes for array in jax.tree.leaves(full))
 
 
@@ -122,64 +122,64 @@ def full_batch(rows: int, shape: RowShape) -> TrainBatch:
 
 
 def _advice(learner: Learner) -> str:
-    """The settings that would make an update smaller and are not used yet."""
-    ways = [f"lower learner.micro_rows ({learner.micro_rows}) or learner.row_length ({learner.row_length})"]
-    ways += ["set learner.remat=layers"] if learner.remat != "layers" else []
-    ways += ["set model.dtype=bfloat16"] if learner.config.dtype == "float32" else []
-    ways += ["set optimizer.moments_dtype=bfloat16 or learner.lora.rank=16"] if learner.lora is None else []
-    return ", ".join([*ways, "or spread it over more devices by mesh"])
+    """Advises settings that make an update smaller and are not in use yet."""
+    advice = [f"lower learner.micro_rows ({learner.micro_rows}) or learner.row_length ({learner.row_length})"]
+    advice += ["set learner.remat=layers"] if learner.remat != "layers" else []
+    advice += ["set model.dtype=bfloat16"] if learner.config.dtype == "float32" else []
+    advice += ["set optimizer.moments_dtype=bfloat16 or learner.lora.rank=16"] if learner.lora is None else []
+    return ", ".join([*advice, "or spread it over more devices by mesh"])
 
 
 def check_fits(need: int, advice: str) -> None:
     """Raises DeviceMemoryError if an update needs more of this host's memory than is available.
 
-    For CPU devices only: there the system grants memory that it does not have, and later kills the process without a
-    message. Does nothing if the system does not report the available memory.
+    It is for CPU devices: there the system grants memory that it does not have, and later kills the process without a
+    message. It does nothing if the system does not report available memory.
     """
-    there = available_bytes()
-    if there is not None and need > there:
+    budget = available_bytes()
+    if budget is not None and need > budget:
         raise DeviceMemoryError(
-            f"the update needs {need / GIB:.1f} GiB beside what is loaded, and {there / GIB:.1f} GiB are available; "
+            f"the update needs {need / GIB:.1f} GiB beside what is loaded, and {budget / GIB:.1f} GiB are available; "
             f"{advice}"
         )
 
 
 def needed_bytes(programs: Sequence[jax.stages.Compiled], devices: int, arrays: int = 0) -> int:
-    """Bytes that the largest of the programs takes on `devices` devices that share a memory, and `arrays` more.
+    """Bytes that the largest of the programs takes on `devices` devices that share one memory, plus `arrays`.
 
-    A program takes temporaries, and results that reuse no argument's memory. `arrays` are the bytes of arrays that are
-    yet to be allocated.
+    A program takes memory for temporaries and for results that do not reuse an argument's memory. `arrays` are the
+    bytes of arrays that are yet to be allocated.
     """
-    known = [sizes for program in programs if (sizes := program.memory_analysis())]
-    extra = [one.temp_size_in_bytes + one.output_size_in_bytes - one.alias_size_in_bytes for one in known]
-    return arrays + devices * max(extra, default=0)
+    usages = [sizes for program in programs if (sizes := program.memory_analysis())]
+    needs = [usage.temp_size_in_bytes + usage.output_size_in_bytes - usage.alias_size_in_bytes for usage in usages]
+    return arrays + devices * max(needs, default=0)
 
 
 def free_bytes(devices: Sequence[jax.Device]) -> int | None:
     """Bytes that are free on `devices` together.
 
-    Every device is taken to have as little as the fullest one; CPU devices share this host's memory. None if free
-    memory is not reported, and with several processes, which would have to agree on it.
+    Every device counts as the fullest one; CPU devices share this host's memory. None if free memory is not reported,
+    and with several processes, which would have to agree on it.
     """
     if jax.process_count() > 1:
         return None
     if all(device.platform == "cpu" for device in devices):
         return available_bytes()
-    left = []
+    free = []
     for device in devices:
         sizes = device.memory_stats()
         if sizes and "bytes_limit" in sizes and "bytes_in_use" in sizes:
-            left.append(sizes["bytes_limit"] - sizes["bytes_in_use"])
-    return len(devices) * min(left) if left else None
+            free.append(sizes["bytes_limit"] - sizes["bytes_in_use"])
+    return len(devices) * min(free) if free else None
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that this process can still take: the machine's, or those that its control groups leave if they are fewer.
+    """Bytes that this process can still take: the machine's, or what its control groups leave, if that is less.
 
-    Cached files count as available. None where the system does not report it (it is not Linux).
+    Cached files count as available. None if the system does not report it (it is not Linux).
     """
-    found = re.search(r"MemAvailable:\s+(\d+) kB", _text(proc / "meminfo"))
-    limits = [int(found[1]) * 1024] if found else []
+    match = re.search(r"MemAvailable:\s+(\d+) kB", _text(proc / "meminfo"))
+    limits = [int(match[1]) * 1024] if match else []
     for folder in _groups(proc, cgroups):
         limit = _number(folder, "memory.max", "memory.limit_in_bytes")
         used = _number(folder, "memory.current", "memory.usage_in_bytes")
@@ -201,7 +201,7 @@ def _groups(proc: Path, cgroups: Path) -> Iterator[Path]:
 
 
 def _text(file: Path) -> str:
-    """The content of a file of the system; "" where there is none."""
+    """The content of a system file; "" if there is none."""
     try:
         return file.read_text()
     except OSError:
@@ -210,8 +210,8 @@ def _text(file: Path) -> str:
 
 def _number(folder: Path, *names: str) -> int | None:
     """The number in the first of these files that holds one."""
-    found = (_text(folder / name).strip() for name in names)
-    return next((int(text) for text in found if text.isdecimal()), None)
+    texts = (_text(folder / name).strip() for name in names)
+    return next((int(text) for text in texts if text.isdecimal()), None)
 
 
 def _cached(folder: Path) -> int:

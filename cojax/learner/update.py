@@ -23,7 +23,7 @@ Sums = tuple[tuple[jax.Array, dict[str, jax.Array]], Params]  # (loss, facts), g
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """What one update takes and the next one starts from.
+    """The state that an update takes and from which the next one starts.
 
     step: int32[], steps of learning taken so far; params: nested dict of arrays; opt_state: optax's.
     """
@@ -34,35 +34,35 @@ class TrainState:
 
 
 def united(target: TrainState, second: TrainState | None) -> Any:
-    """What a checkpoint holds: the state, and that of a second agent under its own name."""
+    """The content of a checkpoint: the state, and a second agent's state under its own name."""
     return target if second is None else {**vars(target), "second": second}
 
 
 def divided(arrays: Any) -> tuple[TrainState, TrainState | None]:
-    """The states of what a checkpoint holds."""
+    """The states in the content of a checkpoint."""
     if not isinstance(arrays, Mapping):
         return arrays, None
     return TrainState(**{name: value for name, value in arrays.items() if name != "second"}), arrays["second"]
 
 
-# Facts that are reported by their largest value too, not only by their mean.
+# Facts whose largest value is reported too, not only their mean.
 PEAKS = ("logprob_mismatch", "ratio")
 
 
 class NonFiniteUpdate(RuntimeError):
     """The loss or the gradient of an update was not finite, so the update was not made.
 
-    `state` is the state before that update: it holds the `made` updates of the same step that came before. `batch` is
-    the batch of the failed update, and `metrics` holds its loss and gradient norm.
+    `state` is the state before that update and includes the `made` earlier updates of the step. `batch` is the batch of
+    the failed update, and `metrics` holds its loss and gradient norm.
     """
 
     def __init__(self, state: TrainState, batch: TrainBatch, metrics: Metrics, made: int):
         self.state, self.batch, self.metrics = state, batch, metrics
         step = int(state.step) + 1
-        kept = f"hold the {made} updates of this step before it" if made else "are those before the step"
+        status = f"hold the {made} updates of this step before it" if made else "are those before the step"
         super().__init__(
             f"step {step}, update {made + 1}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}; expected "
-            f"finite numbers. The update was not made: the parameters {kept}. Look at the saved batch. The same "
+            f"finite numbers. The update was not made: the parameters {status}. Look at the saved batch. The same "
             f"command fails at this step again, so add --config.learner.skip_steps=({step},), which makes no update in "
             "that step, or lower optimizer.learning_rate (of a method of rounds, preference.learning_rate) or a cap of "
             "the loss."
@@ -89,7 +89,7 @@ def update(
     pair_loss: BoundLoss | None = None,
     shardings: tuple[jax.sharding.Sharding, ...] | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One optimiser update from the summed gradients of the first `count` of M micro-batches.
+    """One optimiser update from the sum of the gradients of the first `count` of M micro-batches.
 
     batch: arrays [M, b, T]; count: int32[], at most M, so that one compiled program serves any number of live rows.
     `score` gives the log-probs and entropies of the policy, `state.params` upon `frozen`. With `on_policy` the old
@@ -106,15 +106,15 @@ def update(
         terms.append((*pairs, pair_loss, True))
     sums: list[Sums] = []
     for rows, live, term, current in terms:
-        own = functools.partial(micro_loss, score=functools.partial(score, frozen), loss=term, on_policy=current)
-        gradient = jax.value_and_grad(own, has_aux=True)
+        term_loss = functools.partial(micro_loss, score=functools.partial(score, frozen), loss=term, on_policy=current)
+        gradient = jax.value_and_grad(term_loss, has_aux=True)
         shapes = jax.eval_shape(gradient, state.params, micro_batch(rows, 0))
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         sums.append(jax.lax.fori_loop(0, live, functools.partial(_add, gradient, state.params, rows), zeros))
     (total, facts), gradients = sums[0]
-    for (value, _), further in sums[1:]:
+    for (value, _), gradient_sum in sums[1:]:
         total, facts = total + value, {**facts, "hard_loss": value}
-        gradients = jax.tree.map(jnp.add, gradients, further)
+        gradients = jax.tree.map(jnp.add, gradients, gradient_sum)
 
     norm = optax.tree.norm(gradients)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
@@ -131,14 +131,14 @@ def update(
 def _add(
     gradient: Callable[[Params, TrainBatch], Sums], params: Params, batch: TrainBatch, index: jax.Array, sums: Sums
 ) -> Sums:
-    """The sums of loss, facts and gradient with those of micro-batch `index`."""
+    """Adds micro-batch `index` to the sums of loss, facts and gradient."""
     (total, before), gradients = sums
-    (value, facts), further = gradient(params, micro_batch(batch, index))
+    (value, facts), increment = gradient(params, micro_batch(batch, index))
     facts = {
         name: jnp.maximum(before[name], fact) if name.endswith("_max") else before[name] + fact
         for name, fact in facts.items()
     }
-    return (total + value, facts), jax.tree.map(jnp.add, gradients, further)
+    return (total + value, facts), jax.tree.map(jnp.add, gradients, increment)
 
 
 def micro_loss(
@@ -152,20 +152,20 @@ def micro_loss(
     """The loss of one micro-batch [b, T], and the sums and maxima of its facts over the learned tokens.
 
     The facts are the loss's own; `entropy` in nats; `logprob_mismatch`, which is |log π_old − log π_sampler| where a
-    sampler acted and 0 elsewhere; and, where the batch holds routes, `routes_differing` and `routes_known` of
+    sampler acted and 0 elsewhere; and, if the batch holds routes, `routes_differing` and `routes_known` of
     `TokenScores`. Only the loss has a gradient.
     """
     current = score(params, micro)
     if on_policy:
         micro = dataclasses.replace(micro, old_logprobs=jax.lax.stop_gradient(current.logprobs))
     per_token, facts = loss.function(*loss.inputs(current, micro), **loss.settings)
-    learned = micro.weights > 0
+    mask = micro.weights > 0
     mismatch = jnp.where(micro.versions >= 0, jnp.abs(micro.old_logprobs - micro.sampler_logprobs), 0.0)
     facts = {"entropy": current.entropy, "logprob_mismatch": mismatch, **facts}
     if current.routes_differing is not None and current.routes_known is not None:
         facts |= {"routes_differing": current.routes_differing, "routes_known": current.routes_known}
-    sums = {name: jnp.sum(jnp.where(learned, fact, 0.0)) for name, fact in facts.items()}
-    peaks = {f"{name}_max": jnp.max(jnp.where(learned, facts[name], 0.0)) for name in PEAKS if name in facts}
+    sums = {name: jnp.sum(jnp.where(mask, fact, 0.0)) for name, fact in facts.items()}
+    peaks = {f"{name}_max": jnp.max(jnp.where(mask, facts[name], 0.0)) for name in PEAKS if name in facts}
     return jnp.sum(micro.weights * per_token), jax.lax.stop_gradient({**sums, **peaks})
 
 
@@ -184,7 +184,7 @@ def micro_batch(batch: TrainBatch, index: jax.Array | int) -> TrainBatch:
 
 
 def combine_updates(updates: Sequence[Metrics]) -> Metrics:
-    """The metrics of a step from those of its updates: their number as `updates`, the largest `…_max`, else means.
+    """Combines the metrics of a step's updates: their number as `updates`, the largest `…_max`, means of all others.
 
     Each is over the updates that have it.
     """
@@ -196,17 +196,17 @@ def combine_updates(updates: Sequence[Metrics]) -> Metrics:
 
 
 def mean_metrics(raw: Mapping[str, np.ndarray], batch: TrainBatch) -> Metrics:
-    """The metrics of `update` on this batch of the host, with means over its learned tokens in place of sums.
+    """Turns the sums in the metrics of `update` into means over the learned tokens of this batch on the host.
 
     Loss, gradient norm and maxima stay. The mean of `routes_differing` is over the tokens whose routes are known, that
-    of `logprob_mismatch` over the tokens that a sampler drew; if there is none, it and its maximum are left out.
+    of `logprob_mismatch` over the tokens that a sampler drew; without such tokens, it and its maximum are left out.
     """
-    learned = np.asarray(batch.weights) > 0
-    tokens, sampled = float(learned.sum()), float((learned & (np.asarray(batch.versions) >= 0)).sum())
+    mask = np.asarray(batch.weights) > 0
+    tokens, sampled_tokens = float(mask.sum()), float((mask & (np.asarray(batch.versions) >= 0)).sum())
     not_averaged = {name for name in raw if name in ("loss", "grad_norm", "hard_loss") or name.endswith("_max")}
-    counts = {"routes_differing": max(1.0, float(raw.get("routes_known", 0.0))), "logprob_mismatch": sampled}
+    counts = {"routes_differing": max(1.0, float(raw.get("routes_known", 0.0))), "logprob_mismatch": sampled_tokens}
     return {
         name: float(value) if name in not_averaged else float(value) / counts.get(name, tokens)
         for name, value in raw.items()
-        if sampled or not name.startswith("logprob_mismatch")
+        if sampled_tokens or not name.startswith("logprob_mismatch")
     }

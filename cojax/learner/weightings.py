@@ -1,9 +1,9 @@
 """Weightings: the weight of each learned token of a batch. The loss of a batch is Σ weights · per-token loss.
 
-A weighting maps lengths to weights. It runs on the host before tokens are packed and cut into micro-batches, so that
-neither can change it. `lengths` holds int64[K] for each of the G groups that count: the number of learned tokens of
-each of its K valid trajectories. Flat groups count, whether or not they are computed. A weighting returns, for each
-group and each of its trajectories, one number for all learned tokens or one number for each. Settings are keyword-only.
+A weighting maps lengths to weights. It runs on the host before packing and micro-batching, so that neither can change
+it. `lengths` holds int64[K] for each of the G groups that count: the number of learned tokens of each of its K valid
+trajectories. Flat groups count, whether or not they are computed. A weighting returns, for each group and each of its
+trajectories, one number for all learned tokens or one number for each. Settings are keyword-only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,9 +33,9 @@ def batch_token_mean(lengths: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def constant_length(lengths: Sequence[np.ndarray], *, length: Annotated[int, Range(1)]) -> list[np.ndarray]:
-    """1 / (N · length), with N trajectories: it does not depend on sampled lengths, so that no length is favoured.
+    """1 / (N · length) for N trajectories: it does not depend on sampled lengths, so that no length is favoured.
 
-    `length` is that of the longest answer there may be (Dr. GRPO, arXiv 2503.20783, §3.2).
+    `length` is that of the longest possible answer (Dr. GRPO, arXiv 2503.20783, §3.2).
     """
     count = sum(len(group) for group in lengths)
     return [np.full(len(group), 1.0 / (count * length)) for group in lengths]
@@ -50,21 +50,21 @@ WEIGHTINGS: Mapping[str, Weighting] = {
 
 
 def check_weights(weights: Any, lengths: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-    """The weights that a weighting returned, float64[] or float64[n] for each trajectory.
+    """Checks the weights that a weighting returned, and gives float64[] or float64[n] for each trajectory.
 
     Raises ValueError for another number of weights, and for one that is negative or not finite.
     """
-    found = [[np.asarray(weight, np.float64) for weight in group] for group in weights]
-    if [len(group) for group in found] != [len(group) for group in lengths]:
+    arrays = [[np.asarray(weight, np.float64) for weight in group] for group in weights]
+    if [len(group) for group in arrays] != [len(group) for group in lengths]:
         raise ValueError(
-            f"the weighting returned weights for groups of {[len(group) for group in found]} trajectories; "
+            f"the weighting returned weights for groups of {[len(group) for group in arrays]} trajectories; "
             f"expected {[len(group) for group in lengths]}"
         )
-    for group, counts in zip(found, lengths, strict=True):
+    for group, counts in zip(arrays, lengths, strict=True):
         for weight, count in zip(group, counts, strict=True):
             if weight.shape not in ((), (int(count),)) or not (np.isfinite(weight) & (weight >= 0)).all():
                 raise ValueError(
                     f"the weighting returned {weight} for the {count} learned tokens of a trajectory; expected a "
                     "number of 0 or more, or one for each"
                 )
-    return found
+    return arrays
