@@ -31,9 +31,9 @@ class Metrics:
     """Writes one record per step to metrics.jsonl, TensorBoard and, when configured, W&B.
 
     On a resume, `step` is the step of the checkpoint, and the caller has cut metrics.jsonl back to it; TensorBoard's
-    file is made anew from it, with times as if the run had never stopped. What the disk refuses of that file is told,
-    and nothing more is drawn: the run goes on. `log` writes metrics.jsonl. `wandb` is the project of W&B, "" for none;
-    the variables WANDB_NAME and WANDB_MODE name the run and its mode, as W&B reads them.
+    file is rebuilt from it, with times as if the run had never stopped. If the disk refuses that file, a warning is
+    logged and the run goes on without it. `log` writes metrics.jsonl. `wandb` is the project of W&B, "" for none; the
+    variables WANDB_NAME and WANDB_MODE name the run and its mode, as W&B reads them.
 
     Raises ModuleNotFoundError when W&B is configured and not installed.
     """
@@ -50,7 +50,7 @@ class Metrics:
         folder = Path(folder)
         self.log = log or Log(folder / "metrics.jsonl")
         self._wandb = _start_wandb(folder, wandb, config or {}) if wandb else None
-        # No writing thread of tensorboardX is used, as a full disk ends it and its caller then waits for ever.
+        # tensorboardX's own writing thread is not used: a full disk ends it, and its caller then waits for ever.
         self._board: EventsWriter | None = None
         records = [record for record in self.log.read() if record["step"] <= step]
         with self._told():
@@ -99,13 +99,13 @@ def plain(value: Any) -> Any:
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record of metrics.jsonl but its step, by name: the keys joined with slashes."""
+    """The numbers of a record of metrics.jsonl except its step, by name: the keys joined with slashes."""
     items = flat(record, "/").items()
     return {name: float(value) for name, value in items if name != "step" and isinstance(value, numbers.Real)}
 
 
 def _new_board(folder: Path, records: Sequence[Mapping[str, Any]]) -> "EventsWriter":
-    """The writer of TensorBoard's file, which holds these records and replaces those of before. Raises OSError."""
+    """The writer of TensorBoard's file, which holds these records and replaces earlier files. Raises OSError."""
     # It imports torch where that is installed, which takes seconds.
     from tensorboardX.event_file_writer import EventsWriter
 

@@ -1,8 +1,8 @@
-"""The one client of OpenAI-compatible endpoints: of explorers, embeddings, evaluations and simulated customers.
+"""The one client of OpenAI-compatible endpoints, for explorers, embeddings, evaluations and simulated customers.
 
-The address, the key, how a call can fail, and when it is tried again. The client has a deadline for the whole reply,
-bounded bytes and no redirects. Also what requests to servers that are not trusted have in common: nothing packed, no
-cookies, words on one line.
+It checks the address, keeps the key secret, says how a call failed, and tries it again. A reply as a whole has a
+deadline and a limit of bytes; redirects are not followed. All requests to servers that are not trusted share three
+rules: no compression, no cookies, and a server's words on one line.
 """
 
 import contextlib
@@ -26,21 +26,21 @@ from cojax.host.background import on_thread
 _T = TypeVar("_T")
 CallKind = Literal["refused", "too_long", "unauthorised", "unreachable", "timeout", "server", "rate", "malformed"]
 _PASSING = frozenset({"unreachable", "timeout", "server", "rate", "malformed"})
-# Seconds between attempts: the first wait is doubled each time, up to the longest. An endpoint that asks for more is
-# given up.
+# Seconds between attempts: the first wait is doubled each time, up to the longest. If an endpoint asks for more, the
+# call fails.
 FIRST_WAIT, LONGEST_WAIT = 0.5, 120.0
-# Headers that ask for bodies as they are. Bodies are read as they are sent: what is packed may expand without end.
+# Headers that ask for bodies without compression. Bodies are never decompressed: they might expand without end.
 NOT_PACKED = {"Accept-Encoding": "identity"}
 # A shorter key is a placeholder, and may be a common word.
 _SHORTEST_KEY = 8
-# Bytes of a chat completion and of embeddings: far above what any model gives.
+# Bytes of a chat completion and of embeddings: far more than any model sends.
 _MOST_CHAT, _MOST_EMBEDDINGS = 8 * 2**20, 64 * 2**20
 # Bytes that are read of an error's body, and characters of an error text.
 _MOST_ERROR, _LONGEST_REASON = 64 * 2**10, 300
 _TOO_LONG = re.compile(
     r"context.{0,20}length|maximum context|too long|exceeds? the .{0,20}(context|max)", re.IGNORECASE
 )
-# When the request that this thread makes is given up, by `time.monotonic`.
+# The deadline of the request that this thread makes, by `time.monotonic`.
 _UNTIL: ContextVar[float] = ContextVar("until")
 
 
@@ -54,11 +54,15 @@ class CallFailed(Exception):
     """
 
     def __init__(self, kind: CallKind, reason: str, *, status: int = 0, wait: float = 0.0, lost: bool = False):
-        """`status` is HTTP's, 0 where none came. `wait` are the seconds that the endpoint asks for. `lost` says that
-        the endpoint may have worked on the request, and may charge for it."""
+        """`status` is HTTP's, 0 if none came.
+
+        `wait` is the number of seconds that the endpoint asks for. `lost` says that the endpoint may have worked on the
+        request, and may charge for it.
+        """
         super().__init__(reason)
         self.kind, self.reason, self.status, self.wait, self.lost = kind, reason, status, wait, lost
-        # Set where the client will spell the request otherwise: it is sent again at once, which is no attempt.
+        # Set if the client will spell the request differently. It is sent again at once, which does not count as an
+        # attempt.
         self.respelled = False
         self.attempts = 1
 
@@ -69,12 +73,12 @@ class CallFailed(Exception):
 
 
 def check_address(url: str, model: str, url_setting: str, model_setting: str) -> None:
-    """Raises ValueError for what cannot be an address of an endpoint, or an empty model; names the settings of both."""
+    """Raises ValueError, which names the setting, for an invalid address of an endpoint or an empty model."""
     hint = "expected an address like http://HOST:PORT/v1"
     try:
         address = urlsplit(url)
         is_address = address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
-    except ValueError:  # its message may quote what stands before the @
+    except ValueError:  # its message may quote the credentials before the @
         raise ValueError(f"{url_setting} is no address; {hint}") from None
     if "@" in address.netloc or address.query:
         raise ValueError(
@@ -87,7 +91,7 @@ def check_address(url: str, model: str, url_setting: str, model_setting: str) ->
 
 
 def redact(text: str, key: str) -> str:
-    """The text without the key, also where white space stands within the key."""
+    """The text without the key, even if white space splits the key."""
     if len(key) < _SHORTEST_KEY:
         return text
     return re.sub(r"\s*".join(re.escape(character) for character in key), lambda _: "[key]", text)
@@ -96,10 +100,10 @@ def redact(text: str, key: str) -> str:
 def with_retries(
     attempt: Callable[[], _T], attempts: int, seconds_left: Callable[[], float], wait: Callable[[float], object]
 ) -> _T:
-    """The result of the first attempt that succeeds; `wait` sleeps between two of them.
+    """The result of the first attempt that succeeds; `wait` sleeps between two attempts.
 
-    Raises the last CallFailed, whose `attempts` says how many were made: where no other attempt would help, `attempts`
-    were made, or the next wait is longer than what is left or than LONGEST_WAIT. Other exceptions pass.
+    Raises the last CallFailed if another attempt would not help, if `attempts` were made, or if the next wait is longer
+    than the time left or LONGEST_WAIT. Its `attempts` says how many were made. Other exceptions pass.
     """
     number = 1
     while True:
@@ -119,12 +123,12 @@ def with_retries(
 
 
 def no_cookies() -> http.cookiejar.CookieJar:
-    """A jar that takes no cookie: a client keeps all that it is given, and sends all with every request."""
+    """A jar that takes no cookies: a client would keep all that it gets, and send all of them with every request."""
     return http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=()))
 
 
 def one_line(text: str) -> str:
-    """The text on one line, without what cannot be printed or encoded: a server's words forge no line of a log."""
+    """The text on one line, without unprintable characters, so that a server's words cannot forge a line of a log."""
     plain = text.encode("utf-8", "replace").decode()
     return " ".join("".join(letter if letter.isprintable() else " " for letter in plain).split())
 
@@ -132,21 +136,21 @@ def one_line(text: str) -> str:
 class ApiClient:
     """Sends requests to one endpoint, at `url`; any thread may call it.
 
-    Error texts name the settings by which the user says where it is and which model it serves. It follows no redirect.
-    The key comes from the environment variable OPENAI_API_KEY alone, is sent to this address alone, and is removed from
-    every error text; servers that need none get none. Raises ValueError for what cannot be an address, an empty model,
-    and a key that cannot be sent.
+    Error texts name the settings of the address and of the model. Redirects are not followed. The key comes only from
+    the environment variable OPENAI_API_KEY, is sent only to this address, and is removed from every error text. A
+    server that needs no key works without one. Raises ValueError for an invalid address, an empty model, and a key that
+    cannot be sent.
     """
 
     def __init__(self, url: str, model: str, url_setting: str, model_setting: str) -> None:
-        import openai  # it takes most of a second, and most commands call no endpoint
+        import openai  # this takes most of a second, and most commands call no endpoint
 
         check_address(url, model, url_setting, model_setting)
         self._url_setting, self._model_setting = url_setting, model_setting
         self._key = os.environ.get("OPENAI_API_KEY", "").strip()
         if not (self._key.isascii() and self._key.isprintable()):
             raise ValueError("OPENAI_API_KEY holds characters that no header can carry; set it again")
-        # openai reads the body of an error whatever its length and time, and httpx that of a redirect: `_refuse` is
+        # openai reads the body of an error, and httpx that of a redirect, however long it is or takes. `_refuse` is
         # called before either does. Cookies would be kept without bound, and sent.
         web = openai.DefaultHttpxClient(
             follow_redirects=False, event_hooks={"response": [self._refuse]}, cookies=no_cookies(), headers=NOT_PACKED
@@ -155,7 +159,7 @@ class ApiClient:
         self._newer_limit = False
 
     def chat(self, body: Mapping[str, Any], seconds: float, read: Callable[[Any], _T]) -> _T:
-        """What `read` finds in the reply to a chat request. Raises CallFailed, also where `read` raises."""
+        """What `read` returns for the reply to a chat request. Raises CallFailed, even for an error of `read`."""
         request = self.spelled(body)
         try:
             return self._post(self._api.chat.completions, request, seconds, _MOST_CHAT, read)
@@ -165,11 +169,14 @@ class ApiClient:
             raise
 
     def embeddings(self, body: Mapping[str, Any], seconds: float, read: Callable[[Any], _T]) -> _T:
-        """What `read` finds in the reply to a request for embeddings. Raises CallFailed, also where `read` raises."""
+        """What `read` returns for the reply to a request for embeddings.
+
+        Raises CallFailed, even for an error of `read`.
+        """
         return self._post(self._api.embeddings, body, seconds, _MOST_EMBEDDINGS, read)
 
     def spelled(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """A chat request as it is sent: `max_tokens` has its newer name where the endpoint said that it wants that."""
+        """A chat request as it is sent, with the newer name of `max_tokens` if the endpoint has asked for that."""
         if not self._newer_limit or "max_tokens" not in body:
             return dict(body)
         fields = {name: value for name, value in body.items() if name != "max_tokens"}
@@ -180,7 +187,7 @@ class ApiClient:
         return redact(text, self._key)
 
     def _post(self, resource: Any, body: Mapping[str, Any], seconds: float, most: int, read: Callable[[Any], _T]) -> _T:
-        # Timeouts of HTTP bound one read each, of which a reply that drips takes any number: the whole is bounded here.
+        # A timeout of HTTP bounds a single read, and a slow reply takes any number of them: the whole is bounded here.
         import openai
 
         until = time.monotonic() + seconds
@@ -194,7 +201,7 @@ class ApiClient:
         except Exception as error:
             if isinstance(error.__cause__, CallFailed):  # older releases of openai wrap what `_refuse` raises
                 raise error.__cause__ from None
-            # Not openai's own errors alone: those of the HTTP library pass through while a body is read.
+            # Not only openai's own errors: those of the HTTP library pass through while a body is read.
             reason = self._one_line(f"{type(error).__name__}: {error.__cause__ or error}")
             may_charge = not isinstance(error, openai.APIConnectionError)
             raise CallFailed("unreachable", reason, lost=may_charge) from None
@@ -215,12 +222,12 @@ class ApiClient:
             raise CallFailed("unauthorised", reason, status=status)
         try:
             content = _body(response, _MOST_ERROR)
-        except Exception:  # the status counts, whatever becomes of the body, as long as there is time
+        except Exception:  # with or without the body the status counts, unless time is up
             if time.monotonic() > _UNTIL.get():
                 reason = f"HTTP {status}, and its body did not end in time"
                 raise CallFailed("timeout", reason, status=status, lost=True) from None
             content = b""
-        # Nothing is quoted of a body that is cut off: half a key could not be recognised.
+        # A body that is cut off is not quoted: half a key could not be recognised.
         message = f"its body is longer than {_MOST_ERROR:,} bytes" if content is None else error_message(content)
         reason = f"HTTP {status}: {self._one_line(message) or 'it says nothing'}"
         if status in (401, 403, 404):
@@ -237,8 +244,10 @@ class ApiClient:
 
 
 def _read(resource: Any, body: Mapping[str, Any], until: float, most: int) -> bytes:
-    """The body of the reply. Raises CallFailed for one that is too long or no success, TimeoutError, what openai
-    raises."""
+    """The body of the reply.
+
+    Raises CallFailed for a reply that is too long or no success, TimeoutError, and openai's own errors.
+    """
     _UNTIL.set(until)
     create = resource.with_streaming_response.create
     with create(**body, timeout=max(0.001, until - time.monotonic())) as response:
@@ -249,8 +258,10 @@ def _read(resource: Any, body: Mapping[str, Any], until: float, most: int) -> by
 
 
 def _body(response: Any, most: int) -> bytes | None:
-    """The bytes of a body as they are sent, or None where there are more than `most`: what is packed could expand
-    without end. Raises TimeoutError once time is up."""
+    """The bytes of a body as they are sent, not decompressed, or None if there are more than `most`.
+
+    Raises TimeoutError once time is up.
+    """
     content = bytearray()
     for piece in response.iter_raw():
         content += piece
@@ -262,7 +273,7 @@ def _body(response: Any, most: int) -> bytes | None:
 
 
 def error_message(content: bytes) -> str:
-    """The message of an error where it is worded as OpenAI does, else the whole body, without escapes of JSON."""
+    """The message of an error in OpenAI's format, otherwise the whole body, without JSON escapes."""
     text = content.decode("utf-8", "replace")
     try:
         body = json.loads(text)
@@ -274,7 +285,7 @@ def error_message(content: bytes) -> str:
 
 
 def _retry_after(header: str) -> float:
-    """Seconds that Retry-After asks for, as a number or a date; 0 where it says neither."""
+    """Seconds that Retry-After asks for, as a number or a date; 0 if it is neither."""
     try:
         seconds = float(header)
     except ValueError:

@@ -1,8 +1,8 @@
 """Operations that all processes run at the same time: process 0 names each (`Lead`), the others follow (`Follower`).
 
-The others cannot be sent arrays that are spread over all hosts: they hold their own parts. A command therefore names
-such an argument by the command whose result it was. What process 0 no longer holds, the others let go of before the
-next operation. Arrays of process 0 alone travel by a collective of all devices.
+Arrays that are spread over all hosts cannot be sent: each process holds its own part. A command therefore names such an
+argument by the command whose result it was. Before the next operation, the others drop the results that process 0 no
+longer holds. Arrays that only process 0 has travel by a collective of all devices.
 """
 
 import collections
@@ -28,7 +28,7 @@ from cojax.learner.update import divided, united
 from cojax.storage.checkpoint import ArrayFiles, restore_arrays, save_arrays
 
 _T = TypeVar("_T")
-# The number of a command, and the place in its result where that is a tuple.
+# The number of a command, and the index in its result if that is a tuple.
 Place = tuple[int, int]
 # The identities of all arrays of a result, in order.
 _Leaves = tuple[int, ...]
@@ -45,7 +45,7 @@ class Lead:
     def __init__(self, wire: Wire, others: int) -> None:
         self._wire, self._others = wire, others
         self._number = 0
-        # By all arrays of a result: two results may share some, as a policy does that adapters were summed into.
+        # By all arrays of a result: two results may share some, as a policy with merged adapters does with its base.
         self._places: dict[_Leaves, tuple[Place, list[weakref.ref[Any]]]] = {}
         # Filled by whichever thread lets go of a result.
         self._freed = collections.deque[Place]()
@@ -54,7 +54,7 @@ class Lead:
 
     @contextlib.contextmanager
     def operation(self, name: str, *arguments: Any) -> Iterator[Callable[[_T], _T]]:
-        """As `Hosts.operation`. Raises RuntimeError on another thread than the main one."""
+        """As `Hosts.operation`. Raises RuntimeError on any thread but the main one."""
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
                 f"{name} was called on the thread {threading.current_thread().name!r}; what all processes compute "
@@ -67,7 +67,7 @@ class Lead:
         number, results = self._number, list[Any]()
 
         def finish(result: _T) -> _T:
-            # To be done, not only begun: the deadline is of the whole computation.
+            # Waits for its end, not only its start: the deadline bounds the whole computation.
             results.append(jax.block_until_ready(result))
             return result
 
@@ -90,14 +90,14 @@ class Lead:
             self._remember((number, index), part)
 
     def _wait(self) -> None:
-        """Waits until all other processes are about to run this operation: they may have been compiling until now."""
+        """Waits until all other processes are about to run this operation; they may still be compiling."""
         missing = self._others
         while missing:
             _, message = self._wire.receive()
             missing -= message.get("kind") == "at" and message["number"] == self._number
 
     def _described(self, argument: Any, data: list[np.ndarray]) -> dict[str, Any]:
-        """An argument as a command holds it; arrays on the host are added to `data`."""
+        """An argument in the form that a command has; adds arrays on the host to `data`."""
         if isinstance(argument, (np.ndarray, np.generic)):
             data.append(np.asarray(argument))
             return {"array": len(data) - 1}
@@ -122,7 +122,7 @@ class Lead:
         key, refs = tuple(map(id, leaves)), list[weakref.ref[Any]]()
 
         def free(gone: weakref.ref[Any]) -> None:
-            """Without one of its arrays, nobody holds the whole result, and nobody can name it."""
+            """Once one of its arrays is gone, nobody holds the whole result, so nobody can name it."""
             if (entry := self._places.get(key)) and entry[1] is refs and self._places.pop(key, None):
                 self._freed.append(place)
 
@@ -221,7 +221,7 @@ def _parts(size: int) -> list[tuple[int, int]]:
 
 
 def lead_array_files(lead: Lead) -> ArrayFiles:
-    """Those of process 0: of a state, or of one and the second agent's under its own name."""
+    """The array files of process 0: of a state, or of a state and that of the second agent."""
 
     def save(folder: Path, arrays: Any) -> None:
         target, second = divided(arrays)

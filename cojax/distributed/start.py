@@ -1,6 +1,6 @@
-"""Connects the processes of a run: `jax.distributed` for their devices, a `Wire` for what they say to each other.
+"""Connects the processes of a run: `jax.distributed` for their devices, a `Wire` for their messages.
 
-They are admitted if they fit together: the same code and settings, and folders that all of them see.
+They are admitted if they have the same code and settings, and all see the folders of the run.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-# JAX keeps the client of its coordination service, which every process can reach before any device is in use, private.
+# Private in JAX: the client of its coordination service, which every process can reach before any device is in use.
 from jax._src.distributed import global_state
 
 from cojax.distributed.wire import Wire, WireError, accept, connect
@@ -27,7 +27,7 @@ from cojax.storage.differences import differences
 from cojax.storage.files import missing_folders, remove_empty
 
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
-# Where JAX looks for what is not given, in its own order.
+# Where JAX looks for values that are not given, in its own order.
 TRIED = (
     "a TPU pod (its metadata, or TPU_WORKER_HOSTNAMES)",
     "Kubernetes (KUBERNETES_SERVICE_HOST, an indexed Job, and the package `kubernetes`)",
@@ -40,7 +40,7 @@ _START_ALL = (
     "Start all of them, with the same coordinator and number of processes, on a port that is free on the host of "
     "process 0"
 )
-# Seconds after which a wait is told of, and by which JAX waits longer than this process does.
+# Seconds after which a wait is reported, and by which JAX waits longer than this process does.
 _TOLD, _LONGER = 5.0, 60.0
 
 
@@ -51,10 +51,10 @@ class DistributedError(RuntimeError):
 def start(how: DistributedSettings) -> tuple[int, int, dict[int, socket.socket]]:
     """Connects this process with the others: its number, how many there are, and the connections of its `Wire`.
 
-    Where `coordinator`, HOST:PORT of process 0, is "", or `processes` or `process` is None, JAX finds it. All must be
-    there within `startup` seconds. A process that is silent for `silence` seconds is lost. Raises DistributedError.
+    Where `coordinator`, HOST:PORT of process 0, is "", or `processes` or `process` is None, JAX finds it. All must have
+    connected within `startup` seconds. A process that is silent for `silence` seconds is lost. Raises DistributedError.
     """
-    # Its handler would replace ours of SIGTERM, by which process 0 decides when to stop.
+    # Its handler of SIGTERM would replace ours, by which process 0 decides when to stop.
     jax.config.update("jax_enable_preemption_service", False)
     with _explained(how), _watched(how):
         jax.distributed.initialize(
@@ -85,16 +85,16 @@ def start(how: DistributedSettings) -> tuple[int, int, dict[int, socket.socket]]
 
 
 def find_devices() -> None:
-    """Finds the devices of all processes. JAX does so on first use, and then waits until every process does."""
+    """Finds the devices of all processes. JAX does that on first use, and waits until every process does."""
     jax.devices()
 
 
 @contextlib.contextmanager
 def _watched(how: DistributedSettings) -> Iterator[None]:
-    """Tells of a long wait for the other processes, and ends this process with status 1 where they do not come.
+    """Reports a long wait for the other processes, and ends this process with status 1 if they do not come.
 
-    JAX waits in native code, which ends the process by SIGABRT, and in which no handler of a signal runs. So signals
-    end the process by themselves meanwhile.
+    JAX waits in native code, which ends the process by SIGABRT and runs no handlers of signals. Meanwhile, signals end
+    the process by default.
     """
     over = threading.Event()
 
@@ -131,7 +131,7 @@ def _explained(how: DistributedSettings) -> Iterator[None]:
         raise DistributedError(f"the processes do not find each other: {error}") from error
     except (RuntimeError, OSError) as error:
         raise DistributedError(f"{_not_found(how)}: {str(error).splitlines()[0]}. {_START_ALL}") from error
-    except Exception as error:  # JAX reads what launchers set, and raises whatever comes of it
+    except Exception as error:  # of any type: JAX parses variables that launchers set
         if how.coordinator:
             raise DistributedError(
                 f"distributed.coordinator is {how.coordinator}, but {_reason(error)}; set "
@@ -153,7 +153,7 @@ def _not_found(how: DistributedSettings) -> str:
 
 
 def _half_set() -> str:
-    """What Slurm has not set, where it has set a part."""
+    """A sentence on the variables that Slurm has not set, if it has set others; empty otherwise."""
     present = [name for name in _SLURM if name in os.environ]
     missing = [name for name in _SLURM if name not in os.environ]
     if not present or not missing:
@@ -185,8 +185,9 @@ def admit(
 ) -> None:
     """In process 0: compares every process's facts with its own, and has each read a file in each of the `folders`.
 
-    `folders` are by the setting that names them. All processes learn the outcome. Folders that were not there before
-    stay only if all are admitted, and if `keep`. Raises DistributedError, which names the process and what differs.
+    `folders` maps a setting to the folder that it names. All processes learn the outcome. Folders that were not there
+    before stay only if all are admitted, and if `keep`. Raises DistributedError, which names the process and what
+    differs.
     """
     missing = [path for folder in folders.values() for path in missing_folders(folder)]
     missing.sort(key=lambda path: len(path.parts), reverse=True)
@@ -227,7 +228,7 @@ def _unseen_by(wire: Wire, processes: int, setting: str, folder: Path, deadline:
 
 
 def ask_admission(wire: Wire, facts: Mapping[str, Any], deadline: float) -> None:
-    """In every other process: answers process 0. Raises DistributedError where it refuses."""
+    """In every other process: answers process 0. Raises DistributedError if it refuses."""
     wire.send({"kind": "facts", "facts": facts})
     while True:
         try:
@@ -243,7 +244,7 @@ def ask_admission(wire: Wire, facts: Mapping[str, Any], deadline: float) -> None
 
 
 def unseen(path: Path, deadline: float) -> str:
-    """Why the file cannot be read; empty once it can. A network's folder may show it late."""
+    """Why the file cannot be read; empty once it can. A network folder may show it late."""
     until = time.monotonic() + deadline / 2
     while True:
         try:

@@ -1,10 +1,11 @@
-"""Messages between process 0 and the others, and the first sign that one of them is gone.
+"""Carries messages between process 0 and the others, and notices first that one of them is gone.
 
-Every process but 0 holds one connection to process 0. A message is a JSON object behind its length. Both ends send a
-sign of life twice a second. A connection that ends without a farewell, or is silent for too long, is a lost process.
+Every process but 0 holds one connection to process 0. A message is the length of a JSON object, then the object. Both
+ends send a sign of life twice a second. A connection that ends without a farewell, or is silent for too long, is a lost
+process.
 
 Process 0 admits a connection that greets with the token and its number (`accept`). Greetings are read side by side, and
-each has a deadline for the whole of it: whoever is slow keeps nobody out.
+each has one deadline as a whole, so a slow one keeps nobody out.
 """
 
 import contextlib
@@ -29,11 +30,11 @@ _BEAT = 0.5  # seconds
 _SIGN, _FAREWELL = {"kind": "sign"}, {"kind": "farewell"}
 # Bytes of a greeting, seconds for the whole of one, and how many more may be under way than there are processes.
 _GREETING, _GREETED, _SPARE = 2**12, 5.0, 64
-_LOOK_EVERY = 0.05  # seconds between two looks at who has greeted
+_LOOK_EVERY = 0.05  # seconds between two checks of the greetings
 
 
 class WireError(RuntimeError):
-    """A process cannot be reached, or said what it may not. The message names it."""
+    """A process cannot be reached, or sent an invalid message. The text names it."""
 
 
 class Wire:
@@ -78,7 +79,7 @@ class Wire:
             raise WireError(f"no message came within {timeout:g} s") from None
 
     def part(self) -> None:
-        """Takes leave of the other processes: from now on none of them is missed."""
+        """Says farewell to the other processes: from now on none of them can be lost."""
         self._parting.set()
         self.send(_FAREWELL)
 
@@ -107,7 +108,7 @@ class Wire:
 
 
 def connect(host: str, port: int, token: str, process: int, deadline: float, silence: float) -> socket.socket:
-    """The connection to process 0, greeted. Raises WireError at the deadline."""
+    """Connects to process 0 and greets it. Raises WireError at the deadline."""
     until = time.monotonic() + deadline
     while True:
         try:
@@ -136,8 +137,11 @@ def _write(connection: socket.socket, message: Message) -> None:
 
 
 def read(connection: socket.socket, largest: int = _LARGEST, until: float | None = None) -> Message:
-    """The next message. Raises OSError, TimeoutError, also at `until`, or WireError for an end or what is no message of
-    at most `largest` bytes."""
+    """The next message.
+
+    Raises OSError, TimeoutError, also at `until`, or WireError if the connection ends or if it brings anything but a
+    message of at most `largest` bytes.
+    """
     (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, until))
     if size > largest:
         raise WireError(f"it sent a message of {size} bytes; expected at most {largest}")
@@ -152,7 +156,7 @@ def read(connection: socket.socket, largest: int = _LARGEST, until: float | None
 
 
 def _exactly(connection: socket.socket, size: int, until: float | None) -> bytes:
-    """The next bytes. Raises TimeoutError at `until`, OSError, or WireError for an end."""
+    """The next `size` bytes. Raises TimeoutError at `until`, OSError, or WireError if the connection ends."""
     parts, missing = [], size
     while missing:
         if until is not None:
@@ -166,7 +170,7 @@ def _exactly(connection: socket.socket, size: int, until: float | None) -> bytes
 
 
 def _greeting(connection: socket.socket, token: str) -> int:
-    """The number of the process that greets, 0 where it is none. Nothing behind the greeting is read."""
+    """The number of the process that greets, 0 if it is none. Nothing after the greeting is read."""
     until = time.monotonic() + _GREETED
     try:
         greeting = read(connection, _GREETING, until)
@@ -188,7 +192,7 @@ def accept(
 ) -> dict[int, socket.socket]:
     """The connections of processes 1 … `processes` − 1, once all have greeted with the token.
 
-    What greets otherwise, or not in time, is hung up on. Raises WireError, which names the missing ones, at the
+    A connection that greets otherwise, or too late, is closed. Raises WireError, which names the missing ones, at the
     deadline.
     """
     connections: dict[int, socket.socket] = {}
@@ -200,7 +204,7 @@ def accept(
             if time.monotonic() > until:
                 missing = ", ".join(str(number) for number in range(1, processes) if number not in connections)
                 raise WireError(f"no connection from process {missing} within {deadline:g} s")
-            with contextlib.suppress(OSError):  # nobody called, or whoever did has hung up
+            with contextlib.suppress(OSError):  # nobody called, or the caller has hung up
                 connection, _ = server.accept()
                 greetings[connection] = on_thread("greeting", functools.partial(_greeting, connection, token))
             for connection in [connection for connection, future in greetings.items() if future.done()]:
@@ -210,7 +214,7 @@ def accept(
                     connections[number] = ready(connection, silence)
                 else:
                     _hang_up(connection)
-            if len(greetings) > processes + _SPARE:  # those that came first have to go
+            if len(greetings) > processes + _SPARE:  # the oldest has to go
                 _hang_up(first := next(iter(greetings)))
                 del greetings[first]
     finally:

@@ -71,9 +71,9 @@ class Subject:
 
 
 def of_checkpoint(config: ConfigDict, workdir: Path, step: int | None) -> Subject:
-    """The policy of a run at a step; by default of its newest checkpoint.
+    """The policy of a run at a step; by default that of its newest checkpoint.
 
-    Raises CheckpointError where it cannot be read, ValueError where `config` describes another policy than the run's.
+    Raises CheckpointError if it cannot be read, ValueError if `config` describes another policy than the run's.
     """
     run = trained.settings_of(workdir)
     _same_model(config, run, workdir)
@@ -142,12 +142,12 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
 
 
 def slots(config: ConfigDict, model: ModelConfig, path: Path) -> int:
-    """engine.slots; where free memory chooses them, those with which the evaluation began."""
+    """engine.slots; if free memory decides it, the number with which the evaluation began."""
     return engines.remembered(config, path, path.exists(), lambda own: engines.slots(own, model, trains=False), int)
 
 
 def _same_model(config: ConfigDict, run: Mapping[str, Any], workdir: Path) -> None:
-    """Raises ValueError, which names the flags, where a configuration describes another policy than the run's."""
+    """Raises ValueError, which names the flags, if a configuration describes another policy than the run's."""
     section, run_section = flat(config.model.to_dict()), flat(run["model"])
     names = [*_SHAPED, *(f"shape.{name}" for name in config.model.shape)]
     if section["path"] and run_section["path"]:
@@ -175,7 +175,7 @@ def _same_model(config: ConfigDict, run: Mapping[str, Any], workdir: Path) -> No
 
 
 def _same_shape(here: Path, there: Path, workdir: Path) -> None:
-    """Raises ValueError where two model folders differ in shape; the run's record of its own stands for it."""
+    """Raises ValueError if two model folders differ in shape. The run's own record, if any, replaces its folder."""
     on_record = (workdir / "model.json").exists()
     if not here.is_dir() or not (on_record or there.is_dir()):
         return
@@ -197,7 +197,7 @@ def measured(config: ConfigDict, groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def kinds_of(config: ConfigDict) -> tuple[str, Callable[[Task], Iterable[str]]]:
-    """What success is listed by, and the kinds of a task: KINDS of our environment's file, or `evaluation.by`."""
+    """The key by which success is listed, and a task's kinds: KINDS of our environment's file, or `evaluation.by`."""
     key = config.evaluation.by
     default = (key, kinds_by(key)) if key else ("", lambda task: ())
     return worlds.own(config.environment.name).get("KINDS", default)
@@ -208,7 +208,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Plays the episodes that are missing in `out`, then writes and returns the result.
 
-    `held` are the tasks that the policy's run held out; they are evaluation.split where the environment has none.
+    `held` are the tasks that the policy's run held out; they stand for an evaluation.split without tasks.
     """
     with EvaluationDirectory(out) as directory:
         environment = entries.made_environment(config)
@@ -313,7 +313,7 @@ def splits_of(config: ConfigDict, named: Sequence[str] | None) -> list[str]:
 
 
 def identity(config: ConfigDict, subject: Subject, tasks: Mapping[str, Sequence[Task]], samples: int) -> dict[str, Any]:
-    """The settings that decide the result, with hashes of the task ids of each split.
+    """The settings that decide the result, with a hash of the task ids of each split.
 
     A folder holds the episodes of one identity only.
     """
@@ -393,7 +393,7 @@ def run(named: Sequence[str | None], only_splits: Sequence[str] | None, samples:
         splits = splits_of(config, only_splits)
         subject, home = subject_of(config, *named)
         name = f"{subject.name}-{config.environment.name}-{'+'.join(splits)}-x{samples}"
-        out = Path(folder) if folder else home / name.replace("/", "-")  # a name leads nowhere else
+        out = Path(folder) if folder else home / name.replace("/", "-")  # a name must not lead to another folder
         if checkpoint and not folder:
             for path in (home, out):
                 expect_no_link(path)

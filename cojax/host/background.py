@@ -1,4 +1,4 @@
-"""Work on threads of its own: its result comes as a Future, and a block may run beside it.
+"""Runs work on its own thread: the result comes as a Future, and a block may run meanwhile.
 
 The clock for deadlines counts the seconds in which this process could run, not those in which it was stopped.
 """
@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 _BEGUN: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # the threads of `in_background`
-_LOOK = 0.2  # seconds between two looks at how many seconds are left
-# Seconds between two readings of the clock, and how many seconds the time between two readings counts at most. A longer
-# gap means that the process was stopped.
+_LOOK = 0.2  # seconds between two calls of `left`
+# Seconds between two readings of the clock, and the most seconds that such a gap counts. A longer gap means that the
+# process was stopped.
 _EVERY, _MOST = 0.1, 0.5
 
 
 class Interrupted(Exception):
-    """Work was asked to stop. Nothing that it found so far is used."""
+    """Work was asked to stop. Its results so far are not used."""
 
 
 def on_thread(name: str, work: Callable[[], _T]) -> Future[_T]:
@@ -45,8 +45,10 @@ def _start(name: str, work: Callable[[], _T]) -> tuple[Future[_T], threading.Thr
 
 
 def done_within(result: Future[Any], left: Callable[[], float]) -> bool:
-    """Waits for the result as long as `left()`, which is asked again and again, says seconds above 0. Whether it is
-    there."""
+    """Waits for the result while `left()`, which is called repeatedly, returns seconds above 0.
+
+    Returns whether the result came.
+    """
     while not wait([result], max(0.0, min(_LOOK, left()))).done:
         if left() <= 0:
             return False
@@ -57,8 +59,8 @@ def done_within(result: Future[Any], left: Callable[[], float]) -> bool:
 def in_background(name: str, work: Callable[[Callable[[], bool]], _T]) -> Iterator[Future[_T]]:
     """Runs `work` on a thread called `name` while the block runs, and yields the future of its result.
 
-    The argument of `work` tells whether the result is no longer wanted. That turns true when the block ends: ask for
-    the result within the block. A block that fails does not wait for the work, whose result is then lost.
+    The argument of `work` tells whether the result is no longer wanted. It turns true when the block ends, so ask for
+    the result within the block. A block that fails does not wait for the work, and its result is lost.
     """
     cancel = threading.Event()
     result, thread = _start(name, lambda: work(cancel.is_set))
@@ -81,7 +83,7 @@ def settle(seconds: float) -> bool:
 
 
 def clock() -> Callable[[], float]:
-    """`time.monotonic`, but without the time in which the process was stopped: a longer gap between two readings."""
+    """`time.monotonic` without the time in which the process was stopped: a long gap between two readings."""
     lock, last, gaps = threading.Lock(), time.monotonic(), 0.0
 
     def now() -> float:

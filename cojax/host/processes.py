@@ -1,9 +1,10 @@
-"""Ends the processes that descend from ours: tells them to end, waits for a bounded time, and kills the rest. Linux.
+"""Ends the processes that descend from ours: tells them to end, waits for a bounded time, then kills them. Linux only.
 
 A process that must not outlive this one has a guard, which is this file as a program: `python processes.py PARENT
-COMMAND…`. It runs isolated, with the standard library alone.
+COMMAND…`. It runs isolated, and imports only the standard library.
 
-A command that cojax/api started has an owner: it tells it facts, and ends with it. For all others `tell` does nothing.
+A command that cojax/api started has an owner. It tells the owner facts, and ends with it. Without an owner `tell` does
+nothing.
 """
 
 import atexit
@@ -24,7 +25,7 @@ from typing import Any
 
 _PDEATHSIG, _SUBREAPER = 1, 36
 _POLL = 0.02  # seconds
-# Seconds in which processes that are told to end may do so by themselves, and in which the kernel ends killed ones.
+# Seconds that processes have to end by themselves, and seconds that the kernel has to end killed ones.
 GRACE, KILLED = 5.0, 10.0
 _TOLD: list[int] = []  # the pipe to the owner
 _GUARD = Path(__file__)
@@ -67,7 +68,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def children(pid: int) -> set[int]:
-    """The processes that a process started, with those that have ended and that it has not reaped."""
+    """The processes that a process started, including those that have ended but are not yet reaped."""
     return {entry for entry, parent, _, _ in _processes() if parent == pid}
 
 
@@ -77,11 +78,12 @@ def session(sid: int) -> set[int]:
 
 
 def end(left: Callable[[], Iterable[int]], grace: float = 0.0, deadline: float = KILLED) -> set[int]:
-    """Waits up to `grace` seconds until no process is left, then kills until none is. Returns those left after another
-    `deadline` seconds.
+    """Waits up to `grace` seconds until no process is left, then kills those left.
 
-    Listing all processes takes a while, in which a process may pass from one parent to another and be missed. So none
-    is left only where two lists in a row are empty.
+    Returns those left after another `deadline` seconds.
+
+    Listing all processes takes a while. A process that changes its parent meanwhile may be missed, so two empty lists
+    in a row are needed.
     """
 
     def look_twice() -> set[int]:
@@ -114,7 +116,7 @@ def end_all(grace: float | None = None) -> None:
 
 
 def end_descendants_at_exit() -> None:
-    """Makes this command end everything that it started, however it ends: normally, by an exception or by SIGTERM."""
+    """Makes this command end everything that it started, whether it ends normally, by an exception or by SIGTERM."""
     owner = os.getpid()
     adopt_orphans()
     # Handlers registered later run first: those that close workers and engines.
@@ -124,7 +126,7 @@ def end_descendants_at_exit() -> None:
 
 
 def reap(deadline: float = KILLED) -> None:
-    """Waits at most `deadline` seconds for all children of this process, which were told to end, and reaps them."""
+    """Reaps all children of this process, which were told to end. Waits at most `deadline` seconds for them."""
     until = time.monotonic() + deadline
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0] or time.monotonic() < until:
@@ -132,7 +134,7 @@ def reap(deadline: float = KILLED) -> None:
 
 
 def _processes() -> Iterator[tuple[int, int, int, bool]]:
-    """Id, parent and session of every process, and whether it still runs; one that frees its memory does."""
+    """Id, parent and session of every process, and whether it still runs, as one does that is freeing its memory."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError, ValueError):
@@ -157,19 +159,19 @@ def end_with_owner(owner: int, told: int) -> None:
 
 
 def tell(**facts: Any) -> None:
-    """Tells the owner facts about this command, as one line of JSON. An owner that is gone hears nothing."""
+    """Tells the owner facts about this command, as one line of JSON. Does nothing if the owner is gone."""
     for pipe in _TOLD:
         with contextlib.suppress(OSError):
             os.write(pipe, (json.dumps(facts) + "\n").encode())
 
 
 def usable_cores() -> int:
-    """How many there are; less than the machine has where a container or `taskset` confines the process."""
+    """The number of cores this process may use; a container or `taskset` may allow fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class GuardedProcess:
-    """One process and its guard, one at a time. The caller keeps threads apart."""
+    """One process and its guard, one at a time. Not safe to call from several threads at once."""
 
     def __init__(self) -> None:
         self._guard: subprocess.Popen[bytes] | None = None
@@ -180,7 +182,7 @@ class GuardedProcess:
 
     def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         """Starts the command, whose output is appended to `log`. None may be running. Raises OSError."""
-        from cojax.durable import own_file  # the guard, which runs isolated, finds no package
+        from cojax.durable import own_file  # imported here: the guard runs isolated, without our packages
 
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab", opener=own_file) as output:
@@ -197,7 +199,7 @@ class GuardedProcess:
             )
 
     def end(self, number: int) -> None:
-        """Has the guard end everything, by this signal to it; does it directly if the guard cannot."""
+        """Has the guard end everything, by sending it this signal; ends everything directly if the guard cannot."""
         guard, self._guard = self._guard, None
         if guard is None:
             return

@@ -10,10 +10,10 @@ PARTS = ("warm_start", "generation", "environment", "update", "sync", "feedback"
 
 
 class Stopwatch:
-    """Charges wall time, in seconds, to the parts of a run; every moment to one part at most.
+    """Charges wall time, in seconds, to the parts of a run, every moment to at most one part.
 
-    Opening a part inside another one stops the outer one until the inner one closes. `total` is measured apart from the
-    parts: the gap between it and their sum is time charged to none. For one thread only, that of the loop.
+    Opening a part inside another one stops the outer one until the inner one closes. `total` is measured separately:
+    the gap between it and the sum of the parts is time charged to none. Only the thread of the loop may use it.
     """
 
     def __init__(self, parts: Sequence[str] = PARTS, now: Callable[[], float] = time.perf_counter):

@@ -1,7 +1,8 @@
 """Servers of a rollout host: starts them, watches them, and gives them each new version of the weights.
 
-Versions come from a trainer that writes them, or from the checkpoints of a run. A server reads a model folder. What all
-processes of a trainer saved together, and checkpoints, are written as one here, in memory where it fits.
+Versions come from a trainer that writes them, or from the checkpoints of a run. A server reads a model folder. From a
+checkpoint, and from a version that all processes of a trainer saved together, this process makes such a folder, in
+memory if it fits.
 """
 
 import asyncio
@@ -51,17 +52,17 @@ from cojax.storage.files import is_number, lock_folder
 _LOG = logging.getLogger("cojax.serve")
 # The label of weights that no trainer has written. A trainer that attaches replaces them before its first request.
 _LABEL = "as-started"
-_POLL = 0.5  # seconds between two looks for a new version
-_ROUTER_POLL = 1.0  # seconds between two looks at what is behind the router
-_ROUTER_PATIENCE = 30.0  # seconds for a router to take a server that it was given
+_POLL = 0.5  # seconds between two checks for a new version
+_ROUTER_POLL = 1.0  # seconds between two requests for the servers behind the router
+_ROUTER_PATIENCE = 30.0  # seconds for a router to take a server
 _MEMORY, _NAME, _LOCK = Path("/dev/shm"), "cojax-weights-", ".lock"
-_PATIENCE = 10.0  # seconds for a look under way to end
-_SPARE = 1.5  # a version is kept in memory if so many of it are free
+_PATIENCE = 10.0  # seconds for the current check to end
+_SPARE = 1.5  # a version is kept in memory if this many times its size is free
 FAULTS = (OSError, ValueError, CheckpointError)
 
 
 class LocalFolders:
-    """Model folders that this host makes, in `folder`; "" is /dev/shm where they fit, else the temporary folder.
+    """Model folders that this host makes, in `folder`; "" is /dev/shm if they fit, otherwise the temporary folder.
 
     They are removed by `close`. Those of a process that was killed are removed by the next one.
     """
@@ -79,7 +80,7 @@ class LocalFolders:
         return folder
 
     def prune(self, keep: Iterable[Path]) -> None:
-        """Removes all folders but those to keep, and newer ones: they are not known elsewhere yet."""
+        """Removes all folders except those to keep and newer ones, which no caller knows yet."""
         roots, versions = [root for root, _ in list(self._roots.values())], list(keep)
         newest = max((int(path.name) for path in versions if path.parent in roots), default=0)
         for root in roots:
@@ -94,7 +95,7 @@ class LocalFolders:
         self._roots.clear()
 
     def _root(self, place: Path) -> Path:
-        """This process's own folder in `place`, locked while it lives."""
+        """This process's own folder in `place`, locked while the process lives."""
         if place not in self._roots:
             place.mkdir(parents=True, exist_ok=True)
             _sweep(place)
@@ -104,17 +105,17 @@ class LocalFolders:
 
 
 class Versions:
-    """The versions that a trainer writes to `folder`/weights/. `expected`, once set, is the model of which they are."""
+    """The versions that a trainer writes to `folder`/weights/. `expected`, once set, is their model."""
 
     def __init__(self, folder: Path, local: LocalFolders, expected: ModelConfig | None = None) -> None:
         self.expected = expected
         self._folder, self._local = folder, local
         self._known: LabelledWeights | None = None
         self._served: LabelledWeights | None = None
-        self._damaged: tuple[LabelledWeights, int, ValueError] | None = None  # when it was written, and its error
+        self._damaged: tuple[LabelledWeights, int, ValueError] | None = None  # its time of writing, and its error
 
     def newest(self) -> LabelledWeights | None:
-        """The newest version as a model folder of this host; None where there is none. Raises one of FAULTS."""
+        """The newest version as a model folder of this host; None if there is none. Raises one of FAULTS."""
         version = newest_version(self._folder, self._known)
         if version is None or version == self._known:
             return self._served
@@ -128,7 +129,7 @@ class Versions:
         return weights
 
     def _restored(self, found: LabelledWeights) -> Path:
-        """The version as a model folder here. One that cannot be read is not read again and again."""
+        """The version as a model folder here. One that cannot be read is read only once."""
         began, time_ns, size = time.monotonic(), found.folder.stat().st_mtime_ns, export.item_bytes(found.folder)
         if self._damaged is not None and self._damaged[:2] == (found, time_ns):
             raise self._damaged[2]
@@ -142,7 +143,7 @@ class Versions:
 
 
 class Checkpoints:
-    """The newest sound checkpoint of the run in `run`, its parameters as `dtype`; "" is that in which it computes.
+    """The newest sound checkpoint of the run directory `run`, as `dtype`; "" is the dtype that the run computes in.
 
     No trainer needs to run. `expected` and `newest` are as in `Versions`.
     """
@@ -157,7 +158,7 @@ class Checkpoints:
         folder = self._run / "checkpoints"
         steps = Checkpointer(folder).steps()
         if not steps:
-            trained.settings_of(self._run)  # that it is a run at all
+            trained.settings_of(self._run)  # raises an error unless it is a run
             return None
         # A run that is resumed from an older step writes the same numbers again.
         stamp = steps[-1], (folder / str(steps[-1])).stat().st_mtime_ns
@@ -181,10 +182,10 @@ class Checkpoints:
 
 
 class Watch:
-    """Looks for the newest version every `poll` seconds, on a thread of its own: a network's folder may hang.
+    """Looks for the newest version every `poll` seconds, on its own thread: a network folder may hang.
 
-    `found` is the newest version that could be read; `changed` is called on that thread after each new one.
-    `fault` says why the last look found none. A look that takes longer than `deadline` seconds is late.
+    `found` is the newest version that could be read; `changed` is called on that thread after each new one. `fault`
+    says why the last check failed. A check that takes longer than `deadline` seconds is late.
     """
 
     def __init__(
@@ -194,19 +195,19 @@ class Watch:
         self.found: LabelledWeights | None = None
         self.fault: Exception | None = None
         self.looked, self._stopped = threading.Event(), threading.Event()
-        self._since = self._told = 0.0  # when the look under way began, on the monotonic clock; 0 between two looks
+        self._since = self._told = 0.0  # when the current check began, on the monotonic clock; 0 between two checks
         self._thread = threading.Thread(target=self._look, name="newest weights", daemon=True)
         self._thread.start()
 
     def raise_if_late(self) -> None:
-        """Raises TimeoutError if the look under way is late."""
+        """Raises TimeoutError if the current check is late."""
         if (since := self._since) and time.monotonic() - since > self._deadline:
             raise TimeoutError(
                 f"reading the newest version takes longer than sglang.sync_deadline={self._deadline:g} s"
             )
 
     def tell_if_late(self) -> None:
-        """Logs, once for each look, that it is late."""
+        """Logs a late check, once."""
         try:
             self.raise_if_late()
         except TimeoutError as error:
@@ -225,7 +226,7 @@ class Watch:
             before = self.found
             try:
                 self.found, self.fault = self._source.newest() or self.found, None
-            except Exception as error:  # whatever it is, the thread must go on looking
+            except Exception as error:  # of any type: the thread must go on
                 error = error if isinstance(error, FAULTS) else ValueError(f"{type(error).__name__}: {error}")
                 if str(error) != str(self.fault):
                     _LOG.warning("the newest version cannot be served, the one before stays: %s", error)
@@ -238,13 +239,13 @@ class Watch:
 
 
 def _fits(size: int) -> bool:
-    """Whether a folder of so many bytes fits into /dev/shm, which is memory, with some to spare."""
+    """Whether a folder of `size` bytes fits into /dev/shm, which is memory, with room to spare."""
     free = available_bytes() if os.access(_MEMORY, os.W_OK) else None
     return free is not None and min(free, shutil.disk_usage(_MEMORY).free) >= _SPARE * size
 
 
 def _sweep(place: Path) -> None:
-    """Removes folders of processes of ours that ended without removing them."""
+    """Removes folders that earlier processes of this user left behind."""
     for root in place.glob(f"{_NAME}*"):
         with contextlib.suppress(OSError):
             if root.stat().st_uid != os.getuid():
@@ -291,7 +292,7 @@ async def _serve(config: ConfigDict, host: str, stop: threading.Event, run: str,
 
 
 async def _keep(config: ConfigDict, host: str, run: str, router: str) -> None:
-    """Keeps the servers up until it is cancelled; where they follow, on the newest version. Raises EngineError."""
+    """Keeps the servers up until it is cancelled; if they follow, on the newest version. Raises EngineError."""
     section, follows = config.sglang, bool(config.sglang.follow or run)
     folder, local = Path(section.folder or config.workdir), LocalFolders(section.local)
     path = config.model.path
@@ -345,7 +346,7 @@ async def _keep(config: ConfigDict, host: str, run: str, router: str) -> None:
 
 
 async def _first_version(config: ConfigDict, watch: Watch, follows: bool, run: str) -> LabelledWeights:
-    """The weights to start with. Who follows, and has no model.path, waits for the first."""
+    """The weights to start with. Servers that follow, without a model.path, wait for the first version."""
     has_logged = False
     while watch.found is None:
         watch.raise_if_late()
@@ -369,7 +370,7 @@ async def _first_version(config: ConfigDict, watch: Watch, follows: bool, run: s
 
 
 def _with_label(target: LabelledWeights) -> LabelledWeights:
-    """The weights, under a default label where no trainer gave them one."""
+    """The weights, under a default label if no trainer gave them one."""
     return target if target.label else dataclasses.replace(target, label=_LABEL)
 
 
@@ -395,7 +396,7 @@ def run(host: str, follow: str, router: str) -> None:
 class RoutedFleet:
     """Puts each server of `fleet` behind the router once it is up, and takes it away at the end.
 
-    `router` is a port, on which a router is started here and kept running, or the address of one.
+    `router` is a port, on which this process starts a router and keeps it running, or the address of one.
     """
 
     def __init__(self, router: str, launch: LaunchSettings, fleet: Fleet, connections: Connections) -> None:
@@ -408,7 +409,7 @@ class RoutedFleet:
         self._given: dict[str, float] = {}  # address → when the router was given it
 
     async def keep(self) -> None:
-        """Does so until it is cancelled."""
+        """Starts the router if need be, and keeps it informed, until this is cancelled."""
         fault = ""
         while True:
             try:
@@ -444,7 +445,7 @@ class RoutedFleet:
         return f"http://{self._host}:{server.process.port}"
 
     async def close(self) -> None:
-        """Takes the servers away, so that no request is sent to them any more; ends a router that was started here."""
+        """Takes the servers away, so that it sends them no more requests; ends a router that was started here."""
         if self._port:
             await asyncio.to_thread(self._process.end, signal.SIGTERM)
             return

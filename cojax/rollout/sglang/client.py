@@ -43,16 +43,16 @@ _ROUTING_KEY = "X-SMG-Routing-Key"
 _WIRE = np.dtype("<i4")
 # Log-probs that a sampled token can have: no float32 probability is below e^-104, and rounding makes none far above 1.
 _LEAST_LOGPROB, _MOST_LOGPROB = -200.0, 0.01
-# Characters of the label of weights: far above what ours have.
+# Characters of a label of weights: far more than ours have.
 _LONGEST_LABEL = 200
 
 
 class RequestFailed(Exception):
-    """A request had no usable answer; another attempt may have one."""
+    """A request brought no usable answer; another attempt may bring one."""
 
 
 class ServerFailed(RequestFailed):
-    """The server did not answer, or failed: its health must be checked before it gets another request."""
+    """The server did not answer, or failed; its health must be checked before it gets another request."""
 
 
 class RequestRefused(Exception):
@@ -216,7 +216,7 @@ def read_reply(answer: Any, room: int, vocabulary: int, stops: Collection[int] =
 
 
 def label_of(found: Any) -> str:
-    """The label of weights that a server names, cut."""
+    """The label of weights that a server names, cut to a bounded length."""
     return str(found)[:_LONGEST_LABEL]
 
 
@@ -281,7 +281,7 @@ class ServerClient:
             ) from error
 
     async def abort(self, rid: str) -> None:
-        """Ends the request of this id, whose answer is no longer wanted."""
+        """Ends the request of this id, because its answer is no longer wanted."""
         await self._post("abort_request", {"rid": rid}, _QUICK)
 
     async def version(self) -> str:
@@ -337,7 +337,7 @@ class ServerClient:
             await self._post("continue_generation", {}, _QUICK)
 
     async def _forget_restarted(self, released: "ReleasedMemory") -> None:
-        """A server that was restarted since has all its memory; a restore would crash it."""
+        """Forgets the record of a server that was restarted: it has all its memory, and a restore would crash it."""
         if released and await self.incarnation() != released.incarnation:
             await released.remove(released.kinds)
 
@@ -438,7 +438,7 @@ class ReleasedMemoryFile:
             _LOG.warning("%s is not read: %s. Start those servers again that still lack their memory", path, error)
 
     def find(self, url: str) -> tuple[str, list[str]]:
-        """The `ServerClient.incarnation` that released memory at this address, and the kinds; empty if none."""
+        """The `ServerClient.incarnation` that released memory at this address, and the kinds; both empty if none."""
         return self._found.get(url, ("", []))
 
     def write(self, url: str, incarnation: str, kinds: Iterable[str]) -> None:

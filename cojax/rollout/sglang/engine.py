@@ -41,7 +41,7 @@ _SETTINGS = SGLangSettings()
 # Errors of file systems without locks.
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _ATTEMPTS = 5  # to read a folder whose versions vanish meanwhile
-_PAUSE = 0.05  # seconds before another one
+_PAUSE = 0.05  # seconds before the next attempt
 _SETTLED = 5.0  # seconds after which another host's files should be seen here
 
 
@@ -139,7 +139,7 @@ _T = TypeVar("_T")
 
 
 class LoopThread:
-    """Runs coroutines for other threads until `close`. From then on all callers, also waiting ones, get EngineError."""
+    """Runs coroutines for other threads until `close`. From then on all callers, even waiting ones, get EngineError."""
 
     def __init__(self) -> None:
         self._entry = threading.Lock()  # no call enters the event loop once `_down` is set
@@ -156,8 +156,10 @@ class LoopThread:
             raise EngineError(self._down)
 
     def call(self, coroutine: Coroutine[Any, Any, _T], cancelled: str = "") -> _T:
-        """The coroutine's result. Raises EngineError if the loop is closed, or, with the message `cancelled`, if the
-        coroutine is cancelled."""
+        """Returns the coroutine's result.
+
+        Raises EngineError if the loop is closed, or, with the message `cancelled`, if the coroutine is cancelled.
+        """
         with self._entry:
             if self._down:
                 coroutine.close()
@@ -201,7 +203,7 @@ class LoopThread:
             self._calls.discard(task)
 
     async def _cancel_and_run(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        # These are all calls: every call that entered before has registered itself on the loop by now.
+        # These are all calls: every earlier call has registered itself on the loop by now.
         calls = list(self._calls)
         for call in calls:
             call.cancel()
@@ -218,8 +220,8 @@ class SGLangEngine:
     any time. Weights are written as its `dtype` ("": the parameters' own) to `folder`/weights/VERSION/, a path that
     every server must see. With `follow`, servers watch that folder and load new weights by themselves (`python -m
     experiments.serve`); otherwise they are sent a request to load them. With `sync` "orbax", all processes of the
-    trainer write a version together, each its part, where it can be saved so. If weights change during a completion, it
-    is kept with `mixed`, with its spans, and sampled again without.
+    trainer write a version together, each its part, if the weights have a `save`. If weights change during a
+    completion, `mixed` keeps it with its spans; otherwise it is sampled again.
 
     A conversation has at most `max_length` tokens. One `generate` takes at most `deadline` seconds and `attempts`
     requests, to any servers. With `routes`, completions report which experts tokens went through. `busy_seconds` is the
@@ -428,7 +430,7 @@ class SGLangEngine:
             fault = f"sampled from weights {unknown[0]!r}, which are not of this run"
             self.fleet.suspect(server, f"it {fault}")
             raise RequestFailed(f"{server.name} {fault}")
-        # Even a mixed one must end with current weights: a router may choose a server that is left out.
+        # Even a mixed completion must end with current weights: a router may choose a server that is left out.
         stale = labels[-1] not in (label, self.fleet.target.label)
         if stale or (len(labels) > 1 and not self._settings.mixed):
             raise RequestFailed(f"{server.name} sampled from weights {' and '.join(labels)}, asked for {label}")

@@ -1,7 +1,7 @@
 """Several SGLang servers as one: gives them weights, and gives each conversation a server with the current weights.
 
 Everything here runs on one event loop. A server gets requests only while it is known to serve the current weights. A
-server that dies, hangs or comes back with other weights is left out until it has the current ones: a task for each
+server that dies, hangs or comes back with other weights is left out until it has the current ones. A task for each
 server checks, updates, restarts and recovers it, so that no server waits for another.
 """
 
@@ -19,7 +19,7 @@ from cojax.rollout.sglang.server import LabelledWeights, Server, ServerProcess, 
 from cojax.settings.tree import SGLangSettings
 
 _LOG = logging.getLogger(__name__)
-_DISCOVERY_POLL = 2.0  # seconds between two looks at what is behind a router
+_DISCOVERY_POLL = 2.0  # seconds between two requests for the servers behind a router
 # Unanswered checks in a row after which a server counts as hung: a server under heavy load may miss one.
 _MISSES = 3
 # Refusals of weights after which a launched server is restarted: the folder may vanish just before it is read.
@@ -28,15 +28,15 @@ _RETRY_SECONDS = 1.0  # until the next check after a fault
 
 
 class Fleet:
-    """The servers at `urls`, or those of `processes`; one of the two is empty.
+    """The servers at `urls`, or those of `processes`; at least one of the two is empty.
 
-    With a router in `settings`, an address in front of all servers, it chooses the server of each conversation. Where
-    both are empty, the servers are those behind the router at any time: they come and go. The file `released` says
-    which of the servers at `urls` have released memory, possibly for a trainer that was killed.
+    A router in `settings`, an address in front of all servers, chooses the server of each conversation. If `urls` and
+    `processes` are both empty, the servers are those behind the router at any time: they come and go. The file
+    `released` says which of the servers at `urls` have released memory, possibly for a trainer that was killed.
 
-    Two ways are for servers that get their weights from another process. With `follow` in `settings` they load new
-    weights by themselves, and a sync waits until they have. With `any_weights` a server may serve any weights; the
-    target is then only what a launched server starts with.
+    Two modes are for servers that get their weights from another process. With `follow` in `settings` they load new
+    weights by themselves, and a sync waits until they have. With `any_weights` a server may serve any weights; launched
+    servers only start with the target.
 
     With `release_memory` servers may be asked to release their memory. With `routes` they must be able to report which
     experts tokens went through. `target` are the weights that servers should serve.
@@ -103,7 +103,7 @@ class Fleet:
             server.sessions -= 1
 
     def suspect(self, server: Server, fault: str) -> None:
-        """Marks the server as down and has its health checked now; it gets no new request before.
+        """Marks the server as down and has its health checked now; it gets no new request until then.
 
         Behind a router the fault may be any server's, so all are checked.
         """
@@ -116,7 +116,7 @@ class Fleet:
         server.check_now.set()
 
     async def abort(self, server: Server, rid: str) -> None:
-        """Ends a request whose answer is no longer wanted; behind a router, on whichever server it runs."""
+        """Ends a request whose answer is no longer wanted; behind a router, on any server that runs it."""
         servers = self.servers if server is self._router else [server]
         aborts = (member.client.abort(rid) for member in servers if member.client.url)
         await asyncio.gather(*aborts, return_exceptions=True)
@@ -182,9 +182,9 @@ class Fleet:
             self._watches[server] = asyncio.create_task(self._watch_always(server))
 
     async def _discover_some(self, router: ServerClient) -> None:
-        """Finds the servers behind the router; from then on, again and again.
+        """Finds the servers behind the router, and keeps looking for more from then on.
 
-        Waits for the first as long as a start may take, then raises EngineError.
+        Waits for the first one as long as a start may take, then raises EngineError.
         """
         limit, fault = self.settings.startup_deadline, "it names none"
         until = asyncio.get_running_loop().time() + limit
@@ -206,16 +206,16 @@ class Fleet:
     async def _discover_always(self, router: ServerClient) -> None:
         while True:
             await asyncio.sleep(min(_DISCOVERY_POLL, self.settings.probe_every))
-            with contextlib.suppress(RequestFailed, RequestRefused):  # a router that is gone takes no server with it
+            with contextlib.suppress(RequestFailed, RequestRefused):  # servers outlive their router
                 await self._discover(router)
 
     async def _discover(self, router: ServerClient) -> None:
-        """Lets servers join that are behind the router by now, and leaves those that are not. Raises RequestFailed."""
+        """Adds servers that have joined the router, and removes those that have left it. Raises RequestFailed."""
         urls, members = await router.servers(), {server.client.url: server for server in self.servers}
         for url in urls:
             if url not in members:
                 self.servers.append(server := self._attached(url))
-                if self._watches:  # it is brought to the current weights by its watch, between two syncs
+                if self._watches:  # its watch brings it to the current weights, between two syncs
                     _LOG.warning("%s joins", url)
                     server.state, server.fault = "down", "it has just joined"
                     self._watch(server)
@@ -229,7 +229,7 @@ class Fleet:
         await self._notify()
 
     async def _update_all(self, target: LabelledWeights, servers: Sequence[Server]) -> None:
-        """Brings all these servers to the target at once, or leaves them out."""
+        """Brings all these servers to the target in parallel, or leaves them out."""
         have_answered = [server.state != "new" for server in servers]
         for server in servers:  # set for all before the first update, so that no watch starts one too
             server.state, server.fault = "updating", "takes new weights"
@@ -322,13 +322,13 @@ class Fleet:
             if server.process is not None and not isinstance(error, RequestRefused):
                 await asyncio.to_thread(server.process.kill)
         finally:
-            if not server.up:  # after any failure, also a cancellation: its watch brings it back
+            if not server.up:  # after any failure, even a cancellation: its watch brings it back
                 server.state = "down"
                 server.check_now.set()
         await self._set_state(server, "down", fault, hung)
 
     async def _rest(self, server: Server) -> None:
-        """Has one server release its memory; a server that fails to is left out until its watch has checked it."""
+        """Has one server release its memory; one that fails is left out until its watch has checked it."""
         server.state, server.fault = "resting", "has given its memory back"
         try:
             await server.client.rest(server.released)
@@ -340,8 +340,8 @@ class Fleet:
     async def _set_state(self, server: Server, state: State, fault: str = "", hung: bool = False) -> None:
         """Records the state. The requests of a server that is left out are cancelled, to be sent to another.
 
-        A router itself repeats the requests of a dead server. For a server that hangs (`hung`), it does not say which
-        requests it has, so all requests through the router are cancelled.
+        A router itself repeats the requests of a dead server. It does not say which requests a hanging server (`hung`)
+        has, so all requests through the router are then cancelled.
         """
         server.recoveries += server.state == "recovering" != state
         server.state, server.fault = state, fault
@@ -404,7 +404,7 @@ class Fleet:
                 _LOG.warning("%s did not come up: %s", server.name, server.fault)
                 is_refusal = isinstance(error, RequestRefused)
                 if self.target is not target:
-                    # Its folder may have been replaced by a newer one, which is not the server's fault.
+                    # A newer version may have replaced its folder, which is not the server's fault.
                     server.restarts = restarts
                     if is_refusal:
                         continue
@@ -416,7 +416,7 @@ class Fleet:
                 alive = process.running
                 await asyncio.to_thread(process.kill)
                 if not alive and server.restarts and self.target is target:
-                    # A port or memory that is briefly taken must not use up all restarts.
+                    # A port or memory that is taken for a moment must not use up all restarts.
                     await asyncio.sleep(pause)
                     pause *= 2
 
@@ -433,10 +433,10 @@ class Fleet:
         asyncio.get_running_loop().call_later(seconds, server.check_now.set)
 
     async def _check(self, server: Server) -> None:
-        """Checks the health of one server, and acts on what it finds.
+        """Checks the health of one server, and acts on the result.
 
-        A server that failed is left out at once, one that gives no answer after `_MISSES` checks. A healthy server that
-        was down gets requests again, once it has the current weights.
+        A server that failed is left out at once, and one that does not answer after `_MISSES` checks. A healthy server
+        that was down gets requests again once it has the current weights.
         """
         state, target = server.state, self.target
         assert target is not None
@@ -466,7 +466,7 @@ class Fleet:
         process = server.process
         if process is not None and not process.running:
             raise ServerFailed(f"it has ended; {process.log} ends:\n{process.tail()}")
-        # The health check is a completion, for which a resting server has no memory.
+        # The health check is a completion, and a resting server has no memory for one.
         resting = server.released or (self._any_weights and self.settings.release_memory)
         if not (server.up and server.replies) and not resting:
             await server.client.check_health()
@@ -485,7 +485,7 @@ class Fleet:
             return
         if str(fault) != server.fault:
             _LOG.warning("%s is left out: %s", server.name, fault)
-        # A starting server does not answer for a while: one that was absent and now hangs may still come up.
+        # A starting server does not answer for a while, so one that was absent and now hangs may still come up.
         server.absent = isinstance(fault, ServerFailed) or (server.absent and hung)
         await self._set_state(server, "down", str(fault), hung)
         if self._syncing and server.absent:

@@ -1,6 +1,6 @@
 """One SGLang server of a fleet: its state, how it loads new weights, and how a launched one is started.
 
-A launched server has a log file, and a guard that ends it when this process ends. A router is launched alike.
+A launched server has a log file, and a guard that ends it when this process ends. A router is launched in the same way.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from cojax.storage.files import last_lines
 _FLAGS: Mapping[str, list[str]] = tomllib.loads(Path(__file__).with_name("flags.toml").read_bytes().decode())
 # Stand-ins for packages without a CPU build; only CPU servers have them on their path.
 _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(Path(__file__).with_name("cpu_shims"))}
-# The server reserves a few positions of its context.
+# The server keeps a few positions of its context for itself.
 _SPARE_POSITIONS = 8
 
 
@@ -64,7 +64,7 @@ class LaunchSettings:
             raise ValueError(f"sglang.device is {self.device!r}; expected 'cpu', or '' to leave it to SGLang and flags")
 
     def url(self, port: int) -> str:
-        """The address on this host of what listens on a port."""
+        """The address, on this host, of the server that listens on a port."""
         return f"http://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{port}"
 
     def command(self, index: int, port: int, model: Path, label: str) -> list[str]:
@@ -97,7 +97,7 @@ class LaunchSettings:
         variables |= {"PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
         if self.device != "cpu":
             return variables
-        # PyTorch's threads wait busily: more of them than cores take the cores from each other.
+        # PyTorch's threads busy-wait: if there are more threads than cores, they slow each other down.
         threads = max(1, usable_cores() // self.servers)
         return {"OMP_NUM_THREADS": str(threads), **variables, **_CPU_ENVIRONMENT}
 
@@ -137,7 +137,7 @@ class ServerProcess:
             self._guarded.start(command, self.log, self.launch.environment())
 
     def stop(self) -> None:
-        """Ends the server and its descendants for good, by force after a few seconds, and returns when they are gone.
+        """Ends the server and its descendants for good, by force after a few seconds. Returns when they are gone.
 
         May be called twice.
         """
@@ -178,8 +178,8 @@ _START_POLL = 0.5  # seconds between two checks of a server that starts
 _WEIGHTS_POLL = 0.2  # seconds between two checks of a server that loads weights by itself
 
 # new: it has had no weights yet. up: it serves the current ones. updating: a sync gives it new ones. down: it gets no
-# requests; its supervisor checks its health. recovering: its supervisor brings it back. resting: it has released its
-# memory until the next sync. lost: a launched server that is not started again.
+# requests; its watch checks its health. recovering: its watch brings it back. resting: it has released its memory until
+# the next sync. lost: a launched server that is not started again.
 State = Literal["new", "up", "updating", "down", "recovering", "resting", "lost"]
 
 
