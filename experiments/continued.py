@@ -21,10 +21,10 @@ def get_config(workdir: str) -> ConfigDict:
 
     Raises CheckpointError if there is no run, and for settings that are invalid in this release.
     """
-    config, stored = base.get_config(), settings_of(Path(workdir))
+    config, run_settings = base.get_config(), settings_of(Path(workdir))
     try:
-        check_shape(stored)
-        with_tuples = as_tuples(stored)
+        check_shape(run_settings)
+        with_tuples = as_tuples(run_settings)
         for name, value in leaves(with_tuples):
             if name in RANGES:
                 convert_setting(name, RANGES[name], value)

@@ -1,7 +1,7 @@
 """The command: python -m experiments.study --name=main [--quick] [--development] [--config.KEY=VALUE …]
 
-The same command goes on where it was stopped: a finished run is read from its record in OUT/runs/ARM.jsonl.gz, an
-unfinished one goes on from its checkpoint. Writes OUT/NAME.json, OUT/NAME.md and pictures in OUT/NAME.
+The same command continues where it was stopped: it reads a finished run from its record in OUT/runs/ARM.jsonl.gz, and
+resumes an unfinished one from its checkpoint. It writes OUT/NAME.json, OUT/NAME.md and pictures in OUT/NAME.
 docs/study.md and docs/signals-study.md say what each table asks.
 
     python -m experiments.study --name=main --out=results --seeds=12    # the table kept in git, from its records
@@ -38,24 +38,24 @@ KEPT = ROOT / "results"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0; 1 where a run failed or differs from its stored record; 2 for wrong settings; 130 when stopped."""
-    given, rest = _parser().parse_known_args(arguments)
+    """Exit status 0; 1 if a run failed or differs from its stored record; 2 for wrong settings; 130 if stopped."""
+    options, overrides = _parser().parse_known_args(arguments)
     stop = threading.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        for number in before:
-            signal.signal(number, lambda *received: stop.set())
-        return _carry_out(given, rest, stop)
+        for number in handlers:
+            signal.signal(number, lambda *details: stop.set())
+        return _carry_out(options, overrides, stop)
     except (ValueError, KeyError, TypeError, OSError, RunDirectoryError) as error:
         print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
         return 2
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 def _carry_out(given: argparse.Namespace, rest: Sequence[str], stop: threading.Event) -> int:
-    """Does what the flags say, until `stop` is set. Raises an error that `main` tells for wrong settings."""
+    """Does what the flags say, until `stop` is set. Raises an error that `main` prints for wrong settings."""
     further = settings_of(rest)
     if not given.deadline > 0:
         raise ValueError(f"--deadline={given.deadline:g}; expected seconds above 0")
@@ -96,57 +96,57 @@ def _parser() -> CommandLineParser:
 
 
 def plan_tables(given: argparse.Namespace, further: Mapping[str, Any]) -> list[tuple[str, Table, list[StudyRun]]]:
-    """The tables asked for, each with its name and its runs. Raises ValueError, KeyError or TypeError."""
+    """Each requested table with its name and its runs. Raises ValueError, KeyError or TypeError."""
     plans = []
     for name in TABLES if given.name == _ALL else (given.name,):
         table = select_arms(name, given.arms)
-        called = name if given.arms is None else f"{name}-of-{'-'.join(table.arms)}"
+        output_name = name if given.arms is None else f"{name}-of-{'-'.join(table.arms)}"
         jobs = tables.jobs(table.arms, seeds_of(given, table), given.development, {**table.settings, **further})
-        # A wrong setting of a run is an error before anything runs.
+        # Wrong settings are found before anything runs.
         configurations = {job.arm: (configuration_of(job.settings), job.settings) for job in jobs}
         for config, settings in configurations.values():
             check(presets.resolve(config, settings))
-        plans.append((called, table, jobs))
+        plans.append((output_name, table, jobs))
     return plans
 
 
 def expect_no_larger(out: Path, name: str, jobs: Sequence[StudyRun]) -> None:
-    """Raises ValueError where OUT/NAME.json holds a table of more seeds than these runs have, or of another split."""
+    """Raises ValueError if OUT/NAME.json holds a table of more seeds than these runs have, or of another split."""
     path = out / f"{name}.json"
     if not path.exists():
         return
     try:
-        found = read_json(path)
-        seeds, split = len(found["seeds"]), found["split"]
+        summary = read_json(path)
+        seeds, split = len(summary["seeds"]), summary["split"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read ({error!r}); restore it, or delete it") from error
-    count, own = len({job.seed for job in jobs}), jobs[0].config["evaluation"]["split"]
-    if seeds > count or split != own:
+    count, new = len({job.seed for job in jobs}), jobs[0].config["evaluation"]["split"]
+    if seeds > count or split != new:
         raise ValueError(
             f"{path} holds a table of {seeds} seeds on the split {split!r}, which one of {count} seeds on the split "
-            f"{own!r} would replace; choose another --out" + (f", or --seeds={seeds}" if split == own else "")
+            f"{new!r} would replace; choose another --out" + (f", or --seeds={seeds}" if split == new else "")
         )
 
 
 def seeds_of(given: argparse.Namespace, table: Table) -> Sequence[int]:
     """The seeds of a table that the flags select. Raises ValueError for more seeds than there are."""
-    fixed = DEVELOPMENT_SEEDS if given.development else table.seeds
+    seeds = DEVELOPMENT_SEEDS if given.development else table.seeds
     count = given.seeds if given.seeds is not None else tables.QUICK_SEEDS if given.quick else table.count
-    if not 1 <= count <= len(fixed):
-        raise ValueError(f"--seeds={count}; {len(fixed)} seeds are fixed beforehand ({fixed[0]} to {fixed[-1]})")
-    return fixed[:count]
+    if not 1 <= count <= len(seeds):
+        raise ValueError(f"--seeds={count}; {len(seeds)} seeds are fixed beforehand ({seeds[0]} to {seeds[-1]})")
+    return seeds[:count]
 
 
 def select_arms(name: str, arms: str | None) -> Table:
-    """The table, or its part with these arms only. Raises ValueError for an arm that the table does not have."""
+    """The table, or the part of it with these arms. Raises ValueError for an arm that the table does not have."""
     table = TABLES[name]
     if arms is None:
         return table
-    wanted = list(dict.fromkeys(arm.strip() for arm in arms.split(",") if arm.strip()))
-    if strange := [arm for arm in wanted if arm not in table.arms] or [] if wanted else [arms]:
+    names = list(dict.fromkeys(arm.strip() for arm in arms.split(",") if arm.strip()))
+    if strange := [arm for arm in names if arm not in table.arms] or [] if names else [arms]:
         raise ValueError(f"arm {strange[0]!r} is not in table {name!r}; it has {', '.join(table.arms)}")
-    differences = tuple(pair for pair in table.differences if set(pair) <= set(wanted))
-    return dataclasses.replace(table, arms=tuple(wanted), differences=differences)
+    differences = tuple(pair for pair in table.differences if set(pair) <= set(names))
+    return dataclasses.replace(table, arms=tuple(names), differences=differences)
 
 
 def study(
@@ -159,32 +159,32 @@ def study(
     deadline: float,
     stop: threading.Event,
 ) -> int:
-    """Makes the runs that have no record, then writes the table of all complete seeds. Returns the exit status."""
+    """Makes the runs that have no record, then writes the table of all complete seeds; returns the exit status."""
     records = stored.read_runs(out, jobs)
-    left = [job for job in jobs if (job.arm, job.seed) not in records]
-    left = with_stored_variables(left, stored.read_all(out).values() if left else ())
+    jobs_left = [job for job in jobs if (job.arm, job.seed) not in records]
+    jobs_left = with_stored_variables(jobs_left, stored.read_all(out).values() if jobs_left else ())
     CONSOLE.print(f"{name}: {len(jobs)} runs, {len(records)} of them stored in {out}/runs")
-    if older := [job.name for job in left if job.variables != VARIABLES]:
+    if older := [job.name for job in jobs_left if job.variables != VARIABLES]:
         CONSOLE.print(
             f"with the variables of stored runs of their seeds, which give other bits than today's: {', '.join(older)}",
             style="yellow",
         )
-    failed: list[str] = []
-    spent: list[float] = []
+    failures: list[str] = []
+    run_seconds: list[float] = []
 
     def on_end(job: StudyRun, why: str, seconds: float) -> None:
         record, why = (None, why) if why else record_or_reason(job, folder / job.name)
         if record is None:
-            failed.append(job.name)
+            failures.append(job.name)
             CONSOLE.print(f"{job.name}: {why}", style="yellow")
             return
         stored.store(out, record)
         records[job.arm, job.seed] = record
-        spent.append(seconds)
-        to_go = sum(spent) / len(spent) * (len(left) - len(spent) - len(failed)) / len(cores)
+        run_seconds.append(seconds)
+        to_go = sum(run_seconds) / len(run_seconds) * (len(jobs_left) - len(run_seconds) - len(failures)) / len(cores)
         CONSOLE.print(_status_line(record, seconds, out) + f"; {duration(to_go)} to go")
 
-    schedule.run_all(left, folder, cores, deadline, stop, on_end)
+    schedule.run_all(jobs_left, folder, cores, deadline, stop, on_end)
     if stop.is_set():
         CONSOLE.print("stopped; run the same command again to go on")
         return 130
@@ -196,13 +196,13 @@ def study(
                 f"{out / 'runs'} holds a record that no run wrote ({error!r}); restore the records of the arms "
                 f"{', '.join(table.arms)}, or delete them and run the study again"
             ) from error
-    if failed:
+    if failures:
         CONSOLE.print(
-            f"{len(failed)} of {len(jobs)} runs did not finish: {', '.join(failed)}"
+            f"{len(failures)} of {len(jobs)} runs did not finish: {', '.join(failures)}"
             + ("" if seeds else "; no seed is complete, so there is no table"),
             style="bold red",
         )
-    return 1 if failed else 0
+    return 1 if failures else 0
 
 
 def publish(name: str, table: Table, seeds: Sequence[int], records: Records, out: Path) -> None:
@@ -219,12 +219,11 @@ def publish(name: str, table: Table, seeds: Sequence[int], records: Records, out
 def again(
     name: str, out: Path, folder: Path, core: int | None, deadline: float, stop: threading.Event
 ) -> int:  # fmt: skip
-    """Makes a stored run again from its settings alone, and prints whether the result is the same. Returns the exit
-    status."""
+    """Repeats a stored run by its settings alone, and prints whether results are equal; returns the exit status."""
     before = stored.read_run(out, name)
     job = StudyRun(before["arm"], before["seed"], before["settings"], variables_of(before))
     workdir = folder / "again" / job.name
-    # Wait for a run that a killed command left behind: it still writes into this folder.
+    # A run that a killed command left behind may still write into this folder.
     if not schedule.wait_until_free(workdir, stop):
         if stop.is_set():
             return 130
@@ -246,7 +245,7 @@ def again(
 
 
 def _status_line(record: Record, seconds: float, out: Path) -> str:
-    """One line about a run that has just finished, compared with the repository's record of the same settings."""
+    """One line on a run that has just finished, compared with the repository's record of the same settings."""
     line = (
         f"{record['arm']}-{record['seed']}: {percent(record['zero_shot'])} → {percent(record['final'])} % "
         f"in {duration(seconds)}"

@@ -1,9 +1,9 @@
-"""The careless explorer: the scripted one, a share of whose drafts has one name confused with another.
+"""The careless explorer: the scripted explorer, but it confuses one name with another in a share of its drafts.
 
-The study measures by it what validation by execution refuses. A name in the query is replaced, in query and solution,
-by one that the exploration used as another argument. So the draft describes actions that were never carried out, and
-most of them fail; two drafts may become equal. Query and solution still agree, because validation by execution could
-not detect a disagreement.
+The study uses it to measure what validation by execution refuses. It replaces a name of the query, in query and
+solution, by one that the exploration used as another argument. So the draft describes actions that were never carried
+out, and most of them fail; two drafts may become equal. Query and solution still agree, because validation by execution
+could not detect a disagreement.
 """
 
 import dataclasses
@@ -24,14 +24,14 @@ from cojax.types import Action, Call, TaskDraft
 
 
 def careless(config: ConfigDict, parts: Parts, journal: Journal) -> ScriptedExplorer:
-    """The entry of the explorer: it makes mistakes with probability explorer.mistakes."""
+    """The explorer's entry; the explorer makes mistakes with probability explorer.mistakes."""
     careful = scripted(config, parts, journal)
     return CarelessExplorer(**{**vars(careful), "mistakes": config.explorer.mistakes, "name": "careless"})
 
 
 @dataclasses.dataclass(frozen=True)
 class CarelessExplorer(ScriptedExplorer):
-    """Confuses a name of a draft with probability `mistakes`. Raises ValueError for one outside [0, 1]."""
+    """Confuses a name of a draft with probability `mistakes`. Raises ValueError for a probability outside [0, 1]."""
 
     mistakes: float = 0.0
 
@@ -42,16 +42,16 @@ class CarelessExplorer(ScriptedExplorer):
 
     def abstract(self, exploration: Exploration, environment: Environment, limit: int) -> Iterator[TaskDraft]:
         rng = random.Random(repr(("careless", exploration.seed)))
-        seen = [used for triplet in exploration.triplets for used in _arguments(triplet.action)]
+        arguments = [pair for triplet in exploration.triplets for pair in _arguments(triplet.action)]
         for draft in super().abstract(exploration, environment, limit):
-            yield confuse_name(draft, seen, rng) if rng.random() < self.mistakes else draft
+            yield confuse_name(draft, arguments, rng) if rng.random() < self.mistakes else draft
 
 
 def confuse_name(draft: TaskDraft, seen: Sequence[tuple[str, Any]], rng: random.Random) -> TaskDraft:
     """Replaces one name of the draft's query by a value of `seen`, which holds (parameter, value) pairs.
 
-    The value is one that was seen with none of the parameters of the right name; without such a value the draft is
-    returned unchanged. A name is a whole argument that is text: parts of longer texts, lists and mappings stay.
+    The value is one that no parameter of the right name had; if there is none, the draft is returned unchanged. A name
+    is a whole argument that is text: parts of longer texts, lists and mappings stay.
     """
     used = [pair for action in draft.solution for pair in _arguments(action)]
     names = {value for _, value in used if isinstance(value, str)} - {""}

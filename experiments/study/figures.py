@@ -1,5 +1,4 @@
-"""Draws the paper's pictures from records. Each function takes the records of every arm, one a seed; shares are in
-%."""
+"""Draws the paper's pictures from records. Functions take the records of every arm by seed, and draw shares in %."""
 
 import io
 import itertools
@@ -24,48 +23,48 @@ _PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#
 _ARMS = {"static": 6, "random": 1, "control": 0, "feedback": 3, "uniform": 2}
 KINDS = {"forgetting": _PALETTE[4], "boundary": _PALETTE[0], "rare": _PALETTE[1]}
 START = "#BBBBBB"
-Curves = Sequence[Sequence[tuple[float, float]]]  # one curve of (x, y) a seed
+Curves = Sequence[Sequence[tuple[float, float]]]  # a curve of (x, y) for each seed
 Arms = Mapping[str, Sequence[Record]]  # arm → its records, by seed
 
 
 def figure(columns: int = 1, width: float = 6.4, height: float = 3.8) -> tuple[Figure, list[Axes]]:
-    """A figure with panels beside each other. It has no window, so that no display is needed."""
-    made = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    axes = [made.add_subplot(1, columns, column + 1) for column in range(columns)]
-    for one in axes:
-        one.spines[["top", "right"]].set_visible(False)
-    return made, axes
+    """A figure with panels side by side. It has no window, so that it needs no display."""
+    picture = Figure(figsize=(width, height), dpi=110, layout="constrained")
+    panels = [picture.add_subplot(1, columns, column + 1) for column in range(columns)]
+    for panel in panels:
+        panel.spines[["top", "right"]].set_visible(False)
+    return picture, panels
 
 
 def colours(arms: Collection[str]) -> dict[str, str]:
-    """Arm → colour: the arm's own, or the first that no other arm has; with too many arms, some share one."""
+    """Arm → its own colour, or the first that no other arm has; with too many arms, some share a colour."""
     own = {arm: _PALETTE[_ARMS[arm]] for arm in arms if arm in _ARMS}
     free = itertools.cycle(shade for shade in _PALETTE if shade not in own.values())
     return {arm: own.get(arm) or next(free) for arm in arms}
 
 
 def band(axes: Axes, curves: Curves, colour: str, label: str, window: int = 1, opacity: float = 0.18) -> None:
-    """Draws the mean over seeds with its 95 % interval at every x that all curves have.
+    """Draws the mean over seeds with its 95 % interval, at every x that all curves have.
 
-    Each value is first averaged over the last `window` x. An `opacity` of 0 leaves the interval out. Draws nothing
-    where the curves share no x.
+    Each value is first averaged over the last `window` x. An `opacity` of 0 leaves the interval out. If the curves
+    share no x, nothing is drawn.
     """
-    known = [dict(curve) for curve in curves]
-    xs = sorted(set.intersection(*(set(curve) for curve in known))) if known else []
-    smooth = [[float(np.mean([one[x] for x in xs[max(0, i + 1 - window) : i + 1]])) for i in range(len(xs))]
-              for one in known]  # fmt: skip
+    by_x = [dict(curve) for curve in curves]
+    xs = sorted(set.intersection(*(set(curve) for curve in by_x))) if by_x else []
+    smooth = [[float(np.mean([curve[x] for x in xs[max(0, i + 1 - window) : i + 1]])) for i in range(len(xs))]
+              for curve in by_x]  # fmt: skip
     if not xs:
         return
-    found = [estimate([curve[index] for curve in smooth]) for index in range(len(xs))]
-    axes.plot(xs, [one["mean"] for one in found if one["mean"] is not None], color=colour, label=label, linewidth=1.6)
-    ends = [(x, one["low"], one["high"]) for x, one in zip(xs, found, strict=True) if one["low"] is not None]
+    points = [estimate([curve[index] for curve in smooth]) for index in range(len(xs))]
+    axes.plot(xs, [row["mean"] for row in points if row["mean"] is not None], color=colour, label=label, linewidth=1.6)
+    ends = [(x, row["low"], row["high"]) for x, row in zip(xs, points, strict=True) if row["low"] is not None]
     if ends and opacity:
         at, lows, highs = zip(*ends, strict=True)
         axes.fill_between(at, lows, highs, color=colour, alpha=opacity, linewidth=0)
 
 
 def _bands(axes: Axes, arms: Arms, curve: Callable[[Record], Any], window: int = 1, opacity: float = 0.18) -> None:
-    """Draws `band` for each arm, in its colour; `curve` makes one of a record."""
+    """Draws `band` for each arm, in its colour; `curve` makes a record's curve."""
     shades = colours(arms)
     for arm, records in arms.items():
         band(axes, [curve(record) for record in records], shades[arm], TITLES[arm], window, opacity)
@@ -77,10 +76,10 @@ def _legend(axes: Axes, **where: Any) -> None:
 
 def shares(axes: Axes, parts: Mapping[str, Sequence[float]], names: Sequence[str], colours: Sequence[str]) -> None:
     """Draws stacked horizontal bars, one for each name; `parts` maps a part to its value for each name."""
-    left = np.zeros(len(names))
+    starts = np.zeros(len(names))
     for (part, values), shade in zip(parts.items(), colours, strict=True):
-        axes.barh(range(len(names)), values, left=left, color=shade, label=part)
-        left += np.asarray(values, float)
+        axes.barh(range(len(names)), values, left=starts, color=shade, label=part)
+        starts += np.asarray(values, float)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     _legend(axes, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
@@ -94,63 +93,63 @@ _CROWDED = 5  # with more arms, intervals would cover each other
 def paired_differences(differences: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Paired differences of held-out success with their 95 % intervals, and a dot for each seed.
 
-    `differences` are those of a summary. None where no run was evaluated.
+    `differences` are those of a summary. Returns None if no run was evaluated.
     """
-    known = [one for one in differences if one["mean"] is not None]
-    if not known:
+    known_differences = [pair for pair in differences if pair["mean"] is not None]
+    if not known_differences:
         return None
-    made, (axes,) = figure(width=8.2, height=1.2 + 0.4 * len(known))
-    for row, one in enumerate(known):
-        seeds = [100 * value for value in one["by_seed"].values()]
+    picture, (axes,) = figure(width=8.2, height=1.2 + 0.4 * len(known_differences))
+    for row, pair in enumerate(known_differences):
+        seeds = [100 * value for value in pair["by_seed"].values()]
         axes.scatter(seeds, [row + 0.22] * len(seeds), s=14, color="#888888", linewidth=0)
-        if one["low"] is not None:
-            axes.plot([100 * one["low"], 100 * one["high"]], [row, row], color=_PALETTE[0], linewidth=2)
-        axes.scatter([100 * one["mean"]], [row], s=36, color=_PALETTE[0], zorder=3)
+        if pair["low"] is not None:
+            axes.plot([100 * pair["low"], 100 * pair["high"]], [row, row], color=_PALETTE[0], linewidth=2)
+        axes.scatter([100 * pair["mean"]], [row], s=36, color=_PALETTE[0], zorder=3)
     axes.axvline(0, color="black", linewidth=0.8)
-    names = [fill(f"{TITLES[one['one']]} − {TITLES[one['other']]}", _LABEL) for one in known]
-    axes.set_yticks(range(len(known)), names, fontsize=8)
+    names = [fill(f"{TITLES[pair['one']]} − {TITLES[pair['other']]}", _LABEL) for pair in known_differences]
+    axes.set_yticks(range(len(known_differences)), names, fontsize=8)
     axes.invert_yaxis()
     axes.set(xlabel="difference in held-out success, points")
-    return made
+    return picture
 
 
 def success(arms: Arms) -> Figure:
     """Success on the development split over steps; the last value is not the held-out success."""
-    crowded = len(arms) > _CROWDED
-    made, (axes,) = figure(width=8.8 if crowded else 6.4)
-    opacity = 0 if crowded else 0.18
+    many_arms = len(arms) > _CROWDED
+    picture, (axes,) = figure(width=8.8 if many_arms else 6.4)
+    opacity = 0 if many_arms else 0.18
     _bands(axes, arms, lambda record: [(step, 100 * value) for step, value in record["dev"]], opacity=opacity)
     axes.set(xlabel="step", ylabel="success on the development split, %")
-    if crowded:
+    if many_arms:
         _legend(axes, loc="center left", bbox_to_anchor=(1, 0.5))
     elif axes.get_legend_handles_labels()[0]:
         _legend(axes)
-    return made
+    return picture
 
 
 def live_groups(arms: Arms) -> Figure:
-    """Live groups, whose episodes do not all have the same reward: other groups have no policy gradient."""
-    made, (axes,) = figure()
+    """Live groups over steps: groups whose rewards all agree have no policy gradient."""
+    picture, (axes,) = figure()
     _bands(axes, arms, lambda record: _curve(record, [100 * v for v in record["curves"]["live_groups"]]), _SMOOTH)
     axes.set(xlabel="step", ylabel="live groups, %", ylim=(0, None))
     _legend(axes)
-    return made
+    return picture
 
 
 def signals(arms: Arms) -> Figure | None:
     """Signals detected over steps, by kind, for the arms that signals guide."""
-    guided = _guided(arms)
-    if not guided:
+    guided_arms = _guided(arms)
+    if not guided_arms:
         return None
-    made, panels = figure(len(guided), 1.6 + 4.2 * len(guided))
-    for axes, arm in zip(panels, guided, strict=True):
+    picture, panels = figure(len(guided_arms), 1.6 + 4.2 * len(guided_arms))
+    for axes, arm in zip(panels, guided_arms, strict=True):
         for kind in SIGNALS:
             curves = [_curve(record, record["signals"][kind]) for record in arms[arm]]
             band(axes, curves, KINDS[kind], kind, _SMOOTH)
         axes.set_title(TITLES[arm], fontsize=9)
         axes.set(xlabel="step", ylabel="signals a step", ylim=(0, None))
     _legend(panels[0])
-    return made
+    return picture
 
 
 def _curve(record: Record, values: Sequence[float]) -> list[tuple[int, float]]:
@@ -159,79 +158,79 @@ def _curve(record: Record, values: Sequence[float]) -> list[tuple[int, float]]:
 
 def task_distribution(arms: Arms) -> Figure:
     """Every task of the first seed in the plane of the development tasks; tasks added later are darker."""
-    made, panels = figure(len(arms), 1.4 + 2.7 * len(arms), 3.4)
+    picture, panels = figure(len(arms), 1.4 + 2.7 * len(arms), 3.4)
     first = next(iter(arms.values()))[0]
-    placed = {arm: [np.asarray(records[0]["tasks"][name]) for name in ("x", "y", "step")]
+    points_of = {arm: [np.asarray(records[0]["tasks"][name]) for name in ("x", "y", "step")]
               for arm, records in arms.items()}  # fmt: skip
     last = max(record["steps"] for records in arms.values() for record in records)
     limits = []  # one scale for all panels
-    for points in (np.concatenate([found[axis] for found in placed.values()]) for axis in (0, 1)):
+    for points in (np.concatenate([points[axis] for points in points_of.values()]) for axis in (0, 1)):
         margin = 0.05 * float(points.max() - points.min()) or 1.0
         limits.append((float(points.min()) - margin, float(points.max()) + margin))
-    for axes, (arm, (x, y, step)) in zip(panels, placed.items(), strict=True):
+    for axes, (arm, (x, y, step)) in zip(panels, points_of.items(), strict=True):
         axes.scatter(x[step == 0], y[step == 0], s=7, color=START, linewidth=0)
         later = step > 0
-        shown = axes.scatter(x[later], y[later], s=7, c=step[later], cmap="viridis_r", vmin=0, vmax=last, linewidth=0)
+        dots = axes.scatter(x[later], y[later], s=7, c=step[later], cmap="viridis_r", vmin=0, vmax=last, linewidth=0)
         axes.set_title(f"{TITLES[arm]}\n{len(x)} tasks", fontsize=8)
         axes.set(xticks=[], yticks=[], xlim=limits[0], ylim=limits[1])
-    made.colorbar(shown, ax=panels, label="step that added the task; D_0 grey", shrink=0.8)
-    made.supxlabel(
+    picture.colorbar(dots, ax=panels, label="step that added the task; D_0 grey", shrink=0.8)
+    picture.supxlabel(
         f"first two principal components of the development tasks' queries; seed {first['seed']}", fontsize=8
     )
-    return made
+    return picture
 
 
 def conversion(arms: Arms) -> Figure | None:
-    """Signal-to-task conversion (expeditions that brought a task) and pass rate (drafts that became a task)."""
+    """Signal-to-task conversion (expeditions that led to a task) and pass rate (drafts that became a task)."""
     if not any(record["evolutions"] for records in arms.values() for record in records):
         return None
-    made, (found, passed) = figure(2, 8.6)
-    _bands(found, arms, lambda record: _rates(record, "fruitful", "expeditions"))
-    _bands(passed, arms, lambda record: _rates(record, "tasks", "drafts"))
-    found.set(xlabel="step", ylabel="expeditions that brought a task, %", ylim=(0, 105))
-    passed.set(xlabel="step", ylabel="drafts that became a task, %", ylim=(0, 105))
-    _legend(found)
-    return made
+    picture, (yield_axes, pass_axes) = figure(2, 8.6)
+    _bands(yield_axes, arms, lambda record: _rates(record, "fruitful", "expeditions"))
+    _bands(pass_axes, arms, lambda record: _rates(record, "tasks", "drafts"))
+    yield_axes.set(xlabel="step", ylabel="expeditions that brought a task, %", ylim=(0, 105))
+    pass_axes.set(xlabel="step", ylabel="drafts that became a task, %", ylim=(0, 105))
+    _legend(yield_axes)
+    return picture
 
 
 def signal_shares(arms: Arms) -> Figure | None:
-    """Shares of the kinds among detected signals, and among the tasks made from them."""
-    guided = _guided(arms)
-    if not guided:
+    """Shares of the kinds of signal among detected signals, and among the tasks made from them."""
+    guided_arms = _guided(arms)
+    if not guided_arms:
         return None
     names, parts = [], {str(kind): list[float]() for kind in SIGNALS}
-    for arm in guided:
-        detected = Counter({kind: sum(sum(record["signals"][kind]) for record in arms[arm]) for kind in SIGNALS})
+    for arm in guided_arms:
+        signal_counts = Counter({kind: sum(sum(record["signals"][kind]) for record in arms[arm]) for kind in SIGNALS})
         tasks = Counter(origin for record in arms[arm] for origin in record["tasks"]["origin"])
-        for what, counts in (("signals", detected), ("tasks", tasks)):
-            names.append(f"{TITLES[arm]}: {what}" if len(guided) > 1 else what)
+        for title, counts in (("signals", signal_counts), ("tasks", tasks)):
+            names.append(f"{TITLES[arm]}: {title}" if len(guided_arms) > 1 else title)
             total = sum(counts[kind] for kind in SIGNALS) or 1
             for kind in SIGNALS:
                 parts[kind].append(100 * counts[kind] / total)
-    made, (axes,) = figure(height=1.2 + 0.5 * len(names))
+    picture, (axes,) = figure(height=1.2 + 0.5 * len(names))
     shares(axes, parts, names, [KINDS[kind] for kind in parts])
     axes.set(xlabel="share, %")
-    return made
+    return picture
 
 
 def interaction_lengths(arms: Arms) -> Figure:
-    """Actions of the reference solution: the tasks at the start, and those added."""
+    """Actions of the reference solution, of the tasks at the start and of added tasks."""
     longest = max(max(record["tasks"]["turns"], default=1) for records in arms.values() for record in records)
     return _histogram(arms, "turns", list(np.arange(0.5, longest + 1)), "actions of the reference solution")
 
 
 def crosses(arms: Arms) -> Figure:
-    """Held-out tasks kept, recovered, lost and never solved."""
+    """Shares of held-out tasks whose solution was kept, recovered or lost, and of those never solved."""
     tables = {arm: [cross_table(record["held_out"]) for record in records] for arm, records in arms.items()}
-    sizes = {arm: sum(sum(table.values()) for table in found) or 1 for arm, found in tables.items()}
+    sizes = {arm: sum(sum(table.values()) for table in arm_tables) or 1 for arm, arm_tables in tables.items()}
     parts = {
         name: [100 * sum(table[name] for table in tables[arm]) / sizes[arm] for arm in arms]
         for name in ("kept", "recovered", "lost", "never")
     }
-    made, (axes,) = figure(height=1.4 + 0.4 * len(arms))
+    picture, (axes,) = figure(height=1.4 + 0.4 * len(arms))
     shares(axes, parts, [TITLES[arm] for arm in arms], ["#009E73", "#56B4E9", "#D55E00", "#DDDDDD"])
     axes.set(xlabel="held-out tasks, %")
-    return made
+    return picture
 
 
 def time(arms: Arms) -> Figure:
@@ -242,10 +241,10 @@ def time(arms: Arms) -> Figure:
         part: [100 * float(np.mean([r["seconds"][part] / r["seconds"]["total"] for r in arms[arm]])) for arm in arms]
         for part in names
     }
-    made, (axes,) = figure(height=1.8 + 0.4 * len(arms))
+    picture, (axes,) = figure(height=1.8 + 0.4 * len(arms))
     shares(axes, parts, [TITLES[arm] for arm in arms], [_PALETTE[place % len(_PALETTE)] for place in range(len(parts))])
     axes.set(xlabel="time, %")
-    return made
+    return picture
 
 
 FIGURES: Mapping[str, Callable[[Arms], Figure | None]] = {
@@ -254,7 +253,7 @@ FIGURES: Mapping[str, Callable[[Arms], Figure | None]] = {
     "task-distribution": task_distribution,
     "conversion": conversion,
     "signal-shares": signal_shares,
-    # How similar the wording of added tasks is to the nearest evaluation task; D_0 for comparison.
+    # Similarity of an added task's wording to the nearest evaluation task, with D_0 for comparison.
     "similarity": lambda arms: _histogram(
         arms, "similarity", list(np.linspace(0, 1, 26)), "greatest cosine to an evaluation task"
     ),
@@ -266,17 +265,17 @@ FIGURES: Mapping[str, Callable[[Arms], Figure | None]] = {
 
 
 def draw(arms: Arms, folder: Path, differences: Sequence[Mapping[str, Any]] = ()) -> list[str]:
-    """Writes every picture for which there are data; returns the names. `differences` are those of the summary.
+    """Writes every picture for which there is data and returns their names; `differences` are those of the summary.
 
     Raises StorageError if writing fails.
     """
-    made = {"differences": paired_differences(differences), **{name: make(arms) for name, make in FIGURES.items()}}
-    drawn = {name: picture for name, picture in made.items() if picture is not None}
-    for name, picture in drawn.items():
+    plots = {"differences": paired_differences(differences), **{name: make(arms) for name, make in FIGURES.items()}}
+    pictures = {name: picture for name, picture in plots.items() if picture is not None}
+    for name, picture in pictures.items():
         content = io.BytesIO()
         picture.savefig(content, format="png", metadata={"Software": None})
         replace_file(folder / f"{name}.png", content.getvalue())
-    return list(drawn)
+    return list(pictures)
 
 
 def _guided(arms: Arms) -> list[str]:
@@ -288,22 +287,22 @@ def _guided(arms: Arms) -> list[str]:
 def _rates(record: Record, part: str, whole: str) -> list[tuple[float, float]]:
     counts: dict[int, list[int]] = {}
     for row in record["evolutions"]:
-        one = counts.setdefault(row["step"], [0, 0])
-        one[0] += row[part]
-        one[1] += row[whole]
-    return [(step, 100 * some / all) for step, (some, all) in sorted(counts.items()) if all]
+        pair = counts.setdefault(row["step"], [0, 0])
+        pair[0] += row[part]
+        pair[1] += row[whole]
+    return [(step, 100 * count / total) for step, (count, total) in sorted(counts.items()) if total]
 
 
 def _histogram(arms: Arms, column: str, bins: Sequence[float], label: str) -> Figure:
-    made, (axes,) = figure()
+    picture, (axes,) = figure()
 
     def draw_tasks(records: Iterable[Record], added: bool, shade: str, name: str) -> None:
         tasks = [record["tasks"] for record in records]
         values = [v for one in tasks for v, s in zip(one[column], one["step"], strict=True) if bool(s) is added]
         if values or not added:
             weights = np.full(len(values), 100 / max(1, len(values)))
-            filled: Literal["step", "stepfilled"] = "step" if added else "stepfilled"
-            axes.hist(values, bins, weights=weights, histtype=filled, color=shade, label=name, linewidth=1.5)
+            style: Literal["step", "stepfilled"] = "step" if added else "stepfilled"
+            axes.hist(values, bins, weights=weights, histtype=style, color=shade, label=name, linewidth=1.5)
 
     draw_tasks(itertools.chain(*arms.values()), False, START, "D_0")
     shades = colours(arms)
@@ -311,4 +310,4 @@ def _histogram(arms: Arms, column: str, bins: Sequence[float], label: str) -> Fi
         draw_tasks(records, True, shades[arm], f"added by {TITLES[arm]}")
     axes.set(xlabel=label, ylabel="tasks, %")
     _legend(axes)
-    return made
+    return picture

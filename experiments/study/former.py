@@ -1,6 +1,6 @@
-"""The former rule of selection, for the arm `feedback-before` alone: what the mend of `even` changes.
+"""The former rule of selection, for the arm `feedback-before` alone, to measure what correcting `even` changes.
 
-It is chosen as synthesis.select=experiments.study.former:first_place. No run but a study's should choose it.
+The arm sets synthesis.select=experiments.study.former:first_place. Only runs of the study should use it.
 """
 
 import random
@@ -11,10 +11,10 @@ from cojax.types import Signal
 
 
 def first_place(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confidence) -> tuple[Signal, ...]:
-    """At most `budget` signals, one for each task and kind, taken from the kinds in turn, by the former rule.
+    """Selects at most `budget` signals, one for each task and kind, from the kinds in turn, by the former rule.
 
-    The signals of a kind are shuffled, and a task has the place of its first one. The last place is taken first, so
-    tasks with few signals are preferred. Of a task's signals the last one is kept. `confidence` is not asked.
+    The signals of a kind are shuffled, and a task has the place of its first signal. The last place is taken first, so
+    tasks with few signals are preferred. The last signal of a task is kept. `confidence` is not used.
     """
     rng = random.Random(repr(("select", seed)))
     kinds: dict[str, list[Signal]] = {}
@@ -24,7 +24,7 @@ def first_place(signals: Iterable[Signal], budget: int, seed: tuple, confidence:
     for kind in sorted(kinds):
         rng.shuffle(kinds[kind])
         queues.append(list({signal.task: signal for signal in kinds[kind]}.values()))
-    chosen: list[Signal] = []
-    while len(chosen) < budget and any(queues):
-        chosen += [queue.pop() for queue in queues if queue][: budget - len(chosen)]
-    return tuple(chosen)
+    selection: list[Signal] = []
+    while len(selection) < budget and any(queues):
+        selection += [queue.pop() for queue in queues if queue][: budget - len(selection)]
+    return tuple(selection)

@@ -1,6 +1,6 @@
-"""Frontier: expeditions around mastered tasks, each joined with another one, that train what comes of composing skills.
+"""Frontier: expeditions around mastered tasks, each joined with another one, to train compositions of skills.
 
-The tasks that come of them have the origin "frontier". prefix_replay.py plays the first actions of such a task.
+Their tasks have the origin "frontier". prefix_replay.py replays the first actions of such a task.
 """
 
 import functools
@@ -17,7 +17,7 @@ from cojax.types import Signal, Trajectory
 
 # The origin of joined tasks, and the kind of their contexts: cojax.signals has guidance for it.
 ORIGIN = "frontier"
-# Tasks that are considered, for each expedition.
+# How many tasks are considered for each expedition.
 _READ = 8
 
 
@@ -29,17 +29,16 @@ def frontier(
     longest: Annotated[int, Range(2)] = 6,
     floor: Annotated[float, "a share", Range(0.0, 1.0)] = 0.2,
 ) -> Iterator[Expedition]:
-    """Around mastered tasks, each joined with another one (RL on compositions of mastered skills: arXiv 2509.25123).
+    """Explores around mastered tasks, each joined with another (RL on compositions of skills: arXiv 2509.25123).
 
     A task is mastered if the policy solved at least the share `mastered` of the episodes of its last visit, without
     replayed actions. The expedition starts at the setup of the first task, and its plan is the tools of both solutions.
-    So the first one's episode must offer the tools of the second. Both together have at most `longest` calls, the
-    ending not counted, and each task found has all of them. Of possible second tasks those come first that a tool of
-    the first one feeds (`feeding`). The share `floor` is unguided, as in `uniform`, and so are all expeditions if no
-    two tasks can be joined.
+    So the first task's episode must offer the tools of the second. Both together have at most `longest` calls, without
+    the ending, and each task found has all of them. Second tasks that a tool of the first one feeds (`feeding`) are
+    preferred. The share `floor` is unguided, as in `uniform`, and so are all expeditions if no two tasks can be joined.
     """
     rng = random.Random(repr((ORIGIN, inputs.seed)))
-    known = [
+    candidates = [
         trajectory
         for episodes in in_groups(inputs.episodes, task_of, rng)[: _READ * inputs.contexts]
         if (trajectory := _of_last_visit(episodes, inputs.find)) and _mastered(trajectory, inputs, mastered)
@@ -49,64 +48,66 @@ def frontier(
         one.task.id: [
             tool for action in one.task.solution for tool in tools_of(action, one.task.environment) if tool != ending
         ]
-        for one in known
+        for one in candidates
     }
-    feeds = feeding(known)
-    offered = functools.cache(lambda place: frozenset(offered_tools(inputs.environment, known[place].task)))
+    feeds = feeding(candidates)
+    tools_at = functools.cache(lambda place: frozenset(offered_tools(inputs.environment, candidates[place].task)))
 
     def partners(place: int) -> list[Trajectory]:
-        """Those that the task at this place can be joined with; those alone that it feeds, if it feeds any."""
-        own = tools[known[place].task.id]
+        """Those that the task at this place can be joined with: only those that it feeds, if it feeds any."""
+        own = tools[candidates[place].task.id]
         others = [
             (other, theirs)
-            for other in known[:place] + known[place + 1 :]
+            for other in candidates[:place] + candidates[place + 1 :]
             if (theirs := tools[other.task.id])
-            and offered(place).issuperset(theirs)
+            and tools_at(place).issuperset(theirs)
             and len(own) + len(theirs) <= longest
         ]
         fed = [other for other, theirs in others if feeds & {*itertools.product(own, theirs)}]
         return (fed or [other for other, _ in others]) if own else []
 
-    def guided() -> Expedition | None:
-        # The first is drawn from all alike that can be joined.
-        for place in rng.sample(range(len(known)), len(known)):
+    def draw_expedition() -> Expedition | None:
+        # All tasks that can be joined are equally likely to be the first.
+        for place in rng.sample(range(len(candidates)), len(candidates)):
             if others := partners(place):
-                first, second = known[place], rng.choice(others)
+                first, second = candidates[place], rng.choice(others)
                 evidence = f"mastered, as is {second.task.query!r}"
                 plan = (*tools[first.task.id], *tools[second.task.id])
                 signal = Signal(ORIGIN, first.task.id, first.episode, evidence, tuple(dict.fromkeys(plan)))
                 return Expedition(first.task, ORIGIN, signal=evidence, reflect=reflect_on(first, signal, plan))
         return None
 
-    yield from partly_uniform(inputs, floor, rng, guided)
+    yield from partly_uniform(inputs, floor, rng, draw_expedition)
 
 
 def _of_last_visit(episodes: Sequence[str], find: Callable[[str], Trajectory]) -> Trajectory | None:
-    """The first valid trajectory of those of the last step; None if all of them were lost."""
+    """The first valid trajectory of the last step; None if all of them were lost."""
     last = max(map(step_of, episodes))
     return next((one for name in episodes if step_of(name) == last and (one := find(name)).valid), None)
 
 
 def _mastered(trajectory: Trajectory, inputs: EvolutionInputs, share: float) -> bool:
-    """Whether `share` of the task's last visit solved it, where a reward of one half or more counts as solved, as for
-    signals; beliefs and admission count rewards of 1 alone."""
+    """Whether at least `share` of the episodes of the task's last visit solved it.
+
+    A reward of one half or more counts as solved, as for signals; beliefs and admission count only rewards of 1.
+    """
     if trajectory.replayed or not (visits := inputs.visits.get(trajectory.task.id)):
         return False
-    played = visits[-1].solved + visits[-1].failed
-    return played > 0 and visits[-1].solved >= share * played
+    episodes = visits[-1].solved + visits[-1].failed
+    return episodes > 0 and visits[-1].solved >= share * episodes
 
 
 def feeding(trajectories: Sequence[Trajectory]) -> set[tuple[str, str]]:
-    """Pairs of different tools of which an output of the first was an argument of the second, later in one episode."""
+    """Pairs of different tools where an output of the first was later an argument of the second, in one episode."""
     pairs: set[tuple[str, str]] = set()
     for trajectory in trajectories:
-        told: dict[str, set[str]] = {}  # output → the tools that told it
+        sources: dict[str, set[str]] = {}  # output → the tools that returned it
         for turn in trajectory.turns:
             if not turn.observation.ok:
                 continue
             for call in turn.action.calls:
                 for value in map(str, call.arguments.values()):
-                    pairs |= {(tool, call.name) for tool in told.get(value, ()) if tool != call.name}
+                    pairs |= {(tool, call.name) for tool in sources.get(value, ()) if tool != call.name}
             for call, message in zip(turn.action.calls, turn.observation.messages, strict=False):
-                told.setdefault(message.content, set()).add(call.name)
+                sources.setdefault(message.content, set()).add(call.name)
     return pairs

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from cojax import worlds
 
-# So results are equal to the bit on x86-64 hosts with AVX2 and FMA, as far as tested (docs/bits.md): XLA's libraries do
-# not choose kernels by the processor, and XLA's own code has the same instructions. XLA's pool has two threads, on the
-# one core of the run: the order of sums depends on their number, and with one thread on the size of the L1 cache.
+# These make results equal to the bit on x86-64 hosts with AVX2 and FMA, as far as tested (docs/bits.md): XLA's
+# libraries do not choose kernels by the processor, and XLA's own code has the same instructions. XLA's pool has two
+# threads on the run's core: the order of sums depends on their number, and with one thread on the L1 cache's size.
 VARIABLES: Mapping[str, str] = {
     "XLA_FLAGS": "--xla_cpu_enable_platform_dependent_math=false --xla_cpu_max_isa=AVX2",
     "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL": "0",  # gradients of matrices without oneDNN
@@ -24,7 +24,7 @@ VARIABLES: Mapping[str, str] = {
     "TOKENIZERS_PARALLELISM": "false",
     "JAX_PLATFORMS": "cpu",
 }
-# Others that decide bits. No run has them, whatever the shell says.
+# Other variables that decide bits. No run gets them, whatever the shell sets.
 OTHERS = ("JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 
 
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
         kernel.prctl(kernel.PDEATHSIG, signal.SIGTERM)
         if core != "-":
             os.sched_setaffinity(0, {int(core)})
-    if os.getppid() != int(parent):  # it ended before prctl was called
+    if os.getppid() != int(parent):  # PARENT ended before prctl was called
         sys.exit(128 + signal.SIGTERM)
     os.execv(sys.executable, [sys.executable, *command])
 

@@ -1,7 +1,7 @@
-"""Prefix replay: an episode of a joined task begins with the first actions of its solution, which are not learned.
+"""Prefix replay: an episode of a joined task begins with the first actions of its solution, without training on them.
 
-The number of actions replayed sets the difficulty (arXiv 2605.05112): the policy plays the rest. It falls as the policy
-grows.
+The policy plays the remaining actions, so the number of replayed actions sets the difficulty (arXiv 2605.05112). This
+number falls as the policy improves.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ from .frontier import ORIGIN
 class PrefixLengths:
     """A statistic: task id → how many actions its next episodes replay.
 
-    After a group that was solved in more than half of its episodes it is one less, after one solved in fewer one more:
-    so success stays near one half while the policy grows (a staircase).
+    The number falls by one after a group with success in more than half of its episodes, and rises by one after a group
+    with less. So success stays near one half while the policy improves (a staircase).
     """
 
     def init(self) -> dict[str, Any]:
@@ -31,7 +31,7 @@ class PrefixLengths:
         return changes, []
 
     def prefix(self, task: Task, memory: Mapping[str, Any]) -> Sequence[Action]:
-        """The actions to replay in the next episodes of the task: at first half of the solution, never its last."""
+        """The actions to replay in the task's next episodes: at first half of the solution, never its last action."""
         if task.origin != ORIGIN:
             return ()
         most = max(0, len(task.solution) - 1)

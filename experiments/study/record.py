@@ -1,4 +1,4 @@
-"""A finished run → its record: all that tables and figures need, small enough to be stored in git."""
+"""Turns a finished run into its record, which has all that tables and figures need and is small enough for git."""
 
 import functools
 import json
@@ -25,28 +25,28 @@ from cojax.types import INFRASTRUCTURE, Task, content_hash
 from .comparison import mismatch
 from .tables import StudyRun
 
-# How many tasks of the development split span the plane, which is then the same for every run.
+# How many tasks of the development split span the plane, which is therefore the same for every run.
 SPANNING = 300
-_COORDINATE = 4  # digits of what the processor may round otherwise
+_COORDINATE = 4  # digits of figures whose further digits depend on the processor
 Columns = dict[str, list[Any]]
 COLUMNS = ("step", "origin", "turns", "tool", "x", "y", "similarity")
 
 
 def environment_of(config: Mapping[str, Any]) -> Environment:
     """The environment of a run's configuration, with its settings, in this process."""
-    given = {
+    settings = {
         name: value for name, value in config["environment"].items() if name not in ("name", "isolated", "cluster")
     }
-    return worlds.load(config["environment"]["name"], **given)
+    return worlds.load(config["environment"]["name"], **settings)
 
 
 def least_popular(environment: Environment, ending: str) -> Callable[[Task], str]:
     """A function from a task to the least popular tool of its solution, without the tool `ending`, which ends episodes.
 
-    It returns an empty text where there is no such tool, or where the environment does not know popularities.
+    It returns an empty text if there is no such tool or the environment does not know popularities.
     """
-    known = environment.popularity() if isinstance(environment, Charted) else {}
-    popularity = {name: value for name, value in known.items() if name != ending}
+    popularities = environment.popularity() if isinstance(environment, Charted) else {}
+    popularity = {name: value for name, value in popularities.items() if name != ending}
 
     def tool(task: Task) -> str:
         names = [call.name for action in task.solution for call in action.calls if call.name in popularity]
@@ -84,14 +84,14 @@ def describe_tasks(
 def _plane(queries: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     """The centre float64[D] and the two principal axes float64[2, D] of these queries.
 
-    With the development tasks' queries, all runs are drawn in the same plane. The largest entry of an axis is positive.
+    The development tasks' queries put all runs in the same plane. The largest entry of an axis is positive.
     """
     embeddings = hashed_ngrams()(list(queries)).astype(np.float64)
     centre = embeddings.mean(axis=0)
-    centred = embeddings - centre
+    deviations = embeddings - centre
     # Computed from inner products of tasks: there are far fewer tasks than dimensions.
-    spread, vectors = np.linalg.eigh(centred @ centred.T)
-    axes = (vectors[:, -2:].T @ centred)[::-1] / np.sqrt(spread[-2:][::-1])[:, None]
+    spread, vectors = np.linalg.eigh(deviations @ deviations.T)
+    axes = (vectors[:, -2:].T @ deviations)[::-1] / np.sqrt(spread[-2:][::-1])[:, None]
     return centre, axes * np.sign(axes[np.arange(2), np.abs(axes).argmax(axis=1)])[:, None]
 
 
@@ -101,13 +101,13 @@ CURVES = ("success", "turns", "live_groups", "tasks")
 _DIGITS = 6
 # The part of a line of evidence that is about a single draft: from an id, a colon or a quoted text on.
 _DETAIL = re.compile(r"(:| '| [0-9a-f]{12,}).*", re.DOTALL)
-# Of an origin: groups played of its tasks, those of them that were live, and actions of the explorer to find them.
+# Counts of an origin: groups played of its tasks, live groups among them, and the explorer's actions to find the tasks.
 ORIGIN_COUNTS = ("groups", "live", "actions")
-# Of an origin, where it is known: how many tools its tasks were the first to solve, and the mean norm of the gradient
-# of the steps that its live groups were in.
+# Measures of an origin, where known: how many tools its tasks were the first to solve, and the mean norm of the
+# gradient in the steps of its live groups.
 ORIGIN_MEASURES = ("solved", "norm")
-# Shares of an agent's failures: with a partial reward that makes them hard negatives, with different actions, with
-# different end states.
+# Shares of an agent's failures: those with a partial reward that makes them hard negatives, those with different
+# actions, and those with different end states.
 FAILURE_SHARES = ("hard", "distinct", "ends")
 
 
@@ -124,7 +124,7 @@ def record_or_reason(job: StudyRun, workdir: Path) -> tuple[Record | None, str]:
 def record_of(job: StudyRun, workdir: Path) -> Record:
     """Makes the record of the run in `workdir`.
 
-    Raises StorageError that says what is missing or different.
+    Raises StorageError, which says what is missing or different.
     """
     summary, config, *evaluations = (
         _read(workdir / f"{name}.json") for name in ("summary", "config", "zero_shot", "final")
@@ -135,7 +135,7 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
         )
     if summary["steps"] != job.config["steps"]:
         raise StorageError(f"{workdir} ended after {summary['steps']} steps, not {job.config['steps']}; delete it")
-    if any("tasks" not in found for found in evaluations):
+    if any("tasks" not in result for result in evaluations):
         raise StorageError(f"{workdir} does not say which held-out tasks were solved; delete it and run it again")
     trials = evaluations[1].get("trials", [])
     run = read_run(workdir)
@@ -144,13 +144,13 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
     evaluation = config["config"]["evaluation"]
     environment = environment_of(config["config"])
     targets = _evaluated(environment, evaluation, workdir)
-    # A run that has used up its budget has steps without episodes, and so without means over them.
-    played = [row for row in metrics if "success" in row and sum(row["outcomes"].values())]
+    # A run that has used up its budget has steps without episodes, which have no means.
+    rows = [row for row in metrics if "success" in row and sum(row["outcomes"].values())]
     return {
         "arm": job.arm,
         "seed": job.seed,
         "split": evaluation["split"],
-        "settings": json.loads(json.dumps(dict(job.settings))),  # as it is read again: tuples as lists
+        "settings": json.loads(json.dumps(dict(job.settings))),  # as it is read from a file: tuples become lists
         "config": job.config,
         "facts": {name: config[name] for name in ("versions", "commit", "hardware")},
         "threads": dict(job.variables),
@@ -161,16 +161,16 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
         "held_out": solved_tasks(evaluations[0]["tasks"], evaluations[1]["tasks_at_last" if trials else "tasks"]),
         "budget": budget(summary, metrics),
         **({"trials": trials} if trials else {}),
-        "seconds": {part: round(spent, 2) for part, spent in summary["seconds"].items()},
+        "seconds": {part: round(seconds, 2) for part, seconds in summary["seconds"].items()},
         # The seconds of `feedback` after D_0 was made.
         "evolution_seconds": round(sum(row["seconds"].get("feedback", 0.0) for row in metrics), 2),
         "curves": {
-            "step": [row["step"] for row in played],
-            **{name: [round(row[name], _DIGITS) for row in played] for name in CURVES},
+            "step": [row["step"] for row in rows],
+            **{name: [round(row[name], _DIGITS) for row in rows] for name in CURVES},
         },
         "dev": [[row["step"], row["dev"]["success"]] for row in metrics if row.get("dev")],
         "learning": learning(metrics),
-        "signals": {kind: [row["signals"][kind] for row in played] for kind in SIGNALS},
+        "signals": {kind: [row["signals"][kind] for row in rows] for kind in SIGNALS},
         "evolutions": evolutions(run),
         **worth_of(run),
         **({"failures": failures} if (failures := failures_of(metrics)) else {}),
@@ -186,7 +186,7 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
 
 
 def _evaluated(environment: Environment, evaluation: Mapping[str, Any], workdir: Path) -> Sequence[Task]:
-    """The evaluation tasks: the environment's own, or those that the run held out."""
+    """The evaluation tasks: those of the environment, or those that the run held out."""
     tasks = environment.tasks(evaluation["split"], evaluation["tasks"], evaluation["seed"])
     if not tasks and (workdir / states.HELD_OUT).exists():
         return states.stored(workdir / states.HELD_OUT)
@@ -211,29 +211,29 @@ def solved_tasks(before: Mapping[str, float], after: Mapping[str, float]) -> dic
 
 
 def budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """What a run used: episodes of training and of probes and their turns, tokens sampled and learned from,
-    actions of the explorer, drafts validated, tasks added."""
-    turns = episodes = explored = drafts = probed = sampled = 0
+    """Counts what a run used: episodes of training and probes and their turns, tokens sampled and trained on, the
+    explorer's actions, validated drafts, and added tasks."""
+    turns = episodes = explorer_actions = drafts = probe_episodes = probe_tokens = 0
     for row in metrics:
         valid = sum(count for outcome, count in row["outcomes"].items() if outcome not in INFRASTRUCTURE)
         episodes += sum(row["outcomes"].values())
-        agents = [one for name, one in row.get("preference", {}).items() if name != "examples" and one["episodes"]]
-        turns += round(sum(one["turns"] * one["episodes"] for one in agents) or row.get("turns", 0.0) * valid)
+        agents = [agent for key, agent in row.get("preference", {}).items() if key != "examples" and agent["episodes"]]
+        turns += round(sum(agent["turns"] * agent["episodes"] for agent in agents) or row.get("turns", 0.0) * valid)
         evolution = row.get("evolution", {})
-        explored += evolution.get("triplets", 0)
+        explorer_actions += evolution.get("triplets", 0)
         drafts += evolution.get("drafts", 0)
-        # Episodes by which an admission tried candidates are episodes of the policy like all others.
+        # Episodes in which an admission tried candidates count as episodes of the policy.
         probe = evolution.get("probe", {})
-        probed += probe.get("episodes", 0)
+        probe_episodes += probe.get("episodes", 0)
         turns += probe.get("turns", 0)
-        sampled += probe.get("tokens", 0)
+        probe_tokens += probe.get("tokens", 0)
     return {
-        "episodes": episodes + probed,
-        **({"probe_episodes": probed} if probed else {}),
+        "episodes": episodes + probe_episodes,
+        **({"probe_episodes": probe_episodes} if probe_episodes else {}),
         "turns": turns,
-        "tokens_sampled": summary["tokens"]["sampled"] + sampled,
+        "tokens_sampled": summary["tokens"]["sampled"] + probe_tokens,
         "tokens_trained": summary["tokens"]["trained"],
-        "explorer_actions": explored,
+        "explorer_actions": explorer_actions,
         "drafts": drafts,
         "tasks_added": summary["tasks_final"] - summary["tasks_initial"],
     }
@@ -241,18 +241,18 @@ def budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> 
 
 def learning(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """The number of updates of a run, and means over updates of those metrics that every step reports."""
-    learned = [row for row in metrics if row.get("updates")]
-    updates = sum(row["updates"] for row in learned)
+    rows = [row for row in metrics if row.get("updates")]
+    updates = sum(row["updates"] for row in rows)
     means = {
-        name: round(sum(row[name] * row["updates"] for row in learned) / updates, _DIGITS)
+        name: round(sum(row[name] * row["updates"] for row in rows) / updates, _DIGITS)
         for name in ("clip_fraction", "grad_norm")
-        if learned and all(name in row for row in learned)
+        if rows and all(name in row for row in rows)
     }
     return {"updates": updates, **means}
 
 
 def evolutions(run: Run) -> list[dict[str, Any]]:
-    """For each evolution and origin the counts CONVERSION."""
+    """The counts CONVERSION of each evolution and origin."""
     return [
         {"step": step, "origin": origin, **{name: counts[name] for name in CONVERSION}}
         for (step, origin), counts in sorted(conversions(run).items())
@@ -262,11 +262,11 @@ def evolutions(run: Run) -> list[dict[str, Any]]:
 def worth_of(run: Run) -> dict[str, Any]:
     """The keys `origins` and `predicted` of a run's record, D_0's tasks included.
 
-    `origins` has ORIGIN_COUNTS and ORIGIN_MEASURES by origin; a measure that is not known is None. `predicted` has for
-    each predictor of the report (cojax/report/origins.py) that predicted the success of a task Spearman's `rho` of
-    predicted and realised success, None where it is not given, and the number of `tasks`.
+    `origins` has ORIGIN_COUNTS and ORIGIN_MEASURES by origin; a measure that is not known is None. `predicted` covers
+    each predictor of the report (cojax/report/origins.py) that predicted the success of a task: Spearman's `rho` of
+    predicted and realised success, None if the report gives none, and the number of `tasks`.
     """
-    found = worth(run, histories(run))
+    report = worth(run, histories(run))
     return {
         "origins": {
             row["origin"]: {
@@ -276,37 +276,37 @@ def worth_of(run: Run) -> dict[str, Any]:
                 "solved": None if row["solved"] is None else len(row["solved"]),
                 "norm": None if row["norm"] is None else round(row["norm"], _DIGITS),
             }
-            for row in found["rows"]
+            for row in report["rows"]
         },
         "predicted": {
-            name: {"rho": None if one["rho"] is None else round(one["rho"], _DIGITS), "tasks": one["pairs"]}
-            for name, one in found["ranks"].items()
-            if one["pairs"]
+            name: {"rho": None if rank["rho"] is None else round(rank["rho"], _DIGITS), "tasks": rank["pairs"]}
+            for name, rank in report["ranks"].items()
+            if rank["pairs"]
         },
     }
 
 
 def failures_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What metrics.jsonl says of a run's agents; {} for a run that learned from no preferences.
+    """What metrics.jsonl says about a run's agents; {} for a run that learned from no preferences.
 
     `examples` are counts over all steps. For each agent `failures` is their share of its episodes, and `hard`,
-    `distinct` and `ends` are shares of its failures (cojax/preference/measures.py). `distance` is that of the second
+    `distinct` and `ends` are shares of its failures (cojax/preference/rounds.py). `distance` is that of the second
     agent to the target (nats a token) at the last step that knows it.
     """
     examples: Counter[str] = Counter()
     totals: dict[str, Counter[str]] = {}
     distance: dict[str, float] = {}
     for row in metrics:
-        for agent, found in row.get("preference", {}).items():
+        for agent, counts in row.get("preference", {}).items():
             if agent == "examples":
-                examples.update(found)
+                examples.update(counts)
                 continue
-            total, failed = totals.setdefault(agent, Counter()), found["failures"]
-            total.update(episodes=found["episodes"], failures=failed, hard=found["hard"])
+            total, failures = totals.setdefault(agent, Counter()), counts["failures"]
+            total.update(episodes=counts["episodes"], failures=failures, hard=counts["hard"])
             for name in ("distinct", "ends"):
-                total[name] += found.get(name, 0.0) * failed
-            if found.get("distance") is not None:
-                distance[agent] = found["distance"]
+                total[name] += counts.get(name, 0.0) * failures
+            if counts.get("distance") is not None:
+                distance[agent] = counts["distance"]
 
     def share(count: float, of: float) -> float | None:
         return round(count / of, _DIGITS) if of else None
@@ -325,7 +325,7 @@ def failures_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def refusal_counts(drafts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Counts drafts of evolutions that did not become tasks, by the beginning of the deciding line of evidence.
 
-    That is the line about a failed run if there is one, else the last.
+    The deciding line is the one about a failed run, or else the last.
     """
     lines = (draft["verdict"]["evidence"] for draft in drafts if draft["step"] and not draft["task"])
     why = (next((line for line in evidence if line.startswith("run fails")), evidence[-1]) for evidence in lines)
@@ -333,7 +333,7 @@ def refusal_counts(drafts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def cross_table(held_out: Mapping[str, Any]) -> dict[str, int]:
-    """Held-out tasks that were `kept` (solved before and after), `recovered`, `lost`, or `never` solved."""
+    """Counts held-out tasks that were `kept` (solved before and after), `recovered`, `lost`, or `never` solved."""
     pairs = Counter(zip(held_out["zero_shot"], held_out["final"], strict=True))
     names = {"kept": ("1", "1"), "recovered": ("0", "1"), "lost": ("1", "0"), "never": ("0", "0")}
     return {name: pairs[pair] for name, pair in names.items()}

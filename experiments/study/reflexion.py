@@ -17,7 +17,7 @@ from cojax.types import Evaluation, Group, Message, Observation, Task, Trajector
 
 # Plays one episode of each task in an environment; the label names the episodes, and keeps their seeds apart.
 Play = Callable[[Environment, Sequence[Task], str], list[Group]]
-# How many of the newest notes are shown, and the characters of one note.
+# How many of the newest notes are shown, and the most characters of a note.
 _NOTES, _NOTE = 3, 1_000
 
 _REQUEST = Path(__file__).with_name("reflexion.txt").read_text("utf-8").rstrip("\n")
@@ -29,31 +29,31 @@ _SPEAKERS = {"user": "The user said:"}
 def retry_failures(
     play: Play, environment: Environment, groups: Sequence[Group], trials: int, reflects: bool, room: int
 ) -> tuple[list[Group], list[dict[str, Any]]]:
-    """Tries failed tasks again; returns each task's last trial, and a record of each of at most `trials` trials.
+    """Tries failed tasks again; returns the last trial of each task, and a record of each of at most `trials` trials.
 
     `groups` are the first trial. A task is tried until an episode earns full reward. If the policy `reflects`, it
     writes a note about each failure before the next trial, and sees about `room` characters of the failed episode. A
-    task without a valid episode is not tried again: it is not known to have failed. Raises what `play` raises.
+    task without a valid episode is not tried again, because it may not have failed. Raises what `play` raises.
     """
     last = {group.task.id: group for group in groups}
     notes: dict[str, tuple[str, ...]] = {}
     record = [_trial(last, groups, ())]
     for number in range(2, trials + 1):
-        failed = [group for group in last.values() if group.valid and not _solved(group)]
-        if not failed:
+        failed_groups = [group for group in last.values() if group.valid and not _solved(group)]
+        if not failed_groups:
             break
-        tasks = [group.task for group in failed]
-        written: list[Group] = []
+        tasks = [group.task for group in failed_groups]
+        note_groups: list[Group] = []
         if reflects:
-            failures = {group.task.id: group.valid[-1] for group in failed}
-            written = play(_notebook(environment, failures, room), tasks, f"note{number}")
-            for group in written:
+            failures = {group.task.id: group.valid[-1] for group in failed_groups}
+            note_groups = play(_notebook(environment, failures, room), tasks, f"note{number}")
+            for group in note_groups:
                 if text := _note(group):
                     notes[group.task.id] = (*notes.get(group.task.id, ()), text)[-_NOTES:]
-        again = play(with_notes(environment, notes), tasks, f"trial{number}")
+        retries = play(with_notes(environment, notes), tasks, f"trial{number}")
         # A trial without a valid episode leaves the result of the trial before it.
-        last |= {group.task.id: group for group in again if group.valid}
-        record.append(_trial(last, again, written))
+        last |= {group.task.id: group for group in retries if group.valid}
+        record.append(_trial(last, retries, note_groups))
     return list(last.values()), record
 
 
@@ -62,17 +62,19 @@ def _solved(group: Group) -> bool:
 
 
 def _trial(last: Mapping[str, Group], played: Sequence[Group], written: Sequence[Group]) -> dict[str, Any]:
-    """`success` is the share of all tasks solved after this trial. The rest counts this trial alone: its `episodes`,
-    their `turns`, the `notes` written before it, and the `tokens` sampled for episodes and notes."""
-    scored = [group for group in last.values() if group.valid]
+    """The record of a trial: `success` is the share of all tasks solved after it, and the other figures are its own.
+
+    They are its `episodes`, their `turns`, the `notes` written before it, and the `tokens` sampled for both.
+    """
+    valid_groups = [group for group in last.values() if group.valid]
     episodes = [trajectory for group in played for trajectory in group.trajectories]
-    sampled = [*episodes, *(trajectory for group in written for trajectory in group.trajectories)]
+    trajectories = [*episodes, *(trajectory for group in written for trajectory in group.trajectories)]
     return {
-        "success": sum(map(_solved, scored)) / max(1, len(scored)),
+        "success": sum(map(_solved, valid_groups)) / max(1, len(valid_groups)),
         "episodes": len(episodes),
         "turns": sum(len(trajectory.turns) for trajectory in episodes),
         "notes": sum(bool(_note(group)) for group in written),
-        "tokens": sum(len(turn.action_tokens) for trajectory in sampled for turn in trajectory.turns),
+        "tokens": sum(len(turn.action_tokens) for trajectory in trajectories for turn in trajectory.turns),
     }
 
 
@@ -90,7 +92,7 @@ def _without_thought(text: str) -> str:
 def _notebook(environment: Environment, failures: Mapping[str, Trajectory], room: int) -> Environment:
     """The environment in which notes are written: an episode asks about a failed trajectory, and ends with the reply.
 
-    As an environment it lets notes be sampled like actions: with deadlines, seeds and retries.
+    Because it is an environment, notes are sampled like actions: with deadlines, seeds and retries.
     """
 
     def start(task: Task) -> Episode:
@@ -121,17 +123,17 @@ def request(failure: Trajectory, room: int) -> str:
         ))
         for turn in failure.turns
     ]  # fmt: skip
-    shown = [step for step in fit_texts(steps, room - len(task), each=8) if step is not None]
-    first = len(steps) - len(shown) + 1
-    record = "\n".join(f"{number}. {step}" for number, step in enumerate(shown, first)) or "(nothing)"
+    recent_steps = [step for step in fit_texts(steps, room - len(task), each=8) if step is not None]
+    first = len(steps) - len(recent_steps) + 1
+    record = "\n".join(f"{number}. {step}" for number, step in enumerate(recent_steps, first)) or "(nothing)"
     return _REQUEST.format(task=task, record=record)
 
 
 def with_notes(environment: Environment, notes: Mapping[str, Sequence[str]]) -> Environment:
     """The environment with the notes of a task in its opening; `notes` maps a task id to notes, oldest first.
 
-    The notes come first in the last opening message: a template may not allow another message, and a long message is
-    cut at its end.
+    The notes come first in the last opening message, because a template may not allow another message, and a long
+    message is cut at its end.
     """
 
     def start(task: Task) -> Episode:
@@ -139,8 +141,8 @@ def with_notes(environment: Environment, notes: Mapping[str, Sequence[str]]) -> 
         lines = "\n".join(f"{number}. {note}" for number, note in enumerate(notes.get(task.id, ()), 1))
 
         def reset() -> tuple[Message, ...]:
-            *before, asked = episode.reset()
-            return (*before, Message(asked.role, f"{_REMINDER}\n{lines}\n\n{asked.content}"))
+            *before, last = episode.reset()
+            return (*before, Message(last.role, f"{_REMINDER}\n{lines}\n\n{last.content}"))
 
         return WrappedEpisode(episode, reset=reset) if lines else episode
 

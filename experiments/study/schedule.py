@@ -19,7 +19,7 @@ from .launch import OTHERS, VARIABLES
 from .tables import ROOT, StudyRun
 
 _POLL = 0.5  # seconds
-# Seconds that a run may take to stop: it first ends its step and writes a checkpoint.
+# Seconds that a run may take to stop; it first completes its step and writes a checkpoint.
 _GRACE = 120.0
 
 
@@ -33,22 +33,22 @@ def run_all(
 ) -> None:
     """Makes the runs in `folder`/NAME, one at a time on each core (None: any), until all have ended or `stop` is set.
 
-    `on_end(job, why, seconds)` is called on the thread of the run, one call at a time; `why` it failed is empty for a
-    finished run. A run that takes longer than `deadline` seconds is stopped. Every stopped run can go on later.
+    `on_end(job, why, seconds)` is called on the thread of the run, one call at a time; `why` says why the run failed,
+    and is empty if it finished. A run that takes longer than `deadline` seconds is stopped. Stopped runs can resume.
     """
-    left, warm = list(jobs), dict[tuple[Any, ...], bool]()  # of those begun: whether their warm start is made
+    pending, warm = list(jobs), dict[tuple[Any, ...], bool]()  # of started runs: whether their warm start exists
     queue, ending = threading.Lock(), threading.Lock()
 
     def take() -> StudyRun | None:
-        """Waits for the next run that can begin: those that share a warm start wait until one of them has made it."""
+        """Waits for the next run that can start; those that share a warm start wait until one of them has made it."""
         while not stop.is_set():
             with queue:
-                for job in left:
+                for job in pending:
                     if warm.get(job.warm_start, True):
                         warm.setdefault(job.warm_start, False)
-                        left.remove(job)
+                        pending.remove(job)
                         return job
-                if not left:
+                if not pending:
                     return None
             stop.wait(_POLL)
         return None
@@ -57,9 +57,9 @@ def run_all(
         try:
             while (job := take()) is not None:
                 began = time.monotonic()
-                warmed = functools.partial(warm.__setitem__, job.warm_start, True)
+                mark_warm = functools.partial(warm.__setitem__, job.warm_start, True)
                 try:
-                    why = run(job, folder / job.name, core, deadline, stop, warmed)
+                    why = run(job, folder / job.name, core, deadline, stop, mark_warm)
                 finally:
                     with queue:
                         if not warm[job.warm_start]:  # another run may make it
@@ -71,15 +71,15 @@ def run_all(
             raise
 
     with concurrent.futures.ThreadPoolExecutor(len(cores)) as pool:
-        working = [pool.submit(work, core) for core in cores]
-        while concurrent.futures.wait(working, _POLL).not_done:
+        futures = [pool.submit(work, core) for core in cores]
+        while concurrent.futures.wait(futures, _POLL).not_done:
             pass  # signals reach the main thread between two waits
-    for ended in working:
-        ended.result()
+    for future in futures:
+        future.result()
 
 
 def command(job: StudyRun, workdir: Path) -> list[str]:
-    """The arguments of the interpreter that make this run."""
+    """The interpreter's arguments for this run."""
     settings = [f"--config.{name}={value}" for name, value in job.settings.items()]
     settings.append(f"--config.workdir={workdir.absolute()}")
     return ["-m", "experiments.run", "--config=experiments/desk.py", *settings]
@@ -93,43 +93,43 @@ def run(
     `warmed` is called again and again once the warm start exists.
     """
     log = workdir.with_name(f"{workdir.name}.log")
-    wait_until_free(workdir, stop)  # where it is held still, the run says so
+    wait_until_free(workdir, stop)  # if another process still holds it, the run says so
     where = "-" if core is None else str(core)
     launch = [sys.executable, "-m", f"{__package__}.launch", where, str(os.getpid()), *command(job, workdir)]
     if why := begun_otherwise(job, workdir):
         return why
-    inherited = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, *OTHERS)}
-    environment = {**inherited, **job.variables, "PYTHONUNBUFFERED": "1"}
+    shell_variables = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, *OTHERS)}
+    environment = {**shell_variables, **job.variables, "PYTHONUNBUFFERED": "1"}
     with open(log, "ab", opener=own_file) as out:
         # A new session: an interrupt from the terminal reaches only the study, which then stops each run once.
         process = subprocess.Popen(
             launch, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
-        began, asked = time.monotonic(), 0.0
+        began, terminated_at = time.monotonic(), 0.0
         while process.poll() is None:
             time.sleep(_POLL)
             if (workdir / "model.json").exists():
                 warmed()
             now = time.monotonic()
-            if not asked and (stop.is_set() or now - began > deadline):
+            if not terminated_at and (stop.is_set() or now - began > deadline):
                 process.terminate()
-                asked = now
-            elif asked and now - asked > _GRACE:
+                terminated_at = now
+            elif terminated_at and now - terminated_at > _GRACE:
                 end(lambda: descendants(process.pid))
                 process.kill()
     if process.returncode == 0:
         return ""
     if stop.is_set():
         return "stopped"
-    if asked:
+    if terminated_at:
         return f"took longer than {deadline:g} s; run the same command again to go on with it, or raise --deadline"
     return f"exit status {process.returncode}: {_last_words(log)}"
 
 
 def wait_until_free(workdir: Path, stop: threading.Event) -> bool:
-    """Waits while another process holds the run directory: a run of a killed study first ends its step.
+    """Waits while another process holds the run directory: a run of a killed study first completes its step.
 
-    Returns whether it is free; it may be held still after _GRACE seconds, or when `stop` is set.
+    Returns whether it is free; it may not be after _GRACE seconds, or when `stop` is set.
     """
     until = time.monotonic() + _GRACE
     while not stop.is_set():
@@ -144,9 +144,9 @@ def wait_until_free(workdir: Path, stop: threading.Event) -> bool:
 
 
 def available_cores(count: int) -> list[int | None]:
-    """`count` of the cores that this process may use, None for each where a process cannot be pinned.
+    """`count` of the cores that this process may use, or None for each if processes cannot be pinned.
 
-    Raises ValueError where there are fewer.
+    Raises ValueError if there are fewer.
     """
     if count < 1:
         raise ValueError(f"--jobs={count}; expected at least 1 run at a time")

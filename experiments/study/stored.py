@@ -1,6 +1,6 @@
-"""Stored records: OUT/runs/ARM.jsonl.gz, one record a line, in the order of seeds.
+"""Stored records: OUT/runs/ARM.jsonl.gz, one record on each line, in the order of seeds.
 
-The bytes follow from the records and the compressor: gzip stores no time and no name.
+The bytes depend only on the records and the compressor, because gzip stores no time and no name here.
 """
 
 import functools
@@ -23,29 +23,29 @@ from .comparison import mismatch
 from .record import COLUMNS, CURVES, ORIGIN_COUNTS, ORIGIN_MEASURES, Record
 from .tables import StudyRun
 
-# Beyond these a number is damage, and means of such numbers would overflow.
+# A larger number means damage, and means of such numbers would overflow.
 _GREATEST = 10**100
-# How far a success may be from the share of held-out tasks that it is told with: some are left out, whose episode was
-# lost before or after training.
+# How far a success may be from the share of solved tasks in `held_out`, which leaves out tasks whose episode was lost
+# before or after training.
 _LEFT_OUT = 0.05
 _Number = Annotated[float, Field(ge=-_GREATEST, le=_GREATEST)]
 _Amount = Annotated[float, Field(ge=0, le=_GREATEST)]
 _Positive = Annotated[float, Field(gt=0, le=_GREATEST)]
-_Share = Annotated[float, Field(ge=0, le=1)] | None  # None where there was nothing to evaluate on
+_Share = Annotated[float, Field(ge=0, le=1)] | None  # None if there was nothing to evaluate on
 _Correlation = Annotated[float, Field(ge=-1, le=1)] | None
 _Count = Annotated[int, Field(ge=0, le=_GREATEST)]
 _Bits = Annotated[str, Field(pattern="^[01]*$")]
 
 
 def _part(each: Mapping[str, Any] | None = None, further: Any = Any, **kinds: Any) -> Any:
-    """An object that has the keys of `each` and `kinds`; a kind with a default, in a pair, may be missing.
+    """A model with the keys of `each` and `kinds`; a key whose kind is a pair with a default may be missing.
 
-    Other keys have values of the type `further`.
+    Values of other keys have the type `further`.
     """
     fields: dict[str, Any] = {**(each or {}), **kinds}
-    required: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items() if not isinstance(kind, tuple)}
-    required["__pydantic_extra__"] = (dict[str, further], ...)  # type: ignore[valid-type]
-    return create_model("Part", __config__=ConfigDict(strict=True, extra="allow"), **fields | required)
+    required_kinds: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items() if not isinstance(kind, tuple)}
+    required_kinds["__pydantic_extra__"] = (dict[str, further], ...)  # type: ignore[valid-type]
+    return create_model("Part", __config__=ConfigDict(strict=True, extra="allow"), **fields | required_kinds)
 
 
 def _live_at_most_all(origin: Any) -> Any:
@@ -90,7 +90,7 @@ _SCHEMA = _part(
     trials=(list[_TRIAL], []),
     failures=(_part(examples=dict[str, _Count], agents=dict[str, dict[str, _Number]]), None),
 )
-# Keys of equal length, and the one that counts them; without it they are as long as the first.
+# Keys whose values have equal lengths, and the key of that length; if it is empty, the first value sets the length.
 _LENGTHS: Sequence[tuple[tuple[str, ...], str]] = (
     (("held_out.zero_shot", "held_out.final"), "held_out.tasks"),
     ((*(f"curves.{name}" for name in ("step", *CURVES)), *(f"signals.{kind}" for kind in SIGNALS)), ""),
@@ -107,14 +107,14 @@ def check_record(found: Mapping[str, Any], arm: str) -> Record:
         key = ".".join(map(str, fault["loc"]))
         if fault["type"] == "missing":
             raise ValueError(f"a record has {key!r}, which is missing here") from None
-        expected = fault["msg"].replace("Input should be", "expected")
+        expectation = fault["msg"].replace("Input should be", "expected")
         if fault["type"] == "model_type":
-            expected = "expected an object"
-        raise ValueError(f"{key} is {shown(fault['input'])}; {expected}") from None
-    for keys, counted in _LENGTHS:
-        length = _at(found, counted) if counted else len(_at(found, keys[0]))
+            expectation = "expected an object"
+        raise ValueError(f"{key} is {shown(fault['input'])}; {expectation}") from None
+    for keys, count_key in _LENGTHS:
+        length = _at(found, count_key) if count_key else len(_at(found, keys[0]))
         if wrong := [key for key in keys if len(_at(found, key)) != length]:
-            raise ValueError(f"{wrong[0]} has {len(_at(found, wrong[0]))} values; {counted or keys[0]} says {length}")
+            raise ValueError(f"{wrong[0]} has {len(_at(found, wrong[0]))} values; {count_key or keys[0]} says {length}")
     for key in ("zero_shot", "final"):
         bits = found["held_out"][key]
         if bits and found[key] is not None and abs(found[key] - bits.count("1") / len(bits)) > _LEFT_OUT:
@@ -125,7 +125,7 @@ def check_record(found: Mapping[str, Any], arm: str) -> Record:
 
 
 def _at(found: Mapping[str, Any], key: str) -> Any:
-    """What stands at a dotted key."""
+    """The value at a dotted key."""
     return functools.reduce(lambda part, name: part[name], key.split("."), found)
 
 
@@ -139,7 +139,7 @@ def path_of(out: Path, arm: str) -> Path:
 
 
 def read_arm(out: Path, arm: str) -> dict[int, Record]:
-    """Seed → record of an arm; empty where none is stored. Raises ValueError, with the path, for a damaged file."""
+    """Seed → record of an arm; empty if none is stored. Raises ValueError, with the path, for a damaged file."""
     path = path_of(out, arm)
     if not path.exists():
         return {}
@@ -160,7 +160,7 @@ def read_arm(out: Path, arm: str) -> dict[int, Record]:
 
 
 def read_all(out: Path) -> dict[tuple[str, int], Record]:
-    """(arm, seed) → record of all that is stored. Raises ValueError, with the path, for a damaged file."""
+    """(arm, seed) → record, of all stored records. Raises ValueError, with the path, for a damaged file."""
     return {(arm, seed): record for arm in _arms(out) for seed, record in read_arm(out, arm).items()}
 
 
@@ -169,19 +169,21 @@ def _arms(out: Path) -> list[str]:
 
 
 def read_run(out: Path, name: str) -> Record:
-    """The record of the run ARM-SEED. Raises ValueError for a missing one, naming the seeds or arms that there are, and
-    for a damaged file."""
+    """The record of the run ARM-SEED.
+
+    Raises ValueError for a missing record, with the seeds or arms that are stored, and for a damaged file.
+    """
     arm, _, seed = name.rpartition("-")
-    found = read_arm(out, arm) if arm and seed.isascii() and seed.isdigit() else {}
-    if not found or int(seed) not in found:
-        seeds, arms = ", ".join(map(str, sorted(found))), ", ".join(_arms(out)) or "none"
-        known = f"{arm} has the seeds {seeds}" if found else f"expected ARM-SEED, of the arms {arms}"
-        raise ValueError(f"no record {name!r} in {out / 'runs'}; {known}")
-    return found[int(seed)]
+    records = read_arm(out, arm) if arm and seed.isascii() and seed.isdigit() else {}
+    if not records or int(seed) not in records:
+        seeds, arms = ", ".join(map(str, sorted(records))), ", ".join(_arms(out)) or "none"
+        hint = f"{arm} has the seeds {seeds}" if records else f"expected ARM-SEED, of the arms {arms}"
+        raise ValueError(f"no record {name!r} in {out / 'runs'}; {hint}")
+    return records[int(seed)]
 
 
 def read_runs(out: Path, jobs: Iterable[StudyRun]) -> dict[tuple[str, int], Record]:
-    """(arm, seed) → record of those of these runs that have one.
+    """(arm, seed) → record, for those of these runs that have one.
 
     Raises ValueError for a record of other settings and for a damaged file.
     """
@@ -201,11 +203,11 @@ def read_runs(out: Path, jobs: Iterable[StudyRun]) -> dict[tuple[str, int], Reco
 
 
 def store(out: Path, record: Record) -> None:
-    """Adds a record to those of its arm, in place of one of the same seed.
+    """Adds a record to those of its arm, in place of one with the same seed.
 
-    Readers see the old file or the new one; of several threads each waits for the one before. Of several processes only
-    one holds OUT (`__main__`). Raises StorageError if writing fails, and ValueError for a damaged file and for a record
-    that is not strict JSON.
+    Readers see the old file or the new one. Threads store one at a time, and only one process at a time holds OUT
+    (`__main__`). Raises StorageError if writing fails, and ValueError for a damaged file and for a record that is not
+    strict JSON.
     """
     path, content = path_of(out, record["arm"]), io.BytesIO()
     with _STORING:

@@ -1,7 +1,7 @@
 """Arms and tables of the study, and one run with its configuration: experiments/desk.py with the settings of an arm.
 
-arms.toml says what each arm changes of the settings that all share, and what it is called. tables.toml names the arms
-and seeds of each table, and the differences that it asks for.
+arms.toml gives each arm a title and its changes to the settings that all arms share. tables.toml names the arms, the
+seeds and the differences of each table.
 """
 
 import ast
@@ -31,7 +31,7 @@ Settings = Mapping[str, Any]  # dotted name of a leaf of experiments/desk.py →
 class StudyRun:
     """One run of the main command. `settings` are all its changes to experiments/desk.py, the seed included.
 
-    `variables` are those of its process that decide the bits; one of VARIABLES that is missing there is not set.
+    `variables` are those of its process that decide the bits; one of VARIABLES that is missing here is not set.
     """
 
     arm: str
@@ -61,7 +61,7 @@ def plain_configuration(settings: Settings) -> dict[str, Any]:
 
 
 def changes(config: ConfigDict, base: ConfigDict) -> dict[str, Any]:
-    """Dotted names and values of the leaves of `config` that `base` has otherwise, but for the run directory."""
+    """Dotted names and values of the leaves in which `config` differs from `base`, without the run directory."""
     before = dict(leaves(base.to_dict()))
     return {name: value for name, value in leaves(config.to_dict()) if value != before[name] and name != "workdir"}
 
@@ -87,17 +87,17 @@ def configuration_of(settings: Settings) -> ConfigDict:
 
 def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
     """--config.KEY=VALUE → settings. Raises ValueError for another argument."""
-    found = {}
+    settings = {}
     for argument in arguments:
         name, is_one, value = spelled_out(argument).partition("=")
         setting = name.removeprefix("--config.")
         if not (name.startswith("--config.") and is_one):
             raise ValueError(f"unexpected argument {argument!r}; settings of all arms are given as --config.KEY=VALUE")
         try:
-            found[setting] = ast.literal_eval(value)
+            settings[setting] = ast.literal_eval(value)
         except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested too deep
-            found[setting] = value
-    return found
+            settings[setting] = value
+    return settings
 
 
 _TEXT = Path(__file__).with_name("arms.toml").read_text("utf-8")
@@ -105,21 +105,21 @@ _SECTIONS = tomllib.loads(_TEXT.replace('"experiments.', f'"{imports.within("exp
 _SMOLLM2 = desk_smollm2.get_config()
 _GROUPS: Mapping[str, Mapping[str, Any]] = {
     **_SECTIONS["groups"],
-    # The batch is named even where it is the desk's: the other tables have their own.
+    # The batch is named even if it equals the desk's, because other tables have their own.
     "smollm2": {**changes(_SMOLLM2, desk.get_config()), "batch_size": _SMOLLM2.batch_size},
 }
 
 
 def _settings(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a section by their dotted names, those of a group in place of its name."""
-    found: dict[str, Any] = {}
+    """The settings of a section by dotted name, with a group's settings in place of its name."""
+    settings: dict[str, Any] = {}
     for name, value in leaves(section):
         if name in ("ground", "groups"):
             for group in value:
-                found |= _settings(_GROUPS[group])
+                settings |= _settings(_GROUPS[group])
         elif name != "title":
-            found[name] = tuple(value) if isinstance(value, list) else value
-    return found
+            settings[name] = tuple(value) if isinstance(value, list) else value
+    return settings
 
 
 _ARMS = _SECTIONS["arms"] | {
@@ -143,8 +143,8 @@ DEFAULT_SEEDS, QUICK_SEEDS = 6, 2
 class Table:
     """A question, its arms, and the paired differences (one, other), meaning one − other, that answer it.
 
-    `settings` are shared by all its arms, beside COMMON; the default seeds are the first `count` of `seeds`. The page
-    compares budgets with those of the arm `reference`, where it is one of its arms.
+    All its arms share `settings`, besides COMMON; the default seeds are the first `count` of `seeds`. The page compares
+    budgets with those of the arm `reference`, if it is one of its arms.
     """
 
     title: str
@@ -159,13 +159,13 @@ class Table:
 TABLES: Mapping[str, Table] = {
     name: Table(
         **{
-            **found,
-            "arms": tuple(found["arms"]),
-            "differences": tuple((one, other) for one, other in found["differences"]),
-            "seeds": SEEDS[found.get("seeds", "evaluation")],
+            **entry,
+            "arms": tuple(entry["arms"]),
+            "differences": tuple((one, other) for one, other in entry["differences"]),
+            "seeds": SEEDS[entry.get("seeds", "evaluation")],
         }
     )
-    for name, found in _FOUND["tables"].items()
+    for name, entry in _FOUND["tables"].items()
 }
 
 
@@ -175,15 +175,15 @@ def jobs(
     development: bool = False,
     further: Settings = {},  # noqa: B006
 ) -> list[StudyRun]:
-    """The runs, by seed, then by arm: so finished runs are paired whenever the study is stopped.
+    """The runs by seed, then by arm, so that finished runs are paired whenever the study is stopped.
 
     `further` settings override the common ones, but not those of an arm. Raises ValueError for an unknown arm, and for
     a further setting that every arm sets itself.
     """
     if unknown := [arm for arm in arms if arm not in ARMS]:
         raise ValueError(f"arm {unknown[0]!r} not found; available: {', '.join(ARMS)}")
-    if fixed := [name for name in further if name in ("seed", "workdir") or all(name in ARMS[arm] for arm in arms)]:
-        raise ValueError(f"{fixed[0]} distinguishes the runs; choose runs with --arms and --seeds")
+    if conflicts := [name for name in further if name in ("seed", "workdir") or all(name in ARMS[arm] for arm in arms)]:
+        raise ValueError(f"{conflicts[0]} distinguishes the runs; choose runs with --arms and --seeds")
     split = ON_DEVELOPMENT_TASKS if development else {}
     return [
         StudyRun(arm, seed, {**COMMON, **further, **ARMS[arm], **split, "seed": seed}) for seed in seeds for arm in arms
