@@ -152,10 +152,10 @@ class ApiClient:
             raise ValueError("OPENAI_API_KEY holds characters that no header can carry; set it again")
         # openai reads the body of an error, and httpx that of a redirect, however long it is or takes. `_refuse` is
         # called before either does. Cookies would be kept without bound, and sent.
-        web = openai.DefaultHttpxClient(
+        http_client = openai.DefaultHttpxClient(
             follow_redirects=False, event_hooks={"response": [self._refuse]}, cookies=no_cookies(), headers=NOT_PACKED
         )
-        self._api = openai.OpenAI(api_key=self._key or "none", base_url=url, max_retries=0, http_client=web)
+        self._api = openai.OpenAI(api_key=self._key or "none", base_url=url, max_retries=0, http_client=http_client)
         self._newer_limit = False
 
     def chat(self, body: Mapping[str, Any], seconds: float, read: Callable[[Any], _T]) -> _T:
@@ -217,8 +217,8 @@ class ApiClient:
             return
         status = response.status_code
         if response.has_redirect_location:
-            elsewhere = self._one_line(response.headers["location"])
-            reason = f"HTTP {status}: the endpoint is elsewhere: {elsewhere}. Set {self._url_setting} to that"
+            location = self._one_line(response.headers["location"])
+            reason = f"HTTP {status}: the endpoint is elsewhere: {location}. Set {self._url_setting} to that"
             raise CallFailed("unauthorised", reason, status=status)
         try:
             content = _body(response, _MOST_ERROR)

@@ -106,15 +106,15 @@ def _watched(how: DistributedSettings) -> Iterator[None]:
             _say(f"error: {_not_found(how)}. {_START_ALL}")
             os._exit(1)
 
-    before = {}
+    handlers = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
     threading.Thread(target=watch, name="start", daemon=True).start()
     try:
         yield
     finally:
         over.set()
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -192,11 +192,11 @@ def admit(
     missing = [path for folder in folders.values() for path in missing_folders(folder)]
     missing.sort(key=lambda path: len(path.parts), reverse=True)
     try:
-        theirs = _answers(wire, processes, "facts", deadline)
+        answers = _answers(wire, processes, "facts", deadline)
         faults = [
             f"process {number} has other settings, versions or code than process 0: {difference}"
-            for number in sorted(theirs)
-            if (difference := differences(facts, theirs[number]["facts"]))
+            for number in sorted(answers)
+            if (difference := differences(facts, answers[number]["facts"]))
         ]
         for setting, folder in folders.items():
             faults = faults or _unseen_by(wire, processes, setting, folder, deadline)

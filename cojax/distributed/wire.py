@@ -130,10 +130,10 @@ def ready(connection: socket.socket, silence: float) -> socket.socket:
 
 
 def _write(connection: socket.socket, message: Message) -> None:
-    text = json.dumps(message).encode()
-    if len(text) > _LARGEST:
-        raise ValueError(f"a message of {len(text)} bytes; expected at most {_LARGEST}")
-    connection.sendall(_LENGTH.pack(len(text)) + text)
+    data = json.dumps(message).encode()
+    if len(data) > _LARGEST:
+        raise ValueError(f"a message of {len(data)} bytes; expected at most {_LARGEST}")
+    connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
 def read(connection: socket.socket, largest: int = _LARGEST, until: float | None = None) -> Message:
@@ -215,8 +215,8 @@ def accept(
                 else:
                     _hang_up(connection)
             if len(greetings) > processes + _SPARE:  # the oldest has to go
-                _hang_up(first := next(iter(greetings)))
-                del greetings[first]
+                _hang_up(oldest := next(iter(greetings)))
+                del greetings[oldest]
     finally:
         for connection in greetings:
             _hang_up(connection)

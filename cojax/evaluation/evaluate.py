@@ -108,7 +108,7 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
     Servers log into `folder`, and read the weights there unless sglang.folder names another one. The engine in this
     process has the number of slots in `folder`/engine.json, if there is one.
     """
-    sampling = config.evaluation.temperature
+    temperature = config.evaluation.temperature
     if subject.policy is None:
         # Imported here: without an endpoint no client is needed.
         from cojax.rollout.endpoint import EndpointActors, chat_endpoint
@@ -117,7 +117,7 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
             chat_endpoint(
                 subject.identity["endpoint"],
                 subject.identity["model"],
-                temperature=sampling,
+                temperature=temperature,
                 max_tokens=config.sampling.max_tokens,
                 # It must end before the watch over the episode gives up.
                 deadline=0.9 * config.limits.engine_deadline,
@@ -134,7 +134,7 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
         engine.load(subject.policy.weights())
         chat = Chat(subject.policy.tokenizer, TOOL_DOCUMENTS[config.model.tools])
         announce(chat, config.model.tools)
-        yield PolicyActors(engine, chat, parts.sampling(config, chat, sampling))
+        yield PolicyActors(engine, chat, parts.sampling(config, chat, temperature))
     finally:
         engine.close()
         # A copy for servers, as large as the model.
@@ -213,8 +213,8 @@ def evaluate(
     with EvaluationDirectory(out) as directory:
         environment = entries.made_environment(config)
         tasks = {split: tasks_of(config, environment, split, held) for split in splits}
-        world = {"code": {"environment.name": entries.entry(config, "environment.name").described()}}
-        directory.claim(identity(config, subject, tasks, samples), {**facts(), **world})
+        code = {"code": {"environment.name": entries.entry(config, "environment.name").described()}}
+        directory.claim(identity(config, subject, tasks, samples), {**facts(), **code})
         log_to(out / "evaluate.log")
         if subject.policy:
             write_tokenizer(out / "tokenizer", subject.policy.tokenizer)
@@ -391,11 +391,11 @@ def run(named: Sequence[str | None], only_splits: Sequence[str] | None, samples:
             engines.check_servers(config)
         keep_compiled()
         splits = splits_of(config, only_splits)
-        subject, home = subject_of(config, *named)
+        subject, parent = subject_of(config, *named)
         name = f"{subject.name}-{config.environment.name}-{'+'.join(splits)}-x{samples}"
-        out = Path(folder) if folder else home / name.replace("/", "-")  # a name must not lead to another folder
+        out = Path(folder) if folder else parent / name.replace("/", "-")  # a name must not lead to another folder
         if checkpoint and not folder:
-            for path in (home, out):
+            for path in (parent, out):
                 expect_no_link(path)
         tell(out=str(out.absolute()))
         held_out = held_out_by(checkpoint) if checkpoint else ()

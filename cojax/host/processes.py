@@ -90,26 +90,26 @@ def end(left: Callable[[], Iterable[int]], grace: float = 0.0, deadline: float =
         return set(left()) or set(left())
 
     until = time.monotonic() + grace
-    while (last := look_twice()) and time.monotonic() < until:
+    while (pids := look_twice()) and time.monotonic() < until:
         time.sleep(_POLL)
     until = time.monotonic() + deadline
-    while last and time.monotonic() < until:
-        for pid in last:
+    while pids and time.monotonic() < until:
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL)
-        last = look_twice()
-    return last
+        pids = look_twice()
+    return pids
 
 
 def end_all(grace: float | None = None) -> None:
     """Tells the children of this process to end, and returns when no descendant is left. Descendants that still run
     after `grace` seconds, GRACE by default, are killed."""
-    own = os.getpid()
-    for child in children(own):
+    own_pid = os.getpid()
+    for child in children(own_pid):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(child, signal.SIGTERM)
-    if survivors := end(lambda: descendants(own), GRACE if grace is None else grace):
+    if survivors := end(lambda: descendants(own_pid), GRACE if grace is None else grace):
         print(f"processes {sorted(survivors)} could not be ended; kill them", file=sys.stderr, flush=True)
     else:
         reap()

@@ -362,8 +362,8 @@ def prefill(
     size and span.
     """
     length, layers = cache[0].key.shape[-1], params["layers"]
-    ends = {name: arrays for name, arrays in params.items() if name != "layers"}
-    x, positions = _embed(config, ends, tokens, start, length, mesh)
+    embedding_params = {name: arrays for name, arrays in params.items() if name != "layers"}
+    x, positions = _embed(config, embedding_params, tokens, start, length, mesh)
     new_cache, layer_routes = [], []
     windows = config.layer_windows or (None,) * len(layers)
     for number, (old, arrays, window) in enumerate(zip(cache, layers, windows, strict=True), 1):
@@ -459,12 +459,12 @@ def sample(scores: jax.Array, uniform: jax.Array, temperature: jax.Array) -> tup
     """
     greedy = temperature == 0
     logits = scores / jnp.where(greedy, 1.0, temperature)[:, None]
-    top = jnp.max(logits, axis=-1)
-    weights = jnp.exp(logits - top[:, None])
+    max_logit = jnp.max(logits, axis=-1)
+    weights = jnp.exp(logits - max_logit[:, None])
     draws, total = _draw(weights, uniform)
     tokens = jnp.where(greedy, jnp.argmax(logits, axis=-1), draws).astype(jnp.int32)
     token_logits = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
-    return tokens, token_logits - top - jnp.log(total)
+    return tokens, token_logits - max_logit - jnp.log(total)
 
 
 def _draw(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -479,9 +479,9 @@ def _draw(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]
     ends = jnp.cumsum(sums, axis=-1)
     total = ends[:, -1]
     block = _first_above(ends, sums, uniform * total)
-    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    before = jnp.take_along_axis(ends - sums, block[:, None], axis=1)[:, 0]
-    index = _first_above(jnp.cumsum(inside, axis=-1), inside, uniform * total - before)
+    block_weights = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    sum_before = jnp.take_along_axis(ends - sums, block[:, None], axis=1)[:, 0]
+    index = _first_above(jnp.cumsum(block_weights, axis=-1), block_weights, uniform * total - sum_before)
     return block * size + index, total
 
 
@@ -508,9 +508,9 @@ def uniforms(seed: Sequence[int], count: int) -> np.ndarray:
 
 def chunks(count: int, sizes: Sequence[int]) -> list[int]:
     """Sizes of the chunks that hold `count` tokens: each is the largest size that is filled, or else the smallest."""
-    pieces: list[int] = []
+    chunk_sizes: list[int] = []
     while count > 0:
-        piece = max((size for size in sizes if size <= count), default=min(sizes))
-        pieces.append(piece)
-        count -= piece
-    return pieces
+        largest = max((size for size in sizes if size <= count), default=min(sizes))
+        chunk_sizes.append(largest)
+        count -= largest
+    return chunk_sizes

@@ -47,8 +47,8 @@ def parse(text: str, thinks: bool = False) -> Action:
             value = read_json(body)
         except ValueError as error:
             # The string of a call that was only begun, in a thought, does not end before the thought does.
-            after = parse(text[:_TEXT_CHARACTERS].rpartition("</think>")[2]) if "</think>" in body else Action()
-            return Action(text, after.calls, "" if after.calls else f"tool call is {error}")
+            action = parse(text[:_TEXT_CHARACTERS].rpartition("</think>")[2]) if "</think>" in body else Action()
+            return Action(text, action.calls, "" if action.calls else f"tool call is {error}")
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             return Action(text, (), "tool call needs a name")
         arguments = value.get("arguments", {})
@@ -304,8 +304,8 @@ class Chat:
         Both come from one rendering: a template may write an action differently while it is the last one.
         """
         before, _, after = self._template((*_STUB, *messages), generate=True).partition(MARK)
-        suffix, end, following = after.partition(self._end_text)
-        return end and before + suffix, following
+        suffix, end, tail = after.partition(self._end_text)
+        return end and before + suffix, tail
 
     def _adapt(self) -> Iterator[str]:
         """Adds a tools section to a template that needs one; yields what a user should know about the template."""
@@ -399,9 +399,9 @@ class PolicyActors:
                 prefix_tokens = self.chat.encode_action(prefix[turn])
                 tokens = prompt + prefix_tokens
                 return Turn(self.chat.read(prefix_tokens), prompt_tokens=new + prefix_tokens)
-            began = time.perf_counter()
+            start = time.perf_counter()
             completion = self.engine.generate(prompt, self.sampling, session=session, seed=(*seed, turn))
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - start
             tokens = prompt + completion.tokens
             return Turn(
                 action=self.chat.read(completion.tokens),

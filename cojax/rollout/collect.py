@@ -272,19 +272,19 @@ class EpisodeCollector:
         size = self.group_size
         jobs = [
             EpisodeRequest(
-                place * size + sample - self.first_sample,
+                index * size + sample - self.first_sample,
                 task,
                 f"{label}-{task.id}-{sample}",
                 (*seed, int(task.id, 16), sample),
             )
-            for place, task in enumerate(tasks)
+            for index, task in enumerate(tasks)
             for sample in range(self.first_sample, self.first_sample + size)
         ]
         by_index = {job.index: known[job.episode] for job in jobs if job.episode in known}
         threads = EpisodeThreads(self.actors, self.environment, self.limits, on_episode)
         trajectories = threads.play(jobs, by_index, lambda results: self._enough(results, len(jobs)), stop)
         _raise_above(self.limits.error_rate, trajectories)
-        return [Group(task, tuple(trajectories[place * size : (place + 1) * size])) for place, task in enumerate(tasks)]
+        return [Group(task, tuple(trajectories[index * size : (index + 1) * size])) for index, task in enumerate(tasks)]
 
     def _enough(self, results: Mapping[int, Trajectory], jobs: int) -> bool:
         """Whether every group has its quorum of valid episodes, or all of its episodes. Always false at quorum 1."""
@@ -301,14 +301,14 @@ class EpisodeCollector:
 
 def count_outcomes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
     """How many episodes ended in each outcome."""
-    return dict(sorted(collections.Counter(t.outcome for t in trajectories).items()))
+    return dict(sorted(collections.Counter(trajectory.outcome for trajectory in trajectories).items()))
 
 
 def _raise_above(rate: float, trajectories: Sequence[Trajectory]) -> None:
-    losses = [t for t in trajectories if not t.valid and t.outcome != "cut"]
+    losses = [trajectory for trajectory in trajectories if not trajectory.valid and trajectory.outcome != "cut"]
     if len(losses) <= rate * len(trajectories):
         return
-    causes = collections.Counter(f"{t.outcome}: {t.error}" for t in losses)
+    causes = collections.Counter(f"{loss.outcome}: {loss.error}" for loss in losses)
     cause, count = causes.most_common(1)[0]
     raise RolloutError(
         f"{len(losses)} of {len(trajectories)} episodes were lost to the machinery, more than the {rate:.0%} that "

@@ -111,9 +111,9 @@ class EndpointActors:
             if not history:
                 tools = tuple(ask(episode.tools))
             history.extend(environment_messages(messages, waiting))
-            began = time.perf_counter()
+            start = time.perf_counter()
             reply = self.complete(history, tools, stop)
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - start
             action = action_of(reply)
             message, waiting = assistant_message(reply, action, turn=len(history))
             history.append(message)

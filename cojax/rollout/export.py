@@ -115,8 +115,8 @@ def write_weights(
     that name then stays.
     """
     config = dataclasses.replace(config, param_dtype=dtype or config.param_dtype)
-    with replaced(folder, label) as part:
-        pretrained.write_arrays(part, config, _finite_arrays(arrays, np.dtype(config.param_dtype)), largest)
+    with replaced(folder, label) as new_folder:
+        pretrained.write_arrays(new_folder, config, _finite_arrays(arrays, np.dtype(config.param_dtype)), largest)
 
 
 @contextlib.contextmanager
@@ -126,27 +126,27 @@ def replaced(folder: Path, label: str = "") -> Iterator[Path]:
     If the block fails, an older folder stays. Raises OSError with the fix if writing fails.
     """
     folder = folder.absolute()
-    part, aside = (folder.with_name(f".{folder.name}.{os.getpid()}.{word}.tmp") for word in ("new", "old"))
+    new_folder, old_folder = (folder.with_name(f".{folder.name}.{os.getpid()}.{word}.tmp") for word in ("new", "old"))
     for path in folder.parent.glob(".*.tmp"):  # what a killed writer left behind
         if _PASSING.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
     try:
-        part.mkdir(parents=True)
-        yield part
+        new_folder.mkdir(parents=True)
+        yield new_folder
         if label:
-            write_json(part / _LABEL, {"label": label})
+            write_json(new_folder / _LABEL, {"label": label})
         if folder.exists():
             # rename() cannot replace a folder that is not empty.
-            folder.rename(aside)
-        part.rename(folder)
+            folder.rename(old_folder)
+        new_folder.rename(folder)
         sync_folder(folder.parent)
     except OSError as error:
-        if aside.exists() and not folder.exists():
-            aside.rename(folder)
+        if old_folder.exists() and not folder.exists():
+            old_folder.rename(folder)
         raise explain(OSError(error.errno, os.strerror(error.errno or 0)), folder) from error
     finally:
-        shutil.rmtree(part, ignore_errors=True)
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(new_folder, ignore_errors=True)
+        shutil.rmtree(old_folder, ignore_errors=True)
 
 
 def check_weights(folder: Path) -> None:
@@ -206,16 +206,16 @@ def write_item(folder: Path, config: ModelConfig, save: Callable[[str, str], Non
     Raises what `save` raises, and OSError with the fix if writing fails; an older folder of that name then stays.
     """
     config = dataclasses.replace(config, param_dtype=dtype or config.param_dtype)
-    with replaced(folder, label) as part:
+    with replaced(folder, label) as new_folder:
         try:
-            save(str(part / _PARAMS), config.param_dtype)
+            save(str(new_folder / _PARAMS), config.param_dtype)
         except Exception as error:
             if (cause := disk_error(error)) is not None:
                 raise cause from error
             raise
-        sync_tree(part / _PARAMS)
-        write_json(part / pretrained.CONFIG, config.to_hf())
-        write_json(part / _FILES, _sizes(part / _PARAMS))
+        sync_tree(new_folder / _PARAMS)
+        write_json(new_folder / pretrained.CONFIG, config.to_hf())
+        write_json(new_folder / _FILES, _sizes(new_folder / _PARAMS))
 
 
 def is_item(folder: Path) -> bool:

@@ -248,7 +248,7 @@ class LocalEngine:
         self._free = [slots // count] * count
         self._waiting: dict[str, threading.Event] = {}  # sessions without a lane, in order of arrival
         make = functools.partial(Batcher, config, slots // count, max_length, prefill_rows, prefill_chunks, routes)
-        self._lanes = [Lane(make(on), self._busy, self._stop) for _ in range(lanes) for on in self._replicas]
+        self._lanes = [Lane(make(replica), self._busy, self._stop) for _ in range(lanes) for replica in self._replicas]
 
     @property
     def busy_seconds(self) -> float:

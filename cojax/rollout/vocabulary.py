@@ -39,8 +39,8 @@ def word_tokenizer(
     keys = sorted({key for tool in tools for key in tool["function"]["parameters"].get("properties", {})})
     runs = sorted(_runs(keys), key=lambda run: (-len(run), run))
     pattern = _pattern(names, runs)
-    cut = re.compile(pattern)
-    words = sorted({piece for text in texts for piece in cut.findall(text)})
+    splitter = re.compile(pattern)
+    words = sorted({piece for text in texts for piece in splitter.findall(text)})
     vocabulary = {"<unk>": 0}
     for entry in (*runs, *sorted(names), *words, *string.printable):
         vocabulary.setdefault(entry, len(vocabulary))
@@ -56,9 +56,9 @@ def byte_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
     It has at most `size` entries: the 256 bytes, the control tokens and the pairs merged from the texts. Each digit is
     a token, so that numbers are copied digit by digit. Raises ValueError for a size too small for the bytes.
     """
-    least = 256 + len(CONTROLS)
-    if size < least:
-        raise ValueError(f"a byte-level vocabulary of {size} entries; expected at least {least}: bytes and controls")
+    minimum = 256 + len(CONTROLS)
+    if size < minimum:
+        raise ValueError(f"a byte-level vocabulary of {size} entries; expected at least {minimum}: bytes and controls")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -87,9 +87,9 @@ def _with_template(tokenizer: Tokenizer, **more: Any) -> PreTrainedTokenizerFast
 
 def _runs(keys: Sequence[str]) -> list[str]:
     """Runs of punctuation and keys in a tool call, as `json.dumps` writes it, and the role names of the template."""
-    opening = [f'", "arguments": {{"{key}": "' for key in keys]
-    following = [f'", "{key}": "' for key in keys]
-    return ['\n{"name": "', '", "arguments": {}}\n', '"}}\n', *opening, *following, *_ROLES]
+    first_runs = [f'", "arguments": {{"{key}": "' for key in keys]
+    later_runs = [f'", "{key}": "' for key in keys]
+    return ['\n{"name": "', '", "arguments": {}}\n', '"}}\n', *first_runs, *later_runs, *_ROLES]
 
 
 def _pattern(names: Sequence[str], runs: Sequence[str]) -> str:

@@ -130,7 +130,7 @@ class Versions:
 
     def _restored(self, found: LabelledWeights) -> Path:
         """The version as a model folder here. One that cannot be read is read only once."""
-        began, time_ns, size = time.monotonic(), found.folder.stat().st_mtime_ns, export.item_bytes(found.folder)
+        start, time_ns, size = time.monotonic(), found.folder.stat().st_mtime_ns, export.item_bytes(found.folder)
         if self._damaged is not None and self._damaged[:2] == (found, time_ns):
             raise self._damaged[2]
         try:
@@ -138,7 +138,7 @@ class Versions:
         except ValueError as error:
             self._damaged = found, time_ns, error
             raise
-        _LOG.info("%s restored to %s in %.1f s", found.folder, path, time.monotonic() - began)
+        _LOG.info("%s restored to %s in %.1f s", found.folder, path, time.monotonic() - start)
         return path
 
 
@@ -171,14 +171,14 @@ class Checkpoints:
         if self._served is not None and self._served.label == label:
             return self._served
         dtype = self._dtype or model.dtype
-        numbers = sum(math.prod(row.shape(model)) for row in parameters(model))
+        count = sum(math.prod(row.shape(model)) for row in parameters(model))
 
         def write(folder: Path) -> None:
             export.write_weights(folder, model, policy.weights().arrays(), dtype, label=label)
             if self.expected is not None and (difference := export.other_model(folder, self.expected)):
                 raise ValueError(f"{self._run} is a run of another model: {difference}; correct --config.model.path")
 
-        return LabelledWeights(self._local.make(numbers * np.dtype(dtype).itemsize, write), label)
+        return LabelledWeights(self._local.make(count * np.dtype(dtype).itemsize, write), label)
 
 
 class Watch:
@@ -223,7 +223,7 @@ class Watch:
     def _look(self) -> None:
         while not self._stopped.is_set():
             self._since = time.monotonic()
-            before = self.found
+            previous = self.found
             try:
                 self.found, self.fault = self._source.newest() or self.found, None
             except Exception as error:  # of any type: the thread must go on
@@ -233,7 +233,7 @@ class Watch:
                 self.fault = error
             self._since = 0.0
             self.looked.set()
-            if self.found != before and not self._stopped.is_set():
+            if self.found != previous and not self._stopped.is_set():
                 self._changed()
             self._stopped.wait(self._poll)
 
@@ -356,14 +356,14 @@ async def _first_version(config: ConfigDict, watch: Watch, follows: bool, run: s
             if config.model.path:
                 export.check_weights(Path(config.model.path))
                 return LabelledWeights(Path(config.model.path).absolute(), _LABEL)
-            where = Path(run or config.sglang.folder or config.workdir) / ("checkpoints" if run else "weights")
+            source_folder = Path(run or config.sglang.folder or config.workdir) / ("checkpoints" if run else "weights")
             if not follows:
                 raise FileNotFoundError(
-                    f"no weights to start with: {where} has none yet. Start the trainer first, or name a "
+                    f"no weights to start with: {source_folder} has none yet. Start the trainer first, or name a "
                     "model folder in --config.model.path"
                 )
             if not has_logged:
-                _LOG.info("waiting for the first version in %s", where)
+                _LOG.info("waiting for the first version in %s", source_folder)
                 has_logged = True
         await asyncio.sleep(_POLL / 5)
     return _with_label(watch.found)

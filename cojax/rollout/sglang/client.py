@@ -245,12 +245,12 @@ class ServerClient:
         of logits / temperature; at temperature 0 those at temperature 1. A server uses the seed only if it runs with
         --enable-deterministic-inference. Raises RequestFailed or RequestRefused.
         """
-        most, options = MOST + room * _TOKEN_BYTES, dict[str, Any]()
+        limit, options = MOST + room * _TOKEN_BYTES, dict[str, Any]()
         if routes is not None:
             shape, start = routes
             options = {"return_routed_experts": True, "routed_experts_start_len": start}
             # All of the conversation's routes, in base64.
-            most += 4 * ((len(prompt) + room) * shape.layers * shape.chosen * _WIRE.itemsize // 3 + 1)
+            limit += 4 * ((len(prompt) + room) * shape.layers * shape.chosen * _WIRE.itemsize // 3 + 1)
         answer = await self._post(
             "generate",
             {
@@ -267,7 +267,7 @@ class ServerClient:
             },
             None,
             headers={_ROUTING_KEY: key} if key else None,
-            most=most,
+            most=limit,
         )
         try:
             reply = read_reply(answer, room, vocabulary, sampling.stop_tokens)
@@ -302,8 +302,8 @@ class ServerClient:
 
     async def incarnation(self) -> str:
         """A text that identifies the server's process: how long its parts took to start. A restart changes it."""
-        parts = await self._read("server_info", lambda info: [part["startup_time"] for part in info["internal_states"]])
-        return json.dumps(parts)
+        times = await self._read("server_info", lambda info: [part["startup_time"] for part in info["internal_states"]])
+        return json.dumps(times)
 
     async def rest(self, released: "ReleasedMemory") -> None:
         """Has it release the memory of cache, weights and graphs; it answers no completion until it is woken.
@@ -475,9 +475,9 @@ class ReleasedMemory:
 
     async def add(self, kinds: Iterable[str]) -> None:
         """Records further kinds. Raises StorageError if that fails; then no memory may be released."""
-        more = self.kinds.union(kinds)
-        await self._record(more)
-        self.kinds = more
+        all_kinds = self.kinds.union(kinds)
+        await self._record(all_kinds)
+        self.kinds = all_kinds
 
     async def remove(self, kinds: Iterable[str]) -> None:
         """Records that these kinds are restored. Raises StorageError if that fails."""

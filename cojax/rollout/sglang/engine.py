@@ -326,7 +326,7 @@ class SGLangEngine:
         if self.fleet.target is None:
             raise EngineError("the engine has no weights; call load first")
         room = min(sampling.max_tokens, self._length - len(tokens))
-        digest = hashlib.sha256(repr(tuple(int(part) for part in seed)).encode()).digest()
+        digest = hashlib.sha256(repr(tuple(int(value) for value in seed)).encode()).digest()
         number = int.from_bytes(digest[:8], "little") >> 1
         call = self._complete(tokens, sampling, room, session, number)
         return self._loop.call(call, f"session {session!r} was released while generating")
@@ -360,7 +360,7 @@ class SGLangEngine:
         task = asyncio.current_task()
         assert task is not None
         self._tasks[session] = task
-        tries = tenacity.AsyncRetrying(
+        retrying = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(self._attempts),
             wait=tenacity.wait_random_exponential(multiplier=0.2, max=10.0),
             retry=tenacity.retry_if_exception_type(RequestFailed),
@@ -369,7 +369,7 @@ class SGLangEngine:
         try:
             with self._busy:
                 async with asyncio.timeout(self._deadline):
-                    return await tries(self._attempt, tokens, sampling, room, session, seed)
+                    return await retrying(self._attempt, tokens, sampling, room, session, seed)
         except TimeoutError as error:
             faults = self.fleet.faults()
             raise EngineError(

@@ -90,8 +90,8 @@ class Fleet:
         server = self._assigned.get(session)
         if server is None or not server.up:
             self.forget(session)
-            up = (server for server in self.servers if server.up)
-            server = min(up, key=lambda server: (server.sessions, len(server.requests)))
+            servers_up = (server for server in self.servers if server.up)
+            server = min(servers_up, key=lambda server: (server.sessions, len(server.requests)))
             server.sessions += 1
             self._assigned[session] = server
         return server
@@ -158,10 +158,10 @@ class Fleet:
             self._watch(server)
         recoveries = {server: server.recoveries + (server.state == "recovering") for server in self.servers}
         try:
-            down = [server for server in self.servers if server.state == "down"]
+            servers_down = [server for server in self.servers if server.state == "down"]
             await self._update_all(target, [s for s in self.servers if s.state in ("new", "up", "resting")])
             if not self._up():
-                await self._update_all(target, [server for server in down if server.state == "down"])
+                await self._update_all(target, [server for server in servers_down if server.state == "down"])
             with contextlib.suppress(TimeoutError):
                 await self._wait_for_one(recoveries)
         finally:
@@ -371,10 +371,10 @@ class Fleet:
         await server.take(target, limit, lambda: self.target is target, follow=follow, known=known)
 
     def _describe(self, error: Exception) -> str:
-        late = f"did not take new weights within {self.settings.sync_deadline:g} s (sglang.sync_deadline)"
+        timeout = f"did not take new weights within {self.settings.sync_deadline:g} s (sglang.sync_deadline)"
         if self.settings.follow:
-            late += "; does `python -m experiments.serve` run there with this sglang.folder and sglang.follow=True?"
-        return str(error) or late
+            timeout += "; does `python -m experiments.serve` run there with this sglang.folder and sglang.follow=True?"
+        return str(error) or timeout
 
     async def _recover(self, server: Server) -> None:
         """Brings a server up with the weights that are current at that time.
@@ -477,11 +477,11 @@ class Fleet:
         server.missed_checks += 1
         server.silent_since = server.silent_since or time.monotonic()
         # A server that gets its weights from another process does not answer until it has them.
-        waiting = self._any_weights and time.monotonic() - server.silent_since < self.settings.sync_deadline
+        is_waiting = self._any_weights and time.monotonic() - server.silent_since < self.settings.sync_deadline
         hung = not isinstance(fault, RequestRefused | ServerFailed)
-        soon = min(_RETRY_SECONDS, self.settings.probe_every)
-        if hung and (server.missed_checks < _MISSES or waiting):
-            self._check_in(server, soon)
+        delay = min(_RETRY_SECONDS, self.settings.probe_every)
+        if hung and (server.missed_checks < _MISSES or is_waiting):
+            self._check_in(server, delay)
             return
         if str(fault) != server.fault:
             _LOG.warning("%s is left out: %s", server.name, fault)
@@ -489,7 +489,7 @@ class Fleet:
         server.absent = isinstance(fault, ServerFailed) or (server.absent and hung)
         await self._set_state(server, "down", str(fault), hung)
         if self._syncing and server.absent:
-            self._check_in(server, soon)
+            self._check_in(server, delay)
         if server.process is not None:
             await asyncio.to_thread(server.process.kill)
             await self._recover(server)
