@@ -1,7 +1,7 @@
-"""Writing to disk: only to files of our own, and what was written or renamed is there to stay. Imports nothing of ours.
+"""Durable writes, and only to files of our own. Imports no other module of the package.
 
-A folder may have come from somebody else. A link in it would lead a writer to a file elsewhere, and a pipe in the place
-of a file would hold a reader for ever.
+A folder may have come from somebody else. A link in it would lead a writer to a file elsewhere, and a pipe in place of
+a file would block a reader for ever.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _PASSING = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 
 def regular_file(path: str | Path, flags: int) -> int:
-    """An `opener` for `open`, to read: raises OSError for a pipe, a device or a folder, and never waits for one."""
+    """An `opener` for reading: raises OSError for a pipe, a device or a folder, and never blocks on one."""
     descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -37,24 +37,24 @@ def pieces(file: BinaryIO) -> Iterator[bytes]:
 
 
 def crc32(file: BinaryIO, before: int = 0) -> int:
-    """The CRC-32 of a file's content, or of that after what has the CRC-32 `before`."""
+    """The CRC-32 of a file's content, going on from `before`, the CRC-32 of what precedes it."""
     return functools.reduce(lambda total, piece: zlib.crc32(piece, total), pieces(file), before)
 
 
 def own_file(path: str | Path, flags: int) -> int:
-    """An `opener` for `open`, to write: as `regular_file`, and raises OSError for a link."""
+    """An `opener` for writing: like `regular_file`, but also raises OSError for a link."""
     return regular_file(path, flags | os.O_NOFOLLOW)
 
 
 def passing_name(path: Path) -> Path:
-    """A name beside `path` for a file on its way there. Nothing has it, and nobody can have foreseen it."""
+    """A temporary name beside `path` for a file on its way there. No file has it, and nobody can predict it."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
 
 
 def sweep(*folders: Path) -> None:
     """Removes the files that killed writers left in these folders: regular ones with a `passing_name`.
 
-    One that is being written stays, and so does anything else of such a name, with a warning. Folders within are left
+    A file that is being written stays. Anything else with such a name stays too, with a warning. Subfolders are left
     alone.
     """
     for path in (path for folder in folders for path in folder.glob(".*.tmp") if _PASSING.fullmatch(path.name)):
@@ -70,7 +70,7 @@ def sweep(*folders: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
-    """A new file that takes the place of `path` when the block ends, and is gone if the block fails.
+    """A new file that replaces `path` when the block ends, and is removed if the block fails.
 
     Readers see the old file or the new one. A link at `path` is replaced, and what it points to stays as it is. Raises
     OSError.
@@ -80,7 +80,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     try:
         with file:
             with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it has its name: `sweep` leaves it
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it has its name: `sweep` leaves it alone
             yield file
             file.flush()
             if sync:
@@ -94,7 +94,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def sync_tree(folder: Path) -> None:
-    """Makes durable what stands in a folder, at any depth, and its names. Raises OSError."""
+    """Makes the files of a folder and their names durable, at any depth. Raises OSError."""
     for path in (*folder.rglob("*"), folder):
         (sync_folder if path.is_dir() else sync_file)(path)
 

@@ -1,14 +1,14 @@
 """Quality of a task set: its diversity, its distance to the evaluation tasks, and the length of its solutions.
 
-These are CoEvolve's task-set metrics (`describe_pool`). They are numbers only: no text, and so no query of an
-evaluation task, gets out.
+These are CoEvolve's task-set metrics (`describe_pool`). They are only numbers, so that they do not leak the text of an
+evaluation task.
 
-Embeddings of the queries are hashed n-grams of words and of characters, which need no model, or those of an
-OpenAI-compatible endpoint, which is asked in batches, for each text once: what came back is kept on disk as hashes of
-texts and numbers, never a text.
+Queries are embedded as hashed n-grams of words and characters, which needs no model, or by an OpenAI-compatible
+endpoint. It is asked in batches, once for each text. Its answers are kept on disk as numbers with the hash of their
+text, never with the text.
 
 The measures are pure functions of embeddings, float[N, D]. Rows are scaled to unit length first. A row of zeros (a text
-without any feature) has cosine 0 with every other. No array larger than [BLOCK, N] is made. A measure is None where it
+without any feature) has cosine 0 with every other. No array larger than [BLOCK, N] is made. A measure is None if it
 needs more rows than there are.
 """
 
@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.floating[Any]]
 
 MOST = 2_000  # tasks of a set that are compared; of a larger set, a sample
 _DIGITS = 6  # decimals of the figures
-BLOCK = 512  # rows of similarities made at a time
+BLOCK = 512  # rows of similarities computed at a time
 BINS = 20  # of a histogram of cosines from 0 to 1
 
 
@@ -49,14 +49,14 @@ def energy_distance(target: Floats, generated: Floats) -> float | None:
     ED_rel = (2 E‖x − y‖ − E‖x − x'‖ − E‖y − y'‖) / E‖y − y'‖, with x, x' generated and y, y' target (Székely and Rizzo,
     Energy statistics, J. Stat. Plan. Inference 143, 2013; relative as in CoEvolve). Distances are Euclidean, between
     rows of unit length. Pairs within a set are of two different rows (a U-statistic). If each row were also paired with
-    itself, a set would come closer merely by growing. ED_rel can therefore fall somewhat below 0 where both sets are
-    alike. It is None where a set has fewer than two rows, or where all targets are the same.
+    itself, a set would come closer merely by growing. ED_rel can therefore fall somewhat below 0 if both sets are
+    alike. It is None if a set has fewer than two rows, or if all targets are the same.
     """
     return relative_energy(across(generated, target)[1], within(generated, 1)[1], within(target, 1)[1])
 
 
 def greatest_similarity(embeddings: Floats, targets: Floats) -> Floats:
-    """Cosine of each row to the nearest target, float[N]; 0 where there is no target."""
+    """Cosine of each row to the nearest target, float[N]; 0 if there is no target."""
     return across(embeddings, targets)[0]
 
 
@@ -97,13 +97,13 @@ def relative_energy(far: Floats, own: float | None, spread: float | None) -> flo
 
 def histogram(cosines: Floats) -> list[int]:
     """The number of cosines in each of BINS equal bins from 0 to 1; negative ones count in the first."""
-    # A cosine that only rounding puts below the lower end of a bin belongs into it.
+    # A cosine that only rounding puts below the lower end of a bin belongs to that bin.
     bins = np.floor(cosines * BINS + 1e-5).astype(int).clip(0, BINS - 1)
     return np.bincount(bins, minlength=BINS).tolist()
 
 
 def unit(embeddings: Floats) -> Floats:
-    """The rows at unit length; rows of zeros stay. Raises ValueError for other than finite numbers [N, D]."""
+    """The rows at unit length; rows of zeros stay. Raises ValueError for all but finite numbers [N, D]."""
     if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
         raise ValueError(f"embeddings of shape {embeddings.shape}; expected finite numbers of shape [N, D]")
     lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
@@ -122,9 +122,9 @@ def _blocks(rows: Floats, others: Floats) -> Iterator[tuple[int, Floats, Floats]
 Embed = Callable[[Sequence[str]], Floats]  # texts → float[N, D]; raises EmbeddingError
 
 _DIMENSIONS = 1024  # of each half
-# Characters of a text that are read: the n-grams of more would only take time.
+# Most characters of a text that are read: the n-grams of more would only take time.
 _LONGEST = 20_000
-# Numbers of an embedding of an endpoint: far above what any model gives.
+# Most numbers of an embedding from an endpoint, far more than any model returns.
 _MOST_NUMBERS = 65_536
 _KEY = 32  # hex digits of the hash of a text
 
@@ -139,7 +139,7 @@ def hashed_ngrams() -> Embed:
     One half counts words and pairs of words, the other 3 to 5 characters within a word, each at unit length, hashed
     with signs, so that collisions add noise of about 0.02 to a cosine and no bias. It compares wording, not meaning.
     """
-    cache: dict[str, Floats] = {}  # of the last call, most of whose texts come again
+    cache: dict[str, Floats] = {}  # embeddings of the last call, most of whose texts recur
 
     def embed(texts: Sequence[str]) -> Floats:
         nonlocal cache
@@ -152,7 +152,7 @@ def hashed_ngrams() -> Embed:
 
 
 def _hashed(texts: Sequence[str]) -> Floats:
-    # Takes a second to import, and most that imports this file embeds nothing.
+    # The import takes a second, and most users of this file embed nothing.
     from sklearn.feature_extraction.text import HashingVectorizer
 
     options: dict[str, Any] = {"n_features": _DIMENSIONS, "lowercase": False, "dtype": np.float32}
@@ -174,8 +174,8 @@ def endpoint_embedding(
 ) -> Embed:
     """Texts → float32[N, D] by `model` at an endpoint; `base_url` is like http://HOST:PORT/v1. For one thread.
 
-    An embedding that `kept` holds is not asked for, and what was answered is kept even where a later text gets no
-    embedding. `timeout` bounds one request and `deadline` all of one call, in seconds; a batch of `batch` texts takes
+    Embeddings that `kept` holds are not requested, and those that arrive are kept even if a later text gets no
+    embedding. `timeout` bounds one request and `deadline` one whole call, in seconds; a batch of `batch` texts takes
     at most `attempts` requests. Raises ValueError for an address that cannot work.
     """
     api = ApiClient(base_url, model, "quality.base_url", "quality.model")
@@ -185,7 +185,7 @@ def endpoint_embedding(
         return hashlib.sha256(canonical([model, text]).encode()).hexdigest()[:_KEY]
 
     def ask(texts: Sequence[str], until: float) -> list[Floats]:
-        # Half a surrogate pair is a Python string but no text that can be sent, and an empty one is refused by many.
+        # Half a surrogate pair is a Python string but cannot be sent, and many endpoints refuse an empty text.
         inputs = [text.encode("utf-8", "replace").decode() or " " for text in texts]
         body: dict[str, Any] = {"model": model, "input": inputs, "encoding_format": "float"}
 
@@ -241,7 +241,7 @@ def _rows(reply: Any, count: int) -> list[Floats]:
 
 
 def _read(records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Floats]]:
-    """Embeddings on disk by the hash of their text. A damaged one is skipped, so that it is asked for anew."""
+    """Embeddings on disk by the hash of their text. A damaged one is skipped, so that it is requested again."""
     for record in records:
         try:
             row = np.frombuffer(base64.b64decode(record["vector"], validate=True), dtype="<f4")
@@ -261,11 +261,11 @@ def describe_pool(
     ed_rel         energy distance to the target queries, of their mean pairwise distance; lower is closer
     max_similarity cosine of each query to its nearest target: `mean`, `max`, and `histogram`, counts in 20 bins, 0 to 1
     turns          mean actions of a solution
-    initial, synthesized    the same of the initial tasks, and of those that evolution added
+    initial, synthesized    the same figures for the initial tasks, and for those that evolution added
 
-    Figures that are undefined are left out: those of fewer than two tasks, or without targets. Where `embed` is None,
-    all that need embeddings are left out. A sample holds the tasks with the smallest ids. As ids are hashes of the
-    content, it is as good as random, and mostly stays the same as the pool grows. Raises EmbeddingError.
+    Undefined figures are left out: those of fewer than two tasks, or without targets. If `embed` is None, all figures
+    that need embeddings are left out. A sample holds the tasks with the smallest ids. Ids are hashes of the content, so
+    the sample is in effect random, and mostly stays the same as the pool grows. Raises EmbeddingError.
     """
     tasks = list(pool)
     parts = {

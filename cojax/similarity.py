@@ -24,7 +24,7 @@ from cojax.pool import TaskPool
 from cojax.types import Task, TaskDraft, canonical, content_hash, normalise, setup_hash, to_json
 
 NGRAMS = (3, 5)
-# More than the rounding of a sum, so that no candidate is left out by it.
+# More than the rounding error of a sum, so that it drops no candidate.
 _ROUNDING = 1e-9
 # Fewest characters of a paragraph that is compared by itself.
 _PARAGRAPH = 40
@@ -35,10 +35,10 @@ _MEASURED = 1_000
 
 
 def nearest(texts: Iterable[str]) -> Callable[[str], tuple[float, str]]:
-    """A function from a text to the greatest of its cosines to `texts`, in [0, 1], and the one of these that has it.
+    """A function from a text to its greatest cosine with any of `texts`, in [0, 1], and the text that has it.
 
-    Without any text it is 0 and "". Whole texts and their paragraphs are compared, so that a turn of one dialogue is
-    found in another. Weights are TF-IDF, fitted to these texts when the first one is asked about.
+    Without texts it returns 0 and "". Whole texts and their paragraphs are compared, so that a turn of one dialogue is
+    found in another. Weights are TF-IDF, fitted to these texts at the first call.
     """
     entries = [(part, text) for text in texts for part in paragraphs(text)]
     fit = functools.cache(lambda: _fitted([part for part, _ in entries]))
@@ -55,7 +55,7 @@ def nearest(texts: Iterable[str]) -> Callable[[str], tuple[float, str]]:
 
 
 def _fitted(texts: Sequence[str]) -> tuple[Any, Any]:
-    """A vectorizer of TF-IDF weights that is fitted to these texts, and their weights."""
+    """A vectorizer of TF-IDF weights that is fitted to these texts, and the weights of the texts."""
     # The import takes a second, and only some runs compare texts.
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -66,7 +66,7 @@ def _fitted(texts: Sequence[str]) -> tuple[Any, Any]:
 def usual_similarity(texts: Iterable[str], percent: float = 99.0) -> float:
     """The percentile of the cosines between every two different texts; 0 for fewer than two.
 
-    Weights are fitted to the texts, as for `nearest`. Of more than 1,000 texts, that many are compared.
+    Weights are fitted to the texts, as for `nearest`. Of more than 1,000 texts, only 1,000 are compared.
     """
     sample = sorted({normalise(text) for text in texts}, key=content_hash)[:_MEASURED]
     if len(sample) < 2:
@@ -80,9 +80,9 @@ def usual_similarity(texts: Iterable[str], percent: float = 99.0) -> float:
 class NearDuplicates:
     """Finds tasks on the same setup whose queries are alike; on other setups the same words may be another task.
 
-    Two queries are alike if their cosine is above `threshold`; 0 compares nothing. They are near duplicates if also
-    their calls are the same, in any order, or if the cosine of their pairs of neighbouring words is above the threshold
-    too and the calls do not merely exchange the same values between arguments.
+    Two queries are alike if their cosine is above `threshold`; 0 compares nothing. They are near duplicates if their
+    calls are the same as well, in any order. They also are if the cosine of their pairs of neighbouring words is above
+    the threshold too, and the calls do not merely exchange the same values between arguments.
     """
 
     def __init__(self, threshold: float, parent: NearDuplicates | None = None):
@@ -107,11 +107,11 @@ class NearDuplicates:
             wordings.add(queries[-1][1])
 
     def fork(self) -> NearDuplicates:
-        """A copy that follows this one, whose own additions this one does not see."""
+        """A copy that sees the additions to this one, which does not see those to the copy."""
         return NearDuplicates(self.threshold, self)
 
     def why(self, task: Task) -> str:
-        """One line that names the near duplicate of a task; empty where there is none."""
+        """One line that names the near duplicate of a task; empty if there is none."""
         indexes = self._known(setup_hash(task)) if self.threshold else []
         if not indexes:
             return ""
@@ -161,7 +161,7 @@ def _query(task: Task) -> _Query:
 
 
 def _order(one: str, other: str) -> float:
-    """The cosine of the pairs of neighbouring words of two queries; 1 where neither has two words."""
+    """The cosine of the pairs of neighbouring words of two queries; 1 if neither has two words."""
     ours, theirs = (Counter(itertools.pairwise(re.findall(r"\w+", query))) for query in (one, other))
     if not ours and not theirs:
         return 1.0
@@ -180,9 +180,9 @@ class Wordings:
     """An index of texts by their character n-grams: finds those whose cosine with a text is above a threshold.
 
     The n-grams of the text are looked up, the rarest in the index first, until the norm of the others is a quarter of
-    the threshold. What those add to a cosine is at most that norm, so only texts whose sum comes near enough to the
-    threshold are compared. Nothing is missed, and what is frequent in all texts is not looked up. (The bound is that of
-    Bayardo et al. 2007, "Scaling up all pairs similarity search".) May be used by several threads at once.
+    the threshold. These others add at most that norm to a cosine, so only texts whose sum comes near enough to the
+    threshold are compared. Nothing is missed, and n-grams that are frequent in all texts are not looked up. (The bound
+    is that of Bayardo et al. 2007, "Scaling up all pairs similarity search".) Several threads may use it at once.
     """
 
     def __init__(self) -> None:
@@ -212,7 +212,7 @@ class Wordings:
         return [(float(cosines[i]), candidates[i]) for i in order if cosines[i] > threshold]
 
     def _examine(self) -> None:
-        """Takes the texts into the index that were added since the last call."""
+        """Indexes the texts that were added since the last call."""
         for place, (numbers, weights) in enumerate(_ngrams(self._texts[len(self._numbers) :]), len(self._numbers)):
             self._numbers.append(numbers)
             self._weights.append(weights)
@@ -236,7 +236,7 @@ class Wordings:
         return np.flatnonzero((sums > 0) & (sums > threshold - most - _ROUNDING)).tolist()
 
     def _cosines(self, numbers: np.ndarray, weights: np.ndarray, candidates: Sequence[int]) -> np.ndarray:
-        """The cosines with these texts, of which each has an n-gram of this one."""
+        """The cosines with these texts, each of which shares an n-gram with this one."""
         theirs = [self._numbers[place] for place in candidates]
         all_numbers = np.concatenate(theirs)
         positions = np.minimum(np.searchsorted(numbers, all_numbers), len(numbers) - 1)

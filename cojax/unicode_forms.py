@@ -1,4 +1,4 @@
-"""Unicode of any text, however hostile, in time linear in its length: normal forms, and text for a terminal."""
+"""Unicode normal forms of any text, however hostile, in time linear in its length, and text for a terminal."""
 
 import itertools
 import re
@@ -8,7 +8,7 @@ from typing import Literal
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 
 # The standard library sorts the marks after a letter by insertion, in quadratic time. Unicode's stream-safe text format
-# allows at most so many in a row.
+# allows at most this many in a row.
 _MARKS = 30
 # Characters of combining class 0 that decompose into marks.
 _HIDDEN = frozenset("\u0f73\u0f75\u0f81\uff9e\uff9f")
@@ -37,7 +37,7 @@ def _marked(text: str) -> bool:
 
 
 def plain(text: str) -> str:
-    """The text with control characters escaped: a model's text may try to move the terminal's cursor, say."""
+    """The text with control characters escaped: a model's text may try to move the terminal's cursor."""
     if text.isprintable():
         return text
     return "".join(

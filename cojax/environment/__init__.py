@@ -28,7 +28,7 @@ class Episode(Protocol):
     """One run of one task. It is used once: after it is done or closed, it is thrown away."""
 
     def reset(self) -> tuple[Message, ...]:
-        """Opens the episode; its first messages."""
+        """Opens the episode and returns its first messages."""
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         """The tools on offer when the episode opens, OpenAI function format with JSON-schema parameters."""
@@ -72,7 +72,7 @@ class Environment(Protocol):
 
 @runtime_checkable
 class Charted(Environment, Protocol):
-    """An environment with what the scripted explorer needs to know about its tools."""
+    """An environment that states what the scripted explorer needs to know about its tools."""
 
     def popularity(self) -> Mapping[str, float]:
         """Tool → its weight for an unguided explorer, in (0, 1]."""
@@ -96,7 +96,7 @@ class Demonstrated(Environment, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Traits:
-    """What a run must know of an environment, where the environment says it.
+    """What a run must know about an environment, as far as the environment states it.
 
     `concurrency` is the most episodes of training and evaluation at a time, and the most expeditions; `deadline` is how
     many seconds one call may take. None leaves both to the run's limits. `worded_alike` says that the queries of
@@ -106,8 +106,8 @@ class Traits:
     `incomparable` says why the states of two episodes cannot be compared, "" where they can. Where they cannot, no
     solution can be proved by execution: a run trains on the environment's own split `train`, and synthesizes nothing.
     `ending` is the tool that ends an episode, "" where an action without calls does; None leaves it to the run's
-    explorer. `reuses` says that what served one episode may serve another, which may read what the first one left. A
-    run then makes another such environment for its evaluations.
+    explorer. `reuses` says that whatever served one episode may serve another, which may read what the first one
+    left. A run then makes another such environment for its evaluations.
     """
 
     concurrency: int | None = None
@@ -121,7 +121,7 @@ class Traits:
 
 @runtime_checkable
 class HasTraits(Protocol):
-    """An environment that says what a run must know of it."""
+    """An environment that states what a run must know about it."""
 
     traits: Traits
 
@@ -135,7 +135,7 @@ def traits_of(environment: Environment) -> Traits:
 class RunsPolicyCode(Protocol):
     """An environment that declares whether it runs code that a policy wrote. An environment without this does not.
 
-    Where it does, the policy may have caused whatever happens to an episode's process after reset: see `PolicyLoss`.
+    If it does, the policy may have caused whatever happens to an episode's process after reset: see `PolicyLoss`.
     """
 
     runs_policy_code: bool
@@ -153,8 +153,8 @@ class EnvironmentFailure(RuntimeError):
 class EpisodeFailure(EnvironmentFailure):
     """The episode's world raised, or its own process had ended before the call. What serves it works.
 
-    In `step` and `evaluate` the actions may have caused it. They are charged where they lead to it again, and the task
-    without them is evaluated.
+    In `step` and `evaluate` the actions may have caused it. The policy is charged only if the same actions fail again
+    while an episode without them can be evaluated.
     """
 
 
@@ -162,8 +162,8 @@ class LimitExceeded(EnvironmentFailure):
     """An episode hit a deadline or a resource limit, or its process died, during a call.
 
     Inside `step` the action may have caused it: the outcome is `timeout`. The episode is then played once more, and
-    the policy is charged only where it happens again. In `evaluate` it is as an EpisodeFailure, and anywhere else a
-    failure like any other.
+    the policy is charged only if it happens again. In `evaluate` it counts as an EpisodeFailure, and anywhere else as
+    any other failure.
     """
 
 
@@ -220,7 +220,7 @@ _EXCUSED: contextvars.ContextVar[float] = contextvars.ContextVar("excused", defa
 
 
 def excuse(seconds: float) -> None:
-    """Takes `seconds` off `counted_seconds`, and off the deadline of the episode that this thread plays.
+    """Leaves `seconds` out of `counted_seconds`, and of the deadline of the episode that this thread plays.
 
     An environment calls it when it knows that its call waited for the host.
     """
@@ -231,7 +231,7 @@ def excuse(seconds: float) -> None:
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """The time in this block is not charged: the deadline of the episode that this thread plays stands still.
+    """Stops the clock of the episode that this thread plays: time in this block does not count towards its deadline.
 
     An engine calls it while a request waits for others to end. It must not span work that may hang.
     """
@@ -314,8 +314,8 @@ def play(
 
 
 def _outcome_of(error: EnvironmentFailure, progress: Progress) -> Outcome:
-    """Whether the policy is to blame for the failure (timeout), or may be; then a step that failed has a failed
-    observation."""
+    """The outcome: timeout if the policy is to blame. If it only may be, `suspect` is set. In both cases a step that
+    failed gets a failed observation."""
     stepping = progress.phase == "step"
     is_policy_fault = isinstance(error, PolicyLoss) or (stepping and isinstance(error, LimitExceeded))
     has_acted = stepping or (progress.phase == "evaluate" and bool(progress.turns))
@@ -336,9 +336,9 @@ def ask(call: Callable[..., _T], *args: Any, failure: type[EnvironmentFailure] =
         return call(*args)
     except (EnvironmentFailure, Abandoned, KeyboardInterrupt):
         raise
-    except BaseException as error:  # a cancelled asyncio task, a panic of Rust and SystemExit are no Exception
+    except BaseException as error:  # a cancelled asyncio task, a Rust panic and SystemExit are no Exception
         message = type(error).__name__
-        with contextlib.suppress(Exception):  # some cannot be written, such as a KeyError of 5,000 digits
+        with contextlib.suppress(Exception):  # some cannot be printed, such as a KeyError of 5,000 digits
             message = f"{message}: {error}"[:500]
         raise failure(message) from error
 
@@ -372,6 +372,6 @@ def _close(episode: Episode) -> None:
 
 def _observation(episode: Episode, action: Action, limit: int) -> Observation:
     with contextlib.suppress(RecursionError):  # nothing that is parsed or validated nests so deep
-        # A world may keep and change arguments, and the action is what a record, a replay and a solution have.
+        # A world may keep and change arguments, but records, replays and solutions hold this action.
         action = copy.deepcopy(action)
     return replies.observation(episode.step(action), limit)

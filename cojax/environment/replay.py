@@ -1,4 +1,4 @@
-"""Replays actions on a fresh episode of a task, and keeps the states that they lead to."""
+"""Replays actions on a fresh episode of a task, and records the states that they lead to."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ def follow(actions: Sequence[Action]) -> Actor:
 
 
 def replay(environment: Environment, task: Task, actions: Sequence[Action], play: Play = play) -> Replay:
-    """Plays the actions on a fresh episode of the task; the trajectory with its states."""
+    """Plays the actions on a fresh episode of the task and returns the trajectory with its states."""
     states: list[Mapping[str, Any]] = []
 
     def start(task: Task) -> Episode:

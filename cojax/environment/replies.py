@@ -55,5 +55,5 @@ def _known(role: object) -> bool:
 
 
 def _text(text: str) -> str:
-    """The text with "?" for half a surrogate pair, which a Python string may hold but no encoding has."""
+    """The text with "?" for half a surrogate pair, which a Python string may hold but no encoding can represent."""
     return text.encode("utf-8", "replace").decode()

@@ -1,5 +1,5 @@
-"""Watches the calls of an environment from another thread: a test's, and those of `play` and `ask` in the caller's
-thread, which explorers and validation make."""
+"""Runs the calls of an environment on a thread of their own, and gives up those that hang: the calls of a test, and
+those of `play` and `ask` that explorers and validation make."""
 
 import functools
 import math
@@ -13,8 +13,8 @@ from cojax.host.background import done_within, on_thread
 from cojax.types import Action, Task, Trajectory
 
 _T = TypeVar("_T")
-# Seconds in which an environment must say what it offers. An actor that asks may be allowed more time for its action
-# than that, so that the watch over its episode would notice a hanging environment too late.
+# Seconds within which an environment must say what it offers. An actor that asks may have more time for its action, so
+# that the watch over its episode would notice a hanging environment too late.
 PATIENCE = 60.0
 ADVICE = "; run this environment isolated in a worker, where it can be killed"
 _CALLS = ("reset", "tools", "step", "state", "affordances", "evaluate", "close")
@@ -28,8 +28,8 @@ def watched_play(deadline: float, thinking: float | None = None) -> Callable[...
     """`play` on a daemon thread, given up when one call of the environment takes longer than `deadline` seconds.
 
     `thinking` is how many seconds an actor may take for one action. None is `deadline`, for an actor that does little
-    but ask the environment what it may do. What hangs becomes the outcome environment_error, wherever it hangs: an
-    explorer's action is no policy's failure. The thread is abandoned, as Python cannot end it, and stops at the next
+    but ask the environment what it may do. A hang gives the outcome environment_error, wherever it happens, because
+    an explorer's action is not the policy's. The thread is abandoned, as Python cannot end it, and stops at the next
     step of the loop.
     """
 
@@ -52,7 +52,7 @@ def watched_play(deadline: float, thinking: float | None = None) -> Callable[...
 
 
 def ask_within(seconds: float, call: Callable[[], _T]) -> _T:
-    """What the environment answers. Raises EnvironmentFailure where it fails, or takes longer than that."""
+    """The environment's answer. Raises EnvironmentFailure if the call fails or takes longer than `seconds`."""
     answer = on_thread("asked", lambda: ask(call))
     until = running() + seconds
     if not done_within(answer, lambda: until - running()):

@@ -1,4 +1,4 @@
-"""Wraps environments and episodes: what is not replaced is passed on to the wrapped one."""
+"""Wraps environments and episodes: calls that are not replaced go to the wrapped object."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ class Wrapped:
 
 
 class WrappedEpisode:
-    """`episode`, but with `reset` and `step` in place of its own, where they are given."""
+    """`episode`, with its `reset` and `step` replaced by those that are passed."""
 
     def __init__(
         self,

@@ -27,26 +27,26 @@ from cojax.storage.files import CheckpointError as CheckpointError
 from cojax.storage.files import StorageError, explain, explain_reading, is_number, open_file, read_json, write_json
 
 LOG = logging.getLogger(__name__)
-# The names of folders on their way to a step, and of steps on their way out.
+# Names of folders that are about to become a step, and of steps that are about to be removed.
 _PASSING = re.compile(r"\.\d+\.\d+(?:\.old)?\.tmp")
 
 
 @functools.cache
 def _orbax() -> ocp.Checkpointer:
-    """Made when it is needed: it starts JAX's backend, before which processes find each other or are forked."""
+    """Made only when needed: it starts JAX's backend, and processes must find each other or fork before that."""
     return ocp.Checkpointer(ocp.StandardCheckpointHandler())
 
 
 def save_arrays(folder: Path, arrays: Any) -> None:
-    """Writes a pytree of arrays as a new folder; all of it is there on return.
+    """Writes a pytree of arrays as a new folder; the write is complete on return.
 
-    Where arrays are spread over several processes, all of them call it, as they do `restore_arrays`.
+    If arrays are spread over several processes, all of them call it, and `restore_arrays` too.
     """
     _orbax().save(folder, args=ocp.args.StandardSave(arrays))
 
 
 def restore_arrays(folder: Path, like: Any) -> Any:
-    """Reads it into the structure, dtypes and shardings of `like`, which are outlines."""
+    """Reads the arrays into the structure, dtypes and shardings of `like`, a pytree of outlines."""
     return _orbax().restore(folder, args=ocp.args.StandardRestore(like))
 
 
@@ -55,7 +55,7 @@ ArrayFiles = tuple[Callable[[Path, Any], None], Callable[[Path, Any], Any]]
 OF_ORBAX: ArrayFiles = (save_arrays, restore_arrays)
 
 
-# A step whose files are all as they were written, its host state, and why later steps are not used.
+# A step whose files are all as written, its host state, and why later steps are not used.
 SoundCheckpoint = tuple[int, dict[str, Any], tuple[str, ...]]
 
 
@@ -70,8 +70,8 @@ class Checkpointer:
     def save(self, step: int, arrays: Any, host: Mapping[str, Any]) -> None:
         """Writes one step, then prunes. All is on disk on return: the arrays may be donated at once.
 
-        arrays: a pytree of jax or NumPy arrays; host: JSON values. A step already there is replaced. Raises
-        StorageError when the disk refuses; older checkpoints are then untouched.
+        arrays: a pytree of jax or NumPy arrays; host: JSON values. An existing step is replaced. Raises
+        StorageError if the disk refuses; older checkpoints are then untouched.
         """
         folder = self.folder.absolute()
         temporary, final = folder / f".{step}.{os.getpid()}.tmp", folder / str(step)
@@ -89,7 +89,7 @@ class Checkpointer:
                 final.rename(folder / f".{step}.{os.getpid()}.old.tmp")
             temporary.rename(final)
             sync_folder(folder)
-            # A later step can only be one that was damaged and skipped: the run is writing it anew.
+            # A later step can only be one that was damaged and skipped: the run is writing it again.
             for old in set(self.steps()) - set(self.kept(step)):
                 shutil.rmtree(folder / str(old))
             self._sweep()
@@ -100,9 +100,9 @@ class Checkpointer:
             raise
 
     def newest(self) -> SoundCheckpoint | None:
-        """The newest sound step, or None where nothing was ever saved. Writes nothing.
+        """The newest sound step, or None if nothing was ever saved. Writes nothing.
 
-        Raises CheckpointError when steps exist but none is sound.
+        Raises CheckpointError if steps exist but none is sound.
         """
         steps = self.steps()
         faults = []
@@ -124,7 +124,7 @@ class Checkpointer:
         return None
 
     def arrays(self, step: int, like: Any) -> Any:
-        """The arrays of a sound step. Raises CheckpointError where they do not fit `like`."""
+        """The arrays of a sound step. Raises CheckpointError if they do not fit `like`."""
         folder = self.folder.absolute() / str(step)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         shapes, target = _shapes(outlines(reader_of_arrays(), folder / "arrays")), _shapes(abstract)
@@ -144,10 +144,10 @@ class Checkpointer:
     ) -> tuple[int, Any, str]:
         """One branch of a checkpoint, such as the parameters without the optimiser's state: (step, arrays, content).
 
-        The arrays are NumPy's; `content` names the content of the whole checkpoint. It is of `step`, or of the newest
-        sound step. Writes nothing, so that it can run while the run itself does.
-        `check` raises for outlines that do not fit, before any array is read. Raises CheckpointError where the step is
-        missing or damaged or has no such branch, and where no step is sound, ValueError for arrays that are damaged.
+        The arrays are NumPy's; `content` identifies the content of the whole checkpoint. It is of `step`, or of the
+        newest sound step. Writes nothing, so that it can be called while the run goes on.
+        `check` raises for outlines that do not fit, before any array is read. Raises CheckpointError if the step is
+        missing or damaged or has no such branch, or if no step is sound, and ValueError for arrays that are damaged.
         """
         steps = self.steps()
         if not steps:
@@ -239,7 +239,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _listing(folder: Path, expected: Mapping[str, Any] | None = None) -> dict[str, list[int]]:
-    """File → [bytes, CRC-32], without the CRC-32 where the size is not the expected one.
+    """File → [bytes, CRC-32], without the CRC-32 if the size is not the expected one.
 
     Raises OSError for a pipe or a device.
     """
@@ -248,7 +248,7 @@ def _listing(folder: Path, expected: Mapping[str, Any] | None = None) -> dict[st
         if not path.is_dir():
             name, size = str(path.relative_to(folder)), path.stat().st_size
             listing[name] = [size]
-            # A file of another size may be one of terabytes.
+            # A file of another size may have terabytes.
             if expected is None or expected.get(name, [])[:1] == [size]:
                 listing[name].append(_crc32(path))
     return listing

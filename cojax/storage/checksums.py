@@ -1,8 +1,8 @@
 """Checksums of a run's files: kept up to date as the files are written, and verified when the run is resumed.
 
 A CheckedLog knows the checksum of all its content, so that a checkpoint stores it in constant time. checksums.jsonl
-holds a checksum of every line of the logs, and of every file that was written whole. Errors name
-the damage by these.
+holds a checksum of every line of the logs, and of every file that was written whole. Errors locate the damage by these
+checksums.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ class CheckedLog:
         return self.log.length
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """As `Log.read`."""
+        """Like `Log.read`."""
         return self.log.read()
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -56,7 +56,7 @@ class CheckedLog:
         return itertools.islice(self.log.read(), self._lines)
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> int:
-        """As `Log.append`. Raises StorageError where another process wrote to the file too."""
+        """Like `Log.append`. Raises StorageError if another process wrote to the file too."""
         text = self.log.encode(records)
         if not self._known:
             self.absorb()
@@ -67,7 +67,7 @@ class CheckedLog:
         return end
 
     def extent(self) -> Extent:
-        """The extent of the whole log. Raises StorageError where another process wrote to a log that is not shared."""
+        """The extent of the whole log. Raises StorageError if another process wrote to a log that is not shared."""
         if self._shared or not self._known:
             self.absorb()
         elif (length := self.log.length) != self._bytes:
@@ -90,7 +90,7 @@ class CheckedLog:
         self.log.truncate(self._bytes)
 
     def verify(self, extent: Extent, sums: Callable[[], Sequence[str]] = tuple) -> None:
-        """Checks that the log begins with the extent that a checkpoint stores; later appends go on from its end.
+        """Checks that the log begins with the extent that a checkpoint stores; later appends continue from its end.
 
         `sums` gives the checksums of the lines. Raises StorageError, which names the first line that differs.
         """
@@ -154,7 +154,7 @@ class Checksums:
         self.log = CheckedLog(folder / "checksums.jsonl")
 
     def add_file(self, path: Path, content: bytes | None = None) -> None:
-        """Stores the fingerprint of a file that was written; `content` spares reading it."""
+        """Stores the fingerprint of a file that was written; with `content`, it is not read."""
         name = str(path.relative_to(self.folder))
         self._add({"file": name, "is": fingerprint(path) if content is None else f"{len(content)}:{checksum(content)}"})
 
@@ -164,17 +164,17 @@ class Checksums:
             self._add({"lines": joined_sums})
 
     def files(self) -> dict[str, str]:
-        """File → its fingerprint, by the part of checksums.jsonl that was verified."""
+        """File → its fingerprint, from the part of checksums.jsonl that was verified."""
         return {record["file"]: record["is"] for record in self.log.records() if "file" in record}
 
     def lines(self, name: str) -> list[str]:
-        """The checksums of a log's lines, by the part of checksums.jsonl that was verified."""
+        """The checksums of a log's lines, from the part of checksums.jsonl that was verified."""
         width = 2 * _LINE_BYTES
         digits = "".join(record["lines"].get(name, "") for record in self.log.records() if "lines" in record)
         return [digits[start : start + width] for start in range(0, len(digits), width)]
 
     def verify(self, extent: Extent) -> None:
-        """As `CheckedLog.verify`; here the checksum that a record carries shows which line was changed."""
+        """Like `CheckedLog.verify`; here the checksum that a record carries shows which line was changed."""
         try:
             self.log.verify(extent)
         except StorageError:
@@ -197,7 +197,7 @@ def checksum(content: bytes) -> str:
 
 
 def fingerprint(path: Path) -> str:
-    """ "SIZE:CHECKSUM" of a file. Raises OSError, which is a StorageError where the path is not a file."""
+    """ "SIZE:CHECKSUM" of a file. Raises OSError, which is a StorageError if the path is not a file."""
     digest, size = hashlib.blake2b(digest_size=16), 0
     with open_file(path) as file:
         for piece in pieces(file):
@@ -212,7 +212,7 @@ def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def has_valid_checksum(record: Mapping[str, Any]) -> bool:
-    """Whether the record carries a checksum. Raises ValueError where its content does not match the checksum."""
+    """Whether the record carries a checksum. Raises ValueError if its content does not match the checksum."""
     if CHECKSUM not in record:
         return False
     if record[CHECKSUM] != checksum(_without_checksum(record)):
@@ -247,7 +247,7 @@ def _describe_damage(path: Path, extent: Extent, sums: Sequence[str]) -> str:
 
 
 def _line_fault(line: bytes, before: bytes, wanted: Sequence[str], later: Sequence[str]) -> str:
-    """What is wrong with a line, empty where nothing is known to be.
+    """What is wrong with a line; empty if nothing is known to be wrong.
 
     `before` is the previous line, `wanted` at most one checksum, that of this line, and `later` those of later lines.
     """

@@ -1,4 +1,4 @@
-"""Configurations as config.json holds them, and differences between two of one run, and between the code they name."""
+"""Configurations as config.json stores them, and how two of one run differ in their settings and their code."""
 
 from collections.abc import Container, Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from cojax.storage.files import read_json
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Container[str] = ()) -> str:
     """The dotted names of the settings that differ, without the `free` ones, and the values of the first.
 
-    Empty where none differs.
+    Empty if none differs.
     """
     different = sorted(_differences(before, now, free))
     if not different:
@@ -29,8 +29,8 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list
 def history(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[str, list[Any]]:
     """The entry `history` of config.json: all changes of a run's settings and code so far.
 
-    The changes from `before` to `now`, both contents of config.json, are added as of this step. Empty where nothing
-    ever changed.
+    The changes from `before` to `now`, both contents of config.json, are added under this step. Empty if nothing ever
+    changed.
     """
     settings = changes(before["config"], now["config"]) if before else {}
     old, new = before.get("code", {}), now.get("code", {})
@@ -42,7 +42,7 @@ def history(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dic
 
 
 def check_facts(record: Mapping[str, Any]) -> None:
-    """Raises ValueError for a content of config.json whose `code` or `history` is not what a run writes."""
+    """Raises ValueError if the `code` or `history` in config.json is not what a run writes."""
     code, past_changes = record.get("code", {}), record.get("history", [])
     if not isinstance(code, Mapping) or not isinstance(past_changes, list):
         raise ValueError("its `code` is no section or its `history` no list")
@@ -54,7 +54,7 @@ def check_facts(record: Mapping[str, Any]) -> None:
 
 
 def changed_code(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The settings that name an entry from outside the package whose source file has changed; empty where none has.
+    """The settings that name an entry from outside the package whose source file has changed; empty if none has.
 
     Entries that `before` does not hold are not compared.
     """
@@ -79,7 +79,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Contai
 
 
 def value_at(config: Mapping[str, Any], name: str, absent: Any = "absent") -> Any:
-    """The setting of a dotted name; `absent` where there is none."""
+    """The setting of a dotted name; `absent` if there is none."""
     value: Any = config
     for part in name.split("."):
         value = value.get(part, absent) if isinstance(value, Mapping) else absent
@@ -87,7 +87,7 @@ def value_at(config: Mapping[str, Any], name: str, absent: Any = "absent") -> An
 
 
 def stored_config(path: Path) -> dict[str, Any]:
-    """The content of a config.json. Raises OSError as `open_file`, ValueError or KeyError for another content."""
+    """The content of a config.json. Raises OSError like `open_file`, ValueError or KeyError for other content."""
     record = read_json(path)
     if not isinstance(record["config"], dict):
         raise ValueError("it holds no settings")

@@ -14,7 +14,7 @@ from cojax.types import Trajectory, from_json, to_json
 
 # Episodes of some evaluation tasks, before training and after it.
 ZERO_SHOT_EPISODES, FINAL_EPISODES = "zero_shot_episodes.jsonl.gz", "final_episodes.jsonl.gz"
-# A file may expand to _LARGEST bytes, and beyond them to _LARGEST_RATIO times its own: episodes come to 35 times.
+# A file may expand to _LARGEST bytes, or to _LARGEST_RATIO times its size if that is more. Episodes expand 35 times.
 _LARGEST, _LARGEST_RATIO = 2**28, 100
 _MOST_LINES = 1_000_000
 _PIECE = 2**20  # bytes
@@ -45,7 +45,7 @@ class Episodes:
         return min(pending, newest[0] if newest else 0)
 
     def drop_before(self, first: int) -> None:
-        """Drops the episodes of every step before `first`. Costs nothing where there can be none."""
+        """Drops the episodes of every step before `first`. Costs nothing if there can be none."""
         if first > 0:
             self.drop(lambda step: step < first)
 
@@ -103,7 +103,7 @@ def expanded(path: Path) -> bytes:
     with files.open_file(path) as raw_file, gzip.open(raw_file, "rb") as file:
         limit = max(_LARGEST, _LARGEST_RATIO * os.fstat(raw_file.fileno()).st_size)
         content = bytearray()
-        # In pieces: a reader that is asked for all at once makes room for all.
+        # In pieces: reading everything at once would allocate memory for everything.
         while len(content) <= limit and (piece := file.read(_PIECE)):
             content += piece
     if len(content) > limit or content.count(b"\n") > _MOST_LINES:
@@ -114,7 +114,7 @@ def expanded(path: Path) -> bytes:
 def record_of(trajectory: Trajectory, *, times: bool = True) -> dict[str, Any]:
     """The trajectory as it is stored: without the routes of experts, which nothing reads after the step's update.
 
-    Without `times` equal episodes give equal records.
+    If `times` is false, equal episodes give equal records.
     """
     record: dict[str, Any] = to_json(trajectory)
     if not times:
@@ -135,7 +135,7 @@ def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
 def policy_episodes(episodes: Episodes, steps: Iterable[int]) -> dict[str, dict[str, Any]]:
     """Id → episode of the policy in these steps, by step, task and sample, without those of a second agent.
 
-    Raises StorageError where the episodes of a step are missing.
+    Raises StorageError if the episodes of a step are missing.
     """
     steps = list(steps)
     for step in steps:

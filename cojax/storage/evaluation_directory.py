@@ -39,8 +39,8 @@ class EvaluationDirectory:
     def claim(self, identity: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         """Writes config.json: `identity`, which decides the result, and `facts` (versions, commit, hardware).
 
-        A folder without an episode has nothing to lose and is taken over. Raises RunDirectoryError, which names what
-        differs, where another evaluation has begun there, and StorageError for a link in it.
+        A folder without an episode has nothing to lose and is reused. Raises RunDirectoryError, which names the
+        difference, if another evaluation has begun there, and StorageError for a link in it.
         """
         expect_no_links(self.folder)
         path = self.folder / "config.json"
@@ -71,7 +71,7 @@ class EvaluationDirectory:
     def known(self) -> dict[str, Trajectory]:
         """Episode id → trajectory. Episodes lost to infrastructure failures are left out, to be played again.
 
-        Raises StorageError, which names the line, for an episode that is not what was written.
+        Raises StorageError, which names the line, for an episode that has changed since it was written.
         """
         episodes: dict[str, Trajectory] = {}
         for line, record in enumerate(self.episodes.read(), 1):

@@ -25,7 +25,7 @@ LARGEST_JSON = 2**28  # bytes of a file that holds one object
 _TAIL = 2**16  # bytes
 # Name of an error of writing a file → what to do.
 _FIXES: Mapping[str, str] = tomllib.loads(Path(__file__).with_name("fixes.toml").read_text("utf-8"))
-# Its package makes links of its own there, and we neither write nor delete in it.
+# The folder of that package, which makes links in it; we neither write nor delete there.
 _FOREIGN = "wandb"
 # Bytes that are never in a log → their name.
 _FOREIGN_BYTES = {
@@ -59,7 +59,7 @@ class Log:
 
     @property
     def length(self) -> int:
-        """Bytes; 0 for a log that was never written. Raises StorageError where the path is not a file."""
+        """Bytes; 0 for a log that was never written. Raises StorageError if the path is not a file."""
         if not self.path.exists():
             return 0
         expect_file(self.path)
@@ -143,9 +143,9 @@ def parse_record(line: bytes) -> dict[str, Any]:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """A file to read, of a folder that may have come from somebody else: every such file is opened here.
+    """Opens a file to read. Every file of a folder that may have come from somebody else is opened here.
 
-    Raises StorageError for a link, a pipe or a folder in its place, and OSError as `open` does.
+    Raises StorageError for a link, a pipe or a folder in its place, and OSError like `open`.
     """
     try:
         return open(path, "rb", opener=own_file)
@@ -156,19 +156,19 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def last_lines(path: Path) -> list[str]:
-    """The last lines of a text, within 64 KiB of its end. Raises OSError as `open_file`."""
+    """The last lines of a text, within 64 KiB of its end. Raises OSError like `open_file`."""
     with open_file(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
         return file.read(_TAIL).decode(errors="replace").strip().splitlines()
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises OSError as `open_file`, and ValueError, which says why, where it holds none."""
+    """The JSON object in a file. Raises OSError like `open_file`, and ValueError, which says why, if it holds none."""
     return _parse_object(read_whole(path), finite=True)
 
 
 def read_whole(path: Path) -> bytes:
-    """The content of a file. Raises OSError as `open_file`, and ValueError for more than LARGEST_JSON bytes."""
+    """The content of a file. Raises OSError like `open_file`, and ValueError for more than LARGEST_JSON bytes."""
     with open_file(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > LARGEST_JSON:
             raise ValueError(f"it has {size:,} bytes; expected at most {LARGEST_JSON:,}")
@@ -176,7 +176,7 @@ def read_whole(path: Path) -> bytes:
 
 
 def _parse_object(content: bytes, *, finite: bool = False) -> dict[str, Any]:
-    # Episodes hold a float for every token: checking each would double the time of reading.
+    # Episodes hold a float for every token: checking each would double the reading time.
     value = parse_json(content.decode(), finite=finite)
     if not isinstance(value, dict):
         raise ValueError(f"it holds {type(value).__name__} instead of an object")
@@ -184,7 +184,7 @@ def _parse_object(content: bytes, *, finite: bool = False) -> dict[str, Any]:
 
 
 def flat(record: Mapping[str, Any], separator: str = ".", prefix: str = "") -> dict[str, Any]:
-    """The values by their names joined over all depths; an empty section is a value."""
+    """Flattens sections of any depth: joined names → values. An empty section is a value."""
     values: dict[str, Any] = {}
     for name, value in record.items():
         is_section = isinstance(value, Mapping) and value
@@ -193,13 +193,13 @@ def flat(record: Mapping[str, Any], separator: str = ".", prefix: str = "") -> d
 
 
 def expect_file(path: Path) -> None:
-    """Raises StorageError where the path is a folder, or anything else but a file. It may be missing."""
+    """Raises StorageError if the path is a folder, or anything else but a file. It may be missing."""
     if path.exists() and not path.is_file():
         raise StorageError(f"{path} is no file; expected one. Move it away and restore the file from a copy.")
 
 
 def expect_no_link(path: Path) -> None:
-    """Raises StorageError where the path is a link: what is written or deleted behind it would be somebody else's."""
+    """Raises StorageError if the path is a link: writing or deleting through it would hit somebody else's files."""
     if path.is_symlink():
         raise StorageError(
             f"{path} is a link to {os.readlink(path)!r}; expected a file or folder of the directory itself. "
@@ -208,7 +208,7 @@ def expect_no_link(path: Path) -> None:
 
 
 def expect_no_links(folder: Path) -> None:
-    """Raises StorageError for a link within a folder, at any depth. The folder may be one, as its user named it."""
+    """Raises StorageError for a link within a folder, at any depth. The folder itself may be one: its user named it."""
     for root, folders, files in os.walk(folder):
         for name in (*folders, *files):
             expect_no_link(Path(root, name))
@@ -311,7 +311,7 @@ def missing_folders(folder: Path) -> list[Path]:
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Removes the folders in which nothing is. Never raises."""
+    """Removes those of the folders that are empty. Never raises."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()

@@ -62,7 +62,7 @@ class RunDirectory:
     def claim(
         self, config: Mapping[str, Any], facts: Mapping[str, Any], *, accept_changed_code: bool = False
     ) -> Verified | None:
-        """Verifies all files of the run, then writes config.json; returns the checkpoint to resume from, None for none.
+        """Verifies all files of the run, then writes config.json; returns the checkpoint to resume from, or None.
 
         `facts` are stored with the configuration: versions, commit, hardware, and the source files of user code under
         `code`. The entry `history` holds every change of settings between two starts, with its step. The folder of a
@@ -166,7 +166,7 @@ class RunDirectory:
         arrays = self.checkpointer.arrays(checkpoint.step, like)
         self.cut(checkpoint)
         self._first_episodes = checkpoint.host.get("first_episodes", 0)
-        # They may have been made again by an engine with other bits.
+        # They may have been made again by an engine that gives other bits.
         self.files.note(["zero_shot.json", ZERO_SHOT_EPISODES])
         for changes in checkpoint.changes:
             apply(memory, changes)

@@ -18,7 +18,7 @@ from cojax.types import Group, Signal, Task, Trajectory, from_json
 LOGS = ("metrics", "tasks", "signals", "drafts", "expeditions", "quarantine", "memory")
 # The logs that are never cut: their records were paid for.
 PAID = ("journal", "embeddings")
-# Files and folders that every start makes again, equal to the bit, where they are missing.
+# Files and folders that every start makes again, equal to the bit, if they are missing.
 REMADE = ("tokenizer", "model.json", "base", "zero_shot.json", ZERO_SHOT_EPISODES)
 # Files, and all outputs, that are derived from the rest and made again without a warning.
 DERIVED_FILES = ("summary.json", "final.json", FINAL_EPISODES, "report.html", "run.log")
@@ -53,7 +53,7 @@ class RunFiles:
         return {**self.logs, **self.paid, "checksums": self.checksums.log}
 
     def note(self, names: Iterable[str]) -> None:
-        """Stores the checksums of these files, and of all files in these folders, where they are new or changed."""
+        """Stores the checksums of these files, and of all files in these folders, if they are new or changed."""
         fingerprints = self.checksums.files()
         for root in (self.folder / name for name in names):
             for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
@@ -61,22 +61,22 @@ class RunFiles:
                     self.checksums.add_file(path)
 
     def lacks(self, name: str) -> bool:
-        """Whether the file, or any file of the folder, of that name is gone, of those whose checksum is stored."""
+        """Whether a file whose checksum is stored is gone: that of this name, or one in the folder of this name."""
         return not all((self.folder / file).exists() for file in self._fingerprints(name))
 
     def prove(self, name: str) -> None:
-        """Raises StorageError where the file, or a file of the folder, of that name was made again and differs."""
+        """Raises StorageError if the file of this name, or one in the folder of this name, differs after a remake."""
         for file, original in self._fingerprints(name).items():
             if not (path := self.folder / file).is_file() or fingerprint(path) != original:
                 raise StorageError(f"{path} was made again, and is not what this run began with. {RESTORE}")
 
     def _fingerprints(self, name: str) -> dict[str, str]:
-        """File → fingerprint of the file, or the files of the folder, of that name."""
+        """File → fingerprint, for the file of this name or for all files in the folder of this name."""
         return {file: value for file, value in self.checksums.files().items() if file.partition("/")[0] == name}
 
     @property
     def has_zero_shot(self) -> bool:
-        """Whether the evaluation before training is stored, with the episodes that this run stored of it."""
+        """Whether the evaluation before training is stored, with all its episodes that this run stored."""
         return (self.folder / "zero_shot.json").exists() and not self.lacks(ZERO_SHOT_EPISODES)
 
     def add_evaluation(
@@ -150,7 +150,7 @@ def _verified(files: RunFiles, found: SoundCheckpoint) -> Verified:
 
 
 def _check_kinds(folder: Path) -> None:
-    """Raises StorageError if a folder is in the place of a file, or a file in that of a folder, or a link in any."""
+    """Raises StorageError if a folder is in place of a file, or a file in place of a folder, or if there is a link."""
     expect_no_links(folder)
     for name in (*_FILES, *FOLDERS):
         path, kind = folder / name, "folder" if name in FOLDERS else "file"
@@ -164,7 +164,7 @@ def _check_kinds(folder: Path) -> None:
 
 
 def _check_host(host: Mapping[str, Any], path: Path) -> None:
-    """Raises CheckpointError where the host state, read from `path`, has not the form that a run writes."""
+    """Raises CheckpointError if the host state, read from `path`, does not have the form that a run writes."""
     counts = [host.get("evolved"), host.get("fresh"), host.get("waiting", 0)]
     clock = host.get("clock", {"parts": {}, "total": 0.0})
     try:
@@ -197,7 +197,7 @@ def _check_files(files: RunFiles, found: SoundCheckpoint) -> None:
     """Raises StorageError for a file that is missing, or differs from the fingerprint taken when it was written."""
     checkpoint_step, state, faults = found
     hosts = [state] if faults else files.checkpointer.hosts(files.checkpointer.steps())
-    # Where a later checkpoint cannot be read, it is not known which episodes it had dropped.
+    # If a later checkpoint cannot be read, it is not known which episodes it had dropped.
     first_step = state["evolved"] + 1 if faults else max(host.get("first_episodes", 0) for host in hosts)
     for name, original in files.checksums.files().items():
         path, (top, _, rest) = files.folder / name, name.partition("/")
@@ -221,7 +221,7 @@ def _need(folder: str, step: int | None, evolved: int) -> str:
 
 
 def _tasks(log: CheckedLog) -> list[Task]:
-    """The tasks of the pool in order. Raises StorageError for a line that is no task, or a task that is there twice."""
+    """The tasks of the pool in order. Raises StorageError for a line that is no task, or for a repeated task."""
     tasks: dict[str, Task] = {}
     for line, record in enumerate(log.records(), 1):
         try:
@@ -257,7 +257,7 @@ def _pending(log: CheckedLog, evolved: int) -> Iterator[Signal]:
 def _waiting(episodes: Episodes, step: int, count: int) -> tuple[Group, ...]:
     """The groups that were sampled ahead when `step` was checkpointed: `count` episodes in all.
 
-    Raises StorageError where they are not all there, or cannot be read.
+    Raises StorageError if they are not all there, or cannot be read.
     """
     if not count:
         return ()

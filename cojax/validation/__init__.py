@@ -1,8 +1,8 @@
-"""Validation: decides by running a draft whether it becomes a task (CoEvolve §3.3).
+"""Validation: runs a draft to decide whether it becomes a task (CoEvolve §3.3).
 
 A task's reward is the environment's own comparison with the replayed solution. So validation proves that the solution
 runs and always ends in the same state, that doing nothing does not end there, and that no shorter version of the
-solution earns full reward. It also checks, as far as environment and wording show it, that the query asks for this end.
+solution earns full reward. It also checks that the query asks for this result, as far as environment and wording show.
 """
 
 import dataclasses
@@ -28,11 +28,11 @@ from cojax.validation.safety import violated_rule
 
 __all__ = ["Attempts", "Exclusions", "Opinion", "Validation"]
 
-# Makes actors, on behalf of an explorer, for a number of attempts at a task at the same time. Leaving the context frees
-# what they hold. An actor with a method `close` is closed as soon as its own attempt is over.
+# (explorer that pays, task, count) → a context with `count` actors, which attempt the task at the same time. Leaving it
+# frees their resources. An actor with a method `close` is closed as soon as its own attempt is over.
 Attempters = Callable[[Any, Task, int], AbstractContextManager[Sequence[Actor]]]
 # (task, draft, the budget that pays, whether an unsafe draft is set aside for review by a person) → a line of evidence.
-# Raises DraftRefused for an opinion that refuses the draft.
+# Raises DraftRefused if the opinion is against the draft.
 Opinion = Callable[[Task, TaskDraft, Any, bool], str]
 
 
@@ -48,8 +48,8 @@ class Attempts:
     max_turns: int = 30
 
     def __call__(self, environment: Environment, task: Task, explorer: Metered, play: Play) -> Verdict:
-        """Accepted where an attempt earns full reward, retained where one earns some. The difficulty is the share of
-        valid attempts that failed, None where none was valid."""
+        """The verdict: accepted if an attempt earns full reward, retained if one earns part of it, else discarded. Its
+        difficulty is the share of valid attempts that failed, or None if none was valid."""
         with self.attempters(explorer, task, self.count) as actors, ThreadPoolExecutor(self.count) as pool:
             trajectories = list(pool.map(functools.partial(self._attempt, environment, task, play), actors))
         valid = [trajectory for trajectory in trajectories if trajectory.valid]
@@ -81,26 +81,26 @@ class Validation:
 
     accepted   All checks hold:
                - the query is text of at most `longest_query` characters without `control_tokens`;
-               - neither the pool nor the evaluation has the task, by its query, solution or effect (exclusions.py);
+               - neither the pool nor the evaluation has a task with its query, solution or effect (exclusions.py);
                - the solution earns full reward, and runs twice through the same states;
-               - its end differs from that of doing nothing, which does not earn full reward;
-               - an answer was shown by an action and does not stand in the query (answers.py);
+               - doing nothing ends in another state, and does not earn full reward;
+               - an action showed its answer, if it gives one, and the query does not contain it (answers.py);
                - the query agrees with the solution (consistency.py);
-               - the solution without any one of its effective actions does not earn full reward (controls.py);
+               - without any one of its effective actions, the solution does not earn full reward (controls.py);
                - no look-up is superfluous (controls.py);
-               - a judge does not refuse it;
+               - the judge, if there is one, does not refuse it;
                - if attempts are made that see only the query, at least one earns full reward.
     retained   The run or every attempt fails, but the environment returns a positive reward (the paper's rule). The
                draft does not become a task.
     discarded  Everything else.
 
-    Doing nothing means to end the episode immediately, without an answer. If the last action does more than end the
-    episode, it is an action like any other; its control ends the episode without an answer instead.
+    Doing nothing means ending the episode immediately, without an answer. If the last action does more than end the
+    episode, it has a control like any other action. That control ends the episode without an answer instead.
 
     The explorer that wrote the draft names the tool that ends an episode, `ending`, and its budget pays for calls to
-    models. `judge` and `attempts` run last, as they cost most; a judge can refuse a draft but never accept it. With
-    `safe`, drafts that match a safety rule are discarded and marked for quarantine. With `enabled` false nothing is run
-    (the ablation): only malformed queries, duplicates, evaluation tasks and unsafe drafts are refused.
+    models. `judge` and `attempts` run last, as they cost most; a judge can refuse a draft but never accept it. If
+    `safe` is true, drafts that match a safety rule are discarded and marked for quarantine. If `enabled` is false (the
+    ablation), nothing is run, and only malformed queries, duplicates, evaluation tasks and unsafe drafts are refused.
     """
 
     environment: Environment
@@ -161,7 +161,7 @@ class Validation:
         return ask(tool_documentation, self.environment)
 
     def _admissible(self, task: Task, draft: TaskDraft, known: Callable[[str], bool], evidence: list[str]) -> None:
-        """Raises DraftRefused for a draft that is objected to, known, an evaluation task or unsafe."""
+        """Raises DraftRefused if the draft has objections, is in the pool, is an evaluation task or is unsafe."""
         if draft.objections:
             evidence += draft.objections[:-1]
             raise DraftRefused(draft.objections[-1])
@@ -186,7 +186,7 @@ class Validation:
     def _bare_ending(self, task: Task, ending: str) -> Action:
         """The action that ends the episode and does nothing else.
 
-        It is a call of `ending` without arguments; an environment whose actions are code turns it into code. Without
+        It calls `ending` without arguments; an environment whose actions are code turns the call into code. Without
         such a tool it is an action without calls. Its text is that of the last action that the environment offers, if
         that has no calls either.
         """
@@ -206,7 +206,7 @@ class Validation:
         return next((action for action in last_actions if not action.calls), Action())
 
     def _worth_doing(self, task: Task, run: Replay, bare: Action, evidence: list[str]) -> Replay:
-        """Doing nothing. Raises DraftRefused if that ends in the same state, or earns full reward."""
+        """Replays doing nothing. Raises DraftRefused if that ends in the same state, or earns full reward."""
         # In a dialogue, doing nothing ends each of the user's turns immediately.
         turns = 1 if bare.calls else sum(not action.calls for action in task.solution[:-1]) + 1
         nothing = self._run(task, (bare,) * turns)
@@ -220,8 +220,8 @@ class Validation:
     def _agrees(
         self, task: Task, run: Replay, bare: Action, nothing: Replay, ending: str, evidence: list[str]
     ) -> QueryMatch:
-        """Compares the query with the solution. Raises DraftRefused for an answer that no action showed, that the query
-        gives away or does not ask for, or that it asks for and does not get."""
+        """Compares the query with the solution. Raises DraftRefused if no action showed the answer, the query gives it
+        away or does not ask for it, the query asks for one that is missing, or its condition does not hold."""
         steps, document = triplets(run), self._documents.get(ending, {})
         if answer := check_answer(task.query, steps, run.states[-1], ending, document):
             evidence.append(answer)
@@ -230,12 +230,12 @@ class Validation:
         if answer:
             bare_run = self._run(task, (*task.solution[:-1], bare))
             bare_wording = ask(self.environment.phrase, triplets(bare_run))
-            # Where nothing else is done, the query can only ask for the answer.
+            # If the solution does nothing else, the query can only ask for the answer.
             checks_asking = bare_run.complete and bare_run.states[-1] != nothing.states[-1]
         else:
             bare_wording, checks_asking = wording, not match.worded and takes_answer(run.states[-1], ending, document)
         if match.against:
-            return match  # raised when the look-ups have been examined
+            return match  # raised once the look-ups have been examined
         if checks_asking:
             _refuse(asking_flaw(task.query, steps, run.effective, bare_wording, bool(answer), self._documents))
         if not match.worded and (false := false_condition(task.query, steps, run.effective, run.states)):
@@ -244,7 +244,7 @@ class Validation:
         return match
 
     def _run(self, task: Task, actions: tuple[Action, ...]) -> Replay:
-        """One replay. Raises EnvironmentFailure if the environment failed or timed out: that proves nothing."""
+        """Replays actions once. Raises EnvironmentFailure if the environment failed or timed out: it proves nothing."""
         run = replay(self.environment, task, actions, self.play)
         if not run.trajectory.valid or run.trajectory.outcome == "timeout":
             raise EnvironmentFailure(run.trajectory.error)
@@ -252,7 +252,7 @@ class Validation:
 
 
 def _refuse(reason: str) -> None:
-    """Raises DraftRefused where there is a reason."""
+    """Raises DraftRefused if there is a reason."""
     if reason:
         raise DraftRefused(reason)
 

@@ -1,7 +1,7 @@
 """Checks the answer of a solution: an action must have shown it, the query must ask for it and not give it away.
 
-Whether a query asks is read by English words: plainly, perhaps, or not at all. What the solution does besides accounts
-for some words: a file may be called report, and a tool may say, show or list.
+English words tell whether a query asks for an answer: plainly, perhaps, or not at all. What else the solution does
+explains some of these words: a file may be called report, and a tool may say, show or list.
 """
 
 import base64
@@ -17,7 +17,7 @@ from cojax.validation.decodings import ALPHABET, CIPHERS, MORSE, MORSE_MARKS, WO
 from cojax.validation.decodings import words as words_alike
 from cojax.validation.mention import ENGLISH, NUMBERS_IN_WORDS, Mentions, fold, patterns, sentences, stem, words
 
-# Answers to a question of yes or no: the query may contain them.
+# Answers to a yes-or-no question: the query may contain them.
 _TRUTHS = frozenset({"true", "false", "yes", "no"})
 _SHORT = 60  # characters of an answer in a line of evidence
 
@@ -26,9 +26,9 @@ _SENDING = frozenset(map(stem, ENGLISH["sending"].split()))
 _LETTING = re.compile(r"\b(?:let|have|make)\b")
 _SENTENCE_ENDS = ".!?;"
 
-# Fewest letters of an answer that is looked for: taken apart or encoded, and backwards or in a cipher.
+# Fewest letters of an answer that is searched for taken apart or encoded, and backwards or in a cipher.
 _SPELLED, _TURNED = 3, 4
-# Most letters of an answer that are looked for, and most places where they are compared with the edges of words.
+# Most letters of an answer that are searched for, and most places where they are compared with the edges of words.
 _MOST, _PLACES = 200, 100
 _SPELLING, _OTHERWISE = ENGLISH["spelling"]["letters"].split(), ENGLISH["spelling"]["otherwise"]
 # Words between letters that are spelled one by one.
@@ -40,11 +40,11 @@ _NUMBER = re.compile(r"[\d\W_]+")
 def check_answer(
     query: str, steps: Sequence[Triplet], end: Mapping[str, Any], ending: str, document: Mapping[str, Any]
 ) -> str:
-    """The evidence for the answer that these steps give; "" if they give none. Raises DraftRefused.
+    """The evidence for the answer that these steps give; "" if they give none. Raises DraftRefused for a faulty one.
 
     `end` is the last state, which holds the answer under "answer" if the environment keeps one. `ending` is the tool
-    that ends an episode; the first parameter of its `document` carries the answer. An answer in code that is no literal
-    counts as worked out. It must not stand in the query either, except for a number, which may agree by chance.
+    that ends an episode; the first parameter of its `document` carries the answer. An answer that is not a literal in
+    the code counts as worked out. The query must not contain it either, but may contain a number, perhaps by chance.
     """
     parameter = next(iter(document.get("parameters", {}).get("properties", {})), None)
     if against := answer_objections(steps, ending, parameter):
@@ -74,7 +74,7 @@ def takes_answer(end: Mapping[str, Any], ending: str, document: Mapping[str, Any
 def asking_flaw(
     query: str, steps: Sequence[Triplet], changing: Collection[int], bare: str | None, given: bool, documents: Documents
 ) -> str:
-    """Why the query asks for no answer where one is given, or for one where none is given; "" if it does neither.
+    """Why query and answer do not fit: one is given that was not asked for, or the reverse; "" if they fit.
 
     `changing` are the positions of the steps that change the world, and `bare` the environment's wording of the steps
     with a bare ending, None if it has none.
@@ -103,13 +103,13 @@ def _is_number(text: str) -> bool:
 def asks(query: str, done: Collection[str], looks: bool = False) -> str:
     """The words by which the query plainly asks for an answer; "" if it does not.
 
-    `done` are the stems of the words that what the solution does accounts for. If it also `looks` something up, a
-    question that the next sentence refers to is no request for an answer.
+    `done` are the stems of the words that the solution's actions explain. If the solution also `looks` something up, a
+    question that the next sentence refers to does not ask for an answer.
     """
     texts = sentences(_ASKING["quoted"].sub(" ", query), _SENTENCE_ENDS)
     clauses = [[*_clauses(sentence)] for sentence in texts]
     other_text = " ".join(clause for own in clauses for clause in own if not _ASKING["order"].match(clause))
-    # To tell may be to send, where no other words of the query ask to send; and something may be let say something.
+    # "Tell" may mean "send" if no other word of the query asks to send, and "let it say" may set a text.
     sends = not _SENDING.isdisjoint(done) and _SENDING.isdisjoint(words(other_text))
     does = {"tell": sends, "say": bool(_LETTING.search(other_text))}
     for sentence, next_sentence, sentence_clauses in zip(texts, (*texts[1:], ""), clauses, strict=True):
@@ -134,7 +134,7 @@ def asks(query: str, done: Collection[str], looks: bool = False) -> str:
 
 
 def may_ask(query: str, done: Collection[str], about: Collection[str]) -> bool:
-    """Whether the query may ask for an answer: plainly, by a question, a word that perhaps asks, or one of `about`."""
+    """Whether the query may ask for an answer: plainly, by a question, by a word that may ask, or by one of `about`."""
     if asks(query, done) or not Mentions(query).words.isdisjoint(about):
         return True
     questions = ([*_clauses(sentence)] for sentence in sentences(query, _SENTENCE_ENDS) if sentence.endswith("?"))
@@ -150,11 +150,11 @@ def _clauses(sentence: str) -> Iterator[str]:
 
 
 def hint(query: str, answer: str) -> str:
-    """How the query gives the answer away, in words; "" if no reading of it does. A number is looked for in words.
+    """How the query gives the answer away, in words; "" if no reading of it does. A number is searched for in words.
 
-    The query is read as it stands and in the readings of decodings.py. In each the forms of the answer are looked for
-    as whole words, which may be taken apart. Encodings of the answer are looked for too, as those of a single word are
-    too short to be decoded.
+    The query is read as it stands and in the readings of decodings.py. Each reading is searched for the forms of the
+    answer as whole words, which may be taken apart. It is also searched for encodings of the answer, since those of a
+    single word are too short to be decoded.
     """
     if _NUMBER.fullmatch(answer):
         word = NUMBERS_IN_WORDS.get(int(answer) if len(answer) < 3 and answer.isdecimal() else 0)
@@ -167,7 +167,7 @@ def hint(query: str, answer: str) -> str:
 
 
 def _forms(answer: str) -> Callable[[str], str]:
-    """Tells in words in which form a text holds the answer; "" if in none.
+    """A function that names the form in which a text contains the answer; "" for none.
 
     The forms are in plain letters, with one letter for all that look alike.
     """
@@ -203,13 +203,13 @@ def _forms(answer: str) -> Callable[[str], str]:
 
 
 def _held(text: Sequence[str], forms: Iterable[str]) -> str:
-    """The first of the forms that these words hold; "" if they hold none."""
+    """The first of the forms that these words contain; "" if they contain none."""
     holds = finder(text, _PLACES)
     return next((form for form in forms if len(form) >= _SPELLED and holds(form)), "")
 
 
 def _turned(plain: str) -> Iterator[tuple[str, str]]:
-    """(form, how) of letters moved on in the alphabet, and of the alphabet backwards, each also read backwards."""
+    """(form, how) for every shift of the alphabet, and for the alphabet backwards, each also read backwards."""
     for how, alphabet in CIPHERS.items():
         form = plain.translate(str.maketrans(ALPHABET, alphabet))
         if form != plain:
@@ -218,7 +218,7 @@ def _turned(plain: str) -> Iterator[tuple[str, str]]:
 
 
 def _encoded(answer: str) -> Iterator[tuple[str, str]]:
-    """(form, how) of usual encodings of the answer, in small letters and digits alone."""
+    """(form, how) for usual encodings of the answer, reduced to lower-case letters and digits."""
     small = fold(answer)
     for text in dict.fromkeys((answer, small, answer.upper(), answer.title(), small[::-1])):
         data = text.encode("utf-8", "replace")

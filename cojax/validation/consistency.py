@@ -2,13 +2,13 @@
 
 A query that equals the environment's own wording of the steps agrees. In any other query, every argument of a call must
 be named in the query, shown by an earlier action, documented with the tool, or computed from such values. Arguments
-that people may call by another name, such as codes, are not checked, and the evidence says so. A query asks for
-something in words, and leaves the calls to whoever acts.
+that people may call by another name, such as codes, are not checked, and the evidence says so. A query must ask in
+words, and leave the calls to whoever acts.
 
 `false_condition` finds a condition of the query, in English words, that does not hold in the world although the
-solution acts on it. Decided are conditions on how many entries a collection of the state has ("there are more than five
-mails"), on what there is ("there is a file called plum"), and on the value of an entry ("lunch is on monday", "the
-report says plum", "tea is done"). Whatever else a condition says is left open.
+solution acts on it. It decides conditions on how many entries a collection of the state has ("there are more than five
+mails"), on what exists ("there is a file called plum"), and on the value of an entry ("lunch is on monday", "the report
+says plum", "tea is done"). It leaves any other condition open.
 """
 
 import ast
@@ -30,9 +30,9 @@ from cojax.validation.mention import Mentions, fold, near, number_of, sentences,
 # Most values in a line of evidence, and characters of each.
 _LISTED, _SHORT = 4, 60
 
-# Verb → the first of those that people use for one another.
+# Verb → the first of the verbs that people use for the same thing.
 _FIRST_SYNONYM = {verb: group.split()[0] for group in mention.ENGLISH["synonyms"] for verb in group.split()}
-# Fewest characters of a value within which nothing counts as a call: a query may ask to write some code to a file.
+# A value of this many characters may contain a call: a query may ask to write some code to a file.
 _LONG = 12
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _JOINTS = re.compile(r"[\W_]+")
@@ -47,7 +47,7 @@ _CODE = re.compile(r"[A-Z]{1,6}")
 _FACTORS = (2, 7, 10, 12, 24, 30, 52, 60, 100, 365, 1_000, 3_600)
 # Most numbers of a text that are tried in a computation.
 _FEW = 60
-# What may stand in brackets after a word as its ending.
+# What may follow a word in brackets as its ending.
 _SUFFIXES = ({"s"}, {"es"}, {"d"}, {"ed"}, {"ing"})
 
 Documents = Mapping[str, Mapping[str, Any]]  # tool → its documentation
@@ -128,7 +128,7 @@ def shown_text(step: Triplet, query: str) -> str:
 
 
 def _is_shown(value: Any, asked: Mentions, shown: Mentions, documented: str) -> bool:
-    """Whether the value stands in what was shown or documented, or is made of words or numbers of the query and it."""
+    """Whether the value was shown or documented, or consists of words or numbers that were shown or queried."""
     text = value if isinstance(value, str) else json.dumps(value)
     if text and re.search(rf"(?<![\w.]){re.escape(text)}(?![\w.]*\w)", documented, re.IGNORECASE):
         return True
@@ -154,7 +154,7 @@ def codified(value: Any) -> bool:
 
 
 def computed(value: Any, known: frozenset[float]) -> bool:
-    """Whether one operation on two of these numbers, or one of them and a usual factor, gives the value."""
+    """Whether one operation on two of these numbers, or on one of them and a usual factor, gives the value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     terms = sorted(known, key=abs)[:_FEW]
@@ -189,13 +189,13 @@ def synonym(word: str) -> str:
 
 
 def _contradiction(asked: set[str], called: set[str], done: set[str], documents: Documents) -> str:
-    """Why the query asks for another tool of an application than those called; "" if it does not."""
+    """Why the query asks for a tool of these applications that was not called; "" if it does not."""
     names = {tool: name for tool in documents if (name := [*words(tool)])}
-    # The first word of a name is an application where several tools share it, and it is no verb.
+    # The first word of a name is an application if several tools share it and it is no verb.
     prefixes = Counter(name[0] for name in names.values() if len(name) > 1)
     app_words = {word for word, count in prefixes.items() if count > 1}
     if app_words <= _FIRST_SYNONYM.keys():
-        # A world without prefixes is one application, and the first word of a name says what a tool does.
+        # A world without prefixes is one application. The first word of a name then says what the tool does.
         words_by_tool, applications = {tool: {name[0]} for tool, name in names.items()}, dict.fromkeys(names, "")
     else:
         words_by_tool = {tool: set(name[1:] if name[0] in app_words else name) for tool, name in names.items()}
@@ -231,7 +231,7 @@ def _arguments(call: Call) -> Iterator[tuple[str, Any]]:
 
 
 def _code_words(action: Action) -> Iterator[str]:
-    """The words of an action that is text; of code, its names and literals."""
+    """The words of an action that is text; those of its names and literals if it is code."""
     for text in () if action.calls else names_and_literals(action):
         yield from words(text)
 
@@ -241,7 +241,7 @@ def _word_counts(text: str) -> Counter[str]:
 
 
 def syntax_tree(action: Action) -> ast.Module:
-    """The syntax tree of an action's code; empty where its text is no code."""
+    """The syntax tree of an action's code; empty if its text is not code."""
     try:
         return parse_code(Triplet(action, Observation(), 0))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -249,7 +249,7 @@ def syntax_tree(action: Action) -> ast.Module:
 
 
 def names_and_literals(action: Action) -> Iterator[str]:
-    """The names and literals of an action's code; its whole text where that is no code."""
+    """The names and literals of an action's code; its whole text if that is not code."""
     tree = syntax_tree(action)
     if not tree.body:
         yield action.text
@@ -262,9 +262,9 @@ def names_and_literals(action: Action) -> Iterator[str]:
 
 
 def raw_call(query: str, actions: Sequence[Action], tools: Collection[str]) -> str:
-    """What in the query is a call and no words: a fence, a tool's name as code has it, a call, or an argument set.
+    """The part of the query that is a call: a code fence, a tool's name as in code, a call, or a set argument.
 
-    "" if nothing is. What stands in a long argument of the solution does not count.
+    "" if there is none. A text that is a long argument of the solution does not count.
     """
     calls = [call for action in actions for call in action.calls]
     nodes = (node for action in actions if not action.calls for node in ast.walk(syntax_tree(action)))
@@ -280,7 +280,7 @@ def raw_call(query: str, actions: Sequence[Action], tools: Collection[str]) -> s
     names |= {name.rpartition(".")[2] for name in names}
     compact_names = {_JOINTS.sub("", name).casefold() for name in names if len(_split(name)) > 1}
     for match in _NAME.finditer(text):
-        # "Check-in" is a word, also where there is a tool check_in.
+        # "Check-in" is a word, even if there is a tool check_in.
         is_code = len(_split(match[0])) > 1 and ("-" not in match[0].replace("->", "") or match[0] in names)
         if is_code and _JOINTS.sub("", match[0]).casefold() in compact_names:
             return match[0]
@@ -305,10 +305,10 @@ def _split(name: str) -> list[str]:
     return [word for word in _JOINTS.split(_CAMEL.sub(" ", name)) if word]
 
 
-# Most values of a state that are looked at, and their depth; most conditions of a query.
+# Most values of a state that are read, their greatest depth, and most conditions of a query.
 _VALUES, _DEEPEST, _CONDITIONS = 20_000, 8, 8
 _NUMBERS = {"no": 0, **mention.NUMBERS}
-# How a count is bounded → the comparison with the number.
+# Words that bound a count → the comparison with the number.
 _BOUNDS = {words: getattr(operator, name) for name, some in mention.ENGLISH["bounds"].items() for words in some}
 _SAID = mention.patterns("conditions", BOUND="|".join(_BOUNDS), NUMBER="|".join(_NUMBERS))
 # What may be said of any value.
@@ -321,10 +321,10 @@ def false_condition(
     """The first condition that holds in no state up to the last change, although the solution acts on it; "" if none.
 
     `changing` are the positions of the steps that change the world, and `states` those before and after every step.
-    Where the query says what is to be done otherwise, the solution must take the right one of the two branches.
+    If the query also says what to do otherwise, the solution must take the right one of the two branches.
     """
     texts = sentences(query)
-    # A query of a person has one or two.
+    # A person's query has one or two.
     conditions = [(i, match) for i, text in enumerate(texts) if (match := _SAID["if"].search(text))][:_CONDITIONS]
     if not changing or not conditions:
         return ""
@@ -348,8 +348,8 @@ def false_condition(
 
 
 def _acts_wrongly(then: str, other: str, elsewhere: str, actions: Sequence[Action], holds: bool) -> bool:
-    """Whether the actions do what the query asks for in the other case: by verbs and values that one branch alone has,
-    or, where the query has one branch, by those that it has and does not have elsewhere."""
+    """Whether the actions do what the query asks for in the other case: by verbs and values that only one branch has
+    or, if the query has one branch, by those that appear nowhere else in it."""
     calls = [call for action in actions for call in _said(action)]
     if not other:
         then_words = {*map(synonym, words(then))}
@@ -360,7 +360,7 @@ def _acts_wrongly(then: str, other: str, elsewhere: str, actions: Sequence[Actio
 
 
 def _said(action: Action) -> Iterator[set[str]]:
-    """The words of each call of an action, or of its code, with one for all synonyms."""
+    """The words of each call of an action, or of its code, with one word for all synonyms."""
     for call in action.calls:
         yield {*map(synonym, words(f"{call.name} {[*call.arguments.values()]}"))}
     if not action.calls:
@@ -368,7 +368,7 @@ def _said(action: Action) -> Iterator[set[str]]:
 
 
 def _truth(said: str, before: str, world: "_World") -> bool | None:
-    """Whether the condition holds in the world; None where it cannot be told."""
+    """Whether the condition holds in the world; None if that cannot be decided."""
     parts = _SAID["number_of"].sub(r"there are \2 \1", said.replace("exceeds", "is more than")).split(" and ")
     truths = [_truth_of_one(part, before, world) for part in parts]
     return None if _SAID["or"].search(said) else False if False in truths else None if None in truths else True
@@ -391,7 +391,7 @@ def _truth_of_one(said: str, before: str, world: "_World") -> bool | None:
 
 
 def _counted(said: re.Match[str], sizes: Sequence[float]) -> bool | None:
-    """Whether collections of these sizes fit what is said of their number; None where it is said of some entries."""
+    """Whether collections of these sizes fit the number that is said; None if it counts only some entries."""
     number = int(said["number"]) if said["number"].isdigit() else _NUMBERS[said["number"]]
     fits = _BOUNDS.get(said["how"] or said["tail"], operator.eq)
     some = bool(said["filter"] or said["more"]) or len(sizes) > 1
@@ -408,7 +408,7 @@ class _World:
 
     @functools.cached_property
     def _entries(self) -> list[tuple[tuple[str, ...], Any]]:
-        """(path, value) of all that is in the state. An entry of a list goes by the texts that it holds."""
+        """(path, value) of everything in the state. An entry of a list is named by the texts that it holds."""
         entries: list[tuple[tuple[str, ...], Any]] = []
         stack: list[tuple[tuple[str, ...], Any]] = [((), self.state)]
         while stack and len(entries) < _VALUES:
@@ -435,7 +435,7 @@ class _World:
 
     @functools.cached_property
     def _collections(self) -> list[tuple[str, Any]]:
-        """The last words of their names, and what has entries."""
+        """(last word of its name, value) of each value that has entries."""
         pairs = [(path[-1], value) for path, value in self._entries if path]
         return [(name.rpartition("_")[2], value) for name, value in pairs if isinstance(value, Mapping | list | tuple)]
 
@@ -445,7 +445,7 @@ class _World:
         return [leaf for _, leaf in inner if isinstance(leaf, int | float) and not isinstance(leaf, bool)]
 
     def _of(self, subject: str) -> list[tuple[str, Any]]:
-        """(name, value) of all values in the entries that the subject names; of one within another, in the inner."""
+        """(name, value) of all values in the entries that the subject names; of nested entries, in the inner one."""
         mentions = Mentions(subject)
         matches = [(path, entry) for path, entry in self._entries if path and mentions.holds(path[-1])]
         matches = [pair for pair in matches if isinstance(pair[1], Mapping)] or matches
@@ -459,7 +459,7 @@ class _World:
         ]
 
     def has(self, subject: str, said: re.Match[str]) -> bool | None:
-        """Whether an entry that the subject names has the value; None where none is named, or no such value known."""
+        """Whether an entry that the subject names has the value; None if it names none, or the value is unknown."""
         mentions, value, inner = Mentions(subject), said["value"], self._of(subject)
         if not inner:
             return None

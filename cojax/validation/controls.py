@@ -1,9 +1,9 @@
 """Negative controls: the solution is run without each of its parts in turn, and must then earn less.
 
 A part is a call, or an action that is text. Without a part that changes the state, the reward must be below 1. A part
-that only shows something, a look-up, is needed if another action then fails, if the end differs by more than the part's
-own output, or if the query asks for what it shows. It is used if a later action or the answer holds a value that it was
-the first to show.
+that only shows something, a look-up, is needed if another action fails without it, if the end differs by more than its
+own output, or if the query asks for what it shows. It is used if a later action or the answer contains a value that it
+was the first to show.
 """
 
 import ast
@@ -44,7 +44,7 @@ class Part:
         remainder: tuple[Action, ...] = ()
         if self.call is not None:
             calls = actions[self.action].calls
-            # The text may spell the calls out.
+            # The text is dropped, as it may spell the calls out.
             remainder = (Action(calls=(*calls[: self.call], *calls[self.call + 1 :])),)
         return (*actions[: self.action], *remainder, *actions[self.action + 1 :])
 
@@ -98,8 +98,7 @@ class NegativeControls:
         return triplets(self.run)
 
     def _parts(self) -> Iterator[Part]:
-        """The parts that can be left out. The call that ends the episode stays, and so does the last action as a
-        whole."""
+        """The parts that can be left out: all but the call that ends the episode, and the last action as a whole."""
         for place, action in enumerate(self.task.solution):
             if len(action.calls) > 1:
                 yield from (Part(place, number) for number, call in enumerate(action.calls) if call.name != self.ending)
@@ -109,8 +108,8 @@ class NegativeControls:
     def _changing(self, parts: Sequence[Part]) -> set[Part]:
         """The parts that changed the state.
 
-        Where an action has several calls, these are replayed one by one. If that fails or ends in another state, all
-        calls of such actions count as changing it.
+        If an action has several calls, they are replayed one by one. If that fails or ends in another state, all
+        calls of such actions count as changing the state.
         """
         single = {part for part in parts if part.call is None and part.action in self.run.effective}
         together = [part for part in parts if part.call is not None]
@@ -127,7 +126,7 @@ class NegativeControls:
         return single | {part for part, place in places.items() if trial.states[place] != trial.states[place + 1]}
 
     def _control(self, part: Part) -> list[str]:
-        """The evidence on a part that changes the state. Raises DraftRefused where it is not needed."""
+        """The evidence on a part that changes the state. Raises DraftRefused if it is not needed."""
         solution = self.task.solution
         instead = (self.bare,) if self.bare is not None and part == self._last else ()
         less = self.replay(self.task, (*part.without(solution), *instead))
@@ -142,7 +141,7 @@ class NegativeControls:
     def _use_of_lookup(self, part: Part, less: Replay | None) -> str:
         """How the solution uses a part that only shows something; `less` is the replay without it, if there is one.
 
-        Raises DraftRefused where the part is superfluous.
+        Raises DraftRefused if the part is superfluous.
         """
         solution, name = self.task.solution, part.name(self.task.solution)
         if value := self._first_shown(part):
@@ -179,7 +178,7 @@ class NegativeControls:
         return not without_part - with_part and not extra_values - outputs
 
     def _first_shown(self, part: Part) -> str:
-        """The longest value that the part was the first to show and a later action holds; empty where there is none."""
+        """The longest value that the part was the first to show and a later action contains; empty if there is none."""
         steps, query = self._steps, self.task.query
         before = [query, opening(self.run), _written(part.of(self.task.solution))]
         before += [f"{_written(step.action)}\n{consistency.shown_text(step, query)}" for step in steps[: part.action]]
@@ -194,7 +193,7 @@ class NegativeControls:
     def _is_condition(self, part: Part) -> bool:
         """Whether the query seems to make what follows depend on what the part shows.
 
-        It must contain a word of condition, an argument of the part and something that the part shows.
+        It must contain a conditional word, an argument of the part and something that the part shows.
         """
         mentions = Mentions(self.task.query)
         if not _CONDITION.search(fold(self.task.query)):
@@ -230,7 +229,7 @@ def opening(run: Replay) -> str:
 
 
 def after_the_end(actions: Sequence[Action], played: int, ending: str) -> str:
-    """How a solution goes on after the episode is over, as a line of evidence; empty where it does not.
+    """How a solution goes on after the episode is over, as a line of evidence; empty if it does not.
 
     In code, a later call at the top level counts if it is on the same object, or ends the episode again.
     """
@@ -245,7 +244,7 @@ def after_the_end(actions: Sequence[Action], played: int, ending: str) -> str:
 
 
 def _goes_on(action: Action, ending: str) -> str:
-    """The first call of an action's code after the one that ends the episode; empty where there is none."""
+    """The first call of an action's code after the one that ends the episode; empty if there is none."""
     owner = ""
     for statement in consistency.syntax_tree(action).body:
         for node in ast.walk(statement) if owner else ():
@@ -258,7 +257,7 @@ def _goes_on(action: Action, ending: str) -> str:
 
 
 def _dotted(func: ast.expr) -> list[str]:
-    """The names of a chain of attributes; the first is empty where the chain begins with no name."""
+    """The names of a chain of attributes; the first is empty if the chain does not begin with a name."""
     names = []
     while isinstance(func, ast.Attribute):
         names.append(func.attr)
@@ -267,7 +266,7 @@ def _dotted(func: ast.expr) -> list[str]:
 
 
 def _messages(part: Part, steps: Sequence[Triplet]) -> tuple[Message, ...]:
-    """The messages that answer the part; all of its action where there is not one message for each call."""
+    """The messages that answer the part; all those of its action if there is not one message for each call."""
     step = steps[part.action]
     if part.call is None or len(step.observation.messages) != len(step.action.calls):
         return step.observation.messages
@@ -308,7 +307,7 @@ def _written(action: Action) -> str:
 
 
 def _values(text: str) -> set[str]:
-    """The values of a text: its words, also their parts, and its numbers, without common words and truth values."""
+    """The values of a text: its words, their parts and its numbers, without common words and truth values."""
     whole = _WORD.findall(fold(text))
     candidates = {*whole, *(piece for word in whole for piece in re.findall(r"\w+", word))}
     plain = {value for value in candidates if (len(value) > 1 or value.isdecimal()) and value not in _EMPTY}

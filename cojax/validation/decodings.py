@@ -1,7 +1,7 @@
-"""What a text may say in disguise: letters that look alike are read as plain ones, and usual encodings are undone.
+"""Reads texts in disguise: replaces letters that look like plain ones, and undoes the usual encodings.
 
 The table of letters is Unicode's own (UTS #39, confusables.txt), as the package confusable_homoglyphs ships it. A
-letter that it does not hold goes by its Unicode name: "NEGATIVE SQUARED LATIN CAPITAL LETTER A" is an A. Every decoding
+letter that is not in it is read by its Unicode name: "NEGATIVE SQUARED LATIN CAPITAL LETTER A" is an A. Every decoding
 takes time linear in the text.
 """
 
@@ -29,13 +29,13 @@ _NAMED = re.compile(r"\b(?:LATIN|SYMBOL) (?:[A-Z-]+ )*?([A-Z])(?: WITH [A-Z -]+)
 # Characters that show nothing: the fillers of Hangul and the blank Braille pattern.
 BLANK = frozenset("\u115f\u1160\u3164\uffa0\u2800")
 _HIDDEN = ("Cf", "Mn", "Me", "Cc", "Cn", "Co")
-# Most characters that one character is replaced by.
+# Most characters that replace one character.
 _WIDEST = 18
-# Most decodings one within the other, and most readings of one text.
+# Most nested decodings, and most readings of one text.
 _DEEPEST, _READINGS = 3, 32
-# Digits to the letters they stand for, and letters that look alike to one of them.
+# Digits → the letters they stand for; letters that look alike → one of them.
 _SAME = str.maketrans("0123456789i", "olzeasgtbql")
-# Marks to the letters they stand for; + and ! only next to a word or within one.
+# Marks → the letters they stand for; + and ! only next to a word or within one.
 _MARKS = str.maketrans("@$€£¢|", "aselcl")
 _PLUS = re.compile(r"(?<=\w)\+|\+(?=\w)")
 _BANG = re.compile(r"(?<=\w)!(?=\w)|(?<!\S)!(?=\w)")
@@ -67,21 +67,21 @@ _USUAL = 0.75  # least share of ASCII letters, digits and spaces in decoded text
 
 
 def plain(text: str) -> str:
-    """The text, in which ASCII letters replace every other character that looks like them.
+    """The text with ASCII letters in place of all other characters that look like them.
 
-    Marks and characters that show nothing are left out; case, punctuation and ASCII itself stay.
+    Marks and characters that show nothing are dropped; case, punctuation and ASCII itself stay.
     """
     return text if text.isascii() else "".join(map(_plain, text))
 
 
 def plain_letters(text: str) -> str:
-    """The text in plain small letters, also in place of marks that stand for letters."""
+    """The text in plain lower-case letters, which also replace marks that stand for letters."""
     letters = plain(text.translate(_MARKS)).lower()
     return _BANG.sub("l", _PLUS.sub("t", letters)) if "+" in letters or "!" in letters else letters
 
 
 def one_letter(letters: str) -> str:
-    """Plain small letters, with one of all that look alike."""
+    """Plain lower-case letters, with one letter for all that look alike."""
     return letters.replace("rn", "m").replace("vv", "w").translate(_SAME)
 
 
@@ -91,9 +91,9 @@ def words(text: str) -> list[str]:
 
 
 def finder(words: Sequence[str], most: int | None = None) -> Callable[[str], bool]:
-    """Tells of a form whether some of these words in a row, joined, are it, however it is taken apart.
+    """A function that says whether consecutive words, joined, make up a form, however it is taken apart.
 
-    Of the places where it stands, the first `most` count.
+    Only the first `most` places where the form occurs are tried.
     """
     text, edges = "".join(words), frozenset(itertools.accumulate(map(len, words), initial=0))
 
@@ -187,7 +187,7 @@ def _table() -> Mapping[str, str]:
 def _as_text(data: bytes) -> str:
     """The bytes as text. Raises ValueError where they are not text."""
     text = data.decode()
-    # An ordinary word that happens to be decodable gives letters of any script, and marks.
+    # An ordinary word that happens to be decodable becomes letters of any script, and marks.
     usual_count = sum(char.isascii() and (char.isalnum() or char.isspace()) for char in plain(text))
     is_visible = all(char.isprintable() or char.isspace() for char in text)
     if len(text) < 2 or not is_visible or usual_count < _USUAL * len(text):
@@ -196,9 +196,9 @@ def _as_text(data: bytes) -> str:
 
 
 def _in_place(pattern: re.Pattern[str], *decoders: Callable[[str], str]) -> Callable[[str], Iterator[str]]:
-    """A decoding of what matches the pattern, by the first decoder that does not raise ValueError.
+    """A decoding of each match of the pattern, by the first decoder that does not raise ValueError.
 
-    It gives the decoded pieces alone, then the text with each of them in its place.
+    It yields the decoded pieces alone, then the text with each of them in its place.
     """
 
     def decode(text: str) -> Iterator[str]:
@@ -236,7 +236,7 @@ _BASE64_DECODERS = (
 def _base64(text: str) -> Iterator[str]:
     text = _BASE64_LINES.sub("", text)
     if readings := list(_in_place(_BASE64, *_BASE64_DECODERS)(text)):
-        # Where some words are base64, shorter ones may be too.
+        # If some words are base64, shorter ones may be too.
         yield from (*readings, *_in_place(_BASE64_SHORT, *_BASE64_DECODERS)(text))
 
 

@@ -1,6 +1,6 @@
 """Keeps evaluation tasks out of the pool: refuses a draft that repeats one, in its words, its actions or its end.
 
-A query in disguise is recognised as well: in letters that look alike, a cipher, an encoding, reversed, or in parts.
+It also recognises a query in disguise: in letters that look alike, in a cipher or an encoding, reversed, or in parts.
 """
 
 import collections
@@ -57,7 +57,7 @@ class Exclusions:
     - the cosine of its query with that of an evaluation task, or with a part of it, is above `similarity` (0: not
       compared);
     - its actions are those of an evaluation task on the same setup, or have the same end (`why_done`);
-    - it begins on a setup of `closed`, which are those of evaluation tasks that were set apart by their setups.
+    - it begins on a setup in `closed`, the setups of evaluation tasks that were set apart by setup.
     """
 
     queries: frozenset[str] = frozenset()  # keys of the evaluation queries, see `_query_keys`
@@ -68,8 +68,8 @@ class Exclusions:
     disguises: "Disguises | None" = None
     by_setup: Mapping[str, tuple[Task, ...]] = dataclasses.field(default_factory=dict)
     closed: frozenset[str] = frozenset()  # hashes of setups
-    # Setup → its evaluation tasks whose solution runs, which is when they are first asked for; each with a hash of how
-    # that changes the world.
+    # Setup → its evaluation tasks whose solution runs, each with a hash of how it changes the world. A setup is added
+    # when it is first asked about.
     ends: dict[str, tuple[tuple[Task, str], ...]] = dataclasses.field(default_factory=dict, compare=False)
 
     @classmethod
@@ -110,7 +110,7 @@ class Exclusions:
         )
 
     def why(self, task: Task) -> str:
-        """The rule that excludes the task; empty where none does."""
+        """The rule that excludes the task; empty if none does."""
         if self.disguises is None:
             return ""
         if setup_hash(task) in self.closed:
@@ -138,11 +138,11 @@ class Exclusions:
         return ""
 
     def _cosine(self, text: str) -> float:
-        """That with the nearest evaluation query; 0 where wording is not compared."""
+        """The cosine with the nearest evaluation query; 0 if wording is not compared."""
         return self.nearest(text)[0] if self.nearest is not None else 0.0
 
     def why_done(self, task: Task, run: Replay, again: Callable[[Task, tuple[Action, ...]], Replay]) -> str:
-        """The rule that excludes the task by the end of its solution, replayed as `run`; empty where none does.
+        """The rule that excludes the task by the end of its solution, replayed as `run`; empty if none does.
 
         The run must not change the world in the same way as the solution of an evaluation task on the same setup;
         look-ups do not count. If that solution changes nothing, the run must not earn full reward on that task.
@@ -200,11 +200,11 @@ class Disguises:
                         self._spellings.setdefault(key, set()).add(letters)
 
     def readings(self, text: str) -> Iterator[tuple[str, str]]:
-        """(how, reading) of the text, as `decodings.readings` gives them, with ciphers that make known words of it."""
+        """(how, reading) of the text, as in `decodings.readings`, and by ciphers that turn it into known words."""
         return readings_of(text, self._deciphered)
 
     def why(self, how: str, reading: str, text: str) -> str:
-        """The disguise by which a reading of the text is or contains a query; empty where it is and contains none.
+        """The disguise in which a reading of the text is, or contains, a query; empty if there is none.
 
         `how` names the decodings of the reading. A query that the text contains openly is not disguised.
         """
@@ -228,8 +228,8 @@ class Disguises:
         return len(own) > 1 and (one_letter("".join(own)) in self._whole or _without_filler(own) in self._unfilled)
 
     def _unfamiliar_left_out(self, text: str, own: Sequence[str], fewest: int) -> Iterator[list[str]]:
-        """The words without those that no query contains, and without clauses of mostly such words."""
-        # Where few queries are known, a word that none contains may matter.
+        """The words that some query contains, then the words of clauses that consist mostly of such words."""
+        # If few queries are known, a word that none contains may matter.
         if not self._representative or self._known.issuperset(own):
             return
         clauses = [words_of(clause) for clause in _CLAUSE.split(text)]
@@ -240,7 +240,7 @@ class Disguises:
         return sum(word in self._known for word in own)
 
     def _scattered(self, own: Sequence[str]) -> bool:
-        """Whether these words contain all words of a query in their order, most next to the one before."""
+        """Whether these words contain all words of a query in order, most of them right after the one before."""
         have, pairs = set(own), set(itertools.pairwise(own))
         likely = (query for word in have for query in self._by_word.get(word, ()))
         return any(have.issuperset(query) and _in_order(query, own, pairs) for query in likely)
@@ -315,20 +315,20 @@ def _change(run: Replay) -> str:
 
 
 def _plan(task: Task) -> str:
-    """A hash of setup and actions with their arguments; the text of an action counts only where it has no calls."""
+    """A hash of setup and actions with their arguments; the text of an action counts only if it has no calls."""
     actions = [to_json(action.calls) or action.text for action in task.solution]
     return content_hash([task.environment, task.setup, actions])
 
 
 def _shown_words(text: str) -> list[str]:
-    """The runs of letters and digits in lower case, without accents, width and invisible characters."""
+    """The runs of letters and digits, in lower case and usual width, without accents and invisible characters."""
     folded_text = normal_form("NFKD", normal_form("NFKD", text).casefold())
     visible = (c for c in folded_text if unicodedata.category(c) not in ("Cf", "Mn", "Me") and c not in BLANK)
     return WORD.findall("".join(visible))
 
 
 def _query_keys(text: str) -> set[str]:
-    """Keys of a query: two queries that share one ask for the same thing in the same words.
+    """Keys of a query: two queries that share a key ask for the same thing in the same words.
 
     The set is never empty, but an empty string is a key only of a query without any text.
     """
@@ -351,7 +351,7 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _distinctive_parts(text: str, words: int) -> set[str]:
-    """The letters of the query and of its turns, of those with enough words not to agree by chance."""
+    """The letters of the query and of its turns, each only if it has enough words not to match by chance."""
     least = {text: words, **{turn: _TURN_FACTOR * words for turn in _turns(text) if turn != text}}
     tokens_by_part = {part: _shown_words(part) for part in least}
     return {"".join(tokens) for part, tokens in tokens_by_part.items() if len(tokens) >= least[part]}

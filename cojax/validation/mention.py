@@ -1,6 +1,6 @@
 """Finds out whether a text mentions a value: in any case or width, plural, in number words, as a date, or in part.
 
-A value said in other words altogether looks like one that is not mentioned. So every rule here errs towards yes.
+A value in entirely different words looks as if it were not mentioned. So every rule here errs towards yes.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cojax.unicode_forms import normal_form
 
-# The words by which a query is read: those of numbers and days, and the patterns of what it asks and of its conditions.
+# The words for reading a query: numbers, days, and patterns of what it asks for and of its conditions.
 ENGLISH = tomllib.loads(Path(__file__).with_name("english.toml").read_bytes().decode())
 _PART = re.compile(r"<([A-Z_]+)>")
 
@@ -28,7 +28,7 @@ COMMON = frozenset(ENGLISH["common"].split())
 _WORDS = {name: words.split() for name, words in ENGLISH["numbers"].items() if isinstance(words, str)}
 _TENS = zip(range(20, 100, 10), _WORDS["tens"], strict=True)
 NUMBERS = {word: number for number, word in (*enumerate(_WORDS["units"]), *_TENS)}
-# Number → its word, for those that are hardly said of anything else.
+# Number → its word, for words that rarely mean anything else.
 NUMBERS_IN_WORDS = {number: word for word, number in NUMBERS.items() if number > 1}
 WEEKDAYS = ENGLISH["days"]["weekdays"].split()
 _DAYS = (*ENGLISH["days"]["relative"].split(), *WEEKDAYS)
@@ -70,7 +70,7 @@ class Mentions:
         return frozenset(_numbers(self.text))
 
     def holds(self, folded: str) -> bool:
-        """Whether a folded text stands in this one as whole words."""
+        """Whether a folded text appears in this one as whole words."""
         return folded in self.folded and bool(re.search(rf"(?<!\w){re.escape(folded)}(?!\w)", self.folded))
 
     def names(self, value: str | int | float) -> bool:
@@ -91,7 +91,7 @@ class Mentions:
         return match_count >= max(1, len(parts) / 3)
 
     def _has_word(self, word: str) -> bool:
-        """Whether the word, one like it, or the number that it is stands in the text."""
+        """Whether the text has the word, one like it, or the number that it stands for."""
         if word in self.words:
             return True
         if word[0].isdigit():
@@ -121,12 +121,12 @@ def words(text: str) -> Iterator[str]:
 
 
 def sentences(text: str, ends: str = ".!?") -> list[str]:
-    """The sentences of a text, folded. A line ends one, and so does each of the marks where white space follows."""
+    """The sentences of a text, folded. Each ends with its line, or with one of the marks before white space."""
     return [fold(sentence) for sentence in re.split(rf"(?<=[{ends}])\s+|\n+", text) if sentence.strip()]
 
 
 def number_of(word: str) -> float:
-    """The number that a word in digits is; NaN for any other word."""
+    """The number that a word in digits stands for; NaN for any other word."""
     try:
         return float(word)
     except ValueError:

@@ -23,7 +23,7 @@ _FAMILY = re.compile(r"<([A-Z_]+)>")
 def _read(text: str) -> list[dict[str, re.Pattern[str]]]:
     """Rule → one pattern that matches where any of its patterns does: for the query of a draft, and for its actions.
 
-    Raises KeyError for a family not yet named.
+    Raises KeyError for a family that is not defined before its use.
     """
     sections, families = tomllib.loads(text), dict[str, str]()
 
@@ -75,7 +75,7 @@ def _readings(text: str) -> Iterator[str]:
 
 
 def _commonness(text: str) -> int:
-    """The number of its words that are among the commonest of English."""
+    """The number of words in the text that are among the commonest of English."""
     return sum(word in _COMMON for word in text.split())
 
 
@@ -105,9 +105,9 @@ def _keys(value: Any) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """The text in plain small letters and single spaces, without invisible characters."""
+    """The text in plain lower-case letters and single spaces, without invisible characters."""
     return " ".join(_QUOTES.sub("'", plain(text)).casefold().split())
 
 
-# Unicode's table has a double quotation mark as two single ones.
+# Unicode's table turns a double quotation mark into two single ones.
 _QUOTES = re.compile("''+")
