@@ -1,7 +1,7 @@
 """Warm start: trains a policy on demonstrations, from scratch or from pretrained weights, until it solves some tasks.
 
 The result is an ordinary model folder in HF format (config.json, model.safetensors, tokenizer). It is cached under
-`$COJAX_CACHE` by everything that decides it, so that the same command trains it once.
+`$COJAX_CACHE`, keyed by everything that decides it, so that a command trains it only once.
 """
 
 import ast
@@ -42,7 +42,7 @@ from cojax.settings.tree import TeachingSettings
 from cojax.storage.files import read_json, write_json
 from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 
-# Modules whose code decides which policy the same settings give.
+# Modules whose code, beside the settings, decides the policy.
 _DECIDING = (
     adapters, attention, control_tokens, family, logprobs, losses, moe, objective, optimizer, packing,
     placing, rendering, shapes, step, transformer, update, vocabulary,
@@ -54,14 +54,14 @@ Score = dict[str, Any]  # on the development split: batches seen (`step`), loss 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """How long to train, and on what.
+    """How long to train, and from which demonstrations to draw.
 
     Batches of `batch_size` are drawn from the shortest fifth of the demonstrations at first, and from all of them after
     `lengthen` batches: a policy learns to copy many times sooner on short ones. After every `check_every` batches the
     policy is scored on the development split. Training ends once the score reaches `target`, or after `steps` batches.
 
     With `epochs` all demonstrations are in use from the first batch on: each is learned once, in random order, before
-    any is learned again. This is for demonstrations that are few.
+    any is learned again. Use it when demonstrations are few.
     """
 
     steps: int = 600
@@ -72,7 +72,7 @@ class Schedule:
     epochs: bool = TeachingSettings.epochs
 
     def reach(self, step: int, count: int) -> int:
-        """How many of `count` demonstrations, shortest first, batch `step` draws from; never less than a batch."""
+        """From how many of `count` demonstrations, shortest first, batch `step` draws; at least `batch_size`."""
         share = min(1.0, 0.2 + 0.8 * step / max(1, self.lengthen))
         return min(count, max(self.batch_size, round(share * count)))
 
@@ -89,7 +89,7 @@ class Schedule:
 def demonstrate(
     environment: Environment, chat: Chat, demonstrations: Iterable[tuple[Task, Sequence[Action]]]
 ) -> Iterator[Demonstration]:
-    """Plays the demonstrated actions in the real environment, and renders each episode as a policy would see it.
+    """Plays the demonstrated actions in the real environment and renders each episode as a policy would see it.
 
     Raises EnvironmentFailure as `perform` does.
     """
@@ -97,9 +97,9 @@ def demonstrate(
         trajectory = perform(environment, task, _demonstrator(chat, actions), len(actions))
         tokens = [t for turn in trajectory.turns for t in (*turn.prompt_tokens, *turn.action_tokens)]
         mask = [
-            learned
+            is_action
             for turn in trajectory.turns
-            for learned in [False] * len(turn.prompt_tokens) + [True] * len(turn.action_tokens)
+            for is_action in [False] * len(turn.prompt_tokens) + [True] * len(turn.action_tokens)
         ]
         yield tokens, mask
 
@@ -107,7 +107,7 @@ def demonstrate(
 def perform(environment: Environment, task: Task, act: Actor, turns: int) -> Trajectory:
     """Plays an episode of actions that are known to work.
 
-    Raises EnvironmentFailure where the machinery ended it early: demonstrations must not depend on that.
+    Raises EnvironmentFailure if the machinery ended it early: demonstrations must not depend on that.
     """
     trajectory = play(environment, task, act, max_turns=turns)
     if trajectory.outcome not in ("finished", "truncated"):
@@ -142,30 +142,30 @@ def train(
     advance: Callable[[], None] = lambda: None,
     on_check: Callable[[Score], None] = lambda check: None,
 ) -> tuple[TrainState, list[Score], int]:
-    """Trains from `state`, which is donated; returns the last state, the scores on the way, and how many different
-    demonstrations were learned.
+    """Trains from `state`, which is donated; returns the last state, the scores of all checks, and the number of
+    different demonstrations that were learned.
 
     `check(step)` returns the success of the policy that `engine` holds. `advance` is called after every batch, and
     `on_check` after every check.
     """
     checks: list[Score] = []
-    shown: set[int] = set()
+    demonstration_ids: set[int] = set()
     shortest_first = sorted(demonstrations, key=lambda demonstration: len(demonstration[0]))
-    for done in range(1, schedule.steps + 1):
-        drawn = schedule.draw(seed, done, len(demonstrations))
-        shown.update(drawn)
-        batch = pack_sequences([shortest_first[index] for index in drawn], learner.shape)
+    for number in range(1, schedule.steps + 1):
+        indices = schedule.draw(seed, number, len(demonstrations))
+        demonstration_ids.update(indices)
+        batch = pack_sequences([shortest_first[index] for index in indices], learner.shape)
         state, metrics = learner.update(state, StepBatches([batch]))
         advance()
-        if done % schedule.check_every == 0 or done == schedule.steps:
-            engine.load(learner.weights(state, done))
-            checks.append({"step": done, "loss": metrics["loss"], "success": check(done)})
+        if number % schedule.check_every == 0 or number == schedule.steps:
+            engine.load(learner.weights(state, number))
+            checks.append({"step": number, "loss": metrics["loss"], "success": check(number)})
             engine.rest()
             on_check(checks[-1])
             _LOG.info("warm start: %s", checks[-1])
             if checks[-1]["success"] >= schedule.target:
                 break
-    return state, checks, len(shown)
+    return state, checks, len(demonstration_ids)
 
 
 def _random(seed: int, *place: int | str) -> random.Random:
@@ -178,10 +178,10 @@ def cached(
     config: ModelConfig,
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[Path, bool]:
-    """The model folder of this key, and whether it was made now. A folder that is made appears whole or not at all.
+    """The model folder of this key, and whether this call made it. A new folder appears whole or not at all.
 
-    `key` holds every setting that decides the result; the versions of packages are added. `make` returns the
-    parameters, and the rest of `read_record`. Raises OSError, naming COJAX_CACHE, where the cache cannot be written.
+    `key` holds every setting that decides the result; the versions of packages are added. `make` returns the parameters
+    and the other entries of `read_record`. Raises OSError, naming COJAX_CACHE, if the cache cannot be written.
     """
     key = {**key, "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}}
     folder = cache() / "warm-start" / content_hash(key)
@@ -211,10 +211,10 @@ def cached(
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What a cached model was made from and how.
+    """Reads how a cached model was made, and from what.
 
-    `key`, the scores on the way (`checks`), how many demonstrations were played, how many of these were `dropped`
-    because they are longer than a row, and how many different ones were `shown`, that is, learned at least once.
+    The record has its `key`, the scores of all `checks`, the number of `demonstrations` played, how many of these were
+    `dropped` because they are longer than a row, and how many different ones were `shown`: learned at least once.
     """
     return read_json(folder / "warm_start.json")
 
@@ -223,9 +223,9 @@ def describe(folder: Path) -> str:
     """One line about a cached model: its demonstrations, how many were dropped, and its last check."""
     record = read_record(folder)
     last = record["checks"][-1]
-    dropped = f" ({record['dropped']} too long for a row and left out)" if record["dropped"] else ""
+    note = f" ({record['dropped']} too long for a row and left out)" if record["dropped"] else ""
     return (
-        f"{record['demonstrations']} demonstrations{dropped}, {last['step']} batches, loss {last['loss']:.3f}, "
+        f"{record['demonstrations']} demonstrations{note}, {last['step']} batches, loss {last['loss']:.3f}, "
         f"dev success {100 * last['success']:.1f} %"
     )
 
@@ -236,9 +236,9 @@ def cache() -> Path:
 
 
 def fingerprint() -> str:
-    """A hash of the code that decides the result, for the key of `cached`. Comments and docstrings do not count."""
+    """A hash of the code that decides the result, for the cache's key. Comments and docstrings do not count."""
     code = [without_prose(inspect.getsource(module)) for module in (sys.modules[__name__], *_DECIDING)]
-    # The templates and tables that stand in files beside that code.
+    # Templates and tables that are in files beside that code.
     return content_hash([*code, rendering.CHATML, rendering.TOOLS_SECTION, family.TABLES])
 
 

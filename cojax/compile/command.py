@@ -1,9 +1,9 @@
 """Compiles a configuration's learner ahead of time: python -m experiments.compile --target=v5e-16 --config=FILE …
 
-Needs no accelerator. The update, the reference's forward and every other program of a step are compiled for the batch
-of the memory rehearsal. The command prints whether they fit, what they move between devices, and the least time that a
-step takes by the chip's published figures. A model folder needs only its config.json. Exit status 0, 1 for an error,
-and 3 where the programs do not fit.
+No accelerator is needed. The command compiles the update, the reference's forward and every other program of a step for
+the batch of the memory rehearsal. It prints whether they fit, what they move between devices, and the least time that a
+step takes by the chip's published figures. A model folder needs only its config.json. The exit status is 0, 1 for an
+error, or 3 if the programs do not fit.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ DOES_NOT_FIT = 3
 
 
 def prepare_environment() -> None:
-    """Lets compilers start without their hardware. Call it before JAX is imported."""
+    """Lets compilers start without their hardware. Call this before JAX is imported."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     for name, value in targets.FOUND["environment"].items():
         os.environ.setdefault(name, value)
@@ -50,20 +50,20 @@ def main(argv: Sequence[str]) -> None:
 
     try:
         config = configuration()
-        # What a library prints goes to standard error, not among the figures.
+        # Libraries print to standard error, so that they do not mix with the figures.
         with contextlib.redirect_stdout(sys.stderr):
-            found = programs.examine(config, target)
+            report = programs.examine(config, target)
     except jax.errors.JaxRuntimeError as error:
         _fail(f"the compiler for {target.name} failed: {str(error).splitlines()[0]}")
     except (ValueError, OSError, ModuleNotFoundError, EnvironmentFailure, InstallError) as error:
         _fail(str(error))
     if _JSON.value:
-        print(json.dumps(found))
+        print(json.dumps(report))
     else:
-        CONSOLE.print(programs.table(found))
-        for line in programs.advice(found):
+        CONSOLE.print(programs.table(report))
+        for line in programs.advice(report):
             CONSOLE.print(line)
-    sys.exit(0 if found["fits"] else DOES_NOT_FIT)
+    sys.exit(0 if report["fits"] else DOES_NOT_FIT)
 
 
 def _fail(reason: str) -> NoReturn:

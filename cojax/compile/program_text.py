@@ -1,7 +1,7 @@
-"""Reads the text of a compiled program (XLA's HLO): what runs how often, what crosses devices, and which kernels.
+"""Reads the text of a compiled program (XLA's HLO): how often each instruction runs, its collectives and its kernels.
 
-A loop's number of rounds is in the text where it is fixed. The loops of cojax whose rounds depend on the data are two:
-over micro-batches, and within it over chunks of scored tokens. Their numbers are given by the reader.
+If a loop's number of rounds is fixed, the text has it. In two loops of cojax the rounds depend on the data: the loop
+over micro-batches, and within it the loop over chunks of scored tokens. The caller gives their numbers.
 """
 
 import dataclasses
@@ -58,86 +58,86 @@ class Program:
 
 
 def parse(text: str) -> Program:
-    """The program of `jax.stages.Compiled.as_text`. Raises ValueError for a text without an entry."""
-    found: dict[str, list[Instruction]] = {}
+    """Parses the text of `jax.stages.Compiled.as_text`. Raises ValueError for a text without an entry."""
+    computations: dict[str, list[Instruction]] = {}
     entry, lines = "", list[Instruction]()
     header, _, _ = text.partition("\n")
     for line in text.splitlines():
-        if opened := _COMPUTATION.match(line):
-            lines = found.setdefault(opened[2], [])
-            entry = opened[2] if opened[1] else entry
-        elif named := _NAMED.match(line):
-            shape, rest = _split_shape(line[named.end() :])
-            lines.append(Instruction(named[1], shape, rest.partition("(")[0].strip(), line))
+        if match := _COMPUTATION.match(line):
+            lines = computations.setdefault(match[2], [])
+            entry = match[2] if match[1] else entry
+        elif assignment := _NAMED.match(line):
+            shape, rest = _split_shape(line[assignment.end() :])
+            lines.append(Instruction(assignment[1], shape, rest.partition("(")[0].strip(), line))
     if not entry:
         raise ValueError("this is no text of a compiled program: it has no ENTRY computation")
-    return Program(found, entry, len(re.findall(r"(?:may|must)-alias", header)))
+    return Program(computations, entry, len(re.findall(r"(?:may|must)-alias", header)))
 
 
 def collectives(program: Program, devices: int, rounds: Sequence[int]) -> list[Collective]:
-    """The program's collectives on `devices` devices; an operation that is begun and ended apart is one.
+    """The program's collectives on `devices` devices; an operation with separate start and end counts once.
 
-    `rounds` are the numbers of rounds of the loops whose rounds the text does not fix, from the outermost inwards.
+    `rounds` are the numbers of rounds of the loops for which the text has none, from the outermost inwards.
     """
-    found: dict[str, Collective] = {}
+    by_channel: dict[str, Collective] = {}
     for name, instruction, runs, loops in _executed(program, rounds):
         kind = instruction.opcode.removesuffix("-start")
         if kind not in KINDS:
             continue
-        # A reduce-scatter that the compiler wrote as an all-reduce of which each device keeps its part.
-        scattered = kind == "all-reduce" and name.startswith("all-reduce-scatter")
-        sent = _sent("reduce-scattered" if scattered else kind, instruction, devices)
-        one = Collective(
-            "reduce-scatter" if scattered else kind, sent, runs, loops, tuple(axes for _, axes in _result(instruction))
+        # The compiler may write a reduce-scatter as an all-reduce of which each device keeps its part.
+        is_scatter = kind == "all-reduce" and name.startswith("all-reduce-scatter")
+        size = _sent("reduce-scattered" if is_scatter else kind, instruction, devices)
+        collective = Collective(
+            "reduce-scatter" if is_scatter else kind, size, runs, loops, tuple(axes for _, axes in _result(instruction))
         )
         channel = re.search(r"channel_id=(\d+)", instruction.line)
         key = channel[1] if channel else f"{name}/{instruction.name}"
-        if key not in found or (one.runs, one.bytes) > (found[key].runs, found[key].bytes):
-            found[key] = one
-    return list(found.values())
+        if key not in by_channel or (collective.runs, collective.bytes) > (by_channel[key].runs, by_channel[key].bytes):
+            by_channel[key] = collective
+    return list(by_channel.values())
 
 
 def kernels(program: Program) -> dict[str, int]:
-    """Name → number of the program's kernels: Pallas kernels and grouped products of the TPU compiler, by their names.
+    """Counts the program's kernels by name: Pallas kernels, and grouped products of the TPU compiler.
 
-    A grouped product for which a compiler has no kernel becomes dense products over all groups: `ragged_dot_as_dense`.
+    If a compiler has no kernel for a grouped product, it becomes dense products over all groups: `ragged_dot_as_dense`.
     """
-    found: Counter[str] = Counter()
-    for one in program.instructions():
-        target = re.search(r'custom_call_target="([^"]*)"', one.line)
-        if one.opcode == "dot" and "ragged_dot" in one.line:
-            found["ragged_dot_as_dense"] += 1
+    counts: Counter[str] = Counter()
+    for instruction in program.instructions():
+        target = re.search(r'custom_call_target="([^"]*)"', instruction.line)
+        if instruction.opcode == "dot" and "ragged_dot" in instruction.line:
+            counts["ragged_dot_as_dense"] += 1
         elif target and target[1] == "tpu_custom_call":
-            found[re.sub(r"[.\d]+$", "", one.name)] += 1
+            counts[re.sub(r"[.\d]+$", "", instruction.name)] += 1
         elif target and "triton" in target[1]:
-            given = re.search(r'\bname = "([^"]*)"', one.line)
-            found[given[1] if given else "triton"] += 1
-    return dict(sorted(found.items()))
+            name = re.search(r'\bname = "([^"]*)"', instruction.line)
+            counts[name[1] if name else "triton"] += 1
+    return dict(sorted(counts.items()))
 
 
 def arrays(program: Program) -> set[tuple[int, ...]]:
     """The axes of every array that the program makes."""
-    return {axes for one in program.instructions() for _, axes in _arrays(one.shape)}
+    return {axes for instruction in program.instructions() for _, axes in _arrays(instruction.shape)}
 
 
 def _executed(program: Program, rounds: Sequence[int]) -> Iterator[tuple[str, Instruction, int, int]]:
-    """(computation, instruction, runs, enclosing loops) of everything that the entry leads to."""
+    """Yields (computation, instruction, runs, enclosing loops) for everything that the entry reaches."""
 
     def walk(name: str, runs: int, loops: int, open_loops: int) -> Iterator[tuple[str, Instruction, int, int]]:
-        for one in program.computations.get(name, ()):
-            yield name, one, runs, loops
-            if one.opcode == "while":
-                body = re.search(r"\bbody=%?([\w.\-]+)", one.line)
-                fixed = _fixed_rounds(program, one)
-                if fixed is None:
-                    fixed, inner = (rounds[open_loops] if open_loops < len(rounds) else 1), open_loops + 1
+        for instruction in program.computations.get(name, ()):
+            yield name, instruction, runs, loops
+            if instruction.opcode == "while":
+                body = re.search(r"\bbody=%?([\w.\-]+)", instruction.line)
+                trips = _fixed_rounds(program, instruction)
+                if trips is None:
+                    trips, inner = (rounds[open_loops] if open_loops < len(rounds) else 1), open_loops + 1
                 else:
                     inner = open_loops
                 if body:
-                    yield from walk(body[1], runs * fixed, loops + 1, inner)
+                    yield from walk(body[1], runs * trips, loops + 1, inner)
                 continue
-            for called in _called(one.line):
-                yield from walk(called, runs, loops, open_loops)
+            for callee in _called(instruction.line):
+                yield from walk(callee, runs, loops, open_loops)
 
     yield from walk(program.entry, 1, 0, 0)
 
@@ -150,15 +150,15 @@ def _called(line: str) -> tuple[str, ...]:
 
 
 def _fixed_rounds(program: Program, loop: Instruction) -> int | None:
-    """The loop's rounds: as the compiler notes them, or the constant that its condition compares the index with."""
-    if known := re.search(r"known_trip_count\W+n\W+(\d+)", loop.line):
-        return int(known[1])
+    """The loop's rounds: the compiler's note, or the constant with which its condition compares the index."""
+    if note := re.search(r"known_trip_count\W+n\W+(\d+)", loop.line):
+        return int(note[1])
     condition = re.search(r"\bcondition=%?([\w.\-]+)", loop.line)
     lines = program.computations.get(condition[1], ()) if condition else ()
-    compared = [one for one in lines if one.opcode == "compare" and "direction=LT" in one.line]
-    constants = {one.name: one.line for one in lines if one.opcode == "constant"}
-    for one in compared:
-        for operand in re.findall(r"%([\w.\-]+)", one.line.partition("compare(")[2].partition(")")[0]):
+    comparisons = [op for op in lines if op.opcode == "compare" and "direction=LT" in op.line]
+    constants = {op.name: op.line for op in lines if op.opcode == "constant"}
+    for op in comparisons:
+        for operand in re.findall(r"%([\w.\-]+)", op.line.partition("compare(")[2].partition(")")[0]):
             if operand in constants and (number := re.search(r"constant\((\d+)\)", constants[operand])):
                 return int(number[1])
     return None
@@ -178,7 +178,7 @@ def _sent(kind: str, instruction: Instruction, devices: int) -> int:
 
 
 def _result(instruction: Instruction) -> list[tuple[int, tuple[int, ...]]]:
-    """(bytes, axes) of the arrays of a collective's result. One that is only begun gives its operands before it."""
+    """(bytes, axes) of the arrays of a collective's result. A start operation lists its operands before the result."""
     shape = instruction.shape
     if instruction.opcode.endswith("-start") and shape.startswith("(") and not instruction.opcode.startswith("all-red"):
         operands, rest = _split_shape(shape[1:-1])
@@ -190,24 +190,24 @@ def _result(instruction: Instruction) -> list[tuple[int, tuple[int, ...]]]:
 
 def _arrays(shape: str) -> list[tuple[int, tuple[int, ...]]]:
     """(bytes, axes) of the arrays in the text of a shape."""
-    found = []
+    sized_arrays = []
     for dtype, sizes in _ARRAY.findall(shape):
         axes = tuple(int(size) for size in sizes.split(",") if size)
         bits = _BITS.get(dtype) or int(re.findall(r"\d+", dtype)[0])
-        found.append((math.prod(axes) * bits // 8, axes))
-    return found
+        sized_arrays.append((math.prod(axes) * bits // 8, axes))
+    return sized_arrays
 
 
 def _group(line: str, devices: int) -> int:
-    """How many devices take part together in a collective; the text writes its groups in one of three ways."""
+    """The number of devices in each group of a collective; the text writes groups in one of three ways."""
     if grid := re.search(r"replica_groups=\[\d+,(\d+)\]<=", line):
         return int(grid[1])
     if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line):
         sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh[1])}
         parts = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", mesh[2])
         return math.prod(int(part) if part else sizes[name] for name, part in parts)
-    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
-    return len(listed[1].split(",")) if listed else devices
+    match = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
+    return len(match[1].split(",")) if match else devices
 
 
 def _split_shape(text: str) -> tuple[str, str]:

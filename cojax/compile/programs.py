@@ -1,6 +1,6 @@
-"""From a configuration and a target to the report of its learner's programs, and what would make them fit.
+"""Reports how a configuration's learner compiles for a target, and suggests what would make its programs fit.
 
-The report says what the compiled programs take of each device, what they move and what they cost.
+The report gives the memory that the compiled programs take of each device, the bytes that they move and their cost.
 """
 
 import contextlib
@@ -49,10 +49,10 @@ Made = Callable[[ConfigDict], tuple[Learner, TrainState]]
 
 
 def examine(config: ConfigDict, target: Target) -> dict[str, Any]:
-    """The report of the configuration's learner on a target, and a suggestion where it does not fit.
+    """The report of the configuration's learner on a target, with a suggestion if it does not fit.
 
-    Raises ValueError for a configuration that cannot be run, also for a mesh that does not fit the target or the model,
-    and ModuleNotFoundError where the target's compiler is missing.
+    Raises ValueError for a configuration that cannot run, including a mesh that does not fit the target or the model,
+    and ModuleNotFoundError if the target's compiler is missing.
     """
     config = methods.settled(config)
     checks.check(config)
@@ -61,16 +61,16 @@ def examine(config: ConfigDict, target: Target) -> dict[str, Any]:
     check_rows(config, mesh)
     check_divides(model, mesh)
     learner, outline = outlined(config, model, mesh)
-    found = report(learner, outline, methods.update_sizes(config), target.chip, agents=methods.agents(config))
-    if not found["fits"]:
+    result = report(learner, outline, methods.update_sizes(config), target.chip, agents=methods.agents(config))
+    if not result["fits"]:
         devices = list(mesh.devices.flat)
-        found["suggestion"] = suggestion(
+        result["suggestion"] = suggestion(
             config,
-            found,
+            result,
             target.chip,
-            lambda own: outlined(own, shape(own), make_mesh(**settings(own.mesh), devices=devices)),
+            lambda variant: outlined(variant, shape(variant), make_mesh(**settings(variant.mesh), devices=devices)),
         )
-    return {**_about(learner, target, mesh), **found}
+    return {**_about(learner, target, mesh), **result}
 
 
 def shape(config: ConfigDict) -> ModelConfig:
@@ -113,26 +113,26 @@ def _about(learner: Learner, target: Target, mesh: Mesh) -> dict[str, Any]:
 
 
 def suggestion(config: ConfigDict, found: Mapping[str, Any], chip: Chip, made: Made) -> dict[str, Any]:
-    """The first setting with which the learner is estimated to fit, or the fewest of them in order.
+    """The first change with which the learner is estimated to fit, or the fewest changes, applied in order.
 
-    Arguments are exact. Of the temporaries the gradients are exact, and the rest is taken to be proportional to the
+    Arguments are exact. Of the temporaries the gradients are exact, and all others are taken to be proportional to the
     tokens that go through the model at a time. So an estimate needs a compilation to confirm it. `settings` is empty
-    where none is estimated to fit.
+    if no change is estimated to fit.
     """
     before = made(config)
     single = list(changes(config, before[0], chip))
     together = list(itertools.accumulate(single, operator.or_))[1:]
-    for chosen in (*single, *together):
-        share = float(chosen.get(_SHARE, 0.0))
+    for change in (*single, *together):
+        share = float(change.get(_SHARE, 0.0))
         limit = int(chip.memory * share) if share else chip.limit
-        if (peak := estimated_peak(config, found, before, chosen, made)) <= limit:
-            return {"settings": chosen, "bytes_peak_estimated": peak, "bytes_limit": limit}
+        if (peak := estimated_peak(config, found, before, change, made)) <= limit:
+            return {"settings": change, "bytes_peak_estimated": peak, "bytes_limit": limit}
     return {"settings": {}}
 
 
 def changes(config: ConfigDict, learner: Learner, chip: Chip) -> Iterator[Settings]:
-    """Changes that make an update smaller: first those that change no result, then less precision, then what is
-    learned from, last what learns."""
+    """Yields changes that make an update smaller: first those that change no result, then lower precision, then
+    shorter rows, and last adapters."""
     if chip.platform == "cuda" and chip.limit < int(chip.memory * _LARGEST_SHARE):
         yield {_SHARE: _LARGEST_SHARE}
     if learner.remat != "layers":
@@ -160,25 +160,25 @@ def estimated_peak(
     config: ConfigDict,
     found: Mapping[str, Any],
     before: tuple[Learner, TrainState],
-    chosen: Mapping[str, Any],
+    change: Mapping[str, Any],
     made: Made,
 ) -> int:
-    """Bytes of a device at the peak with these settings, estimated from the report without them."""
-    changed = config.copy_and_resolve_references()
-    with changed.unlocked(), changed.ignore_type():
-        for name, value in chosen.items():
+    """Estimates a device's peak bytes with these settings, from the report without them."""
+    variant = config.copy_and_resolve_references()
+    with variant.unlocked(), variant.ignore_type():
+        for name, value in change.items():
             if name != _SHARE:
-                put(changed, name, value)
-    after = made(changed)
+                put(variant, name, value)
+    after = made(variant)
     update = found["programs"]["update"]
     tokens = [learner.micro_rows // learner.placement.row_shards * learner.row_length for learner, _ in (before, after)]
     gradients = [device_bytes(state.params) for _, state in (before, after)]
     activations = max(0, update["bytes_peak"] - update["bytes_argument"] - gradients[0])
-    held = methods.agents(config) * device_bytes(after[1]) + device_bytes(after[0].reference)
-    return held + gradients[1] + activations * tokens[1] // tokens[0]
+    state_bytes = methods.agents(config) * device_bytes(after[1]) + device_bytes(after[0].reference)
+    return state_bytes + gradients[1] + activations * tokens[1] // tokens[0]
 
 
-# What names of kernels begin with → what they are.
+# Beginning of a kernel's name → the kernel's family.
 _FAMILIES: Mapping[str, str] = targets.FOUND["kernels"]
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -186,46 +186,46 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip, *, agents: int = 1) -> dict[str, Any]:
     """The report of all programs of a step, compiled for the batch of the memory rehearsal.
 
-    `state` is a state or its outline; `sizes` are as in `rehearse`. The states of as many `agents` are in memory. Bytes
-    are those of one device, collectives, FLOPs and the bound those of a step, or of an update where a step is a round.
-    Where a program does not fit, the compiler may refuse it: then `bytes_peak` is what the compiler says, and there are
-    no collectives of that program.
+    `state` is a state or its outline; `sizes` are as in `rehearse`. Memory holds the states of `agents` agents. Bytes
+    are those of one device. Collectives, FLOPs and the bound are those of a step, or of an update where a step is a
+    round. If a program does not fit, the compiler may refuse it: then `bytes_peak` is the compiler's figure, and the
+    program's collectives are missing.
     """
     full, pairs = full_batches(learner, sizes)
     frozen = None if learner.lora is None else learner.reference
-    # What each program takes; the rest of what a step holds stays in memory beside it.
-    taken = {"update": (state, frozen), "reference": (learner.reference,), "old": (frozen, state.params)}
-    taken["pairs"] = taken["old"]
-    held = device_bytes((state, learner.reference)) + (agents - 1) * device_bytes(state)
-    batches = [learner.placement.abstract(one, learner.micro_rows) for one in (full, pairs) if one is not None]
+    # The arguments of each program; all else that a step holds stays in memory beside them.
+    inputs = {"update": (state, frozen), "reference": (learner.reference,), "old": (frozen, state.params)}
+    inputs["pairs"] = inputs["old"]
+    resident = device_bytes((state, learner.reference)) + (agents - 1) * device_bytes(state)
+    batches = [learner.placement.abstract(arrays, learner.micro_rows) for arrays in (full, pairs) if arrays is not None]
     batch = device_bytes(batches)
     count = len(learner.placement.devices)
     programs = {}
     with lowered_for(learner.placement.devices[0]):
         lowerings = {name: lower() for name, lower in learner.programs(state, full, pairs).items()}
-    for name, lowered in lowerings.items():
-        own = device_bytes(taken[name])
-        programs[name] = {**_compiled(lowered, learner, full, count, own + batch), "bytes_beside": held - own}
-    peak = max(one["bytes_peak"] + one["bytes_beside"] for one in programs.values())
-    refused = [one["refused"] for one in programs.values() if one["refused"]]
-    moved = _moved(programs, learner)
+    for name, lowering in lowerings.items():
+        size = device_bytes(inputs[name])
+        programs[name] = {**_compiled(lowering, learner, full, count, size + batch), "bytes_beside": resident - size}
+    peak = max(program["bytes_peak"] + program["bytes_beside"] for program in programs.values())
+    refusals = [program["refused"] for program in programs.values() if program["refused"]]
+    totals = _moved(programs, learner)
     arguments = programs["update"]["bytes_argument"] + programs["update"]["bytes_beside"]
     flops = step_flops(learner, full, pairs)
     bounds = {
         "compute": flops / (count * chip.flops),
         "memory": learner.updates_per_batch * arguments / chip.bandwidth,
-        "interconnect": sum(kind["bytes"] for kind in moved.values()) / chip.interconnect,
+        "interconnect": sum(kind["bytes"] for kind in totals.values()) / chip.interconnect,
     }
     return {
-        "fits": not refused and peak <= chip.limit,
+        "fits": not refusals and peak <= chip.limit,
         "bytes_argument": arguments,
-        "bytes_temporary": max(one["bytes_temporary"] for one in programs.values()),
+        "bytes_temporary": max(program["bytes_temporary"] for program in programs.values()),
         "bytes_peak": peak,
         "bytes_limit": chip.limit,
-        "collectives": moved,
-        "kernels": families(kernel for one in programs.values() for kernel in one["kernels"]),
-        "seconds": sum(one["seconds"] for one in programs.values()),
-        "cpu_seconds": sum(one["cpu_seconds"] for one in programs.values()),
+        "collectives": totals,
+        "kernels": families(kernel for program in programs.values() for kernel in program["kernels"]),
+        "seconds": sum(program["seconds"] for program in programs.values()),
+        "cpu_seconds": sum(program["cpu_seconds"] for program in programs.values()),
         "flops": flops,
         "bounds": bounds,
         "bound_seconds": max(bounds.values()),
@@ -235,18 +235,18 @@ def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip
 
 
 def step_flops(learner: Learner, full: TrainBatch, pairs: TrainBatch | None = None) -> int:
-    """Operations of a step on full rows, each one text: of an update three forwards, and the forwards of `prepare`.
+    """Operations of a step on full rows, each one text: three forwards for each update, and the forwards of `prepare`.
 
-    What the backward pass computes a second time does not count.
+    What the backward pass recomputes does not count.
     """
 
     def forward(batch: TrainBatch) -> int:
         rows, length = batch.tokens.shape
         return forward_flops(learner.config, [length] * rows, rows * (length - 1))
 
-    learned, prepared = 3 * learner.updates_per_batch, learner.reads_reference + (not learner.on_policy)
-    beside = 0 if pairs is None else forward(pairs) * (learned + 1)
-    return forward(full) * (learned + prepared * learner.objective.splits) + beside
+    update_passes, prepare_passes = 3 * learner.updates_per_batch, learner.reads_reference + (not learner.on_policy)
+    pair_flops = 0 if pairs is None else forward(pairs) * (update_passes + 1)
+    return forward(full) * (update_passes + prepare_passes * learner.objective.splits) + pair_flops
 
 
 def device_bytes(tree: Any) -> int:
@@ -257,24 +257,24 @@ def device_bytes(tree: Any) -> int:
 def _compiled(
     lowered: jax.stages.Lowered, learner: Learner, full: TrainBatch, devices: int, arguments: int
 ) -> dict[str, Any]:
-    """What is known of one program; of a program that the compiler refuses for want of memory, its sizes alone.
+    """Compiles and measures one program; if the compiler refuses it for lack of memory, gives its sizes alone.
 
     `arguments` are the bytes that its arguments take of each device.
     """
-    began, computed = time.perf_counter(), time.process_time()
+    began, cpu_began = time.perf_counter(), time.process_time()
     try:
-        compiled = lowered.compile()
+        executable = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        compiled, message = None, str(error)
-    spent = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - computed}
-    if compiled is None:
+        executable, message = None, str(error)
+    times = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu_began}
+    if executable is None:
         sizes = refusal(message, arguments)
-        return {**sizes, **spent, "refused": True, "refusal": message, "collectives": {}, "kernels": {}}
-    analysis = compiled.memory_analysis()
+        return {**sizes, **times, "refused": True, "refusal": message, "collectives": {}, "kernels": {}}
+    analysis = executable.memory_analysis()
     assert analysis is not None
-    program = program_text.parse(compiled.as_text() or "")
+    program = program_text.parse(executable.as_text() or "")
     rows, length = full.tokens.shape
     rounds = (rows // learner.micro_rows, -(-(length - 1) // _chunk(learner, length)))
     crossing = program_text.collectives(program, devices, rounds)
@@ -286,10 +286,10 @@ def _compiled(
     }
     return {
         **sizes,
-        # The compiler's own figure of a peak counts otherwise for TPUs.
+        # The compiler's own figure for the peak is defined differently for TPUs.
         "bytes_peak": sum(sizes.values()),
         "refused": False,
-        **spent,
+        **times,
         "collectives": by_kind(crossing),
         "kernels": program_text.kernels(program),
         "donated": sum(argument.donated for argument in jax.tree.leaves(lowered.args_info)),
@@ -300,12 +300,12 @@ def _compiled(
 
 
 def refusal(message: str, arguments: int) -> dict[str, int]:
-    """The sizes of a program that the compiler for TPUs refuses, from its message; of its arguments where it says none.
+    """The sizes of a program that the compiler for TPUs refuses, from its message; without one, those of its arguments.
 
-    What the message calls temporaries holds the arguments too.
+    What the message calls temporaries includes the arguments.
     """
-    found = re.search(r"required for HLO temporaries \(([\d.]+)([KMGT])\)", message)
-    total = int(float(found[1]) * _UNITS[found[2]]) if found else arguments
+    match = re.search(r"required for HLO temporaries \(([\d.]+)([KMGT])\)", message)
+    total = int(float(match[1]) * _UNITS[match[2]]) if match else arguments
     return {
         "bytes_argument": arguments,
         "bytes_temporary": max(0, total - arguments),
@@ -316,38 +316,37 @@ def refusal(message: str, arguments: int) -> dict[str, int]:
 
 
 def families(names: Iterable[str]) -> list[str]:
-    """What these kernels are, each once; a kernel of another kind by its own name."""
-    found = {next((said for start, said in _FAMILIES.items() if name.startswith(start)), name) for name in names}
-    return sorted(found)
+    """The families of these kernels, each once; a kernel of no family appears under its own name."""
+    labels = {next((family for start, family in _FAMILIES.items() if name.startswith(start)), name) for name in names}
+    return sorted(labels)
 
 
 def by_kind(crossing: Sequence[Collective]) -> dict[str, dict[str, int]]:
-    """Kind → how many collectives run, and the bytes that each device sends in them."""
+    """Kind → the number of collectives that run, and the bytes that each device sends in them."""
     kinds = defaultdict[str, Counter[str]](Counter)
-    for one in crossing:
-        kinds[one.kind].update(count=one.runs, bytes=one.runs * one.bytes)
+    for collective in crossing:
+        kinds[collective.kind].update(count=collective.runs, bytes=collective.runs * collective.bytes)
     return {kind: dict(figures) for kind, figures in sorted(kinds.items())}
 
 
 def vocabulary_moves(crossing: Sequence[Collective], learner: Learner) -> list[Collective]:
-    """Collectives of the scoring matrix or of its gradient within a loop within a micro-batch: it is moved again and
-    again there."""
+    """Collectives of the scoring matrix or its gradient within an inner loop of a micro-batch, which repeats them."""
     vocabulary, width = _vocabulary_and_width(learner)
     return [
-        one for one in crossing
-        if one.loops >= 2 and any(vocabulary & set(axes) and width & set(axes) for axes in one.arrays)
+        collective for collective in crossing
+        if collective.loops >= 2 and any(vocabulary & set(axes) and width & set(axes) for axes in collective.arrays)
     ]  # fmt: skip
 
 
 def _vocabulary_and_width(learner: Learner) -> tuple[set[int], set[int]]:
-    """The sizes of these axes, whole and as a device has them."""
+    """The sizes of both axes: the whole, and a device's part."""
     config, shape = learner.config, learner.placement.mesh.shape if learner.placement.mesh else {}
     vocabulary, width = config.vocab_size, config.hidden_size
     return {vocabulary, vocabulary // shape.get("tensor", 1)}, {width, width // shape.get("fsdp", 1)}
 
 
 def _chunk(learner: Learner, length: int) -> int:
-    """The tokens of a row that `token_scores` scores at a time."""
+    """The number of a row's tokens that `token_scores` scores at a time."""
     return chunk_size(learner.micro_rows, length, learner.placement.mesh)
 
 
@@ -364,7 +363,7 @@ def logits_arrays(program: Program, learner: Learner, length: int) -> list[tuple
 
 
 def _moved(programs: Mapping[str, Mapping[str, Any]], learner: Learner) -> dict[str, dict[str, int]]:
-    """The collectives of a step: of each update, and of the programs of `prepare` once for each batch."""
+    """Adds up the collectives of a step: those of each update, and those of `prepare` once for each batch."""
     total = defaultdict[str, Counter[str]](Counter)
     for name, program in programs.items():
         times = learner.updates_per_batch if name == "update" else learner.objective.splits
@@ -376,39 +375,39 @@ def _moved(programs: Mapping[str, Mapping[str, Any]], learner: Learner) -> dict[
 def table(found: Mapping[str, Any]) -> Table:
     """One line a figure; bytes are those of one device."""
     title = f"{found['target']}: {found['devices']} × {found['chip']}"
-    shown = Table(title=title, title_justify="left", show_header=False)
-    shown.add_column(no_wrap=True)
-    shown.add_column()
+    grid = Table(title=title, title_justify="left", show_header=False)
+    grid.add_column(no_wrap=True)
+    grid.add_column()
     mesh = " × ".join(f"{name} {size}" for name, size in found["mesh"].items()) or "one device"
-    shown.add_row("mesh", mesh)
-    shown.add_row("learner", f"{found['method']}, {found['loss']}, remat {found['remat']}")
-    shown.add_row("micro-batch", f"{found['micro_rows']} rows of {found['row_length']:,} tokens")
-    shown.add_row("fits", "yes" if found["fits"] else "no")
+    grid.add_row("mesh", mesh)
+    grid.add_row("learner", f"{found['method']}, {found['loss']}, remat {found['remat']}")
+    grid.add_row("micro-batch", f"{found['micro_rows']} rows of {found['row_length']:,} tokens")
+    grid.add_row("fits", "yes" if found["fits"] else "no")
     for name in ("argument", "temporary", "peak", "limit"):
-        shown.add_row(name, f"{found[f'bytes_{name}'] / GIB:.2f} GiB")
+        grid.add_row(name, f"{found[f'bytes_{name}'] / GIB:.2f} GiB")
     for kind, figures in found["collectives"].items():
-        shown.add_row(kind, f"{figures['count']:,} a step, {figures['bytes'] / GIB:,.1f} GiB sent by each device")
-    shown.add_row("kernels", ", ".join(found["kernels"]) or "none")
+        grid.add_row(kind, f"{figures['count']:,} a step, {figures['bytes'] / GIB:,.1f} GiB sent by each device")
+    grid.add_row("kernels", ", ".join(found["kernels"]) or "none")
     for name, program in found["programs"].items():
-        shown.add_row(f"{name}: compiled in", f"{program['seconds']:.0f} s")
-    shown.add_row("operations", f"{found['flops'] / 1e15:,.2f} PFLOP a step")
+        grid.add_row(f"{name}: compiled in", f"{program['seconds']:.0f} s")
+    grid.add_row("operations", f"{found['flops'] / 1e15:,.2f} PFLOP a step")
     bounds = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in found["bounds"].items())
-    shown.add_row("at least", f"{found['bound_seconds']:.2f} s a step ({bounds})")
-    return shown
+    grid.add_row("at least", f"{found['bound_seconds']:.2f} s a step ({bounds})")
+    return grid
 
 
 def in_one_line(found: Mapping[str, Any]) -> str:
-    """What a preflight says of a report."""
-    sent = sum(kind["bytes"] for kind in found["collectives"].values()) / GIB
+    """The report in one line, for a preflight."""
+    traffic = sum(kind["bytes"] for kind in found["collectives"].values()) / GIB
     return (
-        f"{found['bytes_peak'] / GIB:.1f} of {found['bytes_limit'] / GIB:.1f} GiB a device, each sends {sent:,.0f} GiB "
-        f"a step, kernels: {', '.join(found['kernels']) or 'none'}; a step takes at least "
+        f"{found['bytes_peak'] / GIB:.1f} of {found['bytes_limit'] / GIB:.1f} GiB a device, each sends {traffic:,.0f} "
+        f"GiB a step, kernels: {', '.join(found['kernels']) or 'none'}; a step takes at least "
         f"{found['bound_seconds']:.2g} s"
     )
 
 
 def advice(found: Mapping[str, Any]) -> Iterator[str]:
-    """What to change where the programs do not fit."""
+    """Yields what to change if the programs do not fit."""
     if found["fits"]:
         return
     settings = found["suggestion"]["settings"]
@@ -421,17 +420,17 @@ def advice(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def name_and_value(name: str, value: Any) -> str:
-    """A setting as it is typed: an environment variable, or a flag."""
+    """A setting as one types it: an environment variable, or a flag."""
     return f"{name}={value}" if name.isupper() else f"--config.{name}={value}"
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """The number of parameters of the model, with every expert's."""
+    """The number of the model's parameters, including every expert's."""
     return sum(math.prod(row.shape(config)) for row in parameters(config))
 
 
 def layer_weights(config: ModelConfig) -> int:
-    """N: the weights of all layers that one token is multiplied with; of experts only its own.
+    """N: the weights of all layers by which one token is multiplied; of the experts, only the token's own.
 
     L · (D·S·(2H + 2K) + 3·D·F); for a sparse layer D·E + 3·D·F·k in place of 3·D·F.
     """
@@ -447,8 +446,8 @@ def layer_weights(config: ModelConfig) -> int:
 def forward_flops(config: ModelConfig, lengths: Sequence[int], scored: int) -> int:
     """Operations of one forward over texts of these lengths, with logits for `scored` tokens in all.
 
-    2·N·Σn + 2·D·V·scored + Σ 4·L·H·S·n(n + 1)/2: a multiplication and an addition count as two, a token attends to
-    itself and those before it, by two products. Norms, rotations and softmaxes do not count.
+    2·N·Σn + 2·D·V·scored + Σ 4·L·H·S·n(n + 1)/2: a multiplication and an addition count as two, and a token attends by
+    two products to itself and those before it. Norms, rotations and softmaxes do not count.
     """
     products = 2 * layer_weights(config) * sum(lengths) + 2 * config.hidden_size * config.vocab_size * scored
     pairs = sum(n * (n + 1) // 2 for n in lengths)

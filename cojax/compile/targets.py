@@ -1,6 +1,6 @@
-"""Accelerators that a program can be compiled for without having them: their topologies and published figures.
+"""Accelerators for which programs compile without the hardware: their topologies and published figures.
 
-It loads no JAX until a program is compiled: the command lists the targets before it.
+This module loads JAX only to compile a program, because the command lists the targets before that.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     import jax
 
 GIB = 2**30
-# What JAX takes of a card's memory, and its own default.
+# The variable for the share of a card's memory that JAX takes, and JAX's default.
 _SHARE, _SHARE_OF_CARD = "XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One device; `kind` is JAX's name of it. `memory` is what a program can have of it, in bytes; of a card it is all.
+    """One device; `kind` is JAX's name of it. `memory` is in bytes: all of a card's, or what a program can have.
 
     Published figures: `flops`, operations a second of dense bfloat16 products; `bandwidth`, bytes a second of the
     device's own memory; `interconnect`, bytes a second that a device can send to the others of its host or slice.
@@ -37,23 +37,23 @@ class Chip:
     flops: float
     bandwidth: float
     interconnect: float
-    description: str = ""  # the file of what XLA has to know of a card in place of asking its driver
+    description: str = ""  # a file that tells XLA about a card, in place of the card's driver
 
     @property
     def limit(self) -> int:
         """Bytes that JAX gives a program: on a CUDA card its share XLA_PYTHON_CLIENT_MEM_FRACTION."""
         if self.platform == "tpu":
             return self.memory
-        given = os.environ.get(_SHARE, "") or str(_SHARE_OF_CARD)
+        share = os.environ.get(_SHARE, "") or str(_SHARE_OF_CARD)
         try:
-            return int(self.memory * float(given))
+            return int(self.memory * float(share))
         except ValueError:
-            raise ValueError(f"{_SHARE} is {given!r}; expected the share of a card's memory, as 0.9") from None
+            raise ValueError(f"{_SHARE} is {share!r}; expected the share of a card's memory, as 0.9") from None
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """`count` chips, connected as `topology` says in the words of the chip's compiler."""
+    """`count` chips; `topology` says in the words of the chip's compiler how they are connected."""
 
     name: str
     chip: Chip
@@ -69,29 +69,29 @@ TARGETS: Mapping[str, Target] = {
 
 
 def find(name: str) -> Target:
-    """The target of that name. Raises ValueError, which lists the others."""
+    """The target of that name. Raises ValueError that lists the others."""
     return choose(TARGETS, name, "target")
 
 
 def attached(devices: "Sequence[jax.Device]") -> Chip | None:
-    """The chip that these devices are, None where no target has it."""
+    """The chip of these devices; None if no target has it."""
     return next((target.chip for target in TARGETS.values() if target.chip.kind == devices[0].device_kind), None)
 
 
 def devices(target: Target) -> "Sequence[jax.Device]":
-    """The target's devices, which can be compiled for and nothing else.
+    """The target's devices; programs can be compiled for them, but not run.
 
-    Raises ModuleNotFoundError where the compiler's package is not installed.
+    Raises ModuleNotFoundError if the compiler's package is not installed.
     """
     from jax.experimental import topologies
 
-    chip, of_card = target.chip, {}
+    chip, card_options = target.chip, {}
     if chip.description:
         text = importlib.resources.files("cojax.compile").joinpath(chip.description).read_text(encoding="utf-8")
-        of_card = {"topology": target.topology, "target_config": text}
+        card_options = {"topology": target.topology, "target_config": text}
     try:
         with _silent():
-            return topologies.get_topology_desc(target.topology, chip.platform, **of_card).devices
+            return topologies.get_topology_desc(target.topology, chip.platform, **card_options).devices
     except (RuntimeError, NotImplementedError) as error:
         missing = _missing(error, target.chip.platform)
         if missing is None:
@@ -107,9 +107,9 @@ def devices(target: Target) -> "Sequence[jax.Device]":
 
 
 def lowered_for(device: "jax.Device") -> contextlib.AbstractContextManager[Any]:
-    """Within it, programs are lowered for that device, which need not be here.
+    """A context in which programs are lowered for that device, which need not be present.
 
-    Triton's kernels ask what card they are for; since JAX 0.11 they do not take it from the sharding of the arrays.
+    Triton's kernels ask for which card they are; since JAX 0.11 the sharding of the arrays does not tell them.
     """
     if device.platform not in ("gpu", "cuda"):
         return contextlib.nullcontext()
@@ -121,22 +121,22 @@ def lowered_for(device: "jax.Device") -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Drops what compilers write to standard error of the hardware that they do not find."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+    """Silences compilers that complain on standard error about missing hardware."""
+    stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(null)
 
 
 def _missing(error: Exception, platform: str) -> str | None:
-    """The package of a compiler that an error says is missing."""
-    said = str(error)
-    if platform == "tpu" and "TPU support not installed" in said:
+    """The compiler's package that the error reports as missing; None for another error."""
+    message = str(error)
+    if platform == "tpu" and "TPU support not installed" in message:
         return "libtpu, the compiler for TPUs"
-    if platform == "cuda" and "not implemented" in said:
+    if platform == "cuda" and "not implemented" in message:
         return "jax-cuda12-plugin, the compiler for CUDA"
     return None

