@@ -45,10 +45,10 @@ def place(address: str, name: str, settings: Mapping[str, Any]) -> "PlacedEnviro
 
 
 class PlacedEnvironment(Served):
-    """An environment on the nodes of a cluster, by the protocol of `cojax.environment.Environment`.
+    """An environment on the nodes of a cluster; it implements `cojax.environment.Environment`.
 
-    A call raises what the environment raises on its node, as `play` would see it here; where the node is lost, and for
-    whatever else happens to one, EnvironmentFailure. `layers` says which layers of isolation hold on the nodes.
+    A call raises what the environment raises on its node, as `play` would see it here. It raises EnvironmentFailure if
+    the node is lost or fails otherwise. `layers` says which layers of isolation hold on the nodes.
     """
 
     def __init__(self, nodes: Nodes) -> None:
@@ -63,8 +63,8 @@ class PlacedEnvironment(Served):
         def call(kind: Any, op: str, *arguments: Any) -> Any:
             """The node's reply as a record of type `kind`.
 
-            In a step or a verdict, a value of the wrong shape is the policy's doing where the environment runs its
-            code.
+            In a step or a verdict, a value of the wrong shape is the policy's doing if the environment runs the
+            policy's code.
             """
             try:
                 return read(kind, node.call(number, op, list(arguments)))

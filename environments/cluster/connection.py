@@ -1,6 +1,6 @@
 """The connection to a Ray cluster: its address, its nodes and their actors. The only importer of Ray.
 
-Ray's ports have no authentication by default: who reaches them runs code on every node. A cluster must be private.
+Ray's ports have no authentication by default: whoever reaches them runs code on every node. Keep a cluster private.
 """
 
 import concurrent.futures
@@ -32,7 +32,7 @@ _connecting = threading.Lock()
 
 
 def check(address: str) -> None:
-    """Raises ValueError for an address that is none, and where Ray is not installed. Connects to nothing."""
+    """Raises ValueError for an invalid address, and if Ray is not installed. Connects to nothing."""
     if not _ADDRESS.fullmatch(address):
         raise ValueError(
             f"environment.cluster is {address!r:.200}; expected ray://HOST:PORT, or HOST:PORT or auto on a host of the "
@@ -88,7 +88,7 @@ def _join(ray: Any, address: str) -> None:
 
 
 class RayCluster:
-    """What is asked of Ray, by the module of that name."""
+    """The requests to Ray, through the module of that name."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -138,7 +138,7 @@ def _reach(address: str) -> None:
 
 @contextlib.contextmanager
 def _same_handler() -> Iterator[None]:
-    """Keeps this process's handler of SIGTERM, which Ray replaces by its own."""
+    """Restores this process's handler of SIGTERM, which Ray replaces by its own."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

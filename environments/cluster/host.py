@@ -57,7 +57,7 @@ class Host:
         self._failure: type[EnvironmentFailure] = EnvironmentFailure
 
     async def make(self, order: bytes) -> bytes:
-        """Makes the environment; what the trainer must know of it, or why it cannot be made."""
+        """Makes the environment; returns what the trainer must know of it, or why it cannot be made."""
         return await asyncio.to_thread(self._make, order)
 
     async def call(self, line: bytes) -> bytes:
@@ -140,9 +140,9 @@ class Host:
 
 
 def code_of(name: str) -> str:
-    """A hash of the code that an environment of that name runs: our packages, and its own module where it is another's.
+    """A hash of the code that an environment of that name runs: our packages, and its own module if that is not ours.
 
-    Nodes must have the trainer's: otherwise a verdict could depend on where an episode is played.
+    Nodes must have the trainer's code: otherwise a verdict could depend on where an episode is played.
     """
     files = {
         f"{package}/{path.relative_to(ROOT / package)}": path
@@ -197,7 +197,7 @@ def failed(number: int, error: EnvironmentFailure, counted: float) -> bytes:
 
 
 def reply(line: object, number: int, episode: int) -> tuple[float, Any, EnvironmentFailure | None]:
-    """(seconds counted, value, failure) of a reply to that call. Raises Malformed where it is none."""
+    """(seconds counted, value, failure) of a reply to that call. Raises Malformed if it is not one."""
     message = decoded(line, *_bounds(episode))
     counted_s = read(float, message.get("counted"))
     if message.get("id") != number:

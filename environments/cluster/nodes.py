@@ -23,9 +23,9 @@ _BEAT, _JOINED, _LOOK = 0.5, 5.0, 0.25
 _PLACED = 120.0
 # Seconds for a call that concerns the whole environment.
 _SERVICE = 120.0
-# On one node an actor is started at most so many times within so many seconds.
+# A node gets at most _STARTS actors within _WITHIN seconds.
 _STARTS, _WITHIN = 3, 60.0
-# A node that sends nothing for so many seconds is lost; after fewer it gets no new episode.
+# A node that is silent for SILENCE seconds is lost; after DOUBT seconds it gets no new episode.
 SILENCE, DOUBT = 30.0, 5.0
 # Seconds that a call may count. The watch over an episode, and the worker of an isolated one, allow far fewer.
 LONGEST = 3_600.0
@@ -171,7 +171,7 @@ class Nodes:
         while self._starting:
             concurrent.futures.wait([node.made for node in self._starting], _BEAT)
             for id, failure in self._finish_starts():
-                # A node that has left meanwhile is none of this cluster's any more.
+                # A node that has left meanwhile no longer belongs to the cluster.
                 if id in self.cluster.places():
                     raise failure
                 _LOG.warning("%s", failure)
@@ -189,7 +189,7 @@ class Nodes:
         return self._when_free(lambda node: (node, node.begin()))
 
     def service(self, op: str, *arguments: Any) -> Any:
-        """A call that concerns the whole environment. It may be made twice: a lost node's is made on another."""
+        """A call that concerns the whole environment. If its node is lost, it is made again on another."""
         while True:
             node = self._when_free(lambda node: node, full=True)
             try:
@@ -210,9 +210,9 @@ class Nodes:
             self.cluster.end(node.actor)
 
     def _when_free(self, take: Callable[[Node], _T], full: bool = False) -> _T:
-        """What `take` does with the node that has the fewest open episodes; `full` also takes one that has all it may.
+        """The result of `take` for the node with the fewest open episodes; `full` also allows one that has all it may.
 
-        The wait for one does not count against an episode's deadline. Raises EnvironmentFailure where there is none for
+        Waiting for a node does not count against an episode's deadline. Raises EnvironmentFailure if there is none for
         too long.
         """
         began = running()

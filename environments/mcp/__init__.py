@@ -41,7 +41,7 @@ _VERDICT = 6
 _PROCESSES, _VALUES = 128, 1_100_000
 # Episodes at a time: of servers of a command, and of a server at an address.
 _MANY, _ONE = 8, 1
-# A function of the user's, as against a tool or JSON.
+# A function of the user's, as opposed to a tool or JSON.
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 # Calls that are tried to find one that changes the state.
 _TRIED = 24
@@ -200,8 +200,8 @@ def _opener(
 def _prove(environment: ToolEnvironment, concurrency: int) -> None:
     """Proves that episodes of a server at a url have states of their own, where several are to be played at a time.
 
-    Of a server with one state, finds the look-ups, which later would wait for episodes that wait for them. Raises
-    ValueError, and EnvironmentFailure where the server fails.
+    For a server with one state, it finds the look-ups now: later, that would wait for episodes that wait for it. Raises
+    ValueError, and EnvironmentFailure if the server fails.
     """
     (setup,) = environment.tasks("seed", 1)
     with contextlib.closing(environment.start(setup)) as first, contextlib.closing(environment.start(setup)) as second:

@@ -38,7 +38,7 @@ _CREDENTIALS = (401, 403, 407)
 class Process:
     """The server that a command starts in `folder` with these variables alone. It ends with this process.
 
-    Its messages are read during a call alone. A server that floods in between waits, as its pipe is full.
+    Its messages are read only during a call. A server that floods in between has to wait, because its pipe is full.
     """
 
     def __init__(self, command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> None:
@@ -66,7 +66,7 @@ class Process:
         yield incoming, outgoing
 
     async def _read(self, process: asyncio.subprocess.Process, into: Any) -> None:
-        """Passes the server's messages on. What it prints that is no message is left out."""
+        """Passes the server's messages on. It skips any other output."""
         stdout: Any = process.stdout
         async with into:
             try:
@@ -81,7 +81,7 @@ class Process:
         stdin: Any = process.stdin
         async for message in out:
             line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-            # One that has ended is noticed by the reader.
+            # The reader notices a server that has ended.
             with contextlib.suppress(OSError):
                 stdin.write(line.encode() + b"\n")
                 await stdin.drain()
@@ -125,13 +125,13 @@ class Address:
             yield streams
 
     async def _note(self, response: httpx2.Response) -> None:
-        # That there is no stream of messages beside the calls is no refusal.
+        # A server without a stream of messages beside the calls refuses only that stream.
         if response.request.method == "POST":
             self._refused = response.status_code if response.status_code >= 400 else 0
 
 
 async def rehearse() -> None:
-    """Imports what requests and calls import late, as a child may not be allowed to read the packages."""
+    """Imports what requests and calls import late, because a child may not be allowed to read the packages."""
     server = MCPServer("rehearsal")
 
     async def count() -> int:
@@ -148,7 +148,7 @@ async def rehearse() -> None:
 _INSTRUCTIONS = 4_000
 # The SDK's message where the server has forgotten the session.
 _FORGOTTEN = "Session terminated"
-# Of what the SDK reports, all that counts is an answer too.
+# Whatever matters in the SDK's log is also an answer.
 logging.getLogger("mcp").setLevel(logging.CRITICAL + 1)
 
 
@@ -183,7 +183,7 @@ class Connection:
             raise RuntimeError(f"the server {self._transport.name!r:.300} does not start: {reason}") from None
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Reply:
-        """The reply to a call, also of the two tools for resources.
+        """The reply to a call, including one of the two tools for resources.
 
         Raises EOFError where the server has ended, or can no longer be understood.
         """
@@ -260,7 +260,7 @@ def _document(tool: Any) -> Mapping[str, Any]:
 
 
 def _text(block: Any) -> str:
-    """A part of a result as text; of what is no text, its kind."""
+    """A part of a result as text; its kind, if it is not text."""
     if block.type == "text":
         return block.text
     if block.type == "resource":

@@ -33,8 +33,8 @@ _CITIES = ("Bergen", "Cork", "Delft", "Essen", "Ghent", "Leeds", "Lyon", "Malmo"
 class Server:
     """A public server.
 
-    `recipe` is its virtual environment, and `fill` makes the folder of number n in which an episode starts. What the
-    rest is stands in servers.toml.
+    `recipe` is its virtual environment, and `fill` makes the folder of number n in which an episode starts. Comments in
+    servers.toml explain the rest.
     """
 
     name: str
@@ -125,7 +125,7 @@ _TABLE = Path(__file__).with_name("servers.toml").read_text(encoding="utf-8")
 SERVERS = {name: _server(name, **row) for name, row in tomllib.loads(_TABLE).items()}
 
 ALL, NONE = "all", "none"
-# What --data can be: all servers, one of them, or none, for a server of one's own.
+# What --data can be: all servers, one of them, or none, for a server of your own.
 ROOTS = (ALL, *SERVERS, NONE)
 
 

@@ -78,7 +78,7 @@ def _episode(
         return Observation((Message("tool", text),), ok=ok and not is_error)
 
     def state() -> Mapping[str, Any]:
-        """The folder as JSON; of one that has become too large, that it has."""
+        """The folder as JSON, or the fact that it has become too large."""
         try:
             return snapshot(world, ignore)
         except OverflowError as error:
@@ -95,7 +95,7 @@ def _episode(
 
 
 def _variables(program: str, home: Path, own: Mapping[str, str]) -> dict[str, str]:
-    """All that a server's environment holds: nothing of this process's, where a user's credentials may stand."""
+    """All of a server's environment. It takes nothing from this process's, which may hold a user's credentials."""
     path = os.pathsep.join((os.path.dirname(program), "/usr/local/bin", "/usr/bin", "/bin"))
     folders = {"PATH": path, "HOME": str(home), "TMPDIR": str(home)}
     return {**folders, "LANG": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0", **own}

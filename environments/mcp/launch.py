@@ -1,4 +1,4 @@
-"""Settings → the worker in which servers are called: a command's confined, the one at an address with a network."""
+"""Settings → the worker that calls servers: confined for those of a command, with a network for one at an address."""
 
 import os
 import re
@@ -99,7 +99,7 @@ def words_of(command: str) -> list[str]:
 def files_of(words: Sequence[str]) -> tuple[str, ...]:
     """The files and folders that a command reads: its program's, its virtual environment's, and those it names.
 
-    Of a file that is an argument the folder is meant, as a program reads what lies beside it.
+    For a file among the arguments that is its folder, because a program reads what lies beside it.
     """
     paths = [word for word in words[1:] if os.path.isabs(word) and os.path.exists(word) and word != "/"]
     folders = (os.path.dirname(word) if os.path.isfile(word) else word for word in paths)
@@ -109,7 +109,7 @@ def files_of(words: Sequence[str]) -> tuple[str, ...]:
 def variables_of(given: str) -> Mapping[str, str]:
     """The variables of `NAME=VALUE NAME …`. A bare name has the value of this process's environment.
 
-    Raises ValueError for a name that is none, or that has no value here.
+    Raises ValueError for an invalid name, and for one that has no value here.
     """
     variables = {}
     for word in shlex.split(given):

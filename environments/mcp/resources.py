@@ -1,4 +1,4 @@
-"""A server's resources as two tools, which are the same whatever the resources are, so that these may come and go."""
+"""A server's resources as two tools. These do not depend on the resources, so that resources may come and go."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -46,7 +46,7 @@ async def pages(listing: Callable[..., Awaitable[Any]], part: str) -> list[Any]:
 
 
 def text_of(content: Any) -> str:
-    """The text of a resource's content; of other content its kind."""
+    """The text of a resource's content; for other content, its kind."""
     text = vars(content).get("text")
     return text if text is not None else f"[{content.mime_type or 'bytes'}]"
 

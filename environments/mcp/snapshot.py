@@ -83,7 +83,7 @@ def _held(path: Path) -> dict[str, Any]:
 
 
 def _database(path: Path) -> dict[str, Any]:
-    """The tables of a database: how each was made, its columns, and its rows in their order; and what else is made."""
+    """The tables of a database, each with its SQL, its columns and its rows in their order; and the SQL of the rest."""
     with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True) as database:
         defs = database.execute("SELECT type, name, sql FROM sqlite_master ORDER BY type, name").fetchall()
         tables, others = {}, [sql for kind, _, sql in defs if kind != "table" and sql]  # an automatic index has no SQL

@@ -35,7 +35,7 @@ def offers(world: ServerWorld) -> _Calls:
 
 
 def _of_row(name: str, columns: Sequence[str], row: Sequence[Any], word: str) -> _Calls:
-    """Statements about one row, which its first column stands for."""
+    """Statements about one row, which its first column identifies."""
     key, *others = zip(columns, row, strict=True)
     where = f"WHERE {key[0]} = {_literal(key[1])}"
     for column, value in others:

@@ -82,7 +82,7 @@ class ServerWorld:
         return self.read(self._asked(self.episode.state), self.call)
 
     def retire(self) -> None:
-        """Has the server serve no other episode, unless it is at an address."""
+        """Keeps the server from serving another episode, unless it is at an address."""
         self._works = self._works and self.lasting
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ def offer(worker: IsolatedEnvironment, setup: Mapping[str, Any]) -> Offer:
 
 
 def difference(expected: Documents, offered: Documents) -> str:
-    """What a list of tools has that the other has not, in words."""
+    """The difference between two lists of tools, in words."""
     before, after = ({tool["function"]["name"] for tool in tools} for tools in (expected, offered))
     changes = [f"no longer {', '.join(sorted(before - after))}"] if before - after else []
     changes += [f"now {', '.join(sorted(after - before))}"] if after - before else []
@@ -241,7 +241,7 @@ class Opener:
             raise
 
     def _reused(self, folder: str) -> Server | None:
-        """A server that served another episode, after its reset; None where there is none that is as at its start."""
+        """A server of an earlier episode, after its reset; None if there is none that is as it was at its start."""
         while (server := self._taken(folder)) is not None:
             episode, _, start = server
             try:
@@ -285,8 +285,8 @@ class Opener:
         self._end(turn)
 
     def _turn(self) -> Turn:
-        """The turn of a world, for which it waits with `alone`. A thread that has one passes that on: its first world
-        is over. Raises EnvironmentFailure where that takes longer than ten minutes."""
+        """The turn of a world, for which it waits with `alone`. A thread that already has a turn passes it on: its
+        first world is over. Raises EnvironmentFailure if the wait takes longer than ten minutes."""
         me, turn = threading.get_ident(), Turn()
         if not self.alone:
             return turn

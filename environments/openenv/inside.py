@@ -52,7 +52,7 @@ def make(
     factory, solve, read = (function_of(name, path) for name in (made_by, solution, state))
 
     def make_environment() -> Environment:
-        """A fresh environment. Raises ValueError for what is none."""
+        """A fresh environment. Raises ValueError for any other object."""
         environment = factory(**arguments) if factory else None
         if not isinstance(environment, Environment):
             raise ValueError(f"{factory!r:.100} makes {type(environment).__name__}; expected an Environment of openenv")
@@ -184,14 +184,14 @@ class SessionEpisode:
         return Evaluation(share, (), share)
 
     def close(self) -> None:
-        """Nothing: the environment ends with its process."""
+        """Does nothing: the environment ends with its process."""
 
     def _named(self) -> str:
         """The arguments of the reset in one line."""
         return ", ".join(f"{name}={value!r}" for name, value in self._reset.items())[:200]
 
     def _made(self, name: str, *arguments: Any, **named: Any) -> Any:
-        """The observation of a step or a reset: by its own asynchronous form if it has one, as its server does."""
+        """The observation of a step or a reset, by its own asynchronous form if it has one, as its server does it."""
         own = f"{name}_async"
         kind = type(self._environment)
         asynchronous = vars(Environment)[own] is not next(vars(one)[own] for one in kind.__mro__ if own in vars(one))
@@ -235,13 +235,13 @@ class SessionEpisode:
         return text, not observation.result.is_error, bool(observation.done)
 
     def _seen(self, shown: Any) -> dict[str, Any]:
-        """An observation without its reward, which is for training, and without what is empty."""
+        """An observation without its reward, which is for training, and without empty values."""
         fields = serialize_observation(shown)["observation"]
         return {name: value for name, value in fields.items() if value not in (None, {}, [])}
 
 
 def _written(seen: Any) -> str:
-    """An observation as text: itself where it is one text, else JSON."""
+    """An observation as text: its own text if it is a single one, else JSON."""
     if isinstance(seen, Mapping) and len(seen) == 1 and isinstance(only := next(iter(seen.values())), str):
         return only
     return json.dumps(to_jsonable_python(seen, inf_nan_mode="strings"), ensure_ascii=False) if seen else ""

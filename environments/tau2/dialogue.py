@@ -22,12 +22,12 @@ from .world import CUSTOMER
 _TOKENS, _LONGEST_REPLY = 2_048, 10_000
 # The settings that say where the customer's model is, and which it is.
 _SETTINGS = ("environment.user_url", "environment.user_model")
-# How a call fails that was taken: the agent's words may be why the endpoint refuses it, or says nothing usable.
+# Failures of a call that was taken: the agent's words may be why the endpoint refuses it, or says nothing usable.
 _OF_WORDS = frozenset({"malformed", "refused", "too_long"})
 
 
 def check(url: str, model: str, deadline: float) -> None:
-    """Raises ValueError for what cannot be the customer's address, an empty model, a deadline that cannot be kept."""
+    """Raises ValueError for an invalid address of the customer, an empty model, or an impossible deadline."""
     if not 0 < deadline < math.inf:
         raise ValueError(f"environment.user_deadline is {deadline}; expected seconds above 0")
     check_address(url.rstrip("/"), model, *_SETTINGS)
@@ -41,9 +41,9 @@ def customer(url: str, model: str, deadline: float = 120.0, *, attempts: int = 4
     """The customer's side of conversations, by `model` at `url`; any number of threads may call it.
 
     A reply takes at most `deadline` seconds and `attempts` requests. The temperature is 0. `said` are the messages so
-    far, as ("agent" or "customer", text). An answer raises EnvironmentFailure where no reply can be had, EpisodeFailure
-    where none is usable, as what the agent said may be the reason. The wait counts for no deadline of the episode: it
-    has one of its own. Raises ValueError for an invalid address, deadline or key.
+    far, as ("agent" or "customer", text). An answer raises EnvironmentFailure if no reply can be had, and
+    EpisodeFailure if none is usable, because what the agent said may be the reason. The wait does not count against a
+    deadline of the episode: it has its own. Raises ValueError for an invalid address, deadline or key.
     """
     check(url, model, deadline)
     url = url.rstrip("/")
@@ -92,7 +92,7 @@ def _words(api: ApiClient, reply: Any) -> str:
 
 
 def spoken(text: str) -> str:
-    """What a text says to others: what follows its thoughts; nothing where a thought is not ended."""
+    """What a text says to others: the part after its thoughts; nothing if a thought does not end."""
     words = text.rpartition("</think>")[2]
     return "" if "<think>" in words else words.strip()
 
@@ -103,7 +103,7 @@ _LONGEST, _IN_ALL = 4_000, 40_000
 
 
 def conversing(environment: Environment, customer: Answer) -> Environment:
-    """`environment`, in whose official tasks `customer` answers. Its other tasks are played as before."""
+    """`environment`, with `customer` answering in its official tasks. Its other tasks are played as before."""
 
     def start(task: Task) -> Episode:
         episode = environment.start(task)
@@ -156,7 +156,7 @@ def _dialogue(episode: Episode, task: Task, customer: Answer) -> Episode:
 
 
 def _unsayable(action: Action, text: str, left: int) -> str:
-    """Why the text is not said to the customer, who reads `left` more characters; empty where it is."""
+    """Why the text is not said to the customer, who reads `left` more characters; empty if it is said."""
     if "<tool_call>" in text or not text:
         return (action.error or "the message is empty")[:200]
     if len(text) > _LONGEST:

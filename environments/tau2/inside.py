@@ -23,7 +23,7 @@ _OWN = json.loads(Path(__file__).with_name("tools.json").read_text(encoding="utf
 
 
 def make(domain: str = "telecom", instructions: str = "official", user: str = "written") -> Environment:
-    """The environment of one domain. Reads everything from disk now; raises ValueError for a setting it has not.
+    """The environment of one domain. Reads everything from disk now; raises ValueError for an unknown domain.
 
     With `user` model the official tasks are conversations; what the customer says in them comes from outside.
     """
@@ -60,7 +60,7 @@ def make(domain: str = "telecom", instructions: str = "official", user: str = "w
 def _conversations(
     environment: ToolEnvironment, wheel: Domain, known: Mapping[str, Any], instructions: str
 ) -> Environment:
-    """The environment, in which an episode of an official task is a conversation."""
+    """The environment, with a conversation as the episode of each official task."""
     texts, stops, tools = official.conversation_texts(), official.stops(), toolset(wheel.tools)
     system = _with_policy(wheel, instructions, texts["instruction"], texts["prompt"])
 
@@ -84,10 +84,10 @@ def conversation(
 ) -> PlainEpisode:
     """The episode of an official task as a conversation. `judge` is told whether the customer has ended it.
 
-    `opening` are the agent's system message, its first message, and last what the customer is told, which is not for
-    it. What the customer says later is asked for in the trainer's process (dialogue.py), as a worker has no network; a
-    message of theirs with one of the `stops` ends the conversation. What an agent may say is not listed, and no
-    explorer starts from an official task.
+    `opening` holds the agent's system message, its first message and, last, what the customer is told, which is not for
+    the agent. The trainer's process asks for what the customer says later (dialogue.py), because a worker has no
+    network; a message of theirs with one of the `stops` ends the conversation. What an agent may say is not listed, and
+    no explorer starts from an official task.
 
     An action with calls is the agent's. One without calls is the trainer's, never a policy's: its text is JSON, a list
     of messages that were said, each as [who says it, text], where who is "agent" or "customer".
@@ -102,7 +102,7 @@ def conversation(
         return any(who == "customer" and stop in text for who, text in transcript for stop in stops)
 
     def step(action: Action) -> Observation:
-        """Carries out the calls in order, also after a refused one; one message for each call."""
+        """Carries out the calls in order, even after a refused one. Each call gets a message."""
         if over():
             return Observation((Message("tool", "error: the customer has ended the conversation"),), False, True)
         if not action.calls:
@@ -153,7 +153,7 @@ def _judge(wheel: Domain, task: Any, world: World, finished: bool) -> Evaluation
 
 KINDS = ("official", "workflow", "brief")
 _TICKET = "\n<ticket>\n{ticket}\n</ticket>"
-# What an agent is told that gets the request in writing.
+# What an agent is told if it gets the request in writing.
 _WRITTEN = Path(__file__).with_name("written.txt").read_text(encoding="utf-8").removesuffix("\n")
 
 
@@ -161,7 +161,7 @@ def system_message(domain: Domain, kind: str) -> str:
     """The system message: the official prompt with a policy text, and without the ticket, which is the user's message.
 
     `official` has the policy of the domain, `workflow` its variant of the telecom domain, `brief` none. Raises
-    ValueError for any other, and for a policy that the domain has not.
+    ValueError for any other, and for a policy that the domain lacks.
     """
     if kind != "brief" and _TICKET not in domain.prompt:
         raise ValueError("the official prompt has no <ticket> section any more; adapt environments/tau2/inside.py")

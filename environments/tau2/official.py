@@ -75,7 +75,7 @@ class Domain:
     `solo`: the benchmark has tasks without a user for it. `tools`: OpenAI function documents. `lookups`: the names of
     the tools that never change a world. `tasks`: the official tasks by id. `splits`: official split → ids. `policies`:
     the official policy texts by kind. `prompt`: the official system prompt of the solo mode, with places for
-    {agent_instruction}, {domain_policy} and {ticket}. `instruction`: what stands at the first of them. `databases`: the
+    {agent_instruction}, {domain_policy} and {ticket}. `instruction`: what goes into the first of them. `databases`: the
     company's, and the customer's if there is one. `construct(solo_mode)`: a fresh official environment.
     """
 
@@ -92,7 +92,7 @@ class Domain:
     construct: Callable[..., Any]
 
     def world(self, initial: Mapping[str, Any] | None) -> Any:
-        """A fresh official environment in an official initial state. Raises ValueError where it cannot be had."""
+        """A fresh official environment in an official initial state. Raises ValueError if the state is impossible."""
         state = import_module("tau2.data_model.tasks").InitialState
         environment = self.construct(solo_mode=self.solo)
         if initial:
@@ -138,7 +138,7 @@ class Domain:
 
 
 def load(name: str) -> Domain:
-    """Reads a domain of the installed wheel. Raises ModuleNotFoundError with what to do where there is none."""
+    """Reads a domain of the installed wheel. Raises ModuleNotFoundError, which says what to do, if there is none."""
     try:
         import_module("loguru").logger.remove()
         # The wheel uses pandas only in a table of results that is not made here, and names one class of it.
@@ -224,7 +224,7 @@ def _copied(database: Any) -> Any:
         return copy.deepcopy(database)
     clone = copy.copy(database)
     for name, table in vars(database).items():
-        # Past the model's validation, which would copy every record.
+        # This bypasses the model's validation, which would copy every record.
         vars(clone)[name] = table.fork() if isinstance(table, Table) else Table(table)
     return clone
 

@@ -1,6 +1,6 @@
 """Official records → tasks and setups, and one world: an official environment, the messages that its evaluators read,
-and its state as JSON. Of the telecom domain also the calls worth trying, and what a customer would ask for in their
-place, as wordings.txt says.
+and its state as JSON. For the telecom domain, also the calls worth trying, and what a customer would ask for in their
+place, by wordings.txt.
 
 Records are read as JSON, in the form of the wheel's own files.
 """
@@ -28,7 +28,7 @@ class World:
     """A world of one episode, single-use. A call that the official tools refuse raises ValueError."""
 
     def __init__(self, domain: Domain, setup: Mapping[str, Any]) -> None:
-        """Raises ValueError for a setup of another domain, or an initial state that cannot be had."""
+        """Raises ValueError for a setup of another domain, or an impossible initial state."""
         if setup.get("domain") != domain.name:
             raise ValueError(f"the setup is of the domain {setup.get('domain')!r}; this environment has {domain.name}")
         self.domain = domain
@@ -38,7 +38,7 @@ class World:
         self.transferred = False
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The official reply to a call. Raises ValueError with its text where it is an error."""
+        """The official reply to a call. Raises ValueError with its text if it is an error."""
         if name == ENDING:
             return ""
         _examine(arguments)
@@ -59,7 +59,7 @@ class World:
         self.messages.append(official.message(who, text))
 
     def state(self) -> dict[str, Any]:
-        """The databases, and whether the request was handed over. Of a large database it has the changed records."""
+        """The databases, and whether the request was handed over. Of a large database, it has only changed records."""
         tools, user = self.environment.tools, self.environment.user_tools
         kits = {"company": tools, **({"customer": user} if user is not None else {})}
         return {**{key: _plain(kit.db) for key, kit in kits.items()}, "transferred": self.transferred}
@@ -89,7 +89,7 @@ def _examine(arguments: Mapping[str, Any]) -> None:
 
 
 def _plain(database: Any) -> Any:
-    """The database as JSON; of tables that share their records, what changed."""
+    """The database as JSON; for tables that share their records, only the changes."""
     tables = {name: table.changes() for name, table in vars(database).items() if isinstance(table, Table)}
     text = json.dumps(tables or database.model_dump(mode="json"), default=lambda record: record.model_dump(mode="json"))
     # JSON has no infinity, which sums of large numbers can reach.
@@ -202,7 +202,7 @@ def task_of(domain: str, record: Mapping[str, Any]) -> Task:
 def conversation_of(domain: str, record: Mapping[str, Any]) -> Task:
     """The task of an official record as a conversation.
 
-    It has no solution to be replayed, as the customer decides how it ends. The query is the same as in writing, so that
+    It has no solution to replay, because the customer decides how it ends. The query is the same as in writing, so that
     no other task is worded alike, but no agent sees it.
     """
     task = task_of(domain, record)
@@ -210,7 +210,7 @@ def conversation_of(domain: str, record: Mapping[str, Any]) -> Task:
 
 
 def setup_of(domain: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """The setup of a record: its domain and the official initial state, without what is empty there."""
+    """The setup of a record: its domain and the official initial state, without empty parts."""
     initial = {key: value for key, value in (record.get("initial_state") or {}).items() if value}
     return {"domain": domain, **({"initial_state": initial} if initial else {})}
 

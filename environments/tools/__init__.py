@@ -1,4 +1,4 @@
-"""An environment from a few functions. What is not given is supplied: verdict, actions worth trying, wording, splits.
+"""An environment from a few functions. The rest has defaults: verdict, actions worth trying, wording, splits.
 
     from environments.tools import ToolEnvironment
 
@@ -9,16 +9,16 @@
            are the tool's schema, and its docstring is the description. A document is {"name", "description",
            "parameters"}, with the parameters as a JSON schema; OpenAI's and MCP's forms are read too.
 `open`     setup → world: a fresh world, equal for equal setups. The setup is a copy that the world may keep.
-`setups`   The setups in which episodes start: JSON objects. Equal ones count once.
+`setups`   The setups in which episodes start: JSON objects. Duplicates count once.
 
 The world is plain JSON, or an object with
 
     state() → JSON                        all that counts for success, equal for equal worlds
     call(name, arguments) → text          carries out a tool that is a document; raises an exception to refuse
     over() → bool                         optional: the world itself has ended the episode
-    introduction() → text                 optional: what it shows at first; it follows the instructions
-    listen(action), listened()            optional: is told what the actor wrote, before and after its calls are made
-    on_offer() → documents                optional: those of the tools, of which it may offer some
+    introduction() → text                 optional: what it shows first, after the instructions
+    listen(action), listened()            optional: called before and after an action's calls are made
+    on_offer() → documents                optional: the tools on offer, if a world may offer only some of them
     close()                               optional: frees what the world holds
 
 Text, or JSON, that a tool returns is its observation. None becomes "ok". An exception is a refusal: its message is the
@@ -28,13 +28,13 @@ Optional:
 
 `ending`        The tool that ends an episode; its first parameter is the answer. If the world has no tool of that name,
                 one is added. The default is finish(answer), or finish_episode(answer) where the world has a tool
-                `finish` of its own, which then ends nothing; if it should, say ending="finish". With "" it is no tool
-                that ends an episode, but an action without calls, whose text is the answer; then there may be no tools
-                at all.
-`judge`         (task, world, answer, finished) → reward in [0, 1], or an Evaluation, or None: by replay, as without it.
+                `finish` of its own, which then ends nothing; if it should, say ending="finish". With "", an action
+                without calls ends an episode, and its text is the answer; then there may be no tools at all.
+`judge`         (task, world, answer, finished) → reward in [0, 1], or an Evaluation, or None to judge by replay, as
+                without a judge.
 `fork`          world → an independent copy; then only actions that work are offered. Plain JSON is always copied.
 `affordances`   world → (name, arguments) of calls worth trying, in place of those from schemas and values seen.
-`lookups`       The names of the tools that never change the world. Without it they are tried on the first setups.
+`lookups`       The names of the tools that never change the world. Without it, tools are tried on the first setups.
 `instructions`  Text of the system message, or setup → text.
 `splits`        Split → tasks to evaluate on; or tasks, which a hash of the setup divides into dev (a fifth) and eval. A
                 task is a `Task`, or {"query", "setup", "solution": [{"name", "arguments"}, …]}. Without it, a run holds

@@ -11,7 +11,7 @@ from typing import Any
 from cojax.types import Call, canonical
 from .toolset import Tool
 
-# Values tried of one parameter: named by the schema or seen, and, of free text, new.
+# Values tried for one parameter: those that the schema names or that were seen, and new ones for free text.
 _KNOWN, _NEW = 12, 2
 # Values of a list or an object within an argument that are tried; levels of nesting that are followed.
 _PARTS, _DEEP = 3, 4
@@ -83,7 +83,7 @@ def singular(name: str) -> str:
 
 
 def calls_of(tool: Tool, seen: Seen, count: int, rng: random.Random, deep: int = 0) -> Iterator[Call]:
-    """Different calls of the tool, at most `count`, in random order. None where a parameter has nothing to try.
+    """Different calls of the tool, at most `count`, in random order; none if a required parameter has no values.
 
     `deep` is the level of an object within an argument; of its optional members only the first few are tried.
     """
@@ -166,7 +166,7 @@ def _of_kind(
 
 
 def _matching(name: str, seen: Seen) -> Iterator[_Scalar]:
-    """Values seen under this name; if there are none, under a name that is its end, or whose end it is."""
+    """Values seen under this name, or else under a name that ends it or that it ends."""
     key = name_of(name)
     if key in seen:
         yield from seen[key]
@@ -202,7 +202,7 @@ def _compiled(pattern: str) -> Callable[[str], bool] | None:
 
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema that a reference within the document stands for, with what stands beside the reference."""
+    """The schema that a reference within the document stands for, merged with what stands beside the reference."""
     for _ in range(_DEEP):
         if not isinstance(schema, Mapping):
             return {}

@@ -39,9 +39,9 @@ def environment(
     judge: Callable[[Any], Evaluation],
     **others: Any,
 ) -> ToolEnvironment:
-    """The environment of such a world, in which the `judge` of a world reaches the verdict on the tasks of `splits`.
+    """The environment of such a world. `judge`, world → verdict, decides on the tasks of `splits`.
 
-    `example` is a command. `others` are what ToolEnvironment takes besides.
+    `example` is a command. `others` are further arguments of ToolEnvironment.
     """
     official = {task.id for tasks in splits.values() for task in tasks}
     return ToolEnvironment(
@@ -61,7 +61,7 @@ _KINDS = ("full", "brief")
 
 
 def system_message(file: Path, kind: str) -> str:
-    """The text of a file, of which the list of commands after an empty line is left out where the kind is `brief`.
+    """The text of a file. The kind `brief` leaves out the list of commands after the empty line.
 
     Raises ValueError for another kind.
     """
@@ -76,7 +76,7 @@ def call(command: str) -> Call:
 
 
 def command_of(name: str, arguments: Mapping[str, Any]) -> str:
-    """The command of a call, its words apart by single spaces. Raises ValueError for a call that has none."""
+    """The command of a call, with single spaces between its words. Raises ValueError for a call that has none."""
     command = arguments.get(PARAMETER)
     if name != ACT or set(arguments) != {PARAMETER} or not isinstance(command, str):
         raise ValueError(f"{ACT} takes a text called {PARAMETER}")
@@ -106,7 +106,7 @@ def offers(commands: Iterable[str], salt: str) -> list[tuple[str, dict[str, Any]
 def phrase(steps: Sequence[Triplet], unasked: Collection[str]) -> str | None:
     """The query that these steps answer: the commands in their order.
 
-    None where a command was refused, for one whose verb is in `unasked`, and for none at all.
+    None if a command was refused, if the verb of one is in `unasked`, or if there is no command.
     """
     calls = [entry for entry, _ in calls_with_observations(steps) if entry.name != ENDING]
     commands = [entry.arguments.get(PARAMETER, "") for entry in calls]

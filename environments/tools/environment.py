@@ -1,6 +1,6 @@
 """The environment that a few functions make, see environments/tools/__init__.py, and its episodes.
 
-An episode is calls on a world, and a verdict by comparison with the world that the solution leads to.
+An episode makes calls on a world. Its verdict compares that world with the one that the solution leads to.
 """
 
 import contextlib
@@ -32,11 +32,11 @@ from .arguments import Seen, calls_of, seen_in
 from .toolset import DONE, Refused, Tool, perform, toolset
 
 _TRAITS = Traits(worded_alike=True)
-# The splits that an environment without tasks to evaluate on has too.
+# The splits that every environment has, even without tasks to evaluate on.
 _SPLITS = ("seed", "dev", "eval", "challenge")
 # The most setups; ends of solutions that are kept; setups on which look-ups are found, and calls of each tool there.
 _SETUPS, _ENDS, _LOOKED, _LOOKS = 100_000, 10_000, 3, 4
-# Seconds in which these calls must be done, unless one call may take longer.
+# Seconds for all these calls, unless a single call may take longer.
 _PATIENCE = 10.0
 
 End = tuple[Any, Any, str | None]  # of a task's solution: the states in which it begins and ends, and the answer
@@ -45,9 +45,9 @@ Tasks = Sequence[Task | Mapping[str, Any]]
 
 
 class ToolEnvironment:
-    """An environment from tools, `open` and setups.
+    """An environment made of tools, `open` and setups.
 
-    Raises ValueError, or TypeError for what is no JSON, where these cannot make one.
+    Raises ValueError if they cannot make one, and TypeError for a value that is not JSON.
     """
 
     def __init__(
@@ -90,7 +90,8 @@ class ToolEnvironment:
         return self._documents
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
-        """The first `count` tasks of a split. `seed` orders the split `seed`: the setups, without query and solution.
+        """The first `count` tasks of a split. The split `seed` holds the setups, without query and solution, in an
+        order that the number `seed` decides.
 
         Raises ValueError for an unknown split.
         """
@@ -120,9 +121,9 @@ class ToolEnvironment:
         return not self._ending.name
 
     def is_lookup(self, tool: str) -> bool:
-        """Whether a tool never changes the world: as the environment says, or else if it worked on the first setups and
-        left every state as it was. Raises EnvironmentFailure where trying does not end within ten seconds, or within
-        the deadline of its traits if that is longer."""
+        """Whether a tool never changes the world. The environment says so, or else the tool must have worked on the
+        first setups and left every state as it was. Raises EnvironmentFailure if trying it does not end within ten
+        seconds, or within the deadline of the traits if that is longer."""
         if self._given_lookups is not None:
             return tool in self._given_lookups
         with self._trying:  # one trial at a time: side by side they would slow one another down
@@ -176,7 +177,7 @@ class ToolEnvironment:
 
 
 def _with_command(traits: Traits, tools: Mapping[str, Tool]) -> Traits:
-    """The traits, in which a world's one tool takes a command if it takes free text and nothing else."""
+    """The traits; in them, a world's only tool takes a command if it takes free text and nothing else."""
     if len(tools) != 1:
         return traits
     (tool,) = tools.values()
@@ -188,7 +189,7 @@ def _with_command(traits: Traits, tools: Mapping[str, Tool]) -> Traits:
 
 
 def _with_call(step: Triplet) -> Triplet:
-    """A step whose text ends the episode, as a call of the nameless tool that ends it; any other step as it is."""
+    """The step. If its text ends the episode, it becomes a call of the nameless tool that ends it."""
     if step.action.calls:
         return step
     answer = spoken_answer(step.action)
@@ -197,7 +198,7 @@ def _with_call(step: Triplet) -> Triplet:
 
 
 def _distinct(name: str, setups: Iterable[Mapping[str, Any]]) -> tuple[Task, ...]:
-    """A bare task for each different setup. Raises ValueError where there is none, or one is no JSON object."""
+    """A bare task for each different setup. Raises ValueError if there is none, or one is not a JSON object."""
     tasks: dict[str, Task] = {}
     for number, setup in enumerate(itertools.islice(setups, _SETUPS), 1):
         if not isinstance(setup, Mapping):
@@ -225,7 +226,7 @@ def _divided(name: str, splits: Mapping[str, Tasks] | Tasks | None, ending: Tool
 
 
 def _check_calls(task: Task, names: Collection[str]) -> None:
-    """Raises ValueError where the task's solution calls a tool that there is not: nothing would come of it."""
+    """Raises ValueError if the task's solution calls a tool that does not exist: such a call would do nothing."""
     for call in itertools.chain.from_iterable(action.calls for action in task.solution):
         if call.name not in names:
             tools = ", ".join(sorted(filter(None, names)))
@@ -236,7 +237,7 @@ def _check_calls(task: Task, names: Collection[str]) -> None:
 
 
 def _task(name: str, given: Task | Mapping[str, Any], ending: Tool) -> Task:
-    """The task, its solution ended. Raises ValueError for one that lacks a part."""
+    """The task, with a solution that ends the episode. Raises ValueError if a part is missing."""
     if isinstance(given, Task):
         return given
     try:
@@ -262,7 +263,7 @@ _CHECKS = 50
 
 
 def ability(world: Any, name: str) -> Callable[..., Any] | None:
-    """A method that a world may have besides its state and its calls; None where it has none."""
+    """An optional method of a world, beside its state and its calls; None if it has none."""
     return getattr(world, name, None)
 
 
@@ -272,7 +273,7 @@ def is_json(world: Any) -> bool:
 
 
 def plain_json(value: Any, what: str) -> Any:
-    """A copy of some JSON. Raises TypeError, which says `what` it is, for a value that is none."""
+    """A copy of a JSON value. Raises TypeError for a value that is not JSON; the error says `what` it is."""
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
@@ -282,7 +283,7 @@ def plain_json(value: Any, what: str) -> Any:
 
 
 def state_of(world: Any) -> Any:
-    """The state of a world, as JSON. Raises TypeError for a state that is none."""
+    """The state of a world, as JSON. Raises TypeError for a state that is not JSON."""
     return plain_json(world if is_json(world) else world.state(), "the world's state")
 
 
@@ -319,7 +320,7 @@ class ToolEpisode:
         return tuple(document for document in self._environment._documents if document["function"]["name"] in names)
 
     def step(self, action: Action) -> Observation:
-        """Carries out the calls in order, also after a refused one; one message for each call."""
+        """Carries out the calls in order, even after a refused one. Each call gets a message."""
         if self._finished:
             return self._refused("the episode is over")
         if listen := ability(self._world, "listen"):
@@ -352,7 +353,7 @@ class ToolEpisode:
         return Observation(tuple(messages), ok=ok, done=self._finished)
 
     def _before_its_end(self, action: Action) -> Action:
-        """The action without the first call that ends the episode, and those after it."""
+        """The action, without the first call that ends the episode and without those after it."""
         ends = (place for place, call in enumerate(action.calls) if call.name == self._environment._ending.name)
         end = None if self._environment._spoken else next(ends, None)
         return action if end is None else dataclasses.replace(action, calls=action.calls[:end])
@@ -364,7 +365,7 @@ class ToolEpisode:
         return {"world": content, "answer": self.answer, "finished": self._finished}
 
     def affordances(self) -> tuple[Action, ...]:
-        """Calls worth trying, of those that can be tried only ones that work; then the calls that end the episode."""
+        """Calls worth trying, only working ones where they can be tried; then calls that end the episode."""
         if self._finished:
             return ()
         state = state_of(self._world)
@@ -381,9 +382,9 @@ class ToolEpisode:
 
         There is a check for each part of the state that the solution changes, one that the rest is as the solution
         leaves it, one for the answer if the solution gives one, and one that the episode is finished. The reward is 1.0
-        if all hold, else 0.0. A task without a solution gets 0.0 and no checks. The partial reward is the number of
-        parts that the solution changes and that are as it leaves them, over the number of these and of other parts that
-        differ; an answer counts as such a part.
+        if all hold, else 0.0. A task without a solution gets 0.0 and no checks. The partial reward is the share of
+        right parts: those that the solution changes and that are as it leaves them, over all parts that it changes and
+        all others that differ. An answer counts as a part that it changes.
         """
         judge = self._environment._judge
         if judge is not None:
@@ -417,7 +418,7 @@ class ToolEpisode:
         return state_of(self._world), self.answer
 
     def retire(self) -> None:
-        """Has what serves the world serve no other episode."""
+        """Keeps whatever serves the world from serving another episode."""
         if retire := ability(self._world, "retire"):
             retire()
 
@@ -443,8 +444,8 @@ class ToolEpisode:
         return over is not None and bool(over())
 
     def _on_offer(self, documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Tool]:
-        """The tools of these documents. Raises EnvironmentFailure for one that the environment has not, or has
-        otherwise: the policy would be told of another."""
+        """The tools of these documents. Raises EnvironmentFailure for one that the environment lacks or documents
+        differently: the policy would be told of another tool."""
         own = self._environment._tools
         tools = toolset(documents, none=True)
         for name, tool in tools.items():
@@ -463,8 +464,8 @@ class ToolEpisode:
         return [call for call in self._calls(state_of(self._world), tool) if call.name == tool]
 
     def _calls(self, state: Any, only: str = "") -> list[Call]:
-        """Those that the environment's own `affordances` names; or else those from schemas and from values seen: of
-        each tool, or of one tool `only`, a first one, then a second, and so on."""
+        """The calls that the environment's own `affordances` names, or else calls from schemas and from values seen:
+        a first one of each tool, or of the tool `only`, then a second, and so on."""
         if self._environment._affordances is not None:
             return [Call(name, copy.deepcopy(args)) for name, args in self._environment._affordances(self._world)]
         places = seen_in(*(read(text) for text in reversed(self._shown)), state, self._task.setup)
@@ -507,7 +508,7 @@ def _leaves(state: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
         yield path, canonical(state)
 
 
-# Where a tool of the world has the first name, the second is taken, and then that with a number.
+# If a tool of the world has the first name, the second is used, and then the second with a number.
 _NAME, _OTHER = "finish", "finish_episode"
 _SAID = "End the episode, with the answer if one was asked for."
 _TAKES = {"type": "object", "properties": {"answer": {"type": "string"}}, "additionalProperties": False}
@@ -520,13 +521,13 @@ def free_name(taken: Collection[str]) -> str:
 
 
 def ending_tool(tools: Mapping[str, Tool], name: str | None) -> Tool:
-    """The tool of that name, which is added where the world has none; None stands for a name that is free."""
+    """The world's tool of that name, or else a new one. None stands for a free name."""
     end_name = free_name(tools) if name is None else name
     return tools.get(end_name) or Tool(end_name, _SAID, _TAKES, lambda world, arguments: _ended(arguments))
 
 
 def ended(task: Task, ending: str) -> Task:
-    """The task, whose solution ends with a call of the tool `ending`, if it has a solution."""
+    """The task, with a call of the tool `ending` at the end of its solution, if it has one."""
     if not task.solution or ending in [call.name for call in task.solution[-1].calls]:
         return task
     return dataclasses.replace(task, solution=(*task.solution, Action(calls=(Call(ending),))))
@@ -539,7 +540,7 @@ def _ended(arguments: Mapping[str, Any]) -> str:
 
 
 def spoken_answer(action: Action) -> str | None:
-    """The answer in an action without calls: its text without a thought, None where there is none."""
+    """The answer in an action without calls: its text without a thought, or None if there is none."""
     return action.text.rpartition("</think>")[2].strip() or None
 
 
@@ -554,7 +555,7 @@ def same_answer(given: str | None, expected: str) -> bool:
 
 
 def read(text: str) -> Any:
-    """The JSON that a text is, else the text itself."""
+    """The text as JSON, or the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

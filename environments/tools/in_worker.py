@@ -1,4 +1,4 @@
-"""A world in a worker, as environments/tools acts on it. A whole action is sent at once, as packages take turns."""
+"""A world in a worker, as environments/tools acts on it. It sends whole actions, because packages take turns."""
 
 import collections
 import contextlib
@@ -18,7 +18,8 @@ from ..worker.venv import Recipe, interpreter
 from .environment import ToolEnvironment, ended, free_name
 from .toolset import Refused
 
-# The most calls of an action that are sent, as environments/tools carries out; characters of a text, and of arguments.
+# The most calls of an action that are sent: as many as environments/tools carries out. Characters of a text, and of
+# arguments.
 _CALLS, _TEXT, _ARGUMENTS = 64, 100_000, 100_000
 # Tasks of a split of a package.
 MOST = 10_000
@@ -27,8 +28,8 @@ _VERDICT = 6
 
 
 def opening(introduction: str, incomparable: str = "") -> tuple[Message, ...]:
-    """What an episode tells as JSON when it opens: its part of the system message, and why its state cannot be
-    compared, if it cannot."""
+    """The first message of an episode, as JSON: its part of the system message, and why its state cannot be compared,
+    if it cannot."""
     return (Message("system", json.dumps({"introduction": introduction, "incomparable": incomparable})),)
 
 
@@ -77,7 +78,7 @@ class WorkerWorld:
         self._replies.clear()
 
     def over(self) -> bool:
-        """Whether the episode has ended itself, and all that it answered was taken."""
+        """Whether the episode has ended itself, and all its answers were taken."""
         return self._over and not self._replies
 
     def state(self) -> Mapping[str, Any]:
@@ -100,13 +101,13 @@ def read_json(name: str, given: str) -> Any:
 
 
 def examine_success(full: float) -> None:
-    """Raises ValueError for what cannot be the reward of success."""
+    """Raises ValueError for a number that cannot be the reward of success."""
     if not 0 < full < math.inf:
         raise ValueError(f"full is {full}; expected the reward of a solved task, more than 0")
 
 
 def folders(given: str) -> tuple[str, ...]:
-    """The folders that a setting names, parted by colons, as absolute paths."""
+    """The folders that a setting names, separated by colons, as absolute paths."""
     return tuple(str(Path(folder).expanduser().absolute()) for folder in given.split(":") if folder)
 
 
@@ -115,10 +116,10 @@ def packaged(
 ) -> ToolEnvironment:
     """The environment of a package's official tasks, whose worlds are made in a worker by the module `home`.inside.
 
-    An official task gets the package's own verdict, any other one a replay of its solution. A text without calls ends
-    an episode `by_text`, else a tool of ours does. `settings` are those of `make`, with the function `affordances` in
-    place of its name: `lookups` are names of tools, parted by commas; a call may take `deadline` seconds, and each
-    process `memory` GiB. `told` is told to the worker, as are `path` and `arguments`.
+    An official task gets the package's own verdict, any other one a replay of its solution. With `by_text`, a text
+    without calls ends an episode; otherwise a tool of ours does. `settings` are those of `make`, with the function
+    `affordances` in place of its name: `lookups` are names of tools, separated by commas; a call may take `deadline`
+    seconds, and each process `memory` GiB. `told` goes to the worker, as do `path` and `arguments`.
     """
     deadline, path = settings["deadline"], folders(settings["path"])
     worker = isolate(
@@ -193,7 +194,7 @@ def actions_of(solution: Iterable[Any]) -> tuple[Action, ...]:
 def function_of(name: str, path: Sequence[str]) -> Callable[..., Any] | None:
     """The function package.module:function within the worker; None for no name. `path` are the user's folders.
 
-    Raises ValueError for a module that is missing, or that cannot be imported, and for a name that it has not.
+    Raises ValueError for a module that is missing or cannot be imported, and for a name that it does not define.
     """
     if not name:
         return None
@@ -213,7 +214,7 @@ def function_of(name: str, path: Sequence[str]) -> Callable[..., Any] | None:
 
 
 def missing(module: str, error: ModuleNotFoundError, path: Sequence[str]) -> str:
-    """What became of a module that a worker should import: it is missing, or what it imports is."""
+    """Why a worker cannot import a module: the module is missing, or one that it imports is."""
     absent = error.name or module
     places = ", ".join(path) or "no folder, as `path` names none (the current folder is not read)"
     where = f"in {places}, nor among the packages of {sys.prefix}"
@@ -228,7 +229,7 @@ def share_of(total: float, full: float, what: str) -> float:
 
 
 def finite(reward: Any, what: str) -> float:
-    """A reward, `what` it is, as a number. Raises ValueError for one that is not finite."""
+    """A reward as a number; `what` names it in an error. Raises ValueError for one that is not finite."""
     try:
         number = math.nan if isinstance(reward, (str, bytes)) else float(reward)
     except (TypeError, ValueError, OverflowError):
@@ -239,10 +240,10 @@ def finite(reward: Any, what: str) -> float:
 
 
 def _sendable(calls: tuple[Call, ...]) -> Iterator[Call]:
-    """The calls; of one that is too long or no JSON, a call that no tool takes."""
+    """The calls; one that is too long or not JSON becomes a call that no tool takes."""
     for call in calls:
         try:
             size = len(json.dumps([call.name, dict(call.arguments)], allow_nan=False, ensure_ascii=False).encode())
-        except (TypeError, ValueError, RecursionError):  # half a character too
+        except (TypeError, ValueError, RecursionError):  # also for half a character
             size = _ARGUMENTS + 1
         yield call if size <= _ARGUMENTS else Call("")

@@ -32,7 +32,7 @@ def document(name: str, description: str, parameters: Mapping[str, Any]) -> dict
 
 @dataclasses.dataclass(frozen=True)
 class Tool:
-    """A tool: its name, its documentation, and how it is carried out; None where the world itself does that."""
+    """A tool: its name, its documentation, and the function that carries it out, or None if the world does."""
 
     name: str
     description: str
@@ -51,8 +51,8 @@ class Tool:
     def call(self, world: Any, arguments: Any) -> str:
         """The observation of a call. Raises Refused, or TypeError for a result that is neither text nor JSON.
 
-        The world gets a copy of the arguments: it may keep and change them, and the call is what a record, a replay and
-        a solution have.
+        The world gets a copy of the arguments, which it may keep and change: records, replays and solutions hold the
+        call itself.
         """
         if not isinstance(arguments, Mapping):
             raise Refused(f"expected an object of arguments for {self.name}")
@@ -69,7 +69,7 @@ class Tool:
 
 
 def toolset(tools: Iterable[Callable[..., Any] | Mapping[str, Any]], *, none: bool = False) -> dict[str, Tool]:
-    """The tools by name. Raises ValueError for one that cannot be read, for two of one name, and for no tool at all
+    """The tools by name. Raises ValueError for one that cannot be read, for two with one name, and for no tool at all
     unless `none` allows that."""
     by_name: dict[str, Tool] = {}
     for number, source in enumerate(tools, 1):
@@ -190,7 +190,7 @@ def _require_finite(arguments: Mapping[str, Any]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """What a refusal says: the message, after the type where that is no message by itself."""
+    """What a refusal says: the message, with the type before it if the message alone would not explain it."""
     text = " ".join(str(error).split())
     plain = isinstance(error, (ValueError, RuntimeError)) or type(error) is Exception
     return (text if plain and text else f"{type(error).__name__}: {text}".rstrip(": "))[:2_000]

@@ -17,8 +17,8 @@ def phrase(steps: Sequence[Triplet], ending: str, lookups: Collection[str]) -> s
     """The query that these calls answer; None where they cannot be worded.
 
     A call that changes the world is worded with its arguments. An argument that a look-up was the first to show is
-    worded by that look-up. There is no query if a call was refused, if a look-up is not used, and for an answer that is
-    not what the last look-up showed.
+    worded by that look-up. There is no query if a call was refused, if a look-up is not used, or if the answer is not
+    what the last look-up showed.
     """
     done = calls_with_observations(steps)
     clauses: list[str] = []
@@ -48,7 +48,7 @@ def words_of(name: str) -> str:
 
 
 def _clauses(done: Sequence[tuple[Call, str]], lookups: Collection[str], used: set[int]) -> Callable[[int], str]:
-    """Place of a call → the call in words. The places of the look-ups that arguments come from are added to `used`."""
+    """Index of a call → the call in words. Adds to `used` the indices of the look-ups that arguments come from."""
 
     @functools.cache
     def clause(index: int) -> str:
@@ -58,10 +58,10 @@ def _clauses(done: Sequence[tuple[Call, str]], lookups: Collection[str], used: s
         return f"{verb} with {' and '.join(phrases)}" if phrases else verb
 
     def word_value(value: Any, before: int) -> str:
-        """An argument in words: itself, or the place in which the latest of the earlier calls shows it, if only that
-        does, and can be said in few words: where each look-up takes two values of another one, words double.
+        """An argument in words: the place where the latest earlier look-up shows it, or the value itself.
 
-        A value that an earlier call was given is known, and is worded as itself.
+        It must be the only place in the observation, and its words must be few: where each look-up takes two values of
+        another one, words double. A value that an earlier call already took is known, and is worded as itself.
         """
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):
             for index in reversed(range(before)):
@@ -78,7 +78,7 @@ def _clauses(done: Sequence[tuple[Call, str]], lookups: Collection[str], used: s
 
 
 def _place(value: str | int | float, shown: str) -> str | None:
-    """Where an observation shows a value, in words; None where it does not, or not in one place alone."""
+    """Where an observation shows a value, in words; None if it shows it nowhere or in several places."""
     if len(shown) > 50 * _LONGEST:
         return None
     if shown == str(value):
@@ -102,7 +102,7 @@ def _places(shown: Any, value: Any) -> list[tuple[str, ...]]:
 
 
 def calls_with_observations(steps: Sequence[Triplet]) -> list[tuple[Call, str]]:
-    """The calls with their observations; nothing where one was refused, or an action has no call."""
+    """The calls with their observations; an empty list if one was refused, or an action has no call."""
     done: list[tuple[Call, str]] = []
     for step in steps:
         calls, messages = step.action.calls, step.observation.messages

@@ -1,7 +1,7 @@
 """The source of rollouts, in a worker inside the package's own virtual environment, and one rollout of a task by the
 package's own parts: its trace, its tools, its stops, its rewards.
 
-The package would start servers and a harness, which speak over a network. Here the policy has the harness's part, and
+The package would start servers and a harness, which speak over a network. Here the policy plays the harness, and
 the tools are called directly; `RolloutEpisode` does what the package's Rollout and its harness `null` do. It keeps the
 folders of its runtimes below the user's folder, which is that of a worker's scratch files.
 """
@@ -110,7 +110,7 @@ class RolloutEpisode:
         return ()
 
     def evaluate(self) -> Evaluation:
-        """The taskset's rewards, over the reward of success, as a number in [0, 1]. Scored once."""
+        """The taskset's rewards, over the reward of success, as a number in [0, 1]. It scores only once."""
         if self._verdict is None:
             self._runner.run(self._score())
             rewards = {name: one for name, one in self._trace.rewards.items() if one is not None}
@@ -122,7 +122,7 @@ class RolloutEpisode:
         return self._verdict
 
     def close(self) -> None:
-        """Nothing: the episode ends with its process."""
+        """Does nothing: the episode ends with its process."""
 
     async def _open(self) -> None:
         await self._runtime.start()
@@ -143,7 +143,7 @@ class RolloutEpisode:
             raise ValueError(f"the episode is over before its first action: the stop {stop} holds")
 
     def _share_state(self, toolset: Any) -> None:
-        """Has the toolset read and write the trace's state directly, and not through the package's HTTP channel."""
+        """Has the toolset read and write the trace's state directly, instead of through the package's HTTP channel."""
         adapter, trace = toolset._state_adapter, self._trace
 
         async def pull() -> Any:
@@ -167,7 +167,7 @@ class RolloutEpisode:
         return Observation(messages, done=await self._stopped())
 
     def _commit(self, action: Action, calls: list[tuple[str, Call]]) -> None:
-        """Adds the action to the trace as the reply of a model, its thought apart."""
+        """Adds the action to the trace as the reply of a model, with its thought as the reasoning."""
         thought, _, text = action.text.rpartition("</think>")
         vf_calls = [
             vf.ToolCall(id=number, name=call.name, arguments=json.dumps(dict(call.arguments))) for number, call in calls
@@ -201,8 +201,8 @@ class RolloutEpisode:
         return bool(stop)
 
     async def _holding(self) -> str:
-        """The name of a stop of the task that holds now, "" where none does. Raises TypeError for an answer that is no
-        truth value."""
+        """The name of a stop of the task that holds now, "" if none does. Raises TypeError for an answer that is not
+        a bool."""
         for stop in self._task.hooks("stop"):
             answer = invoke(stop, {vf.Trace: self._trace})
             if not isinstance(holds := await answer if inspect.isawaitable(answer) else answer, bool):

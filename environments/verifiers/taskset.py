@@ -42,7 +42,7 @@ class Source:
         """
         try:
             config_type = vf.taskset_config_type(module)
-        except ModuleNotFoundError as error:  # the package's own, of that of an import
+        except ModuleNotFoundError as error:  # the package's own, which may hide that of an import
             cause = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
             # What the package imports for the name of a taskset, owner/name@version.
             package = module.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
@@ -65,7 +65,7 @@ class Source:
 
     def kinds(self) -> list[tuple[int, Any]]:
         """The first task of each class and configuration, with its index: these decide what the others have too."""
-        # Configurations are mostly one object, whose text is then made once.
+        # Most tasks share one configuration object, whose text is then made once.
         texts = {id(task.config): repr(task.config) for task in self.tasks}
         firsts: dict[tuple[type, str], tuple[int, Any]] = {}
         for index, task in enumerate(self.tasks):
@@ -73,7 +73,7 @@ class Source:
         return list(firsts.values())
 
     def toolsets(self, task: Any) -> list[tuple[Any, bool]]:
-        """The toolsets of an episode, each with whether it is the task's own. Raises ValueError for one elsewhere."""
+        """The toolsets of an episode, and whether each is the task's. Raises ValueError for one served elsewhere."""
         common = type(self.taskset).toolsets(self.taskset.config)
         pairs = [*((each, False) for each in common), *((each, True) for each in task.toolsets(task.config))]
         for toolset, _ in pairs:
@@ -194,7 +194,7 @@ def _task(source: str, index: int, row: Any, solution: Callable[..., Any] | None
 
 
 def _obstacles(index: int, task: Any) -> Iterator[str]:
-    """What a kind of task has, of which this is the first, and has no counterpart here."""
+    """What a kind of task, of which `task` is the first, has without a counterpart here."""
     if task.NEEDS_CONTAINER:
         yield f"task {index} needs a container"
     for hook in discover_decorated(task, "intercept"):
