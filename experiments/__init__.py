@@ -1,1 +1,1 @@
-"""Experiments, one a file; the study; and a file of a few lines that starts each command."""
+"""One file for each experiment, the study, and a short file for each command."""

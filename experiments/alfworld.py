@@ -7,7 +7,7 @@
 
 Hardware and results of such a policy: not measured here.
 
-The benchmark's own games, where they have been downloaded into FOLDER:
+The benchmark's own games, once they are downloaded into FOLDER:
 
     ALFWORLD_DATA=FOLDER python -m environments.install alfworld --data=official
     python -m experiments.run --config=experiments/alfworld.py --config.environment.data=official
@@ -17,7 +17,7 @@ real; it wins none of the games:
 
     python -m experiments.run --config=experiments/alfworld.py --config.policy=tiny --config.steps=2
 
-The development split are games in the rooms of training. See docs/text-worlds.md.
+The development split consists of games in the training rooms. See docs/text-worlds.md.
 """
 
 from ml_collections import ConfigDict

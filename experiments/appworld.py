@@ -14,7 +14,7 @@ Expected, as the paper's figures and not ours, on test_normal before and after 1
 goal completion run python -m experiments.evaluate on a checkpoint.
 
 The same path with a policy of a million parameters, from scratch, on a small data root that the installed package
-builds, on two CPU cores in minutes; it shows that every part works and nothing about learning:
+builds, on two CPU cores in minutes; it shows that every part works, but says nothing about learning:
 
     python -m environments.install appworld --data=tiny
     python -m experiments.run --config=experiments/appworld.py --config.policy=tiny --config.data=tiny --config.steps=2

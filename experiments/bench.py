@@ -1,4 +1,4 @@
-"""How fast the parts are on this machine; needs a checkout."""
+"""Measures how fast the parts are on this machine; needs a checkout."""
 
 import functools
 import sys

@@ -15,7 +15,7 @@ Every part is real; it solves none of the 200 tasks:
 
 With --config.policy=tiny-warm it first learns the solutions of the development part by heart, in eleven minutes, and is
 evaluated on the tasks of base that are not in it: 97 % of the former, none of the latter. It shows that success flows
-from sampled text to the official verdict, and nothing about learning.
+from sampled text to the official verdict, but says nothing about learning.
 """
 
 from ml_collections import ConfigDict

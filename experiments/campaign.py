@@ -1,4 +1,4 @@
-"""Hostile episodes and faults, counted by what they broke; needs a checkout."""
+"""Runs hostile episodes and faults, and counts what they broke; needs a checkout."""
 
 import functools
 import sys

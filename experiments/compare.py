@@ -1,4 +1,4 @@
-"""The results of runs side by side, paired by evaluation task."""
+"""Compares the results of runs, paired by evaluation task."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Does a run fit accelerators that are not here, and what does it cost?"""
+"""Says whether a run fits accelerators that are not here, and what it costs."""
 
 from cojax.compile.command import start as main
 

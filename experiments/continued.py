@@ -1,8 +1,8 @@
-"""The configuration of a run that goes on, read from its folder: --config=experiments/continued.py:WORKDIR.
+"""The configuration of a resumed run, read from its folder: --config=experiments/continued.py:WORKDIR.
 
     python -m experiments.run --workdir=WORKDIR
 
-is short for it. Nothing is imported here: cojax/run/configuration.py says which code of it may be.
+is short for it. No code of the run is imported here; cojax/run/configuration.py says which of it may be.
 """
 
 from pathlib import Path
@@ -30,7 +30,7 @@ def get_config(workdir: str) -> ConfigDict:
                 convert_setting(name, RANGES[name], value)
         with config.unlocked(), config.ignore_type():
             config.update(with_tuples)
-            config.workdir = workdir  # wherever it lay when it was written
+            config.workdir = workdir  # the run may have been moved
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{Path(workdir) / 'config.json'}: {error}") from error
     return config

@@ -44,8 +44,8 @@ def get_config() -> ConfigDict:
     config.signal_settings.rare = ConfigDict({"pattern": 1, "percent": 2.0})
     config.explorer.stretch = (-1, -1, 0, 1)
     config.synthesis.per_context = 1
-    config.synthesis.select = "even"  # as the results in docs/demo.md were made
-    config.validation.evaluation_similarity = 0.0  # the grammar words all alike
-    config.validation.evaluation_words = 0  # and says "…, then …" of any two tasks
+    config.synthesis.select = "even"  # the results in docs/demo.md were made with it
+    config.validation.evaluation_similarity = 0.0  # the grammar words all tasks alike
+    config.validation.evaluation_words = 0  # and joins any two tasks by "…, then …"
     config.validation.pool_similarity = 0.0
     return config

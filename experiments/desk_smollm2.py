@@ -1,8 +1,8 @@
-"""A pretrained language model and its tasks co-evolve on two CPU cores: shown a few demonstrations, then imitation.
+"""A pretrained language model and its tasks co-evolve on two CPU cores: a few demonstrations, then imitation.
 
     make demo-lm
 
-It converts SmolLM2-135M-Instruct where that has not been done, and then runs
+It converts SmolLM2-135M-Instruct if that has not been done, and then runs
 `python -m experiments.run --config=experiments/desk_smollm2.py`. See docs/pretrained.md.
 
 The policy imitates its successes and the solutions of its tasks (RFT), and the task set grows around its signals.
@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
     config.workdir = "runs/desk_smollm2"
     config.method = "rft"
     config.steps = 8
-    config.batch_size = 32  # different tasks teach more than further episodes of the same
+    config.batch_size = 32  # different tasks teach more than further episodes of the same task
     config.group_size = 2
     config.initial_tasks = 48
     config.evolve_every = 1
@@ -53,14 +53,14 @@ def get_config() -> ConfigDict:
     config.engine.name = "local"
     config.engine.slots = 32
     config.engine.lanes = 2
-    config.engine.prefill_rows = 4  # what a tool says has about 12 tokens, and few episodes wait for it at a time
+    config.engine.prefill_rows = 4  # a tool's reply has about 12 tokens, and few episodes wait for one at a time
     config.limits.concurrency = 32
     config.engine.max_length = 512  # the longest demonstration has 500 tokens
     config.sampling.max_tokens = 64
     config.learner.row_length = 512
     config.learner.micro_rows = 1
-    config.learner.remat = "dots"  # with rows one by one, 1.6 GB less than keeping all, and no slower
-    config.optimizer.learning_rate = 2e-5  # of method=coevolve; the small policy's is too much
+    config.learner.remat = "dots"  # with single rows it takes 1.6 GB less than keeping all, and is no slower
+    config.optimizer.learning_rate = 2e-5  # of method=coevolve; the small policy's rate is too high
     config.optimizer.decay_steps = 0
     config.evaluation.tasks = 300
     config.evaluation.dev_tasks = 24

@@ -1,4 +1,4 @@
-"""Success of a checkpoint, a model folder or an endpoint."""
+"""Measures the success of a checkpoint, a model folder or an endpoint."""
 
 from cojax.evaluation.command import start as main
 

@@ -1,4 +1,4 @@
-"""A configuration given as JSON, over the paper's: --config=experiments/given.py:FILE.
+"""A configuration that is passed as JSON and overrides the paper's: --config=experiments/given.py:FILE.
 
 `cojax.train` passes objects on in this way.
 """
@@ -15,7 +15,7 @@ from cojax.storage.files import read_json
 
 
 def get_config(file: str) -> ConfigDict:
-    """The configuration in `file`, an object of settings. Raises FlagError for what is no configuration."""
+    """The configuration in `file`, an object of settings. Raises FlagError if it holds no configuration."""
     config = base.get_config()
     try:
         with config.unlocked(), config.ignore_type():

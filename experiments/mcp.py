@@ -5,14 +5,14 @@
         --config.environment.folders=starts --config.model.path=models/Qwen3-4B
 
 docs/mcp.md describes the settings. Without a command the server is a public one, --config.environment.server=sqlite,
-git or filesystem. The scripted explorer tries values that the tools' schemas name and that files show. Where arguments
+git or filesystem. The scripted explorer tries values that the tools' schemas name and that files show. If arguments
 are free text, such as SQL, give --config.environment.affordances, or explore with a model: --config.explorer=llm.
 
-The same command with a small policy from scratch, on two CPU cores, in some minutes:
+The same command with a small policy from scratch, on two CPU cores, in a few minutes:
 
     python -m experiments.run --config=experiments/mcp.py --config.policy=tiny --config.steps=2
 
-Hardware: as the model needs it. Expected: nothing is measured, as it depends on the server.
+Hardware: depends on the model. Expected: not measured, because it depends on the server.
 """
 
 from ml_collections import ConfigDict

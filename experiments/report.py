@@ -1,4 +1,4 @@
-"""The page of a run, or why one of its tasks exists."""
+"""Writes a run's page, or prints why one of its tasks exists."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Trains by a configuration, or goes on with a run; --check only tries everything."""
+"""Trains with a configuration, or resumes a run; --check only tries every part."""
 
 import sys
 

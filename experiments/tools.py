@@ -11,7 +11,7 @@ The same command with a small policy from scratch, on two CPU cores, in a few mi
     python -m experiments.run --config=experiments/tools.py --config.environment.name=mypackage.module \\
         --config.policy=tiny --config.steps=2
 
-Hardware: as the model needs it. Expected: nothing is measured, as it depends on the environment.
+Hardware: depends on the model. Expected: not measured, because it depends on the environment.
 """
 
 from ml_collections import ConfigDict

@@ -8,13 +8,13 @@ docs/verifiers-and-openenv.md describes the settings. A taskset with tools and a
 are found with its tools and proved by execution, and is evaluated on its own. Any other trains on its own tasks and
 synthesizes nothing: --config.evolve=none says so, and without it the run ends in its first seconds.
 
-The same command with a small policy from scratch, on two CPU cores, in some minutes; where the tasks bring no solutions
+The same command with a small policy from scratch, on two CPU cores, in a few minutes; if the tasks bring no solutions
 to learn from, it needs --config.warm_start.steps=0:
 
     python -m experiments.run --config=experiments/verifiers.py --config.environment.module=my_taskset \\
         --config.environment.path=FOLDER --config.policy=tiny --config.steps=2
 
-Hardware: as the model needs it. Expected: nothing is measured, as it depends on the taskset.
+Hardware: depends on the model. Expected: not measured, because it depends on the taskset.
 """
 
 from ml_collections import ConfigDict
