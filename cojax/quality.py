@@ -70,10 +70,10 @@ def within(embeddings: Floats, k: int) -> tuple[float | None, float | None]:
     near, far = 0.0, 0.0
     k = min(k, count - 1)
     for start, cosines, distances in _blocks(rows, rows):
-        itself = np.arange(len(cosines)), np.arange(start, start + len(cosines))
-        distances[itself] = 0.0
+        diagonal = np.arange(len(cosines)), np.arange(start, start + len(cosines))
+        distances[diagonal] = 0.0
         far += float(distances.sum(dtype=np.float64))
-        cosines[itself] = -np.inf
+        cosines[diagonal] = -np.inf
         near += float(np.partition(cosines, -k, axis=1)[:, -k:].sum(dtype=np.float64))
     return near / (k * count), far / (count * (count - 1))
 
@@ -287,12 +287,12 @@ def _embedding_figures(
     samples: dict[str, list[Task]], targets: Sequence[Task], embed: Embed, k: int
 ) -> dict[str, dict[str, Any]]:
     """The figures that need embeddings, of each sample that is not empty. Each task is embedded and compared once."""
-    every = list({task.id: task for sample in samples.values() for task in sample}.values())
-    embeddings = embed([task.query for task in (*every, *targets)])
-    if embeddings.shape[:1] != (len(every) + len(targets),):
-        raise EmbeddingError(f"{len(every) + len(targets)} texts gave embeddings of shape {embeddings.shape}")
-    pool_rows, target_rows = embeddings[: len(every)], embeddings[len(every) :]
-    row = {task.id: place for place, task in enumerate(every)}
+    unique_tasks = list({task.id: task for sample in samples.values() for task in sample}.values())
+    embeddings = embed([task.query for task in (*unique_tasks, *targets)])
+    if embeddings.shape[:1] != (len(unique_tasks) + len(targets),):
+        raise EmbeddingError(f"{len(unique_tasks) + len(targets)} texts gave embeddings of shape {embeddings.shape}")
+    pool_rows, target_rows = embeddings[: len(unique_tasks)], embeddings[len(unique_tasks) :]
+    row = {task.id: place for place, task in enumerate(unique_tasks)}
     nearest, far = across(pool_rows, target_rows)
     spread = within(target_rows, 1)[1]
     results: dict[str, dict[str, Any]] = {}

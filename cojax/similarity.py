@@ -123,11 +123,11 @@ class NearDuplicates:
             for cosine, place in wordings.above(query, self.threshold)
         ]
         for cosine, number, place in sorted(alike):
-            id, other, its_calls, its_values = indexes[number][0][place]
+            task_id, other, its_calls, its_values = indexes[number][0][place]
             # The calls may differ only by which argument or call each value goes to.
             is_permuted = values == its_values and len(set(values)) > 1
             if calls == its_calls or (not is_permuted and _order(query, other) > self.threshold):
-                return f"near duplicate of task {id}: similarity {-cosine:.2f}, above {self.threshold:g}"
+                return f"near duplicate of task {task_id}: similarity {-cosine:.2f}, above {self.threshold:g}"
         return ""
 
     def why_draft(self, draft: TaskDraft, taken: Callable[[str], bool]) -> str:
@@ -142,8 +142,8 @@ class NearDuplicates:
 
     def _known(self, setup: str) -> list[tuple[list[_Query], Wordings]]:
         """The tasks on this setup, those of the parent first."""
-        older = self.parent._known(setup) if self.parent is not None else []
-        return [*older, self._on_setup[setup]] if setup in self._on_setup else older
+        parent_indexes = self.parent._known(setup) if self.parent is not None else []
+        return [*parent_indexes, self._on_setup[setup]] if setup in self._on_setup else parent_indexes
 
 
 # A task's id and its query, normalised; the calls and texts of its solution, sorted; their values, sorted.
@@ -162,11 +162,11 @@ def _query(task: Task) -> _Query:
 
 def _order(one: str, other: str) -> float:
     """The cosine of the pairs of neighbouring words of two queries; 1 if neither has two words."""
-    ours, theirs = (Counter(itertools.pairwise(re.findall(r"\w+", query))) for query in (one, other))
-    if not ours and not theirs:
+    pairs, other_pairs = (Counter(itertools.pairwise(re.findall(r"\w+", query))) for query in (one, other))
+    if not pairs and not other_pairs:
         return 1.0
-    product = sum(count * theirs[pair] for pair, count in ours.items())
-    norm = math.sqrt(sum(n * n for n in ours.values()) * sum(n * n for n in theirs.values()))
+    product = sum(count * other_pairs[pair] for pair, count in pairs.items())
+    norm = math.sqrt(sum(n * n for n in pairs.values()) * sum(n * n for n in other_pairs.values()))
     return product / norm if norm else 0.0
 
 
@@ -217,9 +217,9 @@ class Wordings:
             self._numbers.append(numbers)
             self._weights.append(weights)
             for number, weight in zip(numbers.tolist(), weights.tolist(), strict=True):
-                places, theirs = self._having.setdefault(number, (array("i"), array("d")))
+                places, place_weights = self._having.setdefault(number, (array("i"), array("d")))
                 places.append(place)
-                theirs.append(weight)
+                place_weights.append(weight)
 
     def _candidates(self, numbers: np.ndarray, weights: np.ndarray, threshold: float) -> list[int]:
         """The places of all texts whose cosine may be above the threshold, in order."""
@@ -227,22 +227,22 @@ class Wordings:
         postings = [self._having.get(number, empty) for number in numbers.tolist()]
         frequent = sorted(range(len(postings)), key=lambda i: -len(postings[i][0]))
         norms = np.sqrt(np.cumsum(np.square(weights[frequent])))
-        left_out = int(np.searchsorted(norms, threshold / 4, side="right"))
+        skip_count = int(np.searchsorted(norms, threshold / 4, side="right"))
         sums = np.zeros(len(self._numbers))
-        for i in frequent[left_out:]:
-            places, theirs = postings[i]
-            sums[np.frombuffer(places, np.int32)] += weights[i] * np.frombuffer(theirs, np.float64)
-        most = float(norms[left_out - 1]) if left_out else 0.0
-        return np.flatnonzero((sums > 0) & (sums > threshold - most - _ROUNDING)).tolist()
+        for i in frequent[skip_count:]:
+            places, place_weights = postings[i]
+            sums[np.frombuffer(places, np.int32)] += weights[i] * np.frombuffer(place_weights, np.float64)
+        bound = float(norms[skip_count - 1]) if skip_count else 0.0
+        return np.flatnonzero((sums > 0) & (sums > threshold - bound - _ROUNDING)).tolist()
 
     def _cosines(self, numbers: np.ndarray, weights: np.ndarray, candidates: Sequence[int]) -> np.ndarray:
         """The cosines with these texts, each of which shares an n-gram with this one."""
-        theirs = [self._numbers[place] for place in candidates]
-        all_numbers = np.concatenate(theirs)
+        candidate_numbers = [self._numbers[place] for place in candidates]
+        all_numbers = np.concatenate(candidate_numbers)
         positions = np.minimum(np.searchsorted(numbers, all_numbers), len(numbers) - 1)
         products = np.where(numbers[positions] == all_numbers, weights[positions], 0.0)
         products *= np.concatenate([self._weights[place] for place in candidates])
-        return np.add.reduceat(products, np.cumsum([0, *map(len, theirs[:-1])]))
+        return np.add.reduceat(products, np.cumsum([0, *map(len, candidate_numbers[:-1])]))
 
 
 def _ngrams(texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -20,7 +20,7 @@ from cojax.types import Action, Evaluation, Message, Observation, Outcome, Task,
 _T = TypeVar("_T")
 _NO_VERDICT = Evaluation(0.0)
 # Name by which this process has found an environment → the regular expression CALL_IN_TEXT of its module, whose one
-# group is the name of a tool that the text of an action calls; "" where actions have calls.
+# group is the name of a tool that the text of an action calls; "" if actions have calls.
 CALLS_IN_TEXT: dict[str, str] = {}
 
 
@@ -67,7 +67,7 @@ class Environment(Protocol):
         """A fresh episode of the task."""
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
-        """A query that these steps answer, from the start of an episode; None where the grammar cannot word it."""
+        """A query that these steps answer, from the start of an episode; None if the grammar cannot word it."""
 
 
 @runtime_checkable
@@ -103,9 +103,9 @@ class Traits:
     different tasks share most of their words. The run then measures how similar evaluation queries are to each other,
     and only a query that is more similar than that counts as a copy of one. `commands` maps a tool that takes a whole
     command as text to the parameter that holds it: a pattern of actions is then the command's first word, the verb.
-    `incomparable` says why the states of two episodes cannot be compared, "" where they can. Where they cannot, no
+    `incomparable` says why the states of two episodes cannot be compared, "" if they can. If they cannot, no
     solution can be proved by execution: a run trains on the environment's own split `train`, and synthesizes nothing.
-    `ending` is the tool that ends an episode, "" where an action without calls does; None leaves it to the run's
+    `ending` is the tool that ends an episode, "" if an action without calls does; None leaves it to the run's
     explorer. `reuses` says that whatever served one episode may serve another, which may read what the first one
     left. A run then makes another such environment for its evaluations.
     """
@@ -270,7 +270,7 @@ def play(
     kept; a note says what was cut. Outcomes:
 
     - environment_error: another exception of the environment; `progress.suspect`: the actions may have caused it
-    - timeout: `LimitExceeded` inside `step`, `PolicyLoss` anywhere; where the environment runs a policy's code, also
+    - timeout: `LimitExceeded` inside `step`, `PolicyLoss` anywhere; if the environment runs a policy's code, also
       a malformed reply and any exception other than `EnvironmentFailure` after reset
     - engine_error: `EngineError` of the actor
     - truncated: `OutOfContext` of the actor, or `max_turns` actions

@@ -86,17 +86,17 @@ def watched(environment: Environment, patience: float, work: Callable[[Environme
             Episode, types.SimpleNamespace(**{name: functools.partial(run, label, episode, name) for name in _CALLS})
         )
 
-    hanging = ""
+    hanging_call = ""
 
     def seconds_left() -> float:
-        nonlocal hanging
-        hanging, since = current or ("", math.inf)
+        nonlocal hanging_call
+        hanging_call, since = current or ("", math.inf)
         return since + patience - running()
 
     result = on_thread("check", lambda: work(Wrapped(environment, start)))
     if not done_within(result, seconds_left):
         raise HangingCall(
-            f"{hanging} has not returned in {patience:g} s; a tool that may hang needs a limit of its own, or "
+            f"{hanging_call} has not returned in {patience:g} s; a tool that may hang needs a limit of its own, or "
             "isolation (see docs/tools.md)"
         )
     return result.result()

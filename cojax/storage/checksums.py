@@ -108,12 +108,12 @@ class CheckedLog:
     def absorb(self) -> None:
         """Counts the lines after the known part, up to the last whole one.
 
-        Raises StorageError for a line that is no JSON object.
+        Raises StorageError for a line that is not a JSON object.
         """
         self._known = True
-        if (present := self.length) < self._bytes:
-            raise self._changed(present)
-        if not present:
+        if (length := self.length) < self._bytes:
+            raise self._changed(length)
+        if not length:
             return
         with open_file(self.path) as file:
             file.seek(self._bytes)
@@ -241,8 +241,8 @@ def _describe_damage(path: Path, extent: Extent, sums: Sequence[str]) -> str:
             if fault := _line_fault(line, before, sums[number - 1 : number], sums[number:]):
                 return f"{path}, line {number}: {fault}. {_RESTORE}"
             before = line
-    if (present := path.stat().st_size) < size:
-        return f"{path} holds {present} bytes; the checkpoint knows {size}. {_LOST}"
+    if (current_size := path.stat().st_size) < size:
+        return f"{path} holds {current_size} bytes; the checkpoint knows {size}. {_LOST}"
     return f"{path}, one of lines 1 to {lines}: {_CHANGED}. {_RESTORE}"
 
 

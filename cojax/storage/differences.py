@@ -21,7 +21,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Contain
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The dotted name of every setting that differs → its values before and now, None where it is not set."""
+    """The dotted name of every setting that differs → its values before and now, None if it is not set."""
     names = sorted(_differences(before, now, ("workdir",)))
     return {name: [value_at(before, name, None), value_at(now, name, None)] for name in names}
 

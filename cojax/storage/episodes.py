@@ -35,7 +35,7 @@ class Episodes:
         return write_episodes(self.path(step), records)
 
     def first_kept(self, pending: int) -> int:
-        """The first step whose episodes stay: the first of the newest `keep`, or `pending` where that is earlier.
+        """The first step whose episodes stay: the first of the newest `keep`, or `pending` if that is earlier.
 
         Signals that no evolution has used yet point to the steps from `pending` on.
         """
@@ -74,7 +74,7 @@ class Episodes:
 def write_episodes(path: Path, records: Iterable[Mapping[str, Any]]) -> bytes:
     """Writes a compressed JSONL file and returns its content. Equal records give equal bytes."""
     buffer = io.BytesIO()
-    # The header holds neither time nor file name.
+    # The header holds neither a time nor a file name.
     with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=6, mtime=0) as file:
         file.writelines(files.encode_record(record, path) for record in records)
     content = buffer.getvalue()

@@ -2,9 +2,9 @@
 
 config.json       the model, tasks and settings, and versions, commit and hardware
 episodes.jsonl    append-only, one line per episode with its checksum; if an episode is played again, the last counts
-engine.json       the number of slots of the in-process engine, where free memory decided it
+engine.json       the number of slots of the in-process engine, if free memory decided it
 result.json       the figures
-report.html       the figures and the episodes, offline; report-2.html … where one page does not hold all episodes
+report.html       the figures and the episodes, offline; report-2.html … if one page does not hold all episodes
 """
 
 import logging

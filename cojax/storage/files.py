@@ -98,13 +98,13 @@ class Log:
 
     def truncate(self, length: int) -> None:
         """Cuts the log back to `length` bytes. Raises StorageError if it is shorter: records were lost."""
-        present = self.length
-        if present < length:
+        current_length = self.length
+        if current_length < length:
             raise StorageError(
-                f"{self.path} holds {present} bytes; the checkpoint knows {length}. "
+                f"{self.path} holds {current_length} bytes; the checkpoint knows {length}. "
                 "Records were lost: restore the file from a copy, or start in a new workdir."
             )
-        if present > length:
+        if current_length > length:
             with explaining(self.path), open(self.path, "r+b", opener=own_file) as file:
                 file.truncate(length)
                 os.fsync(file.fileno())

@@ -244,11 +244,11 @@ class RunDirectory:
         """
         try:
             summary, final = (read_json(self.folder / name) for name in ("summary.json", "final.json"))
-            sound = has_valid_checksum(summary) and has_valid_checksum(final)
+            is_sound = has_valid_checksum(summary) and has_valid_checksum(final)
             if "episodes" in final and fingerprint(self.folder / FINAL_EPISODES) != final["episodes"]:
                 raise ValueError(f"{FINAL_EPISODES} differs")
-            whole = found is None or (found.step >= summary["steps"] and not any(map(self.files.lacks, REMADE)))
-            return summary if sound and whole else None
+            is_complete = found is None or (found.step >= summary["steps"] and not any(map(self.files.lacks, REMADE)))
+            return summary if is_sound and is_complete else None
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -171,8 +171,8 @@ def _check_host(host: Mapping[str, Any], path: Path) -> None:
         seconds = [*clock["parts"].values(), clock["total"]]
     except _MALFORMED as error:
         raise CheckpointError(f"{path} is no host state of a run: {error}. {RESTORE}") from error
-    whole = all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts)
-    if not whole or not all(isinstance(number, (int, float)) for number in seconds) or "logs" not in host:
+    are_counts = all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts)
+    if not are_counts or not all(isinstance(number, (int, float)) for number in seconds) or "logs" not in host:
         raise CheckpointError(
             f"{path} is no host state of a run: expected counts, extents of logs and seconds. {RESTORE}"
         )
@@ -221,7 +221,7 @@ def _need(folder: str, step: int | None, evolved: int) -> str:
 
 
 def _tasks(log: CheckedLog) -> list[Task]:
-    """The tasks of the pool in order. Raises StorageError for a line that is no task, or for a repeated task."""
+    """The tasks of the pool in order. Raises StorageError for a line that is not a task, or for a repeated task."""
     tasks: dict[str, Task] = {}
     for line, record in enumerate(log.records(), 1):
         try:
@@ -244,7 +244,7 @@ def _changes(log: CheckedLog) -> Iterator[Mapping[str, Any]]:
 
 
 def _pending(log: CheckedLog, evolved: int) -> Iterator[Signal]:
-    """The signals that no evolution has used yet. Raises StorageError for a line that is no signal."""
+    """The signals that no evolution has used yet. Raises StorageError for a line that is not a signal."""
     for line, record in enumerate(log.records(), 1):
         try:
             signal = from_json(Signal, {name: value for name, value in record.items() if name != "step"})

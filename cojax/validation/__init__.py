@@ -238,8 +238,8 @@ class Validation:
             return match  # raised once the look-ups have been examined
         if checks_asking:
             _refuse(asking_flaw(task.query, steps, run.effective, bare_wording, bool(answer), self._documents))
-        if not match.worded and (false := false_condition(task.query, steps, run.effective, run.states)):
-            raise DraftRefused(f"the query makes it depend on {false!r:.60}, which does not hold")
+        if not match.worded and (condition := false_condition(task.query, steps, run.effective, run.states)):
+            raise DraftRefused(f"the query makes it depend on {condition!r:.60}, which does not hold")
         evidence.append(match.line)
         return match
 

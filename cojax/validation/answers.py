@@ -87,8 +87,8 @@ def asking_flaw(
     if not given:
         request = asks(query, done, len(changing) < len(steps) - 1)
         return f"the query asks for an answer, {request!r:.{_SHORT}}, and the solution gives none" if request else ""
-    looks = (documentation_words(documents, call.name) for place, call in calls if place not in changing)
-    about = {word for text in looks for word in words(text)} - done
+    lookup_texts = (documentation_words(documents, call.name) for place, call in calls if place not in changing)
+    about = {word for text in lookup_texts for word in words(text)} - done
     return "" if may_ask(query, done, about) else "the solution gives an answer, and the query asks for none"
 
 
@@ -111,7 +111,7 @@ def asks(query: str, done: Collection[str], looks: bool = False) -> str:
     other_text = " ".join(clause for own in clauses for clause in own if not _ASKING["order"].match(clause))
     # "Tell" may mean "send" if no other word of the query asks to send, and "let it say" may set a text.
     sends = not _SENDING.isdisjoint(done) and _SENDING.isdisjoint(words(other_text))
-    does = {"tell": sends, "say": bool(_LETTING.search(other_text))}
+    explained_verbs = {"tell": sends, "say": bool(_LETTING.search(other_text))}
     for sentence, next_sentence, sentence_clauses in zip(texts, (*texts[1:], ""), clauses, strict=True):
         if match := _ASKING["plainly"].search(sentence):
             return match[0]
@@ -122,7 +122,7 @@ def asks(query: str, done: Collection[str], looks: bool = False) -> str:
             if _ASKING["request"].match(clause):
                 continue
             match = _ASKING["order"].match(clause)
-            if match and (match["back"] or not does.get(match[1], stem(match[1]) in done)):
+            if match and (match["back"] or not explained_verbs.get(match[1], stem(match[1]) in done)):
                 return match[0]
             if (match := _ASKING["question"].match(clause)) and (
                 is_question or not (number or _ASKING["of_what_is_said"].search(sentence))
@@ -181,7 +181,7 @@ def _forms(answer: str) -> Callable[[str], str]:
     encodings = dict(_encoded(answer))
     morse = " ".join(MORSE.get(letter, "") for letter in plain)
 
-    def within(text: str) -> str:
+    def name_form(text: str) -> str:
         folded_text = fold(text)
         if morse in " ".join(folded_text.translate(MORSE_MARKS).split()) and morse.strip():
             return "Morse"
@@ -199,7 +199,7 @@ def _forms(answer: str) -> Callable[[str], str]:
             return "its letters mixed, or without vowels"
         return cipher_forms.get(_held(plain_words, cipher_forms), "")
 
-    return within
+    return name_form
 
 
 def _held(text: Sequence[str], forms: Iterable[str]) -> str:
@@ -219,8 +219,8 @@ def _turned(plain: str) -> Iterator[tuple[str, str]]:
 
 def _encoded(answer: str) -> Iterator[tuple[str, str]]:
     """(form, how) for usual encodings of the answer, reduced to lower-case letters and digits."""
-    small = fold(answer)
-    for text in dict.fromkeys((answer, small, answer.upper(), answer.title(), small[::-1])):
+    lower_text = fold(answer)
+    for text in dict.fromkeys((answer, lower_text, answer.upper(), answer.title(), lower_text[::-1])):
         data = text.encode("utf-8", "replace")
         forms = {
             "base64": base64.b64encode(data).decode(),
@@ -230,7 +230,7 @@ def _encoded(answer: str) -> Iterator[tuple[str, str]]:
             "character codes": "".join(map(str, data)),
         }
         yield from (("".join(WORD.findall(form.casefold())), how) for how, form in forms.items())
-    letters = [ALPHABET.index(letter) for letter in small if letter in ALPHABET]
-    if len(letters) >= _TURNED and len(letters) == len("".join(WORD.findall(small))):
+    letters = [ALPHABET.index(letter) for letter in lower_text if letter in ALPHABET]
+    if len(letters) >= _TURNED and len(letters) == len("".join(WORD.findall(lower_text))):
         yield "".join(str(place + 1) for place in letters), "numbers for letters"
         yield "".join(_SPELLING[place] for place in letters), "words for letters"

@@ -191,7 +191,7 @@ def synonym(word: str) -> str:
 def _contradiction(asked: set[str], called: set[str], done: set[str], documents: Documents) -> str:
     """Why the query asks for a tool of these applications that was not called; "" if it does not."""
     names = {tool: name for tool in documents if (name := [*words(tool)])}
-    # The first word of a name is an application if several tools share it and it is no verb.
+    # The first word of a name is an application if several tools share it and it is not a verb.
     prefixes = Counter(name[0] for name in names.values() if len(name) > 1)
     app_words = {word for word, count in prefixes.items() if count > 1}
     if app_words <= _FIRST_SYNONYM.keys():
@@ -354,9 +354,9 @@ def _acts_wrongly(then: str, other: str, elsewhere: str, actions: Sequence[Actio
     if not other:
         then_words = {*map(synonym, words(then))}
         return not holds and any(call & then_words and not call <= {*map(synonym, words(elsewhere))} for call in calls)
-    right, wrong = ({*map(synonym, words(text))} for text in ((then, other) if holds else (other, then)))
+    right_words, wrong_words = ({*map(synonym, words(text))} for text in ((then, other) if holds else (other, then)))
     all_words = {word for call in calls for word in call}
-    return bool(all_words & (wrong - right)) and not all_words & (right - wrong)
+    return bool(all_words & (wrong_words - right_words)) and not all_words & (right_words - wrong_words)
 
 
 def _said(action: Action) -> Iterator[set[str]]:
@@ -394,10 +394,10 @@ def _counted(said: re.Match[str], sizes: Sequence[float]) -> bool | None:
     """Whether collections of these sizes fit the number that is said; None if it counts only some entries."""
     number = int(said["number"]) if said["number"].isdigit() else _NUMBERS[said["number"]]
     fits = _BOUNDS.get(said["how"] or said["tail"], operator.eq)
-    some = bool(said["filter"] or said["more"]) or len(sizes) > 1
+    is_partial = bool(said["filter"] or said["more"]) or len(sizes) > 1
     if fits in (operator.gt, operator.ge):
-        return (None if some else True) if fits(sum(sizes), number) else False
-    return None if some else fits(sizes[0], number)
+        return (None if is_partial else True) if fits(sum(sizes), number) else False
+    return None if is_partial else fits(sizes[0], number)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -449,13 +449,13 @@ class _World:
         mentions = Mentions(subject)
         matches = [(path, entry) for path, entry in self._entries if path and mentions.holds(path[-1])]
         matches = [pair for pair in matches if isinstance(pair[1], Mapping)] or matches
-        outer = {path[:length] for path, _ in matches for length in range(len(path))}
-        below = {path for path, _ in matches if path not in outer}
+        outer_paths = {path[:length] for path, _ in matches for length in range(len(path))}
+        inner_paths = {path for path, _ in matches if path not in outer_paths}
         return [
             (path[-1], leaf)
             for path, leaf in self._entries
             if not isinstance(leaf, Mapping | list | tuple)
-            and any(path[:size] in below for size in range(len(path) + 1))
+            and any(path[:size] in inner_paths for size in range(len(path) + 1))
         ]
 
     def has(self, subject: str, said: re.Match[str]) -> bool | None:

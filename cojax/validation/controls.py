@@ -29,15 +29,15 @@ _WORD = re.compile(r"\w+(?:[.@:/-]\w+)*")
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a solution that can be left out: a call of an action, or the whole action where `call` is None."""
+    """A part of a solution that can be left out: a call of an action, or the whole action if `call` is None."""
 
     action: int
     call: int | None = None
 
     def of(self, actions: Sequence[Action]) -> Action:
         """The part as an action of its own."""
-        whole = actions[self.action]
-        return whole if self.call is None else Action(calls=(whole.calls[self.call],))
+        action = actions[self.action]
+        return action if self.call is None else Action(calls=(action.calls[self.call],))
 
     def without(self, actions: Sequence[Action]) -> tuple[Action, ...]:
         """The actions without the part."""
@@ -50,8 +50,8 @@ class Part:
 
     def name(self, actions: Sequence[Action]) -> str:
         """The part in words, for a line of evidence."""
-        within = "" if self.call is None else f"call {self.call + 1} of "
-        return f"{within}action {self.action + 1}, {signature(self.of(actions))[:200]}"
+        prefix = "" if self.call is None else f"call {self.call + 1} of "
+        return f"{prefix}action {self.action + 1}, {signature(self.of(actions))[:200]}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,30 +111,30 @@ class NegativeControls:
         If an action has several calls, they are replayed one by one. If that fails or ends in another state, all
         calls of such actions count as changing the state.
         """
-        single = {part for part in parts if part.call is None and part.action in self.run.effective}
-        together = [part for part in parts if part.call is not None]
-        if not together:
-            return single
+        action_parts = {part for part in parts if part.call is None and part.action in self.run.effective}
+        call_parts = [part for part in parts if part.call is not None]
+        if not call_parts:
+            return action_parts
         actions, starts = list[Action](), list[int]()
         for action in self.task.solution:
             starts.append(len(actions))
             actions += [Action(calls=(call,)) for call in action.calls] if len(action.calls) > 1 else [action]
         trial = self.replay(self.task, tuple(actions))
         if not trial.complete or trial.states[-1] != self.run.states[-1]:
-            return single | set(together)
-        places = {part: starts[part.action] + (part.call or 0) for part in together}
-        return single | {part for part, place in places.items() if trial.states[place] != trial.states[place + 1]}
+            return action_parts | set(call_parts)
+        places = {part: starts[part.action] + (part.call or 0) for part in call_parts}
+        return action_parts | {part for part, place in places.items() if trial.states[place] != trial.states[place + 1]}
 
     def _control(self, part: Part) -> list[str]:
         """The evidence on a part that changes the state. Raises DraftRefused if it is not needed."""
         solution = self.task.solution
-        instead = (self.bare,) if self.bare is not None and part == self._last else ()
-        less = self.replay(self.task, (*part.without(solution), *instead))
-        if instead and less.states[-1] == self.run.states[-1]:
+        substitute = (self.bare,) if self.bare is not None and part == self._last else ()
+        less = self.replay(self.task, (*part.without(solution), *substitute))
+        if substitute and less.states[-1] == self.run.states[-1]:
             return []  # it did nothing but end the episode
         if less.trajectory.reward >= 1.0:
             raise DraftRefused(f"negative control: passes without {part.name(solution)}")
-        if not instead and self._only_shows(part, less):
+        if not substitute and self._only_shows(part, less):
             return [self._use_of_lookup(part, less)]
         return [f"negative control: fails without {part.name(solution)}"]
 

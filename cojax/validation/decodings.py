@@ -185,7 +185,7 @@ def _table() -> Mapping[str, str]:
 
 
 def _as_text(data: bytes) -> str:
-    """The bytes as text. Raises ValueError where they are not text."""
+    """The bytes as text. Raises ValueError if they are not text."""
     text = data.decode()
     # An ordinary word that happens to be decodable becomes letters of any script, and marks.
     usual_count = sum(char.isascii() and (char.isalnum() or char.isspace()) for char in plain(text))

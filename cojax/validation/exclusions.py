@@ -178,17 +178,17 @@ class Disguises:
         self._by_word: dict[str, list[list[str]]] = {}  # the rarest word of a query → its words
         if scattered:
             parts = [words_of(part) for query in queries for part in {query, *_paragraphs(query)}]
-            often = collections.Counter(word for part in parts for word in set(part))
+            counts = collections.Counter(word for part in parts for word in set(part))
             for part in parts:
                 if len(part) >= scattered:
-                    self._by_word.setdefault(min(part, key=lambda word: (often[word], word)), []).append(part)
+                    self._by_word.setdefault(min(part, key=lambda word: (counts[word], word)), []).append(part)
 
     def _learn(self, query: str) -> None:
-        own = words_of(query)
-        self._known.update(own)
-        self._backwards.update(one_letter(word[::-1]) for word in own)
-        if len(own) > 1:
-            self._unfilled.add(_without_filler(own))
+        words = words_of(query)
+        self._known.update(words)
+        self._backwards.update(one_letter(word[::-1]) for word in words)
+        if len(words) > 1:
+            self._unfilled.add(_without_filler(words))
         for letters in filter(None, _orders(query)):
             self._whole.add(one_letter(letters))
         # A single turn of a dialogue may be disguised too.
@@ -209,20 +209,20 @@ class Disguises:
         `how` names the decodings of the reading. A query that the text contains openly is not disguised.
         """
         for piece in (reading, *_paragraphs(reading)):
-            if not (own := words_of(piece)):
+            if not (words := words_of(piece)):
                 continue
-            if one_letter("".join(own)) in self._whole or (len(own) > 1 and self._is_enciphered(piece)):
+            if one_letter("".join(words)) in self._whole or (len(words) > 1 and self._is_enciphered(piece)):
                 return how or "letters that look alike, moved on or reversed"
-            if self._is_whole(own):
+            if self._is_whole(words):
                 return how or "words around its parts"
-            if any(self._is_whole(core) for core in self._unfamiliar_left_out(piece, own, _FEWEST - bool(how))):
+            if any(self._is_whole(core) for core in self._unfamiliar_left_out(piece, words, _FEWEST - bool(how))):
                 return how or "other words between its parts"
-        own = words_of(reading)
-        if queries := self._contained(one_letter("".join(own))):
-            openly = "".join(WORD.findall(text.casefold()))
-            if not all(any(spelling in openly for spelling in self._spellings[query]) for query in queries):
+        words = words_of(reading)
+        if queries := self._contained(one_letter("".join(words))):
+            open_letters = "".join(WORD.findall(text.casefold()))
+            if not all(any(spelling in open_letters for spelling in self._spellings[query]) for query in queries):
                 return how or "letters that look alike or stand in reverse"
-        return (how or "other words between its parts") if self._scattered(own) else ""
+        return (how or "other words between its parts") if self._scattered(words) else ""
 
     def _is_whole(self, own: Sequence[str]) -> bool:
         return len(own) > 1 and (one_letter("".join(own)) in self._whole or _without_filler(own) in self._unfilled)
@@ -241,9 +241,9 @@ class Disguises:
 
     def _scattered(self, own: Sequence[str]) -> bool:
         """Whether these words contain all words of a query in order, most of them right after the one before."""
-        have, pairs = set(own), set(itertools.pairwise(own))
-        likely = (query for word in have for query in self._by_word.get(word, ()))
-        return any(have.issuperset(query) and _in_order(query, own, pairs) for query in likely)
+        word_set, pairs = set(own), set(itertools.pairwise(own))
+        likely_queries = (query for word in word_set for query in self._by_word.get(word, ()))
+        return any(word_set.issuperset(query) and _in_order(query, own, pairs) for query in likely_queries)
 
     def _is_enciphered(self, text: str) -> bool:
         letters = "".join(WORD.findall(plain_letters(text)))
@@ -293,14 +293,14 @@ def _orders(text: str) -> list[str]:
 
 
 def _without_filler(own: Sequence[str]) -> str:
-    """The words without filler, joined; all of them where all are filler."""
+    """The words without filler, joined; all of them if all are filler."""
     return "".join(word for word in own if word not in _FILLER) or "".join(own)
 
 
 def _in_order(query: Sequence[str], own: Sequence[str], pairs: set[tuple[str, str]]) -> bool:
-    together = sum(pair in pairs for pair in itertools.pairwise(query))
+    neighbours = sum(pair in pairs for pair in itertools.pairwise(query))
     words_left = iter(own)
-    return together >= _NEIGHBOURS * (len(query) - 1) and all(word in words_left for word in query)
+    return neighbours >= _NEIGHBOURS * (len(query) - 1) and all(word in words_left for word in query)
 
 
 def _change(run: Replay) -> str:
@@ -322,8 +322,8 @@ def _plan(task: Task) -> str:
 
 def _shown_words(text: str) -> list[str]:
     """The runs of letters and digits, in lower case and usual width, without accents and invisible characters."""
-    folded_text = normal_form("NFKD", normal_form("NFKD", text).casefold())
-    visible = (c for c in folded_text if unicodedata.category(c) not in ("Cf", "Mn", "Me") and c not in BLANK)
+    chars = normal_form("NFKD", normal_form("NFKD", text).casefold())
+    visible = (char for char in chars if unicodedata.category(char) not in ("Cf", "Mn", "Me") and char not in BLANK)
     return WORD.findall("".join(visible))
 
 

@@ -106,8 +106,8 @@ class Mentions:
             return True
         parts = [float(number) for number in re.findall(r"\d+", value)]
         day = parts[1:] if "-" in value else parts[:2]
-        later = {number + 12 for number in self.numbers if number < 12}
-        return bool(day) and all(part == 0 or part in self.numbers or part in later for part in day)
+        afternoon_hours = {number + 12 for number in self.numbers if number < 12}
+        return bool(day) and all(part == 0 or part in self.numbers or part in afternoon_hours for part in day)
 
 
 def words(text: str) -> Iterator[str]:
@@ -145,7 +145,7 @@ def stem(word: str) -> str:
 def fold(text: str) -> str:
     """The text in one case and width and without accents."""
     plain = normal_form("NFKD", text).casefold()
-    return " ".join("".join(c for c in plain if unicodedata.category(c) not in ("Mn", "Cf")).split())
+    return " ".join("".join(char for char in plain if unicodedata.category(char) not in ("Mn", "Cf")).split())
 
 
 def near(value: float, number: float) -> bool:
@@ -164,7 +164,7 @@ def _numbers(text: str) -> Iterator[float]:
         yield value
         if percent:
             yield value / 100
-    total, part, open_ = 0.0, 0.0, False
+    total, part, is_open = 0.0, 0.0, False
     for piece in (*_PIECE.findall(folded_text), ""):
         digits = piece[:1].isdigit() and len(piece) < 16 and piece.count(".") < 2
         if digits or piece in _NUMBER_WORDS:
@@ -172,11 +172,11 @@ def _numbers(text: str) -> Iterator[float]:
             if not digits:
                 yield value
             # Only tens combine with a following unit: "twenty" with "one".
-            part = part + value if open_ and part % 100 in range(20, 100, 10) and value < 10 else value
-            open_ = True
-        elif piece in _SCALES and (open_ or piece == "hundred"):
+            part = part + value if is_open and part % 100 in range(20, 100, 10) and value < 10 else value
+            is_open = True
+        elif piece in _SCALES and (is_open or piece == "hundred"):
             part = (part or 1.0) * _SCALES[piece]
             total, part = (total + part, 0.0) if _SCALES[piece] > 100 else (total, part)
-        elif piece != "and" and open_:
+        elif piece != "and" and is_open:
             yield total + part
-            total, part, open_ = 0.0, 0.0, False
+            total, part, is_open = 0.0, 0.0, False

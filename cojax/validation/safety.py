@@ -21,7 +21,7 @@ _FAMILY = re.compile(r"<([A-Z_]+)>")
 
 
 def _read(text: str) -> list[dict[str, re.Pattern[str]]]:
-    """Rule → one pattern that matches where any of its patterns does: for the query of a draft, and for its actions.
+    """Rule → one pattern that matches if any of its patterns does: for the query of a draft, and for its actions.
 
     Raises KeyError for a family that is not defined before its use.
     """
@@ -46,7 +46,7 @@ _DECODED = 20_000
 
 
 def violated_rule(draft: TaskDraft) -> str:
-    """The first rule that the draft violates, with the words that match; empty where it violates none."""
+    """The first rule that the draft violates, with the words that match; empty if it violates none."""
     request = f"{draft.query}\n{draft.description}\n{draft.criterion}"
     done = "\n".join(f"{signature(action)}\n{action.text}" for action in draft.solution)
     # The arguments of a call may carry a request to someone else.
