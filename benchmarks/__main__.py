@@ -119,14 +119,14 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0; 1 where a suite does not fit into memory; 2 for settings that make no sense."""
+    """Returns exit status 0; 1 if a suite does not fit into memory; 2 for settings that make no sense."""
     parser = _parser()
-    given = vars(parser.parse_intermixed_args(arguments))
-    chosen = given.pop("suite") or [name for name in SUITES if name not in ASKED]
-    as_object = given.pop("json")
+    settings = vars(parser.parse_intermixed_args(arguments))
+    suites = settings.pop("suite") or [name for name in SUITES if name not in ASKED]
+    as_object = settings.pop("json")
     try:
-        runs = [(name, *_keywords(name, given)) for name in chosen]
-        _refuse_unused(given, chosen)
+        runs = [(name, *_keywords(name, settings)) for name in suites]
+        _refuse_unused(settings, suites)
         # Compilation must take the same time whatever was compiled here before.
         jax.config.update("jax_enable_compilation_cache", False)
         results = {}
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (RuntimeError, MemoryError) as error:
-        # XLA's words, which the engine's error contains too: the first on accelerators, the second on CPU.
+        # XLA's messages, also inside the engine's errors: the first on accelerators, the second on CPUs.
         if isinstance(error, RuntimeError) and not re.search("RESOURCE_EXHAUSTED|Out of memory", str(error)):
             raise
         print(f"error: it does not fit into memory: {str(error)[:500]}\n{_SMALLER}", file=sys.stderr)
@@ -179,7 +179,7 @@ def _takes(suite: Callable[..., list[Row]]) -> Mapping[str, inspect.Parameter]:
 
 
 def _keywords(name: str, given: Mapping[str, Any]) -> tuple[Callable[..., list[Row]], dict[str, Any]]:
-    """The suite, and those of the given settings that it takes."""
+    """The suite, and the settings that it takes of those that are set."""
     suite = choose(SUITES, name, "suite")
     return suite, {key: given[key] for key in _takes(suite) if given[key] is not None}
 

@@ -1,7 +1,7 @@
 """Compiles the cells of the table in docs/pods.md: python -m benchmarks.compile_table [--minutes=100] [--only=h100x8]
 
-One cell after another, each in a process of its own, and each stored in benchmarks/compiled as it ends. The command run
-again goes on with the cells that are missing. A cell that does not fit is followed by one with the suggested settings,
+It compiles the cells one by one, each in its own process, and stores each in benchmarks/compiled as it ends. Run again,
+the command continues with the missing cells. A cell that does not fit is followed by one with the suggested settings,
 and so on until one fits.
 """
 
@@ -55,10 +55,10 @@ class Cell:
 
     @property
     def path(self) -> Path:
-        changed = "-suggested" if self.settings else ""
+        suffix = "-suggested" if self.settings else ""
         if self.suggestions > 1:
-            changed += f"-{self.suggestions}"
-        return RESULTS / self.target / f"{self.model}-{self.method}-{self.row_length}{changed}.json"
+            suffix += f"-{self.suggestions}"
+        return RESULTS / self.target / f"{self.model}-{self.method}-{self.row_length}{suffix}.json"
 
     @property
     def mesh(self) -> Mapping[str, int]:
@@ -89,7 +89,7 @@ def cells() -> list[Cell]:
 
 
 def compile_cell(cell: Cell, seconds: float) -> bool:
-    """Compiles and stores one cell; False where `seconds` were too few. Raises ValueError with the command's error."""
+    """Compiles and stores a cell, or returns False if `seconds` are too few. Raises ValueError with the command's error."""
     config = dataclasses.replace(SHAPES[MODELS[cell.model]], dtype="bfloat16", param_dtype="bfloat16")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config.to_hf()))
@@ -108,11 +108,11 @@ def compile_cell(cell: Cell, seconds: float) -> bool:
 
 
 def suggested(cell: Cell) -> Cell | None:
-    """The cell with the settings that were suggested for one that does not fit; None where there are none."""
-    found = stored(cell)
-    if found is None or found["fits"] or not found["suggestion"]["settings"] or cell.suggestions == SUGGESTIONS:
+    """The cell with the settings suggested for it because it does not fit; None if there are none."""
+    result = stored(cell)
+    if result is None or result["fits"] or not result["suggestion"]["settings"] or cell.suggestions == SUGGESTIONS:
         return None
-    settings = {**cell.settings, **found["suggestion"]["settings"]}
+    settings = {**cell.settings, **result["suggestion"]["settings"]}
     return dataclasses.replace(cell, settings=settings, suggestions=cell.suggestions + 1)
 
 
@@ -133,38 +133,38 @@ def table() -> str:
 def _line(cell: Cell) -> str:
     mesh = " × ".join(f"{name} {size}" for name, size in cell.mesh.items())
     first = [cell.target, cell.model, cell.method, f"{cell.row_length:,}", mesh]
-    if (found := stored(cell)) is None:
+    if (result := stored(cell)) is None:
         return _columns([*first, "not compiled", *[""] * 6])
-    sizes = [f"{found[f'bytes_{name}'] / GIB:.1f}" for name in ("argument", "temporary", "peak", "limit")]
-    sent = sum(kind["bytes"] for kind in found["collectives"].values()) / GIB
-    longest = max(found["bounds"], key=found["bounds"].get)
+    sizes = [f"{result[f'bytes_{name}'] / GIB:.1f}" for name in ("argument", "temporary", "peak", "limit")]
+    sent_gib = sum(kind["bytes"] for kind in result["collectives"].values()) / GIB
+    longest = max(result["bounds"], key=result["bounds"].get)
     return _columns(
         [
             *first,
-            "yes" if found["fits"] else f"no; {_suggestion(cell, found)}",
+            "yes" if result["fits"] else f"no; {_suggestion(cell, result)}",
             f"{sizes[0]} + {sizes[1]} → {sizes[2]} of {sizes[3]}",
-            f"{sent:,.0f}" if found["collectives"] else "",
-            f"{found['flops'] / 1e15:,.0f}",
-            f"{found['bound_seconds']:.0f} s ({longest})",
-            ", ".join(found["kernels"]),
-            f"{found['cpu_seconds']:.0f} s",
+            f"{sent_gib:,.0f}" if result["collectives"] else "",
+            f"{result['flops'] / 1e15:,.0f}",
+            f"{result['bound_seconds']:.0f} s ({longest})",
+            ", ".join(result["kernels"]),
+            f"{result['cpu_seconds']:.0f} s",
         ]
     )
 
 
 def _suggestion(cell: Cell, found: Mapping[str, Any]) -> str:
-    """What would make the cell fit, and whether that was compiled."""
-    tried = [cell]
-    while (further := suggested(tried[-1])) is not None:
-        tried.append(further)
-    if len(tried) == 1:
+    """Says what would make the cell fit, and whether that was compiled."""
+    attempts = [cell]
+    while (further := suggested(attempts[-1])) is not None:
+        attempts.append(further)
+    if len(attempts) == 1:
         return "no setting is estimated to make it fit"
-    said = ", ".join(f"`{name}={value}`" for name, value in tried[-1].settings.items())
-    if (last := stored(tried[-1])) is None:
-        before = stored(tried[-2]) or found
-        return f"with {said} it is estimated to take {before['suggestion']['bytes_peak_estimated'] / GIB:.1f}"
+    settings = ", ".join(f"`{name}={value}`" for name, value in attempts[-1].settings.items())
+    if (last := stored(attempts[-1])) is None:
+        before = stored(attempts[-2]) or found
+        return f"with {settings} it is estimated to take {before['suggestion']['bytes_peak_estimated'] / GIB:.1f}"
     fits = "fits" if last["fits"] else "does not fit either"
-    return f"with {said} it {fits}, compiled: {last['bytes_peak'] / GIB:.1f}"
+    return f"with {settings} it {fits}, compiled: {last['bytes_peak'] / GIB:.1f}"
 
 
 def _columns(cells: Sequence[str]) -> str:
@@ -179,21 +179,21 @@ def write_page() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0; 1 where a cell ended with an error: the others are compiled all the same."""
+    """Returns exit status 0, or 1 if a cell ended with an error, which does not stop the others."""
     parser = CommandLineParser("python -m benchmarks.compile_table", __doc__)
     parser.add_argument("--minutes", type=float, default=100, help="when to stop; 0 only writes the table (100)")
     parser.add_argument("--only", choices=tuple(MESHES), help="the cells of this target alone")
-    chosen = parser.parse_args(arguments)
-    until, failed = time.monotonic() + 60 * chosen.minutes, False
+    options = parser.parse_args(arguments)
+    until, failure = time.monotonic() + 60 * options.minutes, False
     for cell in cells():
-        if chosen.only not in (None, cell.target):
+        if options.only not in (None, cell.target):
             continue
-        wanted: Cell | None = cell
-        while wanted is not None and (wanted.path.exists() or _stores(wanted, until)):
-            wanted = suggested(wanted)
-        failed |= wanted is not None and time.monotonic() < until
+        next_cell: Cell | None = cell
+        while next_cell is not None and (next_cell.path.exists() or _stores(next_cell, until)):
+            next_cell = suggested(next_cell)
+        failure |= next_cell is not None and time.monotonic() < until
     write_page()
-    return int(failed)
+    return int(failure)
 
 
 def _stores(cell: Cell, until: float) -> bool:

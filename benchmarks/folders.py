@@ -44,7 +44,7 @@ def export(*, gigabytes: float = 0.5, dtype: str = "bfloat16", repeats: int = 3)
     with temporary_folder(3 * size_of(config)) as folder:
         source, model, copy = folder / "source", folder / "model", folder / "copy"
         write_random(source, config)
-        # Loaded, as making it in memory would take more memory than saving it.
+        # Loaded, because making it in memory would take more memory than saving it.
         policy = cojax.load(source)
         before = machine.resident()
         _, seconds = timed(lambda: policy.save(model), repeats, lambda: shutil.rmtree(model, ignore_errors=True))
@@ -72,9 +72,9 @@ def model_of(gigabytes: float, dtype: str) -> ModelConfig:
 
     Width w, inner width 4·w, half as many key heads as heads and a vocabulary of 16·w make (16 + 22 · 15) · w² numbers.
     """
-    wanted = gigabytes * 1e9 / jnp.dtype(dtype).itemsize
+    numbers = gigabytes * 1e9 / jnp.dtype(dtype).itemsize
     step = 2 * _HEAD_DIM
-    width = max(1, round(math.sqrt(wanted / (16 + _LAYERS * 15)) / step)) * step
+    width = max(1, round(math.sqrt(numbers / (16 + _LAYERS * 15)) / step)) * step
     heads = width // _HEAD_DIM
     return ModelConfig(
         16 * width, width, 4 * width, _LAYERS, heads, heads // 2, _HEAD_DIM, dtype=dtype, param_dtype=dtype
@@ -87,9 +87,9 @@ def size_of(config: ModelConfig) -> int:
 
 @contextlib.contextmanager
 def temporary_folder(needed: int, setting: str = "--gigabytes") -> Iterator[Path]:
-    """A folder for the block. Raises ValueError where its disk has less than 1.1 · `needed` bytes free.
+    """A folder for the block. Raises ValueError if its disk has less than 1.1 · `needed` bytes free.
 
-    `setting` is what decides how many are needed.
+    The flag `setting` decides how many are needed.
     """
     with tempfile.TemporaryDirectory(prefix="cojax-bench-") as name:
         free = shutil.disk_usage(name).free
@@ -118,7 +118,7 @@ def write_random(folder: Path, config: ModelConfig) -> None:
 
 
 def read_plainly(path: Path) -> None:
-    """Reads the whole file into new memory, which loading has to fill as well."""
+    """Reads the whole file into new memory, as loading must."""
     buffer = np.empty(path.stat().st_size, np.uint8).data
     with open(path, "rb", buffering=0) as file:
         start = 0

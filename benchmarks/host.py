@@ -48,19 +48,19 @@ def _groups(count: int) -> Sequence[list[Group]]:
         turns = tuple(Turn(Action(calls=(Call(name),)), Observation()) for name in names)
         return Trajectory(task, episode, turns=turns, reward=float(rng.random() < 0.5))
 
-    drawn = [rng.choice(tasks) for _ in range(count // 8)]
-    groups = [Group(t, tuple(trajectory(t, f"{i}-{t.id}-{k}") for k in range(8))) for i, t in enumerate(drawn)]
+    choices = [rng.choice(tasks) for _ in range(count // 8)]
+    groups = [Group(t, tuple(trajectory(t, f"{i}-{t.id}-{k}") for k in range(8))) for i, t in enumerate(choices)]
     return [groups[start : start + 32] for start in range(0, len(groups), 32)]
 
 
 def desk(*, tasks: int = 500, repeats: int = 5) -> list[Row]:
     """Solutions of evaluation tasks through play(), start and evaluation included."""
     environment = worlds.load("desk")
-    drawn = environment.tasks("eval", tasks)
-    actions = sum(len(task.solution) for task in drawn)
+    eval_tasks = environment.tasks("eval", tasks)
+    actions = sum(len(task.solution) for task in eval_tasks)
 
     def run() -> None:
-        for task in drawn:
+        for task in eval_tasks:
             play(environment, task, follow(task.solution), max_turns=len(task.solution))
 
     _, seconds = timed(run, repeats)
@@ -71,7 +71,7 @@ def engine(*, batch: int = 128, lanes: int | None = None, repeats: int = 5) -> l
     """`batch` conversations with the demo's policy: 28 tokens, then 4 turns of 12 new and 9 sampled ones."""
     config = SHAPES["demo"]
     params = initialize(config, 0)
-    served = LocalEngine(config, slots=batch, lanes=machine.lanes(batch, lanes), max_length=256)
+    local_engine = LocalEngine(config, slots=batch, lanes=machine.lanes(batch, lanes), max_length=256)
     sampling = Sampling(temperature=1.0, max_tokens=9)
 
     def converse(number: int, round_number: int) -> None:
@@ -80,8 +80,8 @@ def engine(*, batch: int = 128, lanes: int | None = None, repeats: int = 5) -> l
         session = f"{round_number}-{number}"
         for turn in range(4):
             tokens += [rng.randrange(config.vocab_size) for _ in range(12)]
-            tokens += served.generate(tokens, sampling, session=session, seed=(number, turn)).tokens
-        served.release(session)
+            tokens += local_engine.generate(tokens, sampling, session=session, seed=(number, turn)).tokens
+        local_engine.release(session)
 
     rounds = itertools.count()
 
@@ -94,16 +94,16 @@ def engine(*, batch: int = 128, lanes: int | None = None, repeats: int = 5) -> l
             thread.join()
 
     try:
-        served.load(Weights(0, lambda: to_hf(config, params)))
+        local_engine.load(Weights(0, lambda: to_hf(config, params)))
         _, seconds = timed(run, repeats)
     finally:
-        served.close()
-    sampled = batch * 4 * 9
+        local_engine.close()
+    token_count = batch * 4 * 9
     return [
         {
             "conversations": batch,
-            "sampled_tokens": sampled,
+            "sampled_tokens": token_count,
             "seconds": seconds,
-            "tokens_per_second": seconds.map(lambda value: sampled / value),
+            "tokens_per_second": seconds.map(lambda value: token_count / value),
         }
     ]

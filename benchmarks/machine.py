@@ -1,4 +1,4 @@
-"""Measures this machine: once a process, matrix products and memory bandwidth; and the memory that was used."""
+"""Measures this machine: matrix products and memory bandwidth, once in a process, and the memory used."""
 
 import functools
 import os
@@ -40,9 +40,9 @@ def memory_bandwidth() -> float:
     count = 64 * 2**20 if jax.default_backend() == "cpu" else 512 * 2**20
     array = jax.block_until_ready(jnp.ones((1024, count // 1024), jnp.float32))
     total, copy = jax.jit(lambda x: jnp.sum(x, axis=1)), jax.jit(lambda x: -x)
-    _, summed = timed(lambda: jax.block_until_ready(total(array)), _REPEATS)
-    _, copied = timed(lambda: jax.block_until_ready(copy(array)), _REPEATS)
-    return max(array.nbytes / min(summed.values), 2 * array.nbytes / min(copied.values))
+    _, sum_seconds = timed(lambda: jax.block_until_ready(total(array)), _REPEATS)
+    _, copy_seconds = timed(lambda: jax.block_until_ready(copy(array)), _REPEATS)
+    return max(array.nbytes / min(sum_seconds.values), 2 * array.nbytes / min(copy_seconds.values))
 
 
 def bound_seconds(flops: float, read: float, rate: float, bandwidth: float) -> float:
@@ -74,15 +74,15 @@ def memory() -> dict[str, float]:
 
 
 def resident() -> dict[str, float]:
-    """`resident_gb`: the memory that this process holds now, in GB; empty where the system does not report it."""
+    """`resident_gb`: the memory that this process holds now, in GB; empty if the system does not report it."""
     now = _status("VmRSS")
     return {} if now is None else {"resident_gb": now / 1e9}
 
 
 def _status(field: str) -> int | None:
-    """The bytes of a field of /proc/self/status; None where there is none."""
+    """The bytes of a field of /proc/self/status; None if there is no such field."""
     try:
-        found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        match = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     except OSError:
         return None
-    return int(found[1]) * 1024 if found else None
+    return int(match[1]) * 1024 if match else None

@@ -45,9 +45,9 @@ def choose_model(
         raise ValueError("--layers, --depths and --override change a --shape; a --folder is measured as it is")
     path = Path(folder)
     try:
-        own = ModelConfig.from_hf(read_config_json(path))
+        file_config = ModelConfig.from_hf(read_config_json(path))
     except FileNotFoundError as error:
         raise ValueError(f"--folder={folder}: {error}; make smollm2 makes one") from error
-    computed = dtype or own.dtype
-    config = dataclasses.replace(own, dtype=computed, param_dtype=param_dtype or computed)
+    compute_dtype = dtype or file_config.dtype
+    config = dataclasses.replace(file_config, dtype=compute_dtype, param_dtype=param_dtype or compute_dtype)
     return Model(path.resolve().name, config, lambda: read_params(path, config))

@@ -55,14 +55,14 @@ def as_json(row: Row) -> dict[str, Any]:
 
 
 def table(suite: str, rows: Sequence[Row]) -> Table:
-    """One line a figure, one column a row."""
-    shown = Table(title=f"{suite}: median (smallest to largest)", title_justify="left", show_header=False)
-    shown.add_column(no_wrap=True)
+    """A table with a line for each figure and a column for each row."""
+    grid = Table(title=f"{suite}: median (smallest to largest)", title_justify="left", show_header=False)
+    grid.add_column(no_wrap=True)
     for _ in rows:
-        shown.add_column(justify="right")
+        grid.add_column(justify="right")
     for name in dict.fromkeys(name for row in rows for name in row):
-        shown.add_row(name.replace("_", " "), *(_cell(row[name]) if name in row else "" for row in rows))
-    return shown
+        grid.add_row(name.replace("_", " "), *(_cell(row[name]) if name in row else "" for row in rows))
+    return grid
 
 
 def _cell(figure: Any) -> str:

@@ -79,8 +79,8 @@ def conversations_of(
     """The rows of `prefill` and of `decode`, of the same conversations."""
     model = choose_model(shape, None, layers, (), dtype)
     job = _Job(model, batch, machine.lanes(batch, None), prompt_length, completion_length, 16, min(128, prompt_length))
-    played = _play(job, repeats)
-    return [_prefill_row(job, played), _decode_row(job, played)]
+    times = _play(job, repeats)
+    return [_prefill_row(job, times), _decode_row(job, times)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,20 +126,20 @@ class _Played:
 
 
 def _play(job: _Job, repeats: int) -> _Played:
-    played = _Played()
+    times = _Played()
     with _conversations(job) as conversations:
         for number in range(repeats + 1):
             began = time.perf_counter()
             texts = conversations.generate(number, conversations.prompts(job.prompt_length, number), 1)
-            opened, at_work = time.perf_counter(), conversations.engine.busy_seconds
-            played.opening.append(opened - began)
+            opening_end, at_work = time.perf_counter(), conversations.engine.busy_seconds
+            times.opening.append(opening_end - began)
             if job.completion_length:
                 conversations.generate(number, texts, job.completion_length)
-                played.decoding.append(time.perf_counter() - opened)
-                played.busy.append((conversations.engine.busy_seconds - at_work) / played.decoding[-1])
+                times.decoding.append(time.perf_counter() - opening_end)
+                times.busy.append((conversations.engine.busy_seconds - at_work) / times.decoding[-1])
             conversations.release(number)
-        played.memory = machine.memory()
-    return played
+        times.memory = machine.memory()
+    return times
 
 
 def _decode_row(job: _Job, played: _Played) -> Row:

@@ -76,9 +76,9 @@ class _Run:
         self.embed = hashed_ngrams()
 
     def add_tasks(self, count: int) -> None:
-        added = tuple(itertools.islice(self.tasks, count))
-        self.directory.add_tasks(added)
-        self.pool = self.pool.add(added)
+        new_tasks = tuple(itertools.islice(self.tasks, count))
+        self.directory.add_tasks(new_tasks)
+        self.pool = self.pool.add(new_tasks)
 
     def train(self) -> None:
         """Samples tasks, detects signals in their episodes, and stores all of a step."""
@@ -96,9 +96,9 @@ class _Run:
         return Trajectory(task, episode, turns=turns, reward=float(self.rng.random() < 0.5))
 
     def signals(self, groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
-        changes, found = detect(self.detectors, self.memory, groups)
+        changes, signals = detect(self.detectors, self.memory, groups)
         apply(self.memory, changes)
-        return changes, found
+        return changes, signals
 
     def store(self, groups: Sequence[Group], detected: tuple[dict[str, Any], list[Signal]]) -> None:
         self.directory.memory.append([{"step": self.step, "changes": detected[0]}])
@@ -117,14 +117,14 @@ def _row(count: int, on_setup: int, repeats: int) -> Row:
     with temporary_folder(count * _BYTES, "--episodes") as folder:
         row: dict[str, Any] = {"episodes": count} | _steps(_Run(folder, count, on_setup), repeats)
         began = time.perf_counter()
-        again = RunDirectory(folder, checkpoints_kept=2)
-        again.claim({"workdir": str(folder)}, {})
-        resumed = again.resume({"parameters": np.arange(10.0)}, init(_detectors()))
+        directory = RunDirectory(folder, checkpoints_kept=2)
+        directory.claim({"workdir": str(folder)}, {})
+        state = directory.resume({"parameters": np.arange(10.0)}, init(_detectors()))
         row["resume_seconds"] = Spread((time.perf_counter() - began,))
-        assert resumed is not None
-        assert len(resumed.pool) >= count
-        again.close()
-        del again, resumed
+        assert state is not None
+        assert len(state.pool) >= count
+        directory.close()
+        del directory, state
         began = time.perf_counter()
         write_report(folder)
         row["report_seconds"] = Spread((time.perf_counter() - began,))
@@ -134,20 +134,20 @@ def _row(count: int, on_setup: int, repeats: int) -> Row:
 
 def _steps(run: _Run, repeats: int) -> dict[str, Any]:
     """The seconds of each part of a step and of an evolution beside the run, and the memory that the run holds."""
-    found = dict[str, list[float]]()
+    seconds = dict[str, list[float]]()
 
     def time_of(name: str, work: Callable[..., _T], *arguments: Any) -> _T:
         began = time.perf_counter()
         result = work(*arguments)
-        found.setdefault(name, []).append(time.perf_counter() - began)
+        seconds.setdefault(name, []).append(time.perf_counter() - began)
         return result
 
     for _ in range(repeats + 1):
         run.step += 1
         tasks = time_of("sample_seconds", run.pool.sample, _BATCH, (run.step,))
         groups = [run.group(task) for task in tasks]
-        detected = time_of("signals_seconds", run.signals, groups)
-        time_of("logs_seconds", run.store, groups, detected)
+        detection = time_of("signals_seconds", run.signals, groups)
+        time_of("logs_seconds", run.store, groups, detection)
         drafts = run.drafts()
         time_of("near_duplicates_seconds", lambda examined: [run.near_duplicates.why(one) for one in examined], drafts)
         time_of("exclusions_seconds", lambda examined: [run.exclusions.why(one) for one in examined], drafts)
@@ -157,8 +157,8 @@ def _steps(run: _Run, repeats: int) -> dict[str, Any]:
         time_of("quality_seconds", lambda: describe_pool(run.pool, run.held_out, run.embed, 5))
         time_of("checkpoint_seconds", run.checkpoint)
     run.directory.close()
-    # The first of each also sets up what the others use again.
-    return {name: Spread(tuple(all_[1:])) for name, all_ in found.items()} | machine.resident()
+    # The first repetition also sets up what the others reuse.
+    return {name: Spread(tuple(all_[1:])) for name, all_ in seconds.items()} | machine.resident()
 
 
 def _detectors() -> dict[str, Detector]:

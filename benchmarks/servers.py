@@ -49,32 +49,32 @@ def _synced(config: ModelConfig, python: str, repeats: int) -> Row:
         def load(path: Callable[[], str] | None = None) -> None:
             engine.load(Weights(next(versions), lambda: to_hf(config, params), path))
 
-        def exported() -> None:
+        def export() -> None:
             shutil.rmtree(folder / "apart", ignore_errors=True)
             write_weights(folder / "apart", config, to_hf(config, params))
 
-        def copied() -> None:
+        def copy() -> None:
             write_plainly(folder / "copy", size_of(config))
             read_plainly(folder / "copy")
 
         try:
             load()  # starts the server
-            parts = {
+            actions = {
                 "sync_seconds": load,
-                "export_seconds": exported,
+                "export_seconds": export,
                 "reload_seconds": lambda: load(lambda: str(folder / "apart")),
-                "plain_seconds": copied,
+                "plain_seconds": copy,
             }
-            spent: dict[str, list[float]] = {name: [] for name in parts}
+            times: dict[str, list[float]] = {name: [] for name in actions}
             for _ in range(repeats + 1):  # the first warms up
-                for name, part in parts.items():
+                for name, action in actions.items():
                     (folder / "copy").unlink(missing_ok=True)
                     began = time.perf_counter()
-                    part()
-                    spent[name].append(time.perf_counter() - began)
+                    action()
+                    times[name].append(time.perf_counter() - began)
         finally:
             engine.close()
-    figures = {name: Spread(tuple(seconds[1:])) for name, seconds in spent.items()}
+    figures = {name: Spread(tuple(seconds[1:])) for name, seconds in times.items()}
     pairs = zip(figures["sync_seconds"].values, figures["plain_seconds"].values, strict=True)
     return {
         "parameters": parameter_count(config),
@@ -87,8 +87,8 @@ def _synced(config: ModelConfig, python: str, repeats: int) -> Row:
 
 def _launch(python: str, logs: Path, dtype: str) -> LaunchSettings:
     """Launches the server of the interpreter `python`; without one, that of `make sglang` on the CPU."""
-    chosen, device = (python, "") if python else (str(engines.default_python()), "cpu")
-    return LaunchSettings(chosen, logs, _LENGTH, dtype, device=device)
+    interpreter, device = (python, "") if python else (str(engines.default_python()), "cpu")
+    return LaunchSettings(interpreter, logs, _LENGTH, dtype, device=device)
 
 
 def conversations(*, batch: int = 64, turns: int = 8, python: str = "", repeats: int = 3) -> list[Row]:
@@ -101,36 +101,36 @@ def conversations(*, batch: int = 64, turns: int = 8, python: str = "", repeats:
     config.limits.max_turns, config.limits.concurrency = turns, batch
     with temporary_folder(0) as folder:
         config.workdir = str(folder)
-        made = assemble.parts(config)
-        engine = made.engine
+        parts = assemble.parts(config)
+        engine = parts.engine
         assert isinstance(engine, SGLangEngine)
-        params = initialize(made.model, 0)
-        sampled = sampling(config, made.chat, config.sampling.temperature)
-        tasks = made.environment.tasks("seed", max(1, batch // 8))
-        actors = PolicyActors(engine, made.chat, sampled)
-        collector = EpisodeCollector(actors, made.environment, made.limits, batch // len(tasks))
+        params = initialize(parts.model, 0)
+        sampler = sampling(config, parts.chat, config.sampling.temperature)
+        tasks = parts.environment.tasks("seed", max(1, batch // 8))
+        actors = PolicyActors(engine, parts.chat, sampler)
+        collector = EpisodeCollector(actors, parts.environment, parts.limits, batch // len(tasks))
         rounds: list[tuple[float, Counter[str], list[Trajectory]]] = []
         try:
             for number in range(repeats + 1):  # the first warms up
-                engine.load(Weights(number, lambda: to_hf(made.model, params)))
+                engine.load(Weights(number, lambda: to_hf(parts.model, params)))
                 before, began = engine.served.copy(), time.perf_counter()
                 groups = collector.collect(tasks, seed=(number,), label=str(number))
                 seconds = time.perf_counter() - began
                 rounds.append((seconds, engine.served - before, [t for g in groups for t in g.trajectories]))
         finally:
             engine.close()
-    played = [trajectory for _, _, trajectories in rounds[1:] for trajectory in trajectories]
-    prompts = sum(served["prompt_tokens"] for _, served, _ in rounds[1:])
+    episodes = [trajectory for _, _, trajectories in rounds[1:] for trajectory in trajectories]
+    prompts = sum(counts["prompt_tokens"] for _, counts, _ in rounds[1:])
     return [
         {
             "conversations": len(rounds[0][2]),
-            "turns": sum(len(trajectory.turns) for trajectory in played) / len(played),
-            "completions": sum(served["completions"] for _, served, _ in rounds[1:]) // repeats,
-            "sampled_tokens": sum(len(turn.action_tokens) for t in played for turn in t.turns) // repeats,
+            "turns": sum(len(trajectory.turns) for trajectory in episodes) / len(episodes),
+            "completions": sum(counts["completions"] for _, counts, _ in rounds[1:]) // repeats,
+            "sampled_tokens": sum(len(turn.action_tokens) for t in episodes for turn in t.turns) // repeats,
             "seconds": Spread(tuple(seconds for seconds, _, _ in rounds[1:])),
-            "requests_per_second": Spread(tuple(served["completions"] / seconds for seconds, served, _ in rounds[1:])),
-            "repeated_share": _repeated(played) / prompts,
-            "prefix_cache_hit_rate": sum(served["cached_tokens"] for _, served, _ in rounds[1:]) / prompts,
+            "requests_per_second": Spread(tuple(counts["completions"] / seconds for seconds, counts, _ in rounds[1:])),
+            "repeated_share": _repeated(episodes) / prompts,
+            "prefix_cache_hit_rate": sum(counts["cached_tokens"] for _, counts, _ in rounds[1:]) / prompts,
         }
     ]
 

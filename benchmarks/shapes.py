@@ -86,7 +86,7 @@ def _parsed(item: str, text: str, kind: Any) -> bool | int | float:
 
 
 def update_flops(config: ModelConfig, lengths: Sequence[int], *, reference: bool) -> int:
-    """Operations of one update: a forward, a backward of twice as much, and the reference's forward where there is one.
+    """Operations of one update: a forward, a backward of twice as much, and the reference's forward if there is one.
 
     Recomputation in the backward pass, which saves memory, does not count. Every token is scored.
     """
@@ -122,5 +122,5 @@ def decode_bytes(config: ModelConfig, batch: int, context: float) -> float:
         if row.path[0] == "embed" and not config.tie_word_embeddings:
             size *= min(1.0, batch / config.vocab_size)
         numbers += size
-    cached = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * context * batch
-    return numbers * jnp.dtype(config.param_dtype).itemsize + cached * jnp.dtype(config.dtype).itemsize
+    cache_numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * context * batch
+    return numbers * jnp.dtype(config.param_dtype).itemsize + cache_numbers * jnp.dtype(config.dtype).itemsize

@@ -137,11 +137,11 @@ def _learner(
 def _shares(config: ModelConfig, workload: Workload, figures: Row, rate: float) -> Row:
     """Model FLOPs utilisation of generation and update: the operations that every program needs (`arithmetic`) a second
     over `rate`, that of a large matrix product."""
-    sampled = workload.conversations * workload.completion_length
+    tokens = workload.conversations * workload.completion_length
     # No forward pass is fed the last sampled token.
-    generation = forward_flops(config, [workload.length - 1] * workload.conversations, sampled)
+    generation = forward_flops(config, [workload.length - 1] * workload.conversations, tokens)
     update = 4 * forward_flops(
-        config, [workload.length] * workload.conversations, sampled
+        config, [workload.length] * workload.conversations, tokens
     )  # one of them the reference's
     return {
         "generation_tflop": generation / 1e12,
@@ -170,12 +170,12 @@ def _train(learner: Learner, state: TrainState, workload: Workload, lanes: int, 
                 questions = workload.questions(rng, learner.config.vocab_size)
                 began = time.perf_counter()
                 groups = _generate(engine, pool, number, questions, workload)
-                generated = time.perf_counter()
+                generation_end = time.perf_counter()
                 state, metrics = learner.update(state, groups)
-                updated = time.perf_counter()
+                update_end = time.perf_counter()
                 engine.load(learner.weights(state, number + 1))
-                synced = time.perf_counter()
-                records.append(_record(groups, metrics, (began, generated, updated, synced)))
+                sync_end = time.perf_counter()
+                records.append(_record(groups, metrics, (began, generation_end, update_end, sync_end)))
     finally:
         engine.close()
     return records
@@ -183,13 +183,13 @@ def _train(learner: Learner, state: TrainState, workload: Workload, lanes: int, 
 
 def _record(groups: Sequence[Group], metrics: Metrics, moments: tuple[float, float, float, float]) -> dict[str, Any]:
     """A step's seconds between its moments, the tokens of its groups, and metrics of its update."""
-    began, generated, updated, synced = moments
+    began, generation_end, update_end, sync_end = moments
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
     return {
-        "step_seconds": synced - began,
-        "generation_seconds": generated - began,
-        "update_seconds": updated - generated,
-        "sync_seconds": synced - updated,
+        "step_seconds": sync_end - began,
+        "generation_seconds": generation_end - began,
+        "update_seconds": update_end - generation_end,
+        "sync_seconds": sync_end - update_end,
         "prompt_tokens": sum(len(turn.prompt_tokens) for turn in turns),
         "completion_tokens": sum(len(turn.action_tokens) for turn in turns),
         "updates": int(metrics["updates"]),
@@ -241,7 +241,7 @@ def _trajectory(task: Task, question: tuple[int, ...], completion: Completion) -
 def _summary(records: Sequence[dict[str, Any]]) -> Row:
     """Spreads over the warm steps; tokens of one step, updates of all, figures of the last.
 
-    Raises RuntimeError where the number of tokens differs between steps.
+    Raises RuntimeError if the number of tokens differs between steps.
     """
     first, *warm = records
     for name in ("prompt_tokens", "completion_tokens"):

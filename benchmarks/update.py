@@ -79,12 +79,12 @@ def update(
     """
     if depths and layers is not None:
         raise ValueError("--depths and --layers both set the number of layers; give one of them")
-    packed = Rows(rows, row_length, segments, micro_rows)
+    layout = Rows(rows, row_length, segments, micro_rows)
     models = [choose_model(shape, folder, depth, override, dtype, param_dtype) for depth in depths or (layers,)]
     if row_length > (most := min(model.config.max_position_embeddings for model in models)):
         raise ValueError(f"--row-length={row_length} exceeds the {most} positions of {models[0].name}; lower it")
-    measured = [
-        _measure(model, packed, adamw(1e-6, moments_dtype=moments_dtype), remat, reference, repeats) for model in models
+    results = [
+        _measure(model, layout, adamw(1e-6, moments_dtype=moments_dtype), remat, reference, repeats) for model in models
     ]
     rate, bandwidth = machine.matmul_rate(models[0].config.dtype), machine.memory_bandwidth()
     return [
@@ -97,9 +97,9 @@ def update(
             "moments_dtype": moments_dtype or param_dtype,
             "rows": rows,
             "row_length": row_length,
-            **_rates(figures, packed, model.config, rate, bandwidth),
+            **_rates(figures, layout, model.config, rate, bandwidth),
         }
-        for model, figures in zip(models, measured, strict=True)
+        for model, figures in zip(models, results, strict=True)
     ]
 
 

@@ -44,32 +44,32 @@ def _round(
     """Plays an episode in each world; seconds of each kind of call. Memory is measured while all are open."""
     tasks = itertools.islice(itertools.cycle(environment.tasks("train", batch)), batch)
     seconds: dict[str, list[float]] = defaultdict(list)
-    opened = threading.Barrier(batch + 1)
+    gate = threading.Barrier(batch + 1)
 
-    def timed(name: str, call, *arguments: object) -> None:  # type: ignore[no-untyped-def]
+    def time_call(name: str, call, *arguments: object) -> None:  # type: ignore[no-untyped-def]
         began = time.perf_counter()
         call(*arguments)
         seconds[name].append(time.perf_counter() - began)
 
     def live(episode: AppWorldEpisode) -> None:
-        timed("start", episode.reset)
-        timed("step", episode.step, _PLAIN)
-        timed("ten_calls", episode.step, _CALLING)
-        timed("last_step", episode.step, _LAST)
-        timed("evaluate", episode.evaluate)
-        opened.wait()
-        opened.wait()
+        time_call("start", episode.reset)
+        time_call("step", episode.step, _PLAIN)
+        time_call("ten_calls", episode.step, _CALLING)
+        time_call("last_step", episode.step, _LAST)
+        time_call("evaluate", episode.evaluate)
+        gate.wait()
+        gate.wait()
         episode.close()
 
     threads = [threading.Thread(target=live, args=(environment.start(task),)) for task in tasks]
     for thread in threads:
         thread.start()
-    opened.wait()
+    gate.wait()
     if megabytes is not None:
         for name, worker in (("world", environment.play), ("judge", environment.judge)):
             children = family(worker.supervisor)[2:]
             megabytes[name].append(sum(memory(child, "Private_Dirty") for child in children) / batch)
-    opened.wait()
+    gate.wait()
     for thread in threads:
         thread.join()
     return seconds
