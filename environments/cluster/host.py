@@ -99,11 +99,11 @@ class Host:
             self._service = environment_operations(environment)
             self._operations = functools.partial(episode_operations, environment)
             self._failure = PolicyLoss if runs_policy_code(environment) else EpisodeFailure
-            more = {
+            extras = {
                 "runs_policy_code": runs_policy_code(environment),
                 "layers": dict(vars(environment).get("layers", {})),
             }
-            return wire.encode({"described": describe(environment) | more})
+            return wire.encode({"described": describe(environment) | extras})
         except (Exception, SystemExit) as error:
             return wire.encode(wire.failed(wire.START, f"{type(error).__name__}: {error}"))
 
@@ -185,8 +185,8 @@ def request(number: int, episode: int, op: str, arguments: list[Any]) -> bytes:
 def answer(number: int, episode: int, value: Any, counted: float) -> bytes:
     """The reply with a value. Raises LimitExceeded for one that is too long, ValueError for one that is not JSON."""
     line = wire.encode({"id": number, "counted": counted, "value": value})
-    if len(line) > (most := _bounds(episode)[0]):
-        raise LimitExceeded(f"the reply has {len(line):,} bytes, more than the {most:,} that a node may send")
+    if len(line) > (limit := _bounds(episode)[0]):
+        raise LimitExceeded(f"the reply has {len(line):,} bytes, more than the {limit:,} that a node may send")
     return line
 
 

@@ -282,7 +282,7 @@ class Nodes:
             late = running() > node.until
             if not node.made.done() and not late:
                 continue
-            self._starting = [one for one in self._starting if one is not node]
+            self._starting = [other for other in self._starting if other is not node]
             try:
                 if late:
                     raise EnvironmentFailure(f"it took longer than {_MADE:g} s")

@@ -94,14 +94,14 @@ def make(
     all_setups = _setups(setups, starts)
     limits = Bounds(deadline=deadline, memory=int(memory * 2**30), processes=_PROCESSES, values=_VALUES)
     source = function("affordances", affordances) if affordances else None
-    most = concurrency or (_ONE if url else _MANY)
+    parallel = concurrency or (_ONE if url else _MANY)
     if url:
         worker = launch.unconfined(url, headers, errors, limits)
     else:
         worker = launch.confined(command, starts, variables, visible, errors, ignore, limits)
     try:
         server_offer = offer(worker, all_setups[0])
-        opener = _opener(worker, server_offer, all_setups, url, reset, state, most)
+        opener = _opener(worker, server_offer, all_setups, url, reset, state, parallel)
         resets = opener.reset.name if opener.reset else ""
         environment = ToolEnvironment(
             NAME,
@@ -112,10 +112,10 @@ def make(
             affordances=source,
             lookups=lookups.split(",") if lookups else server_offer.lookups or None,
             instructions=instructions or server_offer.instructions,
-            traits=Traits(concurrency=most, deadline=_VERDICT * deadline, worded_alike=True, reuses=reuse),
+            traits=Traits(concurrency=parallel, deadline=_VERDICT * deadline, worded_alike=True, reuses=reuse),
         )
         if url:
-            _prove(environment, most)
+            _prove(environment, parallel)
     except (ValueError, EnvironmentFailure):
         worker.close()
         raise

@@ -217,11 +217,11 @@ class Connection:
 
     async def _result(self, name: str, arguments: Mapping[str, Any]) -> Reply:
         result = await self._client.call_tool(name, dict(arguments))
-        parts = [_text(block) for block in result.content]
+        texts = [_text(block) for block in result.content]
         # A tool that returns nothing has {"result": null} where results are structured.
-        if not parts and result.structured_content not in (None, {"result": None}):
-            parts = [json.dumps(result.structured_content, ensure_ascii=False)]
-        return "\n".join(parts) or "ok", not result.is_error
+        if not texts and result.structured_content not in (None, {"result": None}):
+            texts = [json.dumps(result.structured_content, ensure_ascii=False)]
+        return "\n".join(texts) or "ok", not result.is_error
 
     async def _resources(self) -> str:
         return json.dumps(await resources.listed(self._client), ensure_ascii=False)

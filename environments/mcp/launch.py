@@ -55,10 +55,10 @@ def address_of(url: str) -> str:
         if url[1:] not in os.environ:
             raise ValueError(f"url names the variable {url[1:]!r}, which is not set here; set it")
         address = os.environ[url[1:]]
-    parts = urllib.parse.urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    url_parts = urllib.parse.urlsplit(address)
+    if url_parts.scheme not in ("http", "https") or not url_parts.hostname:
         raise ValueError(f"url is {url!r}; expected http://HOST/PATH, https://HOST/PATH, or $NAME of a variable")
-    if address is url and (parts.username is not None or parts.password is not None or parts.query):
+    if address is url and (url_parts.username is not None or url_parts.password is not None or url_parts.query):
         raise ValueError(
             "url holds a user or a query, which may be secret and would be stored in config.json; set a variable to "
             "the whole address and give url='$NAME'"

@@ -20,12 +20,12 @@ async def listed(client: Any) -> dict[str, Any]:
     """The resources, and if there are any, the templates of their addresses. Raises MCPError."""
     from mcp import MCPError  # only workers have the SDK
 
-    entries = [_entry(one, uri=str(one.uri)) for one in await pages(client.list_resources, "resources")]
+    entries = [_entry(item, uri=str(item.uri)) for item in await pages(client.list_resources, "resources")]
     try:
         templates = await pages(client.list_resource_templates, "resource_templates")
     except MCPError:
         templates = []  # a server may have resources and no list of templates
-    patterns = {"templates": [_entry(one, uri_template=one.uri_template) for one in templates]} if templates else {}
+    patterns = {"templates": [_entry(item, uri_template=item.uri_template) for item in templates]} if templates else {}
     return {"resources": entries, **patterns}
 
 

@@ -34,8 +34,8 @@ def snapshot(folder: Path, ignore: Sequence[str] = ()) -> dict[str, Any]:
     for path in _walk(folder, ignore):
         name = str(path.relative_to(folder))
         if path.name == _GIT:
-            place = str(path.parent.relative_to(folder))
-            contents.setdefault("repositories", {})[place] = _repository(path.parent)
+            repository = str(path.parent.relative_to(folder))
+            contents.setdefault("repositories", {})[repository] = _repository(path.parent)
             continue
         contents["files"][name] = {"path": name, **_held(path)}
         if len(contents["files"]) > _FILES:

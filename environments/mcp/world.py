@@ -36,11 +36,11 @@ def read_answers(calls: Sequence[Call], folder: Mapping[str, Any], call: Caller)
     An answer that is refused is {"refused": why}: what a policy has done may be the reason.
     """
     answers = {}
-    for each in calls:
+    for question in calls:
         try:
-            answers[signature_of(each)] = read(call(each.name, each.arguments))
+            answers[signature_of(question)] = read(call(question.name, question.arguments))
         except Refused as refusal:
-            answers[signature_of(each)] = {"refused": str(refusal)}
+            answers[signature_of(question)] = {"refused": str(refusal)}
     return {**folder, "answers": answers} if folder or len(answers) > 1 else next(iter(answers.values()))
 
 
@@ -287,17 +287,17 @@ class Opener:
     def _turn(self) -> Turn:
         """The turn of a world, for which it waits with `alone`. A thread that already has a turn passes it on: its
         first world is over. Raises EnvironmentFailure if the wait takes longer than ten minutes."""
-        me, turn = threading.get_ident(), Turn()
+        thread, turn = threading.get_ident(), Turn()
         if not self.alone:
             return turn
         with waiting(), self._lock:
-            if not self._lock.wait_for(lambda: self._holder is None or self._holder[0] == me, _PATIENCE):
+            if not self._lock.wait_for(lambda: self._holder is None or self._holder[0] == thread, _PATIENCE):
                 raise EnvironmentFailure(
                     f"another episode has had the server for {_PATIENCE:g} s; expected episodes that end"
                 )
             if self._holder is not None:
                 self._holder[1].set()
-            self._holder = me, turn
+            self._holder = thread, turn
         return turn
 
     def _end(self, turn: Turn) -> None:

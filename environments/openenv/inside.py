@@ -101,7 +101,7 @@ def _expect_no_judge(environment: Environment) -> None:
     """Raises ValueError for an environment that has no counterpart here."""
     rubric = environment.rubric
     rubrics = [rubric, *(inner for _, inner in rubric.named_rubrics())] if rubric else []
-    if any(isinstance(each, LLMJudge) for each in rubrics):
+    if any(isinstance(inner, LLMJudge) for inner in rubrics):
         raise ValueError(
             "its rubric asks a model over a network, and so gives no verifiable reward; "
             "see docs/verifiers-and-openenv.md"

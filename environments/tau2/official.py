@@ -203,13 +203,13 @@ def fork(environment: Any) -> Any:
 
 def _constructor(name: str, get_environment: Callable[..., Any]) -> Callable[..., Any]:
     """`get_environment` of the wheel, without reading files again, and with worlds that do not depend on each other."""
-    first = get_environment()
+    template = get_environment()
     if name == "telecom":
-        first.tools.__class__ = _numbered()
+        template.tools.__class__ = _numbered()
     policies = {solo: get_environment(solo_mode=solo).policy for solo in {False, name == "telecom"}}
 
     def construct(solo_mode: bool = False) -> Any:
-        environment = fork(first)
+        environment = fork(template)
         environment.policy = policies[solo_mode]
         environment.set_solo_mode(solo_mode)
         environment.sync_tools()

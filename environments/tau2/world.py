@@ -122,16 +122,16 @@ def _known(world: World) -> Mapping[tuple[str, str], Sequence[Any]]:
     company, phone = state["company"], state["customer"]["device"]
     number = state["customer"]["surroundings"]["phone_number"]
     lines = [line["line_id"] for line in company["lines"] if line["phone_number"] == number]
-    callers = [one for one in company["customers"] if number == one["phone_number"] or set(lines) & {*one["line_ids"]}]
-    own = {part: [key for caller in callers for key in caller[part]] for part in ("line_ids", "bill_ids")}
+    callers = [row for row in company["customers"] if number == row["phone_number"] or set(lines) & {*row["line_ids"]}]
+    own_ids = {part: [key for caller in callers for key in caller[part]] for part in ("line_ids", "bill_ids")}
     customers = [caller["customer_id"] for caller in callers]
-    plans = [line["plan_id"] for line in company["lines"] if line["line_id"] in own["line_ids"]]
+    plans = [line["plan_id"] for line in company["lines"] if line["line_id"] in own_ids["line_ids"]]
     return {
         ("", "phone_number"): [number],
         ("", "customer_id"): customers,
-        ("", "line_id"): own["line_ids"],
-        ("", "bill_id"): own["bill_ids"],
-        ("get_details_by_id", "id"): [*customers, *own["line_ids"], *own["bill_ids"], *dict.fromkeys(plans)],
+        ("", "line_id"): own_ids["line_ids"],
+        ("", "bill_id"): own_ids["bill_ids"],
+        ("get_details_by_id", "id"): [*customers, *own_ids["line_ids"], *own_ids["bill_ids"], *dict.fromkeys(plans)],
         ("", "full_name"): [caller["full_name"] for caller in callers],
         ("", "dob"): [caller["date_of_birth"] for caller in callers],
         ("suspend_line", "reason"): _REASONS,
@@ -157,8 +157,8 @@ _SWITCHED = re.compile(r" is now (ON|OFF)\b")
 
 def phrase(steps: Sequence[Triplet]) -> str | None:
     """The query that these steps answer; None for a look-up, which a customer does not ask for, and a refused call."""
-    done = calls_with_observations(steps)
-    clauses = [_clause(call, observation) for call, observation in done if call.name != ENDING]
+    exchanges = calls_with_observations(steps)
+    clauses = [_clause(call, observation) for call, observation in exchanges if call.name != ENDING]
     if not clauses or None in clauses:
         return None
     return f"Please {JOINER.join(filter(None, clauses))}."
@@ -239,10 +239,10 @@ def strangers(
 
 def _request(told: Mapping[str, Any]) -> str:
     """What the simulated user is told, as a request in writing."""
-    parts: Sequence[tuple[str, str]] = (
+    sections: Sequence[tuple[str, str]] = (
         ("Reason for the request", "reason_for_call"),
         ("What the customer knows", "known_info"),
         ("What the customer does not know", "unknown_info"),
         ("How the customer would behave", "task_instructions"),
     )
-    return "\n\n".join(f"{title}: {told[key].strip()}" for title, key in parts if told.get(key))
+    return "\n\n".join(f"{title}: {told[key].strip()}" for title, key in sections if told.get(key))

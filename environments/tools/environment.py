@@ -156,7 +156,7 @@ class ToolEnvironment:
 
     def _end_of(self, task: Task) -> End:
         """The end of a task's solution, which is played once."""
-        key = content_hash([task.setup, [[[call.name, call.arguments] for call in a.calls] for a in task.solution]])
+        key = content_hash([task.setup, [[[call.name, call.arguments] for call in act.calls] for act in task.solution]])
         with self._lock:
             if key in self._ends:
                 return self._ends[key]
@@ -354,7 +354,7 @@ class ToolEpisode:
 
     def _before_its_end(self, action: Action) -> Action:
         """The action, without the first call that ends the episode and without those after it."""
-        ends = (place for place, call in enumerate(action.calls) if call.name == self._environment._ending.name)
+        ends = (index for index, call in enumerate(action.calls) if call.name == self._environment._ending.name)
         end = None if self._environment._spoken else next(ends, None)
         return action if end is None else dataclasses.replace(action, calls=action.calls[:end])
 

@@ -64,9 +64,9 @@ class WorkerWorld:
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The answer to a call of the action that was sent. Raises Refused for an error."""
-        for place, (call, text, ok) in enumerate(self._replies):
+        for index, (call, text, ok) in enumerate(self._replies):
             if call.name == name and dict(call.arguments) == dict(arguments):
-                for _ in range(place + 1):
+                for _ in range(index + 1):
                     self._replies.popleft()
                 if not ok:
                     raise Refused(text)

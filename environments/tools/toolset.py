@@ -162,8 +162,8 @@ def _checked(
         try:
             values = adapter.validate_python(ArgsKwargs((), dict(arguments)))
         except pydantic.ValidationError as error:
-            places = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
-            raise Refused("; ".join(places)[:1_000]) from error
+            problems = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+            raise Refused("; ".join(problems)[:1_000]) from error
         except TypeError as error:  # a name that is no text
             raise Refused(str(error)) from error
         # Text such as "nan" has become a number by now, also within a model of the user's. Defaults are the tool's own.

@@ -20,25 +20,25 @@ def phrase(steps: Sequence[Triplet], ending: str, lookups: Collection[str]) -> s
     worded by that look-up. There is no query if a call was refused, if a look-up is not used, or if the answer is not
     what the last look-up showed.
     """
-    done = calls_with_observations(steps)
+    exchanges = calls_with_observations(steps)
     clauses: list[str] = []
     used: set[int] = set()
-    clause = _clauses(done, lookups, used)
-    for index, (call, _) in enumerate(done):
+    clause = _clauses(exchanges, lookups, used)
+    for index, (call, _) in enumerate(exchanges):
         if call.name == ending:
-            if index < len(done) - 1:
+            if index < len(exchanges) - 1:
                 return None
             if answer := next(iter(call.arguments.values()), None):
-                lookup_index = index - 1
-                if lookup_index < 0 or done[lookup_index][0].name not in lookups or done[lookup_index][1] != answer:
+                lookup = index - 1
+                if lookup < 0 or exchanges[lookup][0].name not in lookups or exchanges[lookup][1] != answer:
                     return None
                 if len(str(answer)) > _LONGEST:
                     return None
-                used.add(lookup_index)
-                clauses.append(f"tell what {clause(lookup_index)} says")
+                used.add(lookup)
+                clauses.append(f"tell what {clause(lookup)} says")
         elif call.name not in lookups:
             clauses.append(clause(index))
-    looked_up = {index for index, (call, _) in enumerate(done) if call.name in lookups}
+    looked_up = {index for index, (call, _) in enumerate(exchanges) if call.name in lookups}
     return JOINER.join(clauses) if clauses and looked_up <= used else None
 
 
@@ -103,10 +103,10 @@ def _places(shown: Any, value: Any) -> list[tuple[str, ...]]:
 
 def calls_with_observations(steps: Sequence[Triplet]) -> list[tuple[Call, str]]:
     """The calls with their observations; an empty list if one was refused, or an action has no call."""
-    done: list[tuple[Call, str]] = []
+    exchanges: list[tuple[Call, str]] = []
     for step in steps:
         calls, messages = step.action.calls, step.observation.messages
         if not step.observation.ok or not calls or len(calls) != len(messages):
             return []
-        done += zip(calls, (message.content for message in messages), strict=True)
-    return done
+        exchanges += zip(calls, (message.content for message in messages), strict=True)
+    return exchanges

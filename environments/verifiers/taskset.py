@@ -75,13 +75,13 @@ class Source:
     def toolsets(self, task: Any) -> list[tuple[Any, bool]]:
         """The toolsets of an episode, and whether each is the task's. Raises ValueError for one served elsewhere."""
         common = type(self.taskset).toolsets(self.taskset.config)
-        pairs = [*((each, False) for each in common), *((each, True) for each in task.toolsets(task.config))]
-        for toolset, _ in pairs:
+        sets = [*((toolset, False) for toolset in common), *((toolset, True) for toolset in task.toolsets(task.config))]
+        for toolset, _ in sets:
             if toolset.config.url or toolset.config.runtime.type != "subprocess":
                 raise ValueError(
                     f"the toolset {type(toolset).__name__} is served elsewhere; expected no url or container"
                 )
-        return pairs
+        return sets
 
     def incomparable(self) -> str:
         """Why the states of two episodes cannot be compared, "" where those of all tasks can."""

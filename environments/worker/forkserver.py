@@ -70,11 +70,11 @@ def _reason(error: BaseException) -> str:
     message = "".join(traceback.format_exception_only(error)).strip()[:1_000]
     if isinstance(error, ModuleNotFoundError):
         message += f"; a worker imports the packages of {sys.prefix} and the package of its environment's module alone"
-    places = traceback.extract_tb(error.__traceback__)
+    frames = traceback.extract_tb(error.__traceback__)
     package = Path(__file__).parents[1]
-    if isinstance(error, ValueError) and places and Path(places[-1].filename).is_relative_to(package):
+    if isinstance(error, ValueError) and frames and Path(frames[-1].filename).is_relative_to(package):
         return message
-    return f"{message}\n{''.join(traceback.format_list(places))[-1_000:]}".rstrip()
+    return f"{message}\n{''.join(traceback.format_list(frames))[-1_000:]}".rstrip()
 
 
 class _Children:

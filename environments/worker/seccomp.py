@@ -83,7 +83,7 @@ def program(machine: str, enclosed: bool, alone: bool, marks: bool, own: int = 0
     branches = sorted((number, body) for number, body in bodies.items() if number is not None)
     for start in range(0, len(branches), _GROUP):
         group = branches[start : start + _GROUP]
-        inner = [each for number, body in group for each in [(_EQUAL, 0, len(body), number), *body]]
+        inner = [step for number, body in group for step in [(_EQUAL, 0, len(body), number), *body]]
         code += [(_GREATER, len(inner), 0, group[-1][0]), *inner]
     code.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)

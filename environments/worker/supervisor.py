@@ -57,8 +57,8 @@ def main(descriptor: int) -> None:
     with contextlib.suppress(AttributeError):  # of another C library
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _RETURNED)
     # As many sockets as the system allows: one for each child.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     trainer = None
     # Readable once the trainer has ended; an inherited copy of its socket could hide the end.
     with contextlib.suppress(OSError, AttributeError):
@@ -98,8 +98,8 @@ async def _serve(connection: socket.socket, trainer: int | None) -> None:
                 writer.write(wire.encode({"counted": {}}))
             if not starting.done() and timer.counted() > timer.deadline:
                 starting.cancel()
-                why = f"importing and making the environment took longer than {timer.deadline:g} s"
-                starting = asyncio.create_task(asyncio.sleep(0, wire.failed(wire.START, why)))
+                message = f"importing and making the environment took longer than {timer.deadline:g} s"
+                starting = asyncio.create_task(asyncio.sleep(0, wire.failed(wire.START, message)))
         if not starting.done():
             return
         ready = starting.result()
