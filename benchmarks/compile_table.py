@@ -89,7 +89,7 @@ def cells() -> list[Cell]:
 
 
 def compile_cell(cell: Cell, seconds: float) -> bool:
-    """Compiles and stores a cell, or returns False if `seconds` are too few. Raises ValueError with the command's error."""
+    """Compiles and stores a cell, or returns False if `seconds` are too few. Raises ValueError on its error."""
     config = dataclasses.replace(SHAPES[MODELS[cell.model]], dtype="bfloat16", param_dtype="bfloat16")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config.to_hf()))
