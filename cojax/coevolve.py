@@ -22,15 +22,16 @@ def coevolve(
     observe: Callable[[dict[str, Any]], None],
     stop: Callable[[], bool] = lambda: False,
 ) -> State:
-    """Trains to step `loop.steps`, or to the end of the step in which `stop` turns true, and returns the last state.
+    """Trains up to step `loop.steps` and returns the last state, which is checkpointed.
 
-    The last state is checkpointed. `observe` is called with every record of metrics.jsonl before it is written.
+    Training ends early after the step in which `stop` turns true. `observe` receives every record of metrics.jsonl
+    before it is written.
     """
     evolutions = Evolutions(loop, directory, stop)
     with loop.clock("sync"):
         loop.engine.load(loop.learner.weights(state.learner, state.step))
     if state.record is not None:
-        # The run was stopped during the evolution that ends this step. The evolution starts anew, the step does not.
+        # The run was stopped during the evolution at the end of this step: repeat the evolution, not the step.
         state = end_step(evolutions, state, state.record, observe)
     while state.step < loop.steps and not stop():
         # Stage 1: train on D_t. An evolution and the next rollouts may run in parallel with the update.

@@ -23,20 +23,20 @@ def coevolving(
     observe: Callable[[dict[str, Any]], None],
     stop: Callable[[], bool] = lambda: False,
 ) -> State:
-    """Trains to step `loop.steps`, or to the end of the step in which `stop` turns true, and returns the last state.
+    """Trains up to step `loop.steps` and returns the last state, which is checkpointed.
 
-    The last state is checkpointed, and the engine holds the target. `observe` is called with every record of
-    metrics.jsonl before it is written.
+    Training ends early after the step in which `stop` turns true. At the end the engine holds the target's weights.
+    `observe` receives every record of metrics.jsonl before it is written.
     """
     evolutions = Evolutions(loop, directory, stop)
     rounds.load(state.learner, state.step)
     if state.record is not None:
-        # The run was stopped during the evolution that ends this step. The evolution starts anew, the step does not.
+        # The run was stopped during the evolution at the end of this step: repeat the evolution, not the step.
         state = end_step(evolutions, state, state.record, observe)
     while state.step < loop.steps and not stop():
         step = state.step + 1
         tasks = draw_tasks(loop, state, step)
-        # Both agents play the same tasks; experts have solved them.
+        # Both agents play the tasks that the experts solve.
         solutions = rounds.solutions(tasks)
         rollouts = rounds.play(state, tasks, step)
 

@@ -1,4 +1,4 @@
-"""What the text of a draft must be before it is hashed, compared or run: readable, and of bounded size."""
+"""Checks a draft's text before it is hashed, compared or run: it must be readable and of bounded size."""
 
 import math
 import re
@@ -40,7 +40,7 @@ class DraftRefused(Exception):
 
 
 def flaw(query: str, longest: int, control_tokens: Sequence[str] = ()) -> str:
-    """Why a query is refused, as a line of evidence; empty where it is not.
+    """Why a query is refused, as a line of evidence; "" if it is not refused.
 
     A query must be text of at most `longest` characters with a letter or a digit. It must not contain lone surrogates,
     control characters, characters that hide or reverse text, or a literal of `control_tokens` in any case or width.
@@ -88,7 +88,7 @@ def oversize(solution: Sequence[Action]) -> str:
             if values <= _VALUES:
                 stack += [(depth + 1, child) for child in children]
         elif isinstance(value, int):
-            # Estimated, as Python takes long to write a number of millions of digits.
+            # An estimate: Python takes long to write out a number with millions of digits.
             characters += value.bit_length() // 3
         elif isinstance(value, float) and math.isfinite(value):
             characters += 24
@@ -102,7 +102,7 @@ def oversize(solution: Sequence[Action]) -> str:
 
 
 def _unreadable(character: str) -> str:
-    """The kind of a character that a query must not hold; empty for any other character."""
+    """What a character is that a query must not hold; "" for any other character."""
     if character in _LINES or character in _JOINERS:
         return ""
     if ord(character) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(character) <= 0xFDEF:

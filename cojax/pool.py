@@ -1,6 +1,7 @@
 """The task set D_t: append-only, sampled by seed, every task with its lineage.
 
-A curriculum gives the weight with which a step draws each task, by its last scores. The paper draws all alike.
+A curriculum derives the weight with which a step draws a task from the task's last scores. In the paper all tasks are
+equally likely.
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ class TaskPool:
 
     @classmethod
     def of(cls, tasks: Iterable[Task], fresh: int | None = None) -> "TaskPool":
-        """A pool of these tasks, the last `fresh` of them its newest addition (all of them when None)."""
+        """A pool of these tasks, of which the last `fresh` are the newest addition; None means all of them."""
         pool = cls().add(tasks)
         if fresh is None:
             return pool
@@ -43,10 +44,10 @@ class TaskPool:
         return dataclasses.replace(pool, _fresh=fresh)
 
     def add(self, tasks: Iterable[Task]) -> "TaskPool":
-        """A pool with these tasks appended, without those whose id it has already. This pool stays as it is."""
+        """A pool with these tasks appended, except those whose id it already has. This pool does not change."""
         entries, index = self._tasks, self._index
         if len(entries) > self._length:
-            # Another pool was made from this one: the entries behind ours are its own.
+            # Another pool was made from this one, and the entries after ours belong to it.
             entries = entries[: self._length]
             index = {task.id: position for position, task in enumerate(entries)}
         for task in tasks:
@@ -58,18 +59,18 @@ class TaskPool:
 
     @property
     def fresh(self) -> tuple[Task, ...]:
-        """The tasks of the newest addition that added any."""
+        """The tasks of the newest addition, additions of no task not counted."""
         return tuple(self._tasks[self._length - self._fresh : self._length])
 
     def sample(
         self, count: int, seed: tuple, fresh_fraction: float = 0.0, weight: Callable[[str], float] | None = None
     ) -> tuple[Task, ...]:
-        """`count` different tasks, the same for the same seed; a smaller pool is returned whole, in random order.
+        """Draws `count` different tasks by the seed; a smaller pool is returned whole, in random order.
 
-        The share `fresh_fraction` (0 in the paper) is drawn from the newest addition, or all of that where it is too
-        small. The others are drawn from the whole pool, all tasks alike, or with `weight` in proportion to their
-        weights. `weight` maps a task's id to a finite number above 0 and costs O(tasks in the pool). Raises ValueError
-        on an empty pool.
+        The share `fresh_fraction` (0 in the paper) comes from the newest addition, or all of that if it is too small.
+        The others come from the whole pool, with equal chances or, given `weight`, in proportion to their weights.
+        `weight` maps a task's id to a finite number above 0 and costs O(tasks in the pool). Raises ValueError on an
+        empty pool.
         """
         if not self._length:
             raise ValueError(
@@ -90,7 +91,7 @@ class TaskPool:
         return tuple(self._tasks[position] for position in positions)
 
     def _weighted(self, count: int, rng: random.Random, weight: Callable[[str], float]) -> list[int]:
-        """Positions drawn without replacement, each in proportion to its weight among those left.
+        """Draws positions without replacement, each in proportion to its weight among those left.
 
         Each task has an exponential waiting time whose rate is its weight; the shortest times win (Efraimidis and
         Spirakis 2006).
@@ -99,7 +100,7 @@ class TaskPool:
         return [position for _, position in heapq.nsmallest(count, times)]
 
     def since(self, position: int) -> Iterator[Task]:
-        """The tasks from this position on, in the order of their arrival; costs O(these tasks)."""
+        """The tasks from this position on, in the order of their arrival; costs O(tasks returned)."""
         return (self._tasks[place] for place in range(position, self._length))
 
     def get(self, id: str) -> Task:
@@ -124,7 +125,7 @@ def task_record(task: Task) -> dict[str, Any]:
 
 
 def task_from_record(record: Mapping[str, Any], line: int | None = None) -> Task:
-    """The task of a record of tasks.jsonl. Raises ValueError where the id does not belong to the content."""
+    """The task of a record of tasks.jsonl. Raises ValueError if the id does not match the content."""
     where = "tasks.jsonl" if line is None else f"tasks.jsonl line {line}"
     try:
         task = from_json(Task, {name: value for name, value in record.items() if name != "id"})
@@ -139,7 +140,7 @@ def task_from_record(record: Mapping[str, Any], line: int | None = None) -> Task
 
 
 def uniform(scores: Sequence[float]) -> float:
-    """All tasks alike."""
+    """Weights all tasks equally."""
     return 1.0
 
 
@@ -160,7 +161,7 @@ def unmastered(
     visits: Annotated[int, Range(1, WINDOW)] = 3,
     weight: Annotated[float, "a share", Range(0.0, 1.0, low_open=True)] = 0.1,
 ) -> float:
-    """`weight` for a task that the last `visits` visits solved in every episode, 1 for any other task."""
+    """`weight` for a task that was solved in every episode of its last `visits` visits, 1 for any other task."""
     return weight if len(scores) >= visits and min(scores[-visits:]) >= 1.0 else 1.0
 
 
@@ -180,8 +181,8 @@ def task_weight(curriculum: Curriculum, scores: Sequence[float]) -> float:
 class RecentScores:
     """A statistic: the mean reward of each task's last ten visits.
 
-    Its window is apart from the one of `signals.Forgetting`: either may be used without the other, and both are stored
-    in memory.jsonl under their own names.
+    Its window is separate from that of `signals.Forgetting`: either may be used without the other, and memory.jsonl
+    stores each under its own name.
     """
 
     window = WINDOW

@@ -1,8 +1,8 @@
 """Scores of played episodes: success, avg@k and pass@k over a fixed list of tasks, with 95 % intervals.
 
-Intervals are over tasks, the unit that is drawn: episodes of one task are alike. They are Wilson's score intervals,
-which stay within [0, 1]. Unlike intervals from the standard error or the bootstrap they keep a width where every
-episode fails or succeeds.
+Intervals are over tasks, the unit that is sampled, because episodes of one task resemble each other. They are Wilson's
+score intervals, which stay within [0, 1]. Unlike intervals from the standard error or the bootstrap, they keep a width
+even if every episode fails or every episode succeeds.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ class Score:
     """Held-out results: `success` is avg@k, the mean reward over valid episodes; `error` its standard error over tasks.
 
     Episodes lost to the machinery count in neither, which flatters a policy whose hard tasks are lost. `lost` is their
-    share of all episodes. `bounds` is avg@k over all tasks, first with every lost episode as a failure, then as a
-    success; without losses both are `success`.
+    share of all episodes. `bounds` is avg@k over all tasks with every lost episode counted as a failure, then with each
+    counted as a success; without losses both equal `success`.
     """
 
     success: float
@@ -35,7 +35,7 @@ class Score:
 
 
 def score(groups: Sequence[Group]) -> Score:
-    """avg@k over the tasks that have a valid episode. Raises ValueError when none has."""
+    """avg@k over the tasks that have a valid episode. Raises ValueError if none has."""
     means = [group.score for group in groups if group.valid]
     if not means:
         raise ValueError("no valid episode to score; see the outcomes in run.log for why all were lost")
@@ -64,17 +64,17 @@ Estimate = dict[str, float]  # `value`, a mean over `count` tasks or scenarios, 
 
 
 def estimate(values: Sequence[float], episodes: int = 0) -> Estimate:
-    """The mean of `values`, each in [0, 1] and of another task, with Wilson's interval (Wilson 1927, Eq. 9).
+    """The mean of `values`, each in [0, 1] and from a different task, with Wilson's interval (Wilson 1927, Eq. 9).
 
     For means over several samples, n is the effective number of tasks, n·p(1−p)/s², by the design effect (Kish 1965).
-    It is n itself for values of 0 and 1, and at most `episodes`. Raises ValueError for no values.
+    It is n itself for values of 0 and 1, and at most `episodes`. Raises ValueError if there are no values.
     """
     if not values:
         raise ValueError("no value to estimate from; every task was left out")
     count = len(values)
     p = min(1.0, max(0.0, sum(values) / count))
     spread = sum((value - p) ** 2 for value in values) / count
-    # Tasks that all score alike say no less than that many tasks do, and no more than all their episodes do.
+    # Tasks with equal scores carry at least the information of that many tasks, and at most that of all their episodes.
     upper = max(count, episodes)
     n = min(upper, count * max(1.0, p * (1 - p) / spread)) if spread > 1e-12 else (upper if 0 < p < 1 else count)
     centre = (p + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
@@ -93,7 +93,7 @@ def average_at_k(groups: Sequence[Group]) -> Estimate:
 def mean_pass_at_k(groups: Sequence[Group], k: int) -> Estimate | None:
     """pass@k: the mean over tasks of the chance that at least one of k samples earns full reward.
 
-    A task with fewer than k valid episodes is left out. None where no task is left.
+    A task with fewer than k valid episodes is left out. Returns None if no task is left.
     """
     eligible_groups = [group for group in groups if len(group.valid) >= k]
     chances = [pass_at_k(sum(t.reward >= 1.0 for t in group.valid), len(group.valid), k) for group in eligible_groups]
@@ -101,7 +101,7 @@ def mean_pass_at_k(groups: Sequence[Group], k: int) -> Estimate | None:
 
 
 def success_by(groups: Sequence[Group], key: str) -> dict[str, float]:
-    """avg@k over the tasks of each kind. `key` of a task's setup holds the name of its kind, or a list of names.
+    """avg@k of each kind of task. A task's setup holds the name of its kind, or a list of names, under `key`.
 
     A task of several kinds counts in each. Names are sorted. Raises ValueError for a task whose setup has no such key.
     """
@@ -109,7 +109,7 @@ def success_by(groups: Sequence[Group], key: str) -> dict[str, float]:
 
 
 def kinds_by(key: str) -> Callable[[Task], Iterable[str]]:
-    """A function from a task to the names that `key` of its setup holds. It raises ValueError where there is no key."""
+    """Returns a function from a task to the names under `key` of its setup. It raises ValueError if there is no key."""
 
     def kinds(task: Task) -> Iterable[str]:
         if key not in task.setup:
@@ -151,7 +151,7 @@ def describe(
 
     Shares are in [0, 1]. `turns` is per valid episode. `lost` counts the episodes that the machinery ended, and
     `bounds` are as in `Score`. `pass_at_k` is given for k of 1, 2, 4, … `samples`. `by` is the success on the tasks of
-    each kind. Raises ValueError where every episode was lost.
+    each kind. Raises ValueError if every episode was lost.
     """
     split_score = score(groups)
     valid = [trajectory for group in groups for trajectory in group.valid]

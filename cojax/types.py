@@ -1,6 +1,6 @@
 """The nouns of the loop: frozen records of tasks, actions, episodes, signals and drafts.
 
-They need the standard library alone, live on the host, and never change. `to_json` and `from_json` write and read them.
+They live on the host, never change, and need only the standard library. `to_json` and `from_json` write and read them.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ Status = Literal["accepted", "retained", "discarded"]
 # for the episode ("cut").
 INFRASTRUCTURE: frozenset[str] = frozenset({"environment_error", "engine_error", "cut"})
 ROLES: frozenset[str] = frozenset({"system", "user", "assistant", "tool"})
-# `Action.error` of a text without a tool call, not even a malformed one.
+# `Action.error` of a text that contains no tool call, not even a malformed one.
 NO_CALL = "no tool call found"
-# Stands for a partial reward where the environment gives none.
+# Stands for the partial reward of an environment that gives none.
 NOT_GIVEN = -1.0
 
 
@@ -50,8 +50,8 @@ class Call:
 class Action:
     """What an actor wrote, and the tool calls parsed from it.
 
-    An environment of tool calls reads `calls`, one of code reads `text`. `error` says why no call could be parsed, so
-    that the environment can answer as a real API would.
+    A tool-calling environment reads `calls`, a code environment reads `text`. `error` says why no call could be parsed,
+    so that the environment can answer as a real API would.
     """
 
     text: str = ""
@@ -106,11 +106,12 @@ class Task:
 class Turn:
     """One interaction: an action, the observation it led to, and the tokens behind it.
 
-    `prompt_tokens` are only those newly rendered since the last turn; `action_tokens` are exactly what was sampled
-    (stop token included) with `action_logprobs` under the sampling distribution. All three are empty for an actor
-    that is not a policy. `weights_version` sampled the last token. Where weights changed within the action, `spans`
-    holds (version, tokens) of each stretch, oldest first. `routes` are as in `Completion`. `engine_seconds` is how long
-    the engine took for the action, waiting included, and `environment_seconds` how long its step took.
+    `prompt_tokens` holds only the tokens rendered since the last turn. `action_tokens` are exactly those sampled, stop
+    token included, and `action_logprobs` their log-probs under the sampling distribution. All three are empty if the
+    actor is not a policy. `weights_version` is the version that sampled the last token. If weights changed during the
+    action, `spans` lists (version, tokens) of each stretch, oldest first. `routes` is as in `Completion`.
+    `engine_seconds` is the engine's time for the action, waiting included; `environment_seconds` is the time of the
+    environment's step.
     """
 
     action: Action
@@ -137,8 +138,8 @@ class Check:
 class Evaluation:
     """An environment's verdict on an episode: reward in [0, 1], the checks behind it, and the partial reward.
 
-    `partial` in [0, 1] says how much of the task was achieved. It orders failures and is never the criterion of
-    success. Where an environment gives none, it is the share of checks passed, or the reward without checks.
+    `partial` in [0, 1] says how much of the task was achieved. It orders failures and never decides success. If the
+    environment gives none, it is the share of checks that passed, or the reward if there are no checks.
     """
 
     reward: float
@@ -150,7 +151,7 @@ class Evaluation:
 
 
 def _fill_partial(verdict: "Evaluation | Trajectory") -> None:
-    """Sets a partial reward that was not given."""
+    """Fills in the partial reward if the environment gave none."""
     if verdict.partial == NOT_GIVEN:
         checks = verdict.checks
         share = sum(check.passed for check in checks) / len(checks) if checks else verdict.reward
@@ -186,7 +187,7 @@ class Trajectory:
 
     @property
     def replayed(self) -> int:
-        """How many actions the episode began with that no policy sampled: those of its task's prefix."""
+        """The number of actions at the episode's start that no policy sampled: those of its task's prefix."""
         return next((number for number, turn in enumerate(self.turns) if turn.action_tokens), len(self.turns))
 
 
@@ -203,17 +204,17 @@ class Group:
 
     @property
     def live(self) -> bool:
-        """Whether its valid trajectories differ in reward; if not, there is nothing to learn from it."""
+        """Whether the valid trajectories differ in reward; otherwise there is nothing to learn from the group."""
         return len({trajectory.reward for trajectory in self.valid}) > 1
 
     @property
     def solved(self) -> int:
-        """How many of the valid trajectories have the whole reward, 1."""
+        """The number of valid trajectories with full reward, 1."""
         return sum(trajectory.reward >= 1.0 for trajectory in self.valid)
 
     @property
     def score(self) -> float:
-        """Mean reward of the valid trajectories; 0 when there are none."""
+        """Mean reward of the valid trajectories; 0 if there are none."""
         return sum(t.reward for t in self.valid) / len(self.valid) if self.valid else 0.0
 
 
@@ -230,8 +231,11 @@ class Signal:
 
 @dataclasses.dataclass(frozen=True)
 class ExplorationContext:
-    """What reflection gives to the explorer (CoEvolve §3.2): `kind` names its guidance, `plan` the tools to use in
-    order, () for those of the task's solution. `Guidance.whole` says whether each task found must use them all."""
+    """What reflection tells the explorer (CoEvolve §3.2).
+
+    `kind` names its guidance. `plan` lists the tools to use, in order; () means those of the task's solution.
+    `Guidance.whole` says whether every task found must use them all.
+    """
 
     task: Task
     kind: Origin
@@ -256,8 +260,11 @@ class Triplet:
 
 @dataclasses.dataclass(frozen=True)
 class TaskDraft:
-    """A task proposed by abstraction, not yet validated. `setup` is where the exploration started. `objections` are the
-    rules that it is known to break, one line each; a draft with objections becomes no task."""
+    """A task proposed by abstraction, not yet validated.
+
+    `setup` is where the exploration started. `objections` lists the rules that the draft is known to break, one line
+    each. A draft with objections never becomes a task.
+    """
 
     environment: str
     setup: Mapping[str, Any]
@@ -271,8 +278,11 @@ class TaskDraft:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The result of validation: the status, and one readable line for each examination. `difficulty` is the share of
-    failed attempts on the query alone, None without one; `quarantine` the rule that asks for a person's look, or ""."""
+    """The result of validation: a status, and one readable line of evidence for each examination.
+
+    `difficulty` is the share of attempts on the query alone that failed, None if there were none. `quarantine` names
+    the rule that asks a person to look, or is "".
+    """
 
     status: Status
     evidence: tuple[str, ...] = ()
@@ -281,7 +291,7 @@ class Verdict:
 
 
 def signature(action: Action) -> str:
-    """The action as one readable line: its calls with their arguments, or its text where it has no calls."""
+    """The action as one readable line: its calls with their arguments, or its text if it has no calls."""
 
     def line(call: Call) -> str:
         return f"{call.name}({', '.join(f'{name}={value}' for name, value in call.arguments.items())})"
@@ -323,7 +333,7 @@ def to_json(record: Any) -> Any:
 def from_json(kind: Any, value: Any, check: Callable[[Any, Any], Any] = lambda kind, value: value) -> Any:
     """The record of type `kind` that `to_json` wrote as `value`. Unknown keys raise TypeError.
 
-    `check` gets the type and the value of every part that is no record itself, and returns the value or raises.
+    `check` gets the type and the value of every part that is not itself a record. It returns the value or raises.
     """
     origin = typing.get_origin(kind)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
@@ -347,8 +357,8 @@ def parse_json(
 ) -> Any:
     """The value of a JSON text.
 
-    Numbers beyond the range of a float, such as 1e999, are refused if `finite`; the check costs time at every float.
-    `hook` makes an object of its pairs. Raises ValueError, which says why, for a text that is not JSON.
+    If `finite`, numbers beyond the range of a float, such as 1e999, are refused; the check costs time at every float.
+    `hook` builds an object from its pairs. Raises ValueError, with the reason, for a text that is not JSON.
     """
     try:
         return json.loads(text, parse_constant=_refuse, parse_float=_finite if finite else None, object_pairs_hook=hook)
@@ -368,5 +378,5 @@ def _finite(number: str) -> float:
 
 
 def nesting(text: str) -> int:
-    """How deep brackets nest. Those inside strings count too, so it is never too small."""
+    """How deep brackets nest. Those inside strings count too, so the result is never too small."""
     return max(itertools.accumulate(1 if c in "[{" else -1 if c in "]}" else 0 for c in text), default=0)

@@ -1,6 +1,6 @@
 """The protocol of explorers: reflect on a trajectory, explore from its task's setup, abstract what worked into drafts.
 
-They do the work of the model in Stages 2 and 3 (CoEvolve §3.2–3.3).
+Explorers do the work of the model in Stages 2 and 3 (CoEvolve §3.2–3.3).
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Tra
 if TYPE_CHECKING:
     from cojax.explorer.llm.chat_model import Budget
 
-# Errors of the trajectory that a context's failure cause names, at most.
+# The most errors of a trajectory that a context's failure cause names.
 _ERRORS_NAMED = 3
 # The built-in guidance for contexts, by their kind.
 GUIDANCE: Mapping[str, Guidance] = guidance({name: make() for name, make in SIGNALS.items()})
@@ -42,11 +42,11 @@ class Explorer(Protocol):
 
     @property
     def ending(self) -> str:
-        """The tool that ends an episode; "" where an action without calls ends the episode or the user's turn."""
+        """The tool that ends an episode; "" if an action without calls ends the episode or the user's turn."""
 
     @property
     def width(self) -> int:
-        """How many expeditions run in parallel."""
+        """The number of expeditions that run in parallel."""
 
     def reflect(self, trajectory: Trajectory, kind: Origin, signal: Signal | None) -> ExplorationContext:
         """What to explore around the trajectory; `kind` names the guidance, and `signal` is None if there is none."""
@@ -59,13 +59,13 @@ class Explorer(Protocol):
         seed: tuple,
         weights: Mapping[str, float] | None,
     ) -> Exploration:
-        """Acts in the environment from the task's setup: guided by the context, or unguided if that is None.
+        """Acts in the environment from the task's setup, guided by the context, or unguided if that is None.
 
         `weights` are an unguided explorer's preferences among the tools; None means no preference.
         """
 
     def abstract(self, exploration: Exploration, environment: Environment, limit: int) -> Iterable[TaskDraft]:
-        """At most `limit` different drafts, made of actions that succeeded in the exploration; may be an iterator."""
+        """At most `limit` different drafts, made of actions that succeeded in the exploration; possibly an iterator."""
 
 
 @runtime_checkable
@@ -76,13 +76,13 @@ class Metered(Explorer, Protocol):
         """Starts an evolution with a full budget."""
 
     def split(self, seeds: Sequence[tuple]) -> AbstractContextManager[list[Explorer]]:
-        """One explorer for each expedition, given by its seed, to run in parallel.
+        """Makes one explorer for each expedition, named by its seed, to run in parallel.
 
         Each gets an equal share of the remaining budget. What they do not spend is returned at the end of the block.
         """
 
     def remaining_budget(self) -> "Budget":
-        """What is left of the evolution's budget. Other calls for a draft, like a judge's, are paid from it too."""
+        """What is left of the evolution's budget. It also pays other calls for a draft, like a judge's."""
 
     def figures(self) -> dict[str, Any]:
         """What this evolution has cost so far."""
@@ -98,9 +98,9 @@ def context_of(
 ) -> ExplorationContext:
     """The context of one trajectory: what was done, what went wrong, and where to explore.
 
-    The focus is the signal's. Without one it is every tool called, and if nothing was called, the tools of the task's
-    solution. `ending` is never in it. `guides` is the guidance for contexts of each kind. Raises ValueError for a kind
-    without guidance.
+    The focus is the signal's. Without a signal it is every tool called, or, if nothing was called, the tools of the
+    task's solution. It never contains `ending`. `guides` is the guidance for contexts of each kind. Raises ValueError
+    for a kind without guidance.
     """
     if kind not in guides:
         raise ValueError(

@@ -1,10 +1,10 @@
 """Finds answers that a solution contains as literals, in a call or in code, although no earlier step has shown them.
 
-Validation replays a solution and compares answers; a literal answer would always pass. In code an answer is *written*
-if the call that ends the episode is at the top level of a block and its argument is a literal or a name of one. The
-value of a name is that of the last top-level statement that sets it. All other answers count as computed: those given
-inside conditions, loops or functions. A literal hidden there can only be found by validation's attempts, which see
-nothing but the query. No code is run.
+Validation replays a solution and compares answers, so a literal answer would always pass. In code an answer is
+*written* if the call that ends the episode is at the top level of a block and its argument is a literal or a name of
+one. A name has the value of the last top-level statement that sets it. Answers inside conditions, loops or functions
+count as computed. A literal hidden there can only be found by validation's attempts, which see nothing but the query.
+No code is run.
 """
 
 import ast
@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"(?<![\w.])-?\d{1,40}(?:\.\d{1,40})?(?:[eE][+-]?\d{1,3})?(
 _GROUPING = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # 1,234 may be one number or two
 _EDGE = re.compile(r"(\b)|(?<!\w)(?!\w)")
 _CASTS = {"str": str, "int": int, "float": float}
-# A name of one of these counts as computed: values may be added to it after it was set.
+# A name of one of these counts as computed, because values may be added to it after it was set.
 _CONTAINERS = (ast.List, ast.Dict, ast.Set)
 
 Names = Mapping[str, ast.expr]  # name → the expression that it was last set to
@@ -63,7 +63,7 @@ def written_answers(steps: Sequence[Triplet], ending: str, parameter: str | None
 
 
 def states_value(text: str, value: Any) -> bool:
-    """Whether a text contains a value: as whole words, ignoring case and character width; a number by its value."""
+    """Whether a text contains a value: as whole words, in any case and character width; a number by its value."""
     word, folded_text = str(value).strip(), normal_form("NFKC", text).casefold()
     return 0 < len(word) <= _LONGEST_ANSWER and _Text(folded_text).shows(normal_form("NFKC", word).casefold())
 
@@ -148,8 +148,8 @@ def _unshown(value: Any, shown: Sequence[tuple[_Text, _Text]]) -> Iterator[str]:
 def parse_code(step: Triplet) -> ast.Module:
     """An action's code: its first fenced block outside of thoughts; without a block its text, if that is Python.
 
-    Empty where the action has no code. Raises ValueError for code beyond the limits, SyntaxError for a block that is
-    not Python.
+    The module is empty if the action has no code. Raises ValueError for code beyond the limits, SyntaxError for a block
+    that is not Python.
     """
     text = step.action.text.rpartition("</think>")[2].partition("<think>")[0]
     block = _BLOCK.search(text)
@@ -258,7 +258,7 @@ def _sum(one: Any, other: Any, sign: int = 1) -> Any:
 
 
 def _printed(tree: ast.Module, names: Names) -> Iterator[Any]:
-    """The literals that a block prints or ends in. Showing them does not prove that the block found them."""
+    """The literals that a block prints or ends in. To show them does not prove that the block found them."""
     for node in ast.walk(tree):
         expressions: Sequence[ast.AST] = ()
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
@@ -285,7 +285,7 @@ def _constants(node: ast.AST, names: Names) -> Iterator[Any]:
 
 
 def answer_values(value: Any) -> Iterator[Any]:
-    """The first values within an answer: one more than it may have. Raises RecursionError where it nests too deep."""
+    """The first values within an answer, up to one more than allowed. Raises RecursionError if it nests too deep."""
 
     def within(value: Any) -> Iterator[Any]:
         if isinstance(value, Mapping | list | tuple):

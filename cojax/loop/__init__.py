@@ -1,4 +1,4 @@
-"""The data of the loop: `Loop` holds parts and settings that stay for the run, `State` what each step changes."""
+"""The loop's data: `Loop` holds the parts and settings that a run never changes, `State` what each step changes."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -30,11 +30,11 @@ Prefix = Callable[[Task, Mapping[str, Any]], Sequence[Action]]
 class State:
     """Everything that changes from step to step.
 
-    `memory` has the memories of all detectors; it grows with the run, so the loop changes it in place. `evolved` is the
-    step of the last evolution, and `pending` are the signals since then. `waiting` are the next step's groups, if they
-    were sampled ahead. `record` is None, except in a step that was stopped during its evolution: then
-    it is the step's record so far, and the evolution starts again when the run is resumed. `second` is the second agent
-    of a run of co-evolving agents, None in every other run.
+    `memory` holds the memories of all detectors; it grows with the run, so the loop changes it in place. `evolved` is
+    the step of the last evolution, and `pending` holds the signals since then. `waiting` holds the next step's groups
+    if they were sampled ahead. `record` is None, except in a step that was stopped during its evolution. Then it is the
+    step's record so far, and the evolution starts again when the run is resumed. `second` is the second agent of a run
+    of co-evolving agents, None in every other run.
     """
 
     step: int
@@ -55,34 +55,34 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """Everything that stays: the objects, and the paper's settings (Table 9) by their names.
+    """Everything that a run never changes: the parts, and the paper's settings (Table 9) by their names.
 
-    Evolution: `evolve` is an entry of `synthesis.EVOLUTIONS`, which is also given the memories of the detectors
-    `reads`. Every `evolve_every` steps it prepares at most `contexts` expeditions. They find at most `budget` tasks
-    together and `per_context` each. `select` is an entry of `synthesis.SELECTIONS`. A draft is refused if
-    `near_duplicates` finds a task with similar wording in the pool; None compares nothing. `predictor` makes of the
-    memory of the detector `beliefs` a function that predicts a draft's success, for the draft's record. No setup whose
-    hash is in `closed` is explored without a signal. With an `admission`, an evolution prepares and finds
-    `admission.candidates` times as many, and the admission chooses among these tasks after the policy has tried each.
-    `quality` measures the pool after an evolution, for the step's record.
+    Evolution: `evolve` is an entry of `synthesis.EVOLUTIONS`, which also receives the memories of the detectors named
+    in `reads`. Every `evolve_every` steps it prepares at most `contexts` expeditions, which find at most `budget` tasks
+    in total and `per_context` each. `select` is an entry of `synthesis.SELECTIONS`. A draft is refused if
+    `near_duplicates` finds a similarly worded task in the pool; None compares nothing. `predictor` turns the memory of
+    the detector `beliefs` into a function that predicts a draft's success, for the draft's record. A setup whose hash
+    is in `closed` is never explored without a signal. With an `admission`, an evolution prepares
+    `admission.candidates` times as many expeditions to find as many times more tasks. The policy tries each of these
+    tasks, and the admission chooses among them. `quality` measures the pool after an evolution, for the step's record.
 
     Tasks: the share `fresh_fraction` of a batch is drawn from the newest tasks (0 in the paper). `curriculum`, an entry
-    of `pool.CURRICULA`, weights the other tasks by the scores that the detector `visits` remembers; None weights
-    all alike (the paper). With `dynamic_sampling` above 0, tasks are sampled until `batch_size` groups are live or
-    `dynamic_sampling` groups were sampled. The update then learns from the live groups only.
+    of `pool.CURRICULA`, weights the other tasks by the scores that the detector `visits` remembers; None weights all
+    equally (the paper). With `dynamic_sampling` above 0, tasks are sampled until `batch_size` groups are live or
+    `dynamic_sampling` groups have been sampled. The update then learns only from the live groups.
 
     Signals: `detectors` see the groups of every step. `kinds` are the detectors that raise signals, by name.
 
     Time: `staleness` is the number of updates by which the sampling weights may lag behind the trained weights. With 1,
     the next step's groups are sampled while this step's update runs. An update starts once the share `quorum` of each
     group is played. With `evolve_beside`, an evolution runs while the next step trains, and its tasks arrive one step
-    later. It must not sample from the engine then, which rests at staleness 0. The last step has no next step, so its
+    later. It must then not sample from the engine, which rests at staleness 0. The last step has no next step, so its
     evolution runs at its end.
 
-    The run plays at most `episodes` training episodes, in whole groups, and no step after the one in which the actions
-    of all training episodes reach `environment_steps`; 0 means no limit. A step learns nothing once either is used up.
-    The detector `played` counts both. `score` gives a step's development score, None if the step has none. An episode
-    begins with the actions that `prefix` tells of its task, from the memory of the detector `prefixes`: the policy
+    The run plays at most `episodes` training episodes, in whole groups. It plays no step after the one in which the
+    actions of all training episodes reach `environment_steps`. 0 means no limit. Once either is used up, a step learns
+    nothing. The detector `played` counts both. `score` gives a step's development score, None if the step has none.
+    `prefix` gives the actions that a task's episodes begin with, from the memory of the detector `prefixes`: the policy
     neither samples them nor learns from them.
     """
 

@@ -33,7 +33,7 @@ class Evolutions:
     stop: Callable[[], bool]
 
     def due(self, state: State) -> bool:
-        """Whether an evolution is due after the state's step and has not been made yet."""
+        """Whether an evolution is due after the state's step and has not run yet."""
         return state.step > state.evolved and state.step % self.loop.evolve_every == 0
 
     def due_beside(self, state: State) -> bool:
@@ -42,7 +42,7 @@ class Evolutions:
 
     @contextlib.contextmanager
     def beside(self, state: State) -> Iterator[list[Synthesis]]:
-        """Makes the evolution that is due on a thread while the block runs, and yields the list of its result.
+        """Runs the evolution that is due on a thread while the block runs, and yields a list for its result.
 
         The list is filled when the block ends. It stays empty if no evolution is due beside the next step.
         """
@@ -58,7 +58,7 @@ class Evolutions:
                 syntheses.append(future.result())
 
     def at_end(self, state: State, record: Mapping[str, Any]) -> tuple[State, Mapping[str, Any]]:
-        """Makes the evolution at the end of the step, if one is due there. Returns the new state and the record."""
+        """Runs the evolution at the end of the step, if one is due there. Returns the new state and the record."""
         if not self.due(state) or self.due_beside(state):
             return state, record
         with self.loop.clock("feedback"):
@@ -73,7 +73,7 @@ class Evolutions:
         return dataclasses.replace(state, pool=state.pool.add(synthesis.tasks), pending=(), evolved=state.step)
 
     def prepare(self, state: State) -> Callable[[Callable[[], bool]], Synthesis]:
-        """Gathers all that the evolution after the state's step reads, and returns a function that makes the evolution.
+        """Gathers the inputs of the evolution after the state's step, and returns a function that runs the evolution.
 
         The function may run on any thread. It raises Interrupted once its argument, `stop`, returns true.
         """
@@ -98,7 +98,7 @@ class Evolutions:
             kinds=loop.kinds,
             closed=loop.closed,
         )
-        # Copies: the next step changes the memories, and may run at the same time.
+        # Copies, because the next step changes the memories and may run at the same time.
         memories = {name: dict(state.memory[name]) for name in loop.reads}
 
         def make(stop: Callable[[], bool]) -> Synthesis:
@@ -131,7 +131,7 @@ class Evolutions:
         return make
 
     def _admitted(self, synthesis: Synthesis, step: int, seed: tuple, stop: Callable[[], bool]) -> Synthesis:
-        """The synthesis with the tasks that the loop's admission chooses; all of them without one."""
+        """The synthesis with the tasks that the loop's admission chooses; without an admission, with all of them."""
         admission = self.loop.admission
         if admission is None:
             return synthesis
@@ -140,7 +140,7 @@ class Evolutions:
 
 
 def evolution_record(synthesis: Synthesis, step: int) -> dict[str, Any]:
-    """The part of a step's record in metrics.jsonl about the evolution made after `step`."""
+    """The part of a step's record in metrics.jsonl about the evolution that ran after `step`."""
     origins = [task.origin for task in synthesis.tasks]
     return {
         "evolution": {

@@ -14,7 +14,7 @@ from cojax.rollout.collect import EpisodeCollector
 from cojax.signals.kinds import task_of
 from cojax.types import Group, Signal, Task
 
-# Tells the random numbers of probes from those of training, whose seeds have one number less.
+# Keeps the random numbers of probes apart from those of training, whose seeds are one number shorter.
 _PROBE = 1
 
 
@@ -42,8 +42,8 @@ def sample_groups(loop: Loop, state: State, step: int) -> list[Group]:
 def sample_ahead(loop: Loop, state: State, step: int) -> Iterator[list[Group]]:
     """Plays the groups of `step` on a thread while the block runs; the list yielded is filled when the block ends.
 
-    The list stays empty at staleness 0, and for a step after the last one. If the block raises, the groups are not
-    waited for.
+    The list stays empty at staleness 0, and for a step after the last one. If the block raises, nothing waits for the
+    groups.
     """
     groups: list[Group] = []
     if not loop.staleness or step > loop.steps:
@@ -69,8 +69,8 @@ def _play_and_refill(
 ) -> list[Group]:
     """Plays these tasks and, with dynamic sampling, further ones (DAPO, arXiv 2503.14476, §3.2).
 
-    Tasks are added until `batch_size` groups are live, `dynamic_sampling` groups were sampled, the run's episodes are
-    used up, or the pool has no other task. All groups are sampled from the same weights.
+    Tasks are added until `batch_size` groups are live, `dynamic_sampling` groups have been sampled, the run's episodes
+    are used up, or the pool has no other task. All groups are sampled from the same weights.
     """
     groups, refill = _play(loop, tasks, step, stop, prefixes=prefixes), 0
     while (missing := _missing(loop, state, groups)) > 0:
@@ -101,8 +101,8 @@ def groups_left(loop: Loop, state: State) -> int:
 def learnable(loop: Loop, groups: Sequence[Group]) -> tuple[Sequence[Group], Sequence[int]]:
     """The groups that a step learns from, and the group sizes of the largest batch that a step may have.
 
-    With dynamic sampling only live groups are learned from, so that the mean over groups is taken over them. The sizes
-    are () if every batch is as large as this one.
+    With dynamic sampling a step learns only from live groups, so means are taken over those alone. The sizes are () if
+    every batch is as large as this one.
     """
     varying = loop.dynamic_sampling or loop.episodes or loop.environment_steps
     sizes = [loop.group_size] * loop.batch_size if varying else ()
@@ -110,9 +110,9 @@ def learnable(loop: Loop, groups: Sequence[Group]) -> tuple[Sequence[Group], Seq
 
 
 def draw_tasks(loop: Loop, state: State, step: int, refill: int = 0) -> tuple[Task, ...]:
-    """The tasks of a step; with `refill` above 0, those of the step's refill of that number.
+    """Draws the tasks of a step; with `refill` above 0, those of the step's refill of that number.
 
-    They depend on the step's number and the pool only, and with a curriculum also on past scores. A refill draws enough
+    They depend only on the step's number and the pool, and with a curriculum also on past scores. A refill draws enough
     tasks that some of them are new. There are none once the run's episodes or environment steps are used up.
     """
     curriculum, scores = loop.curriculum, state.memory.get("visits", {})
@@ -126,7 +126,7 @@ def draw_tasks(loop: Loop, state: State, step: int, refill: int = 0) -> tuple[Ta
 
 
 def play_tasks(loop: Loop, tasks: Sequence[Task], step: int, samples: range) -> list[Group]:
-    """Plays the episodes of these numbers, of each task, with the weights that the engine holds."""
+    """Plays the episodes numbered `samples` of each task, with the weights that the engine holds."""
     with time_rollout(loop):
         return _play(loop, tasks, step, lambda: False, samples)
 
@@ -134,7 +134,7 @@ def play_tasks(loop: Loop, tasks: Sequence[Task], step: int, samples: range) -> 
 def probe_tasks(loop: Loop, tasks: Sequence[Task], step: int, attempts: int, stop: Callable[[], bool]) -> list[Group]:
     """Plays `attempts` episodes of each task with the weights that the engine holds; nothing is learned from them.
 
-    Their random numbers are not those of any step. They begin with the prefixes of the first episodes of training.
+    Their random numbers differ from those of every step. They begin with the prefixes of the first training episodes.
     Raises Interrupted soon after `stop` turns true.
     """
     if not tasks:
@@ -154,8 +154,8 @@ def _play(
 ) -> list[Group]:
     """Plays the groups of these tasks, or only the episodes with the numbers `samples`.
 
-    Their random numbers depend on the seed, the step and their number only. `prefixes` is the memory from which
-    `loop.prefix` tells the actions that they begin with.
+    An episode's random numbers depend only on the seed, the step and its number. `prefixes` is the memory from which
+    `loop.prefix` derives the actions that the episodes begin with.
     """
     if not tasks:
         return []
@@ -168,13 +168,13 @@ def _play(
 
 
 def _actors(loop: Loop, tasks: Sequence[Task], memory: Mapping[str, Any]) -> PolicyActors:
-    """Actors of the policy whose episodes begin with the prefixes of their tasks, by `loop.prefix` and its memory."""
+    """Actors of the policy whose episodes begin with the prefixes that `loop.prefix` derives from `memory`."""
     prefixes = {task.id: loop.prefix(task, memory) for task in tasks}
     return PolicyActors(loop.engine, loop.chat, loop.sampling, lambda session: prefixes.get(task_of(session), ()))
 
 
 def _prefixes(loop: Loop, state: State) -> Mapping[str, Any]:
-    """A copy of the memory that `loop.prefix` reads, which the step may change meanwhile; empty in a run without it."""
+    """Copies the memory that `loop.prefix` reads, because the step may change it; empty in a run without prefixes."""
     return dict(state.memory.get("prefixes", {}))
 
 

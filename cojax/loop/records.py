@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def end_step(
     evolutions: Evolutions, state: State, record: Mapping[str, Any], observe: Callable[[dict[str, Any]], None]
 ) -> State:
-    """Ends a step and returns the new state: makes the evolution that is due, writes the record and the checkpoint.
+    """Ends a step and returns the new state: runs the evolution that is due, writes the record and the checkpoint.
 
     If the evolution is stopped, the checkpoint keeps the record so far, with the seconds that the step took. The
     evolution then starts again when the run is resumed.
@@ -48,8 +48,8 @@ def step_record(
 ) -> dict[str, Any]:
     """The record of the state's step.
 
-    It is made of the step's `groups`, the signals `found` in them, the learner's `figures`, and the `syntheses` of
-    evolutions that ran in parallel with the step. All of it depends on the seed only; it holds no times.
+    It is made from the step's `groups`, the signals `found` in them, the learner's `figures`, and the `syntheses` of
+    evolutions that ran in parallel with the step. It depends only on the seed, and holds no times.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     record: dict[str, Any] = {
@@ -70,9 +70,9 @@ def step_record(
 
 
 def _means(loop: Loop, groups: Sequence[Group], figures: Mapping[str, float]) -> dict[str, float]:
-    """Means over the groups' valid episodes, and the share of live groups; nothing where there are none.
+    """Means over the groups' valid episodes, and the share of live groups; empty if no episode is valid.
 
-    A step that plays nothing, as the run has used up its budget, would else look as if it had forgotten everything.
+    Zeros would make the policy look as if it had forgotten everything once the run's episodes are used up.
     """
     valid = [t for group in groups for t in group.valid]
     if not valid:
@@ -87,7 +87,7 @@ def _means(loop: Loop, groups: Sequence[Group], figures: Mapping[str, float]) ->
 
 
 def _origins(groups: Sequence[Group]) -> dict[str, dict[str, int]]:
-    """For each origin of the groups' tasks, the number of its groups with two valid episodes, and of live ones."""
+    """Counts, for each origin of tasks, the groups with at least two valid episodes, and the live groups."""
     counts_by_origin: dict[str, dict[str, int]] = {}
     for group in groups:
         if len(group.valid) > 1:

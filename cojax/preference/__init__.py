@@ -14,7 +14,7 @@ from cojax.settings.tree import RoundsSettings
 KINDS = ("own", "other", "failures")
 # What the second agent learns from: pairs of failures alone, or the same pairs as the target. "none": there is none.
 AGENTS = ("failure", "positive", "none")
-# What counts as an expert: solutions of tasks, the run's own successes, or these where a task has no solution.
+# What counts as an expert: solutions of tasks, the run's own successes, or successes only if a task has no solution.
 EXPERTS = ("solutions", "successes", "both")
 
 
@@ -38,8 +38,8 @@ def others(settings: RoundsSettings, group_size: int) -> int:
 class Method:
     """A method that learns in rounds.
 
-    `loss` is "dpo" for pairs or "sft" for imitation. `plays`: the policy plays episodes. `fixed` are the settings that
-    the method itself decides; the `unread` ones have no effect.
+    `loss` is "dpo" for pairs or "sft" for imitation. `plays` says whether the policy plays episodes. `fixed` holds the
+    settings that the method itself decides. Settings in `unread` have no effect.
     """
 
     loss: str

@@ -1,4 +1,4 @@
-"""What each agent learns in a round: the target from experts and failures, the failure agent from failures alone.
+"""What each agent learns from in a round: the target from experts and failures, the failure agent from failures alone.
 
 Experts are solutions of tasks, played in the environment and rendered as the policy would have acted, or successes.
 """
@@ -37,7 +37,7 @@ def agent_pairs(
     other: Sequence[Group],
     seed: Seed,
 ) -> dict[str, list[Pair]]:
-    """Kind (one of KINDS) → the pairs from which one agent learns. It played the groups `own`, the other agent `other`.
+    """Kind (one of KINDS) → the pairs that one agent learns from. It played the groups `own`, the other agent `other`.
 
     `experts` maps the id of a task to its experts. Each expert pair takes one of them, drawn by `seed` and the failure.
     An expert that this agent did not play must be marked by `unsampled`. A kind of weight 0 has no pairs.
@@ -52,7 +52,7 @@ def agent_pairs(
             worse = failure.trajectory if kind == "own" else unsampled(failure.trajectory)
             if task_experts := experts.get(worse.task.id):
                 better = random.Random(repr((*seed, worse.task.id, worse.episode))).choice(task_experts)
-                # Without its turns beyond `extra_turns` more than the expert has.
+                # Drops the turns beyond `extra_turns` more than the expert has.
                 cut = dataclasses.replace(worse, turns=worse.turns[: len(better.turns) + settings.extra_turns])
                 pairs[kind].append(Pair(better, cut, scales[kind]))
     if scales["failures"]:
@@ -65,7 +65,7 @@ def agent_pairs(
 def experts_by_task(
     settings: RoundsSettings, solutions: Mapping[str, Trajectory], own: Sequence[Group], other: Sequence[Group]
 ) -> dict[str, list[Trajectory]]:
-    """Task id → what counts as its experts by `settings.experts`, as seen by the agent that played `own`."""
+    """Task id → its experts according to `settings.experts`, as seen by the agent that played `own`."""
     experts = {task: [trajectory] for task, trajectory in solutions.items()} if settings.experts != "successes" else {}
     if settings.experts == "solutions":
         return experts
@@ -80,7 +80,7 @@ def expert_trajectories(
 ) -> dict[str, Trajectory]:
     """Task id → the expert's trajectory, for each task whose solution succeeds and has at most `longest` tokens.
 
-    Its actions have no log-probs of a sampler, and the version of their weights is -1. Raises RolloutError if too many
+    Its actions carry no log-probs of a sampler, and their weights have the version -1. Raises RolloutError if too many
     episodes are lost.
     """
     solvable_tasks = [task for task in tasks if task.solution]
@@ -98,7 +98,7 @@ def expert_trajectories(
 
 
 def distinct_successes(groups: Iterable[Group]) -> list[Trajectory]:
-    """The successes of these groups, in order; of several with the same task and tokens, the first."""
+    """The successes of these groups, in order; only the first of those with the same task and tokens."""
     successes: dict[object, Trajectory] = {}
     for trajectory in (trajectory for group in groups for trajectory in group.valid):
         if trajectory.reward >= 1.0 and sampled_mask(trajectory).any():
@@ -108,13 +108,13 @@ def distinct_successes(groups: Iterable[Group]) -> list[Trajectory]:
 
 @dataclasses.dataclass(frozen=True)
 class SolutionActors:
-    """Actors that carry out the solutions of tasks, by task id. The text of an action with calls is these calls."""
+    """Actors that carry out the solutions of tasks, by task id. An action with calls has these calls as its text."""
 
     chat: Chat
     solutions: Mapping[str, Sequence[Action]]
 
     def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
-        """The actor of a session, which is an episode's id and the number of its attempt."""
+        """The actor of a session, whose name is an episode's id and the number of its attempt."""
         actions = self.solutions[task_of(session)]
         turns = itertools.count()
 

@@ -10,7 +10,7 @@ from cojax.types import Group, Trajectory
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """A valid trajectory of reward below 1, every action of which was sampled from a policy.
+    """A valid trajectory with a reward below 1, whose every action was sampled from a policy.
 
     Raises ValueError for a success, for an episode that says nothing about the policy, and for actions that no policy
     sampled, such as an expert's.
@@ -41,7 +41,7 @@ def failure_pairs(
     *,
     played_by_other: Callable[[Trajectory], bool] = lambda trajectory: False,
 ) -> list[Pair]:
-    """A pair (better, worse) for each failure that another one of its task beats by more than `margin` partial reward.
+    """A pair (better, worse) for each failure that another of its task beats by more than `margin` in partial reward.
 
     `seed`, the task and the worse episode decide which better one is drawn. `played_by_other` says which episodes the
     learning policy did not sample.
@@ -61,6 +61,6 @@ def failure_pairs(
 
 
 def unsampled(trajectory: Trajectory) -> Trajectory:
-    """The same trajectory as one that the learning policy did not sample: its log-probs are not compared."""
+    """Marks the trajectory as one that the learning policy did not sample, so that its log-probs are not compared."""
     turns = (dataclasses.replace(turn, weights_version=-1, spans=()) for turn in trajectory.turns)
     return dataclasses.replace(trajectory, turns=tuple(turns))

@@ -1,4 +1,4 @@
-"""The parts of a round: both agents play on one engine, each learns, and what happened is recorded."""
+"""The parts of a round: both agents play on one engine, each agent learns, and the round is recorded."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ from cojax.types import Group, Signal, Task, Trajectory, signature
 
 # Metrics of the second agent's learning that are recorded.
 _LEARNED = ("loss", "grad_norm", "updates", "pairs")
-# Nearest neighbours in SR@k, and the most failures that it compares.
+# The number of nearest neighbours in SR@k, and the most failures that it compares.
 _K, _MOST = 5, 2_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Played:
-    """The groups of a round by agent, and how far the second agent's policy was from the target's, in nats a token."""
+    """The groups of a round by agent, and the distance of the second agent from the target, in nats per token."""
 
     target: Sequence[Group] = ()
     second: Sequence[Group] = ()
@@ -34,7 +34,7 @@ class Played:
 
 
 def version(step: int, *, second: bool = False) -> int:
-    """The version of an agent's weights after so many steps: even for the target, odd for the second agent."""
+    """The version of an agent's weights after `step` steps: even for the target, odd for the second agent."""
     return 2 * step + second
 
 
@@ -53,7 +53,7 @@ class Rounds:
             self.loop.engine.load(self.loop.learner.weights(agent, version(step, second=second)))
 
     def solutions(self, tasks: Sequence[Task]) -> dict[str, Trajectory]:
-        """Task id → the trajectory of its solution, where experts are solutions."""
+        """Task id → the trajectory of its solution; empty if only successes count as experts."""
         if self.settings.experts == "successes":
             return {}
         loop = self.loop
@@ -61,9 +61,9 @@ class Rounds:
             return agents.expert_trajectories(loop.environment, loop.chat, loop.limits, tasks, self.longest)
 
     def play(self, state: State, tasks: Sequence[Task], step: int) -> Played:
-        """The groups of the target, then those of the second agent on the same tasks.
+        """Plays the groups of the target, then those of the second agent on the same tasks.
 
-        The engine must hold the target's weights when this is called. It rests afterwards until the next `load`.
+        The engine must hold the target's weights when this is called. Afterwards it rests until the next `load`.
         """
         loop, size = self.loop, self.loop.group_size
         own = size - others(self.settings, size)
@@ -84,7 +84,7 @@ class Rounds:
     def learn_target(
         self, state: State, solutions: Mapping[str, Trajectory], played: Played, step: int
     ) -> tuple[TrainState, Metrics, dict[str, int]]:
-        """The target's part of a round: its new state, metrics, and the examples of each kind. Its state is donated."""
+        """Trains the target. Returns its new state, metrics, and the number of examples by kind; donates its state."""
         examples: Mapping[str, Sequence[Example]]
         if self.method.loss == "sft":
             examples = {"experts": list(solutions.values()), "successes": agents.distinct_successes(played.target)}
@@ -99,7 +99,7 @@ class Rounds:
     def learn_second(
         self, state: State, solutions: Mapping[str, Trajectory], played: Played, step: int
     ) -> tuple[TrainState | None, Metrics]:
-        """The second agent's part of a round, with its metrics; its state is donated."""
+        """Trains the second agent, if there is one. Returns its new state and metrics; donates its state."""
         if state.second is None:
             return None, {}
         settings, seed = self.settings, (*self._seed(step), "second")
@@ -159,17 +159,17 @@ class Rounds:
 
 
 def measures_of(groups: Sequence[Group], hard: float) -> dict[str, Any]:
-    """What one agent played in a round.
+    """Measures of the episodes that one agent played in a round.
 
     episodes         number of valid episodes
     failures, hard   number of episodes of reward below 1, and of those with a partial reward of at least `hard`
     success          share of episodes that succeed
     partial, turns   mean partial reward, and mean number of turns
-    distinct         share of a task's failures whose actions differ from one another's, mean over failures
-    ends             the same for the checks that were passed
+    distinct         number of different (task, actions) among the failures, divided by the number of failures
+    ends             number of different (task, results of checks) among the failures, divided likewise
     sr_at_k          mean cosine of each failure's actions to the k = 5 nearest of other failures; lower is more diverse
 
-    What is a mean over no episodes is left out.
+    A mean over no episodes is left out.
     """
     valid = [trajectory for group in groups for trajectory in group.valid]
     failures = [trajectory for trajectory in valid if trajectory.reward < 1.0]

@@ -1,10 +1,10 @@
 """Signals: where the policy's own rollouts show that it is weak (CoEvolve §3.1).
 
-A kind of signal is one object: its detector, its guidance for explorers, its confidence, its name and its colour. A
-detector is a pair init/update with explicit memory, a flat dict of JSON values. One that only remembers and raises no
-signal is a *statistic*. `update` does not change the memory that it is given. It returns the new values of the changed
-keys: so a step costs the same at 100 or 1,000,000 tasks seen, and the log of changes, applied in order, gives the
-memory. Invalid trajectories are ignored everywhere.
+A kind of signal is one object that has a detector, guidance for explorers, a confidence, a name and a colour. A
+detector is an init/update pair with explicit memory, a flat dict of JSON values. A detector that only remembers and
+raises no signals is a *statistic*. `update` does not change the memory that it receives. It returns the new values of
+the changed keys. So a step costs the same after 100 tasks as after 1,000,000, and the log of changes, applied in order,
+rebuilds the memory. All detectors ignore invalid trajectories.
 """
 
 import json
@@ -61,9 +61,9 @@ _TAKEN = ("seed", "trajectory", *PLANNED)
 
 
 def check(kind: Any, taken: Iterable[str] = ()) -> SignalKind:
-    """Returns the object if it is a kind of signal. Raises ValueError that names what is missing or wrong.
+    """Returns the object if it is a kind of signal. Raises ValueError, which names what is missing or wrong.
 
-    `taken` are names that it must not have, beside those of origins of tasks.
+    `taken` lists names that it must not have, in addition to the origins of tasks.
     """
     names = sorted({*_TAKEN, *taken})
     members = ("name", "colour", "guidance", "confidence", "init", "update")
@@ -81,12 +81,12 @@ def check(kind: Any, taken: Iterable[str] = ()) -> SignalKind:
 
 
 def guidance(kinds: Mapping[str, SignalKind]) -> dict[str, Guidance]:
-    """Guidance by kind of context: the kinds of signals, and those with a plan; \"trajectory\" is without a signal."""
+    """Kind of context → its guidance: the kinds of signals, \"trajectory\" for no signal, and the kinds with a plan."""
     return {**{name: kind.guidance for name, kind in kinds.items()}, "trajectory": TRAJECTORY, **PLANNED}
 
 
 def kind_names(kinds: Iterable[str]) -> list[str]:
-    """The names of all kinds: first our own, used or not, then the others."""
+    """The names of all kinds: first the built-in ones, used or not, then the others."""
     return [*sorted(SIGNALS), *(kind for kind in kinds if kind not in SIGNALS)]
 
 

@@ -15,8 +15,8 @@ from cojax.signals.kinds import GUIDANCE, Guidance, Visit, above, step_of
 from cojax.signals.tools import signals_on, tools_called
 from cojax.types import Group, Signal, Trajectory
 
-# Confidence in a signal takes a task for one at the boundary while its success rate is between these, and for one that
-# cannot be solved below the first. No detector reads them.
+# Confidence treats a task as at the boundary if its success rate is between these, and as unsolvable below the first.
+# No detector reads them.
 _LOW, _HIGH = 0.1, 0.9
 # The key of N in the memory of `Rare`; no tool name has brackets.
 _TOTAL = "(all)"
@@ -30,8 +30,8 @@ class Forgetting:
     """Signals the failing trajectories of a task with  ∃ sᵢ ∈ H: sᵢ ≥ θ  and  s_now < θ.
 
     H holds the scores of the task's last `window` visits. The score of a visit is the mean reward of its valid
-    trajectories. A trajectory fails below θ, the `threshold`: ½ in the paper. The paper's W is not published: 10 visits
-    here.
+    trajectories. A trajectory fails if its reward is below θ, the `threshold`, ½ in the paper. The paper does not
+    publish its window W; the default here is 10 visits.
     """
 
     name: ClassVar[str] = "forgetting"
@@ -45,7 +45,7 @@ class Forgetting:
         return {}
 
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[Scores, list[Signal]]:
-        """The changed windows, and the signals of these groups. A group without a valid trajectory is no visit."""
+        """The changed windows, and the signals of these groups. A group without valid trajectories is not a visit."""
         changes: Scores = {}
         signals: list[Signal] = []
         for group in groups:
@@ -59,7 +59,7 @@ class Forgetting:
                 evidence = f"solved {when} ago at {recent[-visits_ago[0]]:.2f}, now {now:.2f}"
                 failures = (t for t in group.valid if t.reward < self.threshold)
                 signals += signals_on(self.name, group, failures, self.threshold, evidence)
-            # Recorded last: the visit that solves a task is not compared with itself.
+            # Recorded last, so that no visit is compared with itself.
             changes[name] = [*recent, now][-self.window :]
         return changes, signals
 
@@ -110,8 +110,8 @@ class Rare:
 
     A pattern is the whole sequence of tool names (`pattern="sequence"`), or each run of n names (`pattern=n`; the whole
     sequence of a shorter trajectory). Calls of failed actions are left out unless `failed`. c_p and N count occurrences
-    over the whole training, this step included: so c_p > 0 for every pattern of a trajectory, and the order within a
-    step does not matter. A trajectory gets at most one signal, on its rarest pattern.
+    over all of training, this step included. So c_p > 0 for every pattern of a trajectory, and the order within a step
+    does not matter. A trajectory gets at most one signal, on its rarest pattern.
     """
 
     name: ClassVar[str] = "rare"

@@ -1,7 +1,7 @@
-"""Guidance for explorers and confidence in signals: what every kind of signal has beside its detector.
+"""Guidance for explorers and confidence in signals, which every kind of signal has in addition to its detector.
 
-A signal from one visit may be chance: even a task that is almost mastered may fail once in eight attempts. Confidence
-follows from the Beta posterior over the task's success rate p after s successes and f failures,
+A signal from a single visit may be due to chance: even an almost mastered task may fail once in eight attempts. The
+confidence follows from the Beta posterior over the task's success rate p after s successes and f failures,
 
     p ~ Beta(1 + s, 1 + f).
 """
@@ -19,9 +19,9 @@ class Guidance:
     """What an explorer is asked to do with a kind of context.
 
     `rehearse` is the share of expeditions that follow the task's solution; the others try actions around the focus.
-    `change` is the probability that a rehearsed step is dropped or replaced. `whole` is whether each task found must
-    use all tools of the context's plan; the scripted explorer drafts no others, and one with a model does not read it.
-    `objectives` are texts with the field {tools}. An explorer with a model also reads the `reason` why a record was
+    `change` is the probability that a rehearsed step is dropped or replaced. `whole` says whether every task found must
+    use all tools of the context's plan: the scripted explorer then drafts no others, an explorer with a model ignores
+    it. `objectives` are texts with the field {tools}. An explorer with a model also reads the `reason` why a record was
     chosen, before it reflects on it, and the `purpose` of going back. Raises ValueError for a share outside [0, 1] and
     for an objective with another field.
     """
@@ -53,7 +53,7 @@ GUIDANCE: Mapping[str, Guidance] = {
     kind: Guidance(**{**texts, "objectives": tuple(texts["objectives"])}) for kind, texts in _TEXTS.items()
 }
 TRAJECTORY = GUIDANCE["trajectory"]
-# The kind of contexts with a plan, unless they have another of those in PLANNED.
+# The kind of a context with a plan, unless it has another kind of those in PLANNED.
 PLAN = "posterior"
 PLANNED = {kind: GUIDANCE[kind] for kind in ("frontier", PLAN)}
 

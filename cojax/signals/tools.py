@@ -18,14 +18,17 @@ _LEAST_DIFFERENCE = 0.25
 
 
 def tools_called(trajectory: Trajectory, failed: bool = True) -> tuple[str, ...]:
-    """Names of the tools called, in order; without those of failed actions if `failed` is false."""
+    """Names of the tools called, in order; if `failed` is false, without the calls of failed actions."""
     turns = (turn for turn in trajectory.turns if failed or turn.observation.ok)
     return tuple(name for turn in turns for name in tools_of(turn.action, trajectory.task.environment))
 
 
 def tools_of(action: Action, environment: str = "") -> tuple[str, ...]:
-    """The tools that the action calls. Where it has no calls, those that its text calls in the way that the environment
-    of that name declares (`CALLS_IN_TEXT`), or for another name every environment that this process has found."""
+    """The tools that the action calls.
+
+    If it has no calls, these are the tools that its text calls, in the form that the environment of that name declares
+    (`CALLS_IN_TEXT`), or for another name in the form of any environment that this process has found.
+    """
     if action.calls or not action.text:
         return tuple(call.name for call in action.calls)
     own_pattern = CALLS_IN_TEXT.get(environment)
@@ -73,7 +76,7 @@ def _users(trajectories: Iterable[Trajectory]) -> Counter[str]:
 
 
 def by_verb(kind: Any, commands: Mapping[str, str]) -> Any:
-    """The kind of signal, which reads `act(command="go north")` as a call of the tool `act go`.
+    """The kind of signal, changed to read `act(command="go north")` as a call of the tool `act go`.
 
     `commands` maps a tool to the parameter that holds the command. `__wrapped__` is the kind itself.
     """

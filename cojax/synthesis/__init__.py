@@ -3,8 +3,8 @@
 evolutions.py   the ways to guide an evolution, and which signals it follows
 beliefs.py      beliefs about success with tools and pairs of tools; the evolution `posteriors`
 expeditions.py  one trip of an explorer and what came of it; runs several in parallel
-pipeline.py     what an evolution found: examines the drafts of its expeditions, gathers the tasks in their order, and
-                chooses those that enter the pool, if more are found than it takes
+pipeline.py     runs an evolution: examines the drafts of its expeditions, gathers the tasks in their order, and chooses
+                those that enter the pool, if there are more than the pool takes
 """
 
 import functools
@@ -26,7 +26,7 @@ __all__ = [
     "reads", "reflect_on", "sample_setups", "synthesize", "why_idle",
 ]  # fmt: skip
 
-# Those in text are imported when they are asked for (`registry.find`).
+# Entries given as text are imported when a run names them (`registry.find`).
 EVOLUTIONS: dict[str, Evolve | str] = {
     "none": evolutions.static,
     "random": evolutions.unguided,
@@ -61,7 +61,7 @@ def reads(evolve: Evolve) -> tuple[str, ...]:
 
 
 def expeditions_of(evolve: Evolve, inputs: EvolutionInputs, *memories: Mapping[str, Any]) -> Iterator[Expedition]:
-    """What the evolution gives, one by one. Raises RegistryError for anything but an Expedition."""
+    """Yields the expeditions of the evolution. Raises RegistryError for anything else."""
     expeditions = evolve(inputs, *memories)
     if not isinstance(expeditions, Iterable):
         raise RegistryError(
@@ -74,13 +74,13 @@ def expeditions_of(evolve: Evolve, inputs: EvolutionInputs, *memories: Mapping[s
 
 
 def _named(evolve: Evolve) -> str:
-    """How a configuration names it."""
+    """The evolution as a configuration would name it."""
     function = _function(evolve)
     return f"evolve '{function.__module__}:{getattr(function, '__qualname__', type(function).__qualname__)}'"
 
 
 def why_idle(evolve: Evolve, inputs: EvolutionInputs, *, failed: bool, used_up: bool) -> str:
-    """Why `evolve` gave no expedition; `failed` if the environment did, `used_up` if the run may play no more."""
+    """Why `evolve` made no expedition. `failed`: the environment did. `used_up`: the run may play no more episodes."""
     if failed:
         return "the environment failed to give a setup"
     function = _function(evolve)

@@ -2,22 +2,22 @@
 
 Beliefs come from the rewards of all training episodes so far.
 
-The tools and the length of a task's solution stand for the skills that it needs. Evidence is discounted with time, as
-the policy changes:
+The tools and the length of a task's solution stand for the skills that it needs. Evidence is discounted with time,
+because the policy changes:
 
     solved ← γ^Δ · solved + successes,    failed ← γ^Δ · failed + failures,
 
-Δ the number of steps since the evidence changed last. A pair (a, b) at length n has the belief
+where Δ is the number of steps since the evidence last changed. A pair (a, b) at length n has the belief
 
     p ~ Beta(s·m + solved, s·(1 − m) + failed),    m = p_a · p_b,
 
-where p_t is the mean of the belief about one tool alone. A tool borrows: its prior mean is half of its neighbours' rate
-of success, plus 1/4; without any it is 1/2. The success predicted for a task is the mean of the beliefs about the pairs
-of its tools.
+where p_t is the mean of the belief about one tool alone. A tool borrows from its neighbours: its prior mean is half of
+their success rate plus 1/4, or 1/2 if they have no evidence. The success predicted for a task is the mean of the
+beliefs about the pairs of its tools.
 
-Discounted counts beside a prior that is not discounted are the Beta-Bernoulli posterior of discounted Thompson sampling
-(Raj and Kalyani, arXiv 1707.09727; for prompts MoPPS, arXiv 2507.04632). What a belief is about, the prior means and
-the prediction are ours.
+Discounted counts with a prior that is not discounted form the Beta-Bernoulli posterior of discounted Thompson sampling
+(Raj and Kalyani, arXiv 1707.09727; for prompts MoPPS, arXiv 2507.04632). The choice of what a belief is about, the
+prior means and the prediction are our own.
 """
 
 import dataclasses
@@ -38,11 +38,11 @@ from cojax.types import Action, Group, Signal, TaskDraft, Trajectory
 
 # The number of steps seen, and γ; all other keys begin with "tool:" or "pair:".
 _STEPS, _DISCOUNT = "steps", "discount"
-# Trajectories whose setups contenders are drawn from, for each expedition.
+# For each expedition, the number of trajectories whose setups contenders are drawn from.
 _PARENTS = 4
 
 Discount = Annotated[float, Range(0.0, 1.0, low_open=True)]
-# How many episodes a prior counts as: with a far greater or smaller one no draw from a belief is possible.
+# The number of episodes that a prior counts as. Far beyond these bounds, no draw from a belief is possible.
 Strength = Annotated[float, Range(1e-3, 1e6)]
 Share = Annotated[float, Range(0.0, 1.0)]
 Evidence = tuple[float, float]  # successes and failures, discounted
@@ -70,7 +70,7 @@ def add_evidence(memory: Mapping[str, Any], seen: Iterable[tuple[Iterable[str], 
 
 
 def evidence(memory: Mapping[str, Any], key: str) -> Evidence:
-    """What the memory has of the key, discounted to the last step."""
+    """The evidence that the memory holds for the key, discounted to the last step."""
     return _discounted(memory.get(key), memory[_STEPS], memory[_DISCOUNT])
 
 
@@ -91,7 +91,7 @@ def solution_tools(actions: Sequence[Action]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Beliefs:
-    """A statistic: it keeps the evidence, in memory.jsonl under the name `beliefs`.
+    """A statistic that gathers the evidence, stored in memory.jsonl under the name `beliefs`.
 
     The memory maps a key to (solved, failed, step of the last change). `discount` is γ.
     """
@@ -158,10 +158,10 @@ class Posterior:
         return self.strength * mean + successes, self.strength * (1.0 - mean) + failures
 
     def task_mean(self, solution: Sequence[Action], ending: str = "") -> float | None:
-        """The success believed of a task with this solution, in (0, 1); None if it calls no tool but `ending`.
+        """The expected success on a task with this solution, in (0, 1); None if it calls no tool but `ending`.
 
-        That is the mean, over the pairs of its tools without `ending`, of the means of their beliefs at its length. For
-        a single tool it is the mean of the belief about the tool.
+        This averages the means of the beliefs about all pairs of its tools, `ending` left out, at its length. For a
+        single tool it is the mean of the belief about the tool.
         """
         tools = [tool for tool in solution_tools(solution) if tool != ending]
         if len(tools) < 2:
@@ -170,7 +170,7 @@ class Posterior:
         return sum(map(_mean, beliefs)) / len(beliefs)
 
     def known(self, tool: str) -> float:
-        """How many episodes the belief about the tool rests on, discounted."""
+        """The number of episodes that the belief about the tool rests on, discounted."""
         return sum(evidence(self.memory, tool_key(tool)))
 
     def masters(self, tool: str, mean: float, episodes: float) -> bool:
@@ -178,17 +178,20 @@ class Posterior:
         return self.known(tool) >= episodes and self.tool_mean(tool) >= mean
 
     def _borrowed(self, tool: str) -> float:
-        """The prior mean of a tool, between 1/4 and 3/4: its neighbours' rate of success counts as two episodes beside
-        one success and one failure. So a tool that nobody tried stays open, whatever its neighbours are."""
+        """The prior mean of a tool, between 1/4 and 3/4.
+
+        The success rate of its neighbours counts as two episodes, added to one success and one failure. So an untried
+        tool is neither given up nor taken for granted, whatever its neighbours are.
+        """
         neighbour_evidence = [evidence(self.memory, tool_key(other)) for other in self.neighbours(tool)]
         successes, failures = (sum(counts[i] for counts in neighbour_evidence) for i in (0, 1))
         return (1.0 + 2.0 * successes / (successes + failures)) / 4.0 if successes + failures else 0.5
 
 
 def neighbours_in(environment: Environment) -> Callable[[str], Iterable[str]]:
-    """The environment's `neighbours`, which may fail for a tool that does not exist: such a tool has none.
+    """The environment's `neighbours`, made safe: the method may fail for a tool that does not exist.
 
-    No tool has any in an environment that is not `Charted`.
+    Such a tool has no neighbours, and no tool has any in an environment that is not `Charted`.
     """
 
     @functools.cache
@@ -202,9 +205,10 @@ def neighbours_in(environment: Environment) -> Callable[[str], Iterable[str]]:
 
 
 def predictor(memory: Mapping[str, Any], environment: Environment, ending: str) -> Callable[[TaskDraft], float | None]:
-    """A function from a draft to the success that the beliefs in this memory predict of it.
+    """Returns a function from a draft to the success that the beliefs in this memory predict for it.
 
-    A prior counts as two episodes. None for a draft that is too large to play, and where the environment fails.
+    A prior counts as two episodes. The result is None for a draft that is too large to play, and if the environment
+    fails.
     """
 
     posterior = Posterior(memory, neighbours_in(environment))
@@ -229,15 +233,16 @@ def posteriors(
     floor: Share = 0.2,
     strength: Strength = 2.0,
 ) -> Iterator[Expedition]:
-    """At the setups of recent trajectories, towards tools whose success is believed to be near one half.
+    """Explores the setups of recent trajectories, towards tools whose success is believed to be near one half.
 
     A contender is a trajectory of the last steps and one or two tools that its episode offers, all picked at random.
-    Its belief is that of the tool, or of the pair at the length of a solution that calls both and ends. Tools of which
-    little is known have wide beliefs, so they are often followed. Of `contenders` contenders the one with the greatest
-    p̃(1 − p̃) is followed, p̃ drawn from its belief (Thompson sampling; SEC, arXiv 2505.14970, and MoPPS, arXiv
-    2507.04632, choose among prompts like this). Its tools are the plan of the expedition. The explorer carries the plan
-    out, and tasks with one of its tools come first; a task need not have both. The share `floor` of the expeditions is
-    unguided, as in `uniform`. A prior of the beliefs counts as `strength` episodes.
+    Its belief is that of the tool, or of the pair at the length of a solution that calls both and ends. Among
+    `contenders` contenders, the expedition follows the one with the greatest p̃(1 − p̃), where p̃ is drawn from its
+    belief (Thompson sampling; SEC, arXiv 2505.14970, and MoPPS, arXiv 2507.04632, choose among prompts like this).
+    Tools with little evidence have wide beliefs, so they are often followed. The contender's tools are the plan of the
+    expedition. The explorer carries out the plan, and tasks with one of its tools come first; a task need not have
+    both. The share `floor` of the expeditions is unguided, as in `uniform`. A prior of the beliefs counts as `strength`
+    episodes.
     """
     rng = random.Random(repr((PLAN, inputs.seed)))
     environment, ending = inputs.environment, inputs.explorer.ending

@@ -1,7 +1,7 @@
 """The ways to guide an evolution: around signals, around random trajectories, or unguided.
 
-Of signals and trajectories, more of which there are than expeditions, one of each task is picked at random, and the
-picked ones are shuffled. So all tasks have equal chances, however many signals or trajectories each has.
+There are more signals and trajectories than expeditions. So one of each task is picked at random, and the picks are
+shuffled: all tasks have equal chances, however many signals or trajectories each has.
 """
 
 import contextlib
@@ -28,14 +28,19 @@ Select = Callable[[Iterable[Signal], int, tuple, Confidence], tuple[Signal, ...]
 
 
 def even(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confidence) -> tuple[Signal, ...]:
-    """At most `budget` signals, one for each task and kind, taken from the kinds in turn, so that no kind crowds out
-    another. Within a kind all tasks have equal chances, and so have all signals of a task."""
+    """Selects at most `budget` signals, one for each task and kind.
+
+    They are taken from the kinds in turn, so that no kind crowds out another. Within a kind all tasks have equal
+    chances, as have all signals of a task.
+    """
     return confident(signals, budget, seed, lambda signal: 0.0)
 
 
 def confident(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confidence) -> tuple[Signal, ...]:
-    """Like `even`, but within each kind the signals with the highest confidence come first. Tasks of equal confidence
-    have equal chances."""
+    """Selects as `even` does, but within each kind the signals with the highest confidence come first.
+
+    Tasks of equal confidence have equal chances.
+    """
     rng = random.Random(repr(("select", seed)))
     kinds: dict[str, list[Signal]] = {}
     for signal in signals:
@@ -43,7 +48,7 @@ def confident(signals: Iterable[Signal], budget: int, seed: tuple, confidence: C
     queues: list[list[Signal]] = []
     for kind in sorted(kinds):
         distinct = [members[0] for members in in_groups(kinds[kind], lambda signal: signal.task, rng)]
-        # The sort is stable: signals of equal priority stay in random order. The last one is taken first.
+        # The sort is stable: signals of equal confidence stay in random order. Signals are taken from the end.
         queues.append(sorted(distinct, key=confidence))
     selection: list[Signal] = []
     while len(selection) < budget and any(queues):
@@ -52,7 +57,7 @@ def confident(signals: Iterable[Signal], budget: int, seed: tuple, confidence: C
 
 
 def every(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confidence) -> tuple[Signal, ...]:
-    """All signals in random order, even beyond the budget (the paper's choice)."""
+    """Selects all signals, in random order, even beyond the budget (the paper's choice)."""
     selection = list(signals)
     random.Random(repr(("select", seed))).shuffle(selection)
     return tuple(selection)
@@ -66,8 +71,8 @@ def visits_of(
 ) -> dict[str, list[Visit]]:
     """The visits of every task in `episodes`, oldest first.
 
-    Recent visits are counted from `episodes`, whose ids are STEP-TASK-SAMPLE. Of older visits only the mean score is
-    left, in `windows`: each counts as a visit of `group_size` trajectories at step 0.
+    Recent visits are counted from `episodes`, whose ids are STEP-TASK-SAMPLE. Of older visits only the mean scores in
+    `windows` remain: each counts as a visit of `group_size` trajectories at step 0.
     """
     counts: dict[str, dict[int, list[float]]] = {}
     for name, episode in episodes.items():
@@ -86,7 +91,7 @@ def visits_of(
 
 
 def confidence_by(kinds: Mapping[str, SignalKind], visits: VisitsByTask) -> Confidence:
-    """The confidence that a signal's kind has in it, given the visits of its task; 0.5 if none are known."""
+    """The confidence that a signal's kind has in it, given the visits of its task; 0.5 if no visits are known."""
 
     def confidence(signal: Signal) -> float:
         task_visits = visits.get(signal.task, ())
@@ -111,7 +116,7 @@ def in_groups(items: Iterable[T], group: Callable[[T], Hashable], rng: random.Ra
     return group_lists
 
 
-# Setups drawn for each that is wanted where some are closed, since those are left out.
+# If some setups are closed, this many are drawn for each one needed, because closed ones are left out.
 _DRAWS = 4
 # (EvolutionInputs, the memory of each detector of MEMORIES that a further parameter names) → expeditions. The settings
 # of an evolution are its keyword-only parameters.
@@ -120,13 +125,13 @@ Evolve = Callable[..., Iterator[Expedition]]
 
 @dataclasses.dataclass(frozen=True)
 class EvolutionInputs:
-    """All that an evolution reads.
+    """Everything that an evolution reads.
 
     `signals` are those since the last evolution, `episodes` are the ids of all trajectories since then, each
     STEP-TASK-SAMPLE, and `find` returns a trajectory by its id. `popularity` weights the tools of an unguided explorer.
-    Unguided expeditions take setups from `split`, never queries. `contexts` is how many expeditions are prepared.
-    `select` is an entry of `SELECTIONS`. `kinds` compute the confidence in a signal from the `visits` of its
-    task. `closed` are the hashes (`setup_hash`) of setups on which no task may begin.
+    Unguided expeditions take setups from `split`, never queries. `contexts` is the number of expeditions to prepare.
+    `select` is an entry of `SELECTIONS`. `kinds` compute the confidence in a signal from the `visits` of its task.
+    `closed` holds the hashes (`setup_hash`) of setups at which no task may begin.
     """
 
     environment: Environment
@@ -144,7 +149,7 @@ class EvolutionInputs:
     closed: frozenset[str] = frozenset()
 
     def setups(self) -> tuple[Task, ...]:
-        """Setups of the split to explore. There are fewer than `contexts` if too many that are drawn are closed."""
+        """Setups of the split to explore; fewer than `contexts` if too many of those drawn are closed."""
         setups = sample_setups(self.environment, self.split, self.contexts * (_DRAWS if self.closed else 1), self.seed)
         return tuple(setup for setup in setups if setup_hash(setup) not in self.closed)[: self.contexts]
 
@@ -153,7 +158,7 @@ class EvolutionInputs:
 
         All tasks have equal chances, however often each was visited (`in_groups`).
         """
-        # A generator draws the episodes when the first one is asked for. The order of draws from `rng` decides results.
+        # A generator draws the episodes when the first one is needed. The order of draws from `rng` decides results.
         for episodes in in_groups(self.episodes, task_of, rng):
             if trajectory := next((candidate for candidate in map(self.find, episodes) if candidate.valid), None):
                 yield trajectory
@@ -170,7 +175,7 @@ class EvolutionInputs:
 
 
 def begins_at(*places: Literal["signals", "episodes", "setups"]) -> Callable[[Evolve], Evolve]:
-    """Declares where an evolution begins; one that does not declare it may begin at any of the three.
+    """Declares where an evolution begins; without the declaration it may begin at any of the three places.
 
     If it makes no expedition, a run says what was missing there.
     """
@@ -183,27 +188,27 @@ def begins_at(*places: Literal["signals", "episodes", "setups"]) -> Callable[[Ev
 
 
 def static(inputs: EvolutionInputs) -> Iterator[Expedition]:
-    """No expeditions, so no new tasks: plain GRPO on D_0."""
+    """Makes no expeditions, so no new tasks: plain GRPO on D_0."""
     return iter(())
 
 
 @begins_at("setups")
 def unguided(inputs: EvolutionInputs) -> Iterator[Expedition]:
-    """Unguided, with weights that favour popular tools (the paper's random exploration)."""
+    """Explores unguided, with weights that favour popular tools (the paper's random exploration)."""
     for setup in inputs.setups():
         yield Expedition(setup, "unguided", weights=inputs.popularity)
 
 
 @begins_at("setups")
 def uniform(inputs: EvolutionInputs) -> Iterator[Expedition]:
-    """Unguided, all tools alike."""
+    """Explores unguided, with all tools equally likely."""
     for setup in inputs.setups():
         yield Expedition(setup, "uniform")
 
 
 @begins_at("episodes")
 def around_trajectories(inputs: EvolutionInputs) -> Iterator[Expedition]:
-    """The control: guided like a signal's expedition, but around trajectories picked at random, one for each task."""
+    """The control: explores with guidance, but around trajectories picked at random, one for each task."""
     rng = random.Random(repr(("trajectory", inputs.seed)))
     for trajectory in itertools.islice(inputs.trajectories(rng), inputs.contexts):
         yield Expedition(trajectory.task, "trajectory", reflect=reflect_on(trajectory))
@@ -234,16 +239,16 @@ def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
 
 @begins_at("signals")
 def around_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
-    """CoEvolve: around the trajectories that have the signals."""
+    """CoEvolve: explores around the trajectories that have the signals."""
     yield from map(inputs.around, inputs.selected_signals())
 
 
 def partly_uniform(
     inputs: EvolutionInputs, floor: float, rng: random.Random, guided: Callable[[], Expedition | None]
 ) -> Iterator[Expedition]:
-    """As many expeditions as `contexts`: the share `floor` is as in `uniform`, the others are made by `guided`.
+    """Yields `contexts` expeditions: the share `floor` is as in `uniform`, `guided` makes the others.
 
-    An expedition that `guided` makes None of is as in `uniform` too. It is left out if no setup is left.
+    If `guided` returns None, the expedition is as in `uniform` too. It is omitted if no setup is left.
     """
     setups = iter(inputs.setups())
     for _ in range(inputs.contexts):
@@ -257,11 +262,11 @@ def partly_uniform(
 def reflect_on(
     trajectory: Trajectory, signal: Signal | None = None, plan: Sequence[str] = ()
 ) -> Callable[[Explorer], ExplorationContext]:
-    """Makes the context of an expedition around the trajectory when it starts. `plan` is as in ExplorationContext.
+    """Returns a function that makes the context of an expedition around the trajectory when the expedition starts.
 
-    Signal and plan decide the kind of the context, which names the guidance; the expedition's origin may have any name.
-    The kind is the signal's, and \"trajectory\" without a signal. With a plan it is one of PLANNED: \"posterior\"
-    in place of any other.
+    `plan` is as in ExplorationContext. Signal and plan decide the kind of the context, which names the guidance; the
+    expedition's origin may have any name. The kind is the signal's, or \"trajectory\" without a signal. With a plan
+    it is one of PLANNED: \"posterior\" replaces any other.
     """
     if plan and signal is None:
         signal = Signal(PLAN, trajectory.task.id, trajectory.episode, "", tuple(dict.fromkeys(plan)))

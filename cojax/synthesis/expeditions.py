@@ -1,7 +1,7 @@
 """Expeditions: trips of an explorer to the setup of a task, which run in parallel; and their records on disk.
 
-An expedition sees nothing that others find at the same time. So what comes of it depends on its seed and the model's
-replies only.
+An expedition sees nothing that others find at the same time. So its results depend only on its seed and the model's
+replies.
 """
 
 import contextlib
@@ -45,8 +45,8 @@ class Expedition:
     `signal` is the evidence of the signal behind it, "" if there is none. `reflect` makes the context when the
     expedition starts, not earlier: a model may take long, and several expeditions can reflect in parallel.
 
-    `run` adds what came of it: the `triplets` of all runs, one line of `failures` for each run that failed, the drafts
-    that were `examined`, and the `errors` that ended it early.
+    `run` adds the results: the `triplets` of all runs, one line of `failures` for each run that failed, the `examined`
+    drafts, and the `errors` that ended it early.
     """
 
     task: Task
@@ -74,7 +74,7 @@ class Expedition:
         limit: int,
         examine: Callable[[Iterable[TaskDraft]], Iterator[Examined]],
     ) -> "Expedition":
-        """The expedition with what came of it: reflects, explores, abstracts at most `limit` drafts, examines them."""
+        """Reflects, explores, abstracts at most `limit` drafts and examines them; returns a copy with the results."""
         trip = self
         try:
             trip = self.prepared(explorer)
@@ -107,8 +107,8 @@ class Expedition:
         """One line of drafts.jsonl.
 
         `number` is the expedition's number within the evolution, and `task` the task that the draft became, None if it
-        was refused. `predicted` has the success that was predicted of the draft before any training on it, in [0, 1]:
-        `believed` is that of beliefs, None if the evolution reads none. That of a probe is added by the admission.
+        was refused. `predicted` holds the predictions of the draft's success before any training on it, in [0, 1]:
+        `believed` is that of the beliefs, None if the evolution reads none. The admission adds that of a probe.
         """
         return {
             "step": step,
@@ -154,11 +154,11 @@ def run_in_parallel(
     seed: tuple,
     stop: Callable[[], bool],
 ) -> list[Expedition]:
-    """Runs the numbered expeditions, each on its own thread. Returns them in their order, with what came of them.
+    """Runs the numbered expeditions, each on its own thread. Returns them in their order, with their results.
 
-    `run` is given an explorer with its share of the budget, the expedition, its seed, and whether it is unwanted by
-    now. Raises Interrupted soon after `stop` turns true: the expeditions end at their next action or model call, and
-    are waited for at most a second.
+    `run` receives an explorer with its share of the budget, the expedition, its seed, and a function that says whether
+    the result is no longer wanted. Raises Interrupted soon after `stop` turns true: the expeditions end at their next
+    action or model call, and this function waits at most a second for them.
     """
     seeds = [(*seed, number) for number, _ in expeditions]
     shares = explorer.split(seeds) if isinstance(explorer, Metered) else contextlib.nullcontext([explorer] * len(seeds))
@@ -173,7 +173,7 @@ def run_in_parallel(
 
 
 def interruptible(environment: Environment, over: Callable[[], bool]) -> Environment:
-    """The environment, but once `over` returns true, starting an episode or acting in one raises EnvironmentFailure."""
+    """The environment, except that no episode starts or acts once `over` returns true: EnvironmentFailure is raised."""
 
     def check() -> None:
         if over():

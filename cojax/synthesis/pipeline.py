@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # (draft, whether an id is taken, the explorer whose budget pays for model calls) → verdict, and the task if accepted.
 Validate = Callable[[TaskDraft, Callable[[str], bool], Explorer], tuple[Verdict, Task | None]]
-# A draft → the success that is predicted of it, in [0, 1]; None if nothing predicts it.
+# A draft → the success that is predicted for it, in [0, 1]; None if nothing predicts it.
 Predict = Callable[[TaskDraft], float | None]
 
 _COUNTS = (
@@ -48,11 +48,10 @@ class Synthesis:
     """The result of an evolution.
 
     `drafts` has one record of drafts.jsonl for each draft that was validated, and `expeditions` one record of
-    expeditions.jsonl for each expedition. `figures` are the explorer's costs, as it reports them. `probe` is what an
-    admission cost, empty if nothing was tried. `idle` says why an evolution made no expedition, "" if it
-    made one.
+    expeditions.jsonl for each expedition. `figures` are the explorer's costs, as it reports them. `probe` is the cost
+    of an admission, empty if nothing was tried. `idle` says why an evolution made no expedition, "" if it made one.
 
-    `counts` are: expeditions, runs_failed, triplets, drafts, accepted, retained, discarded, quarantined (among the
+    `counts` holds expeditions, runs_failed, triplets, drafts, accepted, retained, discarded, quarantined (among the
     discarded), failures (expeditions or validations ended by a failure of the environment), explorer_failures
     (expeditions ended by a failure of the explorer's model).
     """
@@ -101,15 +100,15 @@ def synthesize(
     predict: Predict = lambda draft: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Synthesis:
-    """Runs the expeditions in batches of `explorer.width` until `budget` tasks are found, at most `per_context` by each
-    expedition.
+    """Runs the expeditions until `budget` tasks are found, at most `per_context` by each expedition.
 
-    `known` says whether the pool holds a task with a given id, and `near_duplicates` whether it holds one with similar
-    wording. `predict` gives the success predicted of a draft, for its record. The expeditions of a batch run in
-    parallel, each with an equal share of a metered explorer's budget. They see the tasks found by earlier batches.
-    After a batch, tasks are taken in the order of the expeditions. Tasks that an earlier expedition also found, and
-    tasks beyond `budget`, are dropped. If an environment or a model fails, its expedition or draft is lost and counted,
-    and the evolution goes on. The same seed gives the same tasks, provided that a model gives the same replies.
+    `known` says whether the pool holds a task with a given id, and `near_duplicates` whether it holds a similarly
+    worded one. `predict` predicts a draft's success, for its record. Expeditions run in batches of `explorer.width`. In
+    a batch they run in parallel, each with an equal share of a metered explorer's budget. They see the tasks found by
+    earlier batches. After a batch, tasks are taken in the order of the expeditions. Tasks that an earlier expedition
+    also found, and tasks beyond `budget`, are dropped. If an environment or a model fails, its expedition or draft is
+    lost and counted, and the evolution goes on. The same seed gives the same tasks, provided that a model gives the
+    same replies.
 
     Raises Interrupted soon after `stop` turns true.
     """
@@ -144,10 +143,10 @@ def initial_tasks(
     near_duplicates: "NearDuplicates | None" = None,
     examined: Callable[[], object] = lambda: None,
 ) -> Synthesis:
-    """D_0: `count` tasks by unguided exploration, at most `per_context` by each of `attempts * count` expeditions.
+    """Finds D_0: `count` tasks by unguided exploration, at most `per_context` in each of `attempts * count` trips.
 
     `examined` is called after each draft that was examined. If there are fewer setups than expeditions, setups are used
-    again. Raises ValueError, which names the commonest reasons and what may help, if fewer tasks are found.
+    again. If fewer tasks are found, raises ValueError, which names the commonest reasons and what may help.
     """
 
     def validate_draft(draft: TaskDraft, known: Callable[[str], bool], by: Explorer) -> tuple[Verdict, Task | None]:
@@ -175,7 +174,7 @@ def initial_tasks(
 
 @dataclasses.dataclass
 class _Search:
-    """An evolution under way: what its expeditions have in common, and what they found so far.
+    """An evolution under way: what its expeditions share, and what they have found so far.
 
     It changes only between batches, while no expedition runs.
     """
@@ -196,7 +195,7 @@ class _Search:
 
     @property
     def left(self) -> int:
-        """How many tasks are still to be found."""
+        """The number of tasks still to be found."""
         return self.budget - len(self.tasks)
 
     def run(
@@ -204,7 +203,7 @@ class _Search:
     ) -> Expedition:
         """Runs one expedition until `wanted` tasks are found.
 
-        It is asked for up to two drafts more than wanted, as not every draft is accepted.
+        It may propose two drafts more than that, because not every draft is accepted.
         """
 
         def over() -> bool:
@@ -240,7 +239,7 @@ class _Search:
                 return
 
     def take(self, number: int, expedition: Expedition) -> None:
-        """Adds the tasks of an expedition that earlier ones do not make superfluous, and all its records."""
+        """Adds the tasks of an expedition, unless earlier ones make them superfluous, and all its records."""
         counts = self.counts
         counts["expeditions"] += 1
         counts["runs_failed"] += len(expedition.failures)
@@ -275,7 +274,7 @@ class _Search:
 
 
 def _setups(environment: Environment, count: int, seed: tuple, most: int) -> Iterator[Task]:
-    """Yields up to `most` setups, drawn `count` at a time, or as many as there are; none if there are none."""
+    """Yields up to `most` setups, drawn `count` at a time; none if the environment has none."""
     for round in itertools.count():
         setups = sample_setups(environment, "seed", count, (*seed, round))
         yield from setups[:most]
@@ -298,7 +297,7 @@ def _too_few(count: int, result: Synthesis) -> str:
     )
 
 
-# The worth of a candidate that was solved in s of n episodes, by what a probe prefers. Whole numbers are divided once,
+# The worth of a candidate that was solved in s of n episodes, by what a probe prefers. Each divides integers only once,
 # so that equal worths are equal to the bit.
 _WORTH: dict[str, Callable[[int, int], float]] = {
     "learnable": lambda s, n: s * (n - s) / (n * n) if n else 0.0,
@@ -311,11 +310,11 @@ class Admission(Protocol):
 
     @property
     def candidates(self) -> int:
-        """How many candidates an evolution looks for, for each task that it may add."""
+        """The number of candidates that an evolution looks for, per task that it may add."""
 
     @property
     def attempts(self) -> int:
-        """Episodes of each candidate."""
+        """The number of episodes that the policy plays of each candidate."""
 
     def choose(self, groups: Sequence[Group], budget: int, seed: tuple) -> Sequence[Task]:
         """At most `budget` of the tasks of these groups; they enter the pool in the order of the groups."""
@@ -323,13 +322,13 @@ class Admission(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """Keeps the candidates of the greatest worth. It follows from p, the share of `attempts` episodes that succeed.
+    """Keeps the candidates that are worth most, judged by p, the share of their `attempts` episodes that succeed.
 
-    `prefer` says what is worth most. `learnable`: p(1 − p), tasks solved half of the time (sampling for learnability,
-    2408.15099). `hardest`: 1 − p for p above 0, the least solved of those that were solved at all; a task that is never
-    solved is worth nothing. Candidates that no episode was valid for count as p = 0. The share `unselected` of the
-    tasks kept is drawn from all candidates alike instead, as half of a batch is in that paper. Chance decides between
-    equals.
+    `prefer` defines worth. `learnable`: p(1 − p) favours tasks solved half of the time (sampling for learnability,
+    2408.15099). `hardest`: 1 − p for p above 0 favours the least solved of those that were solved at all; a task that
+    is never solved is worth nothing. A candidate without a valid episode counts as p = 0. The share `unselected` of the
+    tasks kept is instead drawn from all candidates with equal chances, as is half of a batch in that paper. Ties are
+    broken at random.
     """
 
     candidates: Annotated[int, Range(1, 1000)] = 10
@@ -349,7 +348,7 @@ class Probe:
 
 
 def everything() -> None:
-    """Every task that is found enters the pool; none is tried."""
+    """Admits every task that is found; none is tried."""
     return None
 
 
@@ -357,10 +356,10 @@ ADMISSIONS: dict[str, Callable[..., Admission | None]] = {"all": everything, "pr
 
 
 def admit(synthesis: Synthesis, groups: Sequence[Group], kept: Sequence[Task]) -> Synthesis:
-    """The synthesis with the tasks `kept` alone; `groups` are the episodes of all its tasks.
+    """The synthesis with only the tasks `kept`; `groups` holds the episodes of all its tasks.
 
-    Each draft's record and each task's lineage say how often its task was solved. A draft whose task is not kept counts
-    as discarded. `probe` has the cost, in all and by origin, and the share of live groups.
+    Each draft's record and each task's lineage say how often the task was solved. A draft whose task is not kept counts
+    as discarded. `probe` holds the cost, in total and by origin, and the share of live groups.
     """
     group_by_task = {group.task.id: group for group in groups}
     ids = {task.id for task in kept}
@@ -422,7 +421,7 @@ def _cost(groups: Sequence[Group], kept: set[str]) -> dict[str, Any]:
 
 
 def _played(groups: Sequence[Group]) -> dict[str, int]:
-    """The number of candidates, of their episodes, and of the environment steps of these."""
+    """Counts the candidates, their episodes, and the environment steps of these episodes."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     return {
         "candidates": len(groups),

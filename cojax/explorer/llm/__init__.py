@@ -1,1 +1,1 @@
-"""The explorer with a language model: prompts, calls to the model, and checks of what it says."""
+"""The explorer with a language model: prompts, calls to the model, and checks of its replies."""

@@ -17,7 +17,7 @@ _HEADINGS = 24
 _FIELDS = {"answer": '"answer": "", ', "later": '"later": [{"query": "a further request", "steps": [3]}], '}
 
 
-# The schema of these records is sent to the model: their names and docstrings are part of every request's journal key.
+# The model is sent the schema of these records: their names and docstrings are part of every request's journal key.
 class Later(BaseModel):
     """A further request of the same conversation."""
 
@@ -41,7 +41,7 @@ class Drafts(BaseModel):
 
 
 def number_actions(triplets: Sequence[Triplet]) -> dict[int, Triplet]:
-    """All actions by their numbers in prompt and reply.
+    """All actions, by their numbers in the prompt and the reply.
 
     An action without calls and text, which only ends the user's turn, has no number.
     """
@@ -59,7 +59,7 @@ def abstraction_prompt(
     window: int,
     limit: int,
 ) -> Sequence[Message]:
-    """The messages that ask for `Drafts`: at most `limit`. At most `window` characters of them are untrusted.
+    """The messages that ask for at most `limit` `Drafts`. At most `window` characters of them are untrusted.
 
     `separator` is the text between user turns, "" for one turn, and `shortest` the fewest actions of a draft.
     """

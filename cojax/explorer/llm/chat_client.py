@@ -1,6 +1,6 @@
 """The models that answer an explorer: one behind an OpenAI-compatible endpoint (SGLang, vLLM, hosted), or the policy.
 
-The paper finds the policy in training the weaker explorer.
+In the paper the policy in training is the weaker explorer.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ from cojax.types import Message
 _LOG = logging.getLogger(__name__)
 # Seconds between two checks of a budget, while other requests are running.
 _LOOK_EVERY = 0.05
-# An endpoint counts as down after this many failed calls in a row, over at least this many seconds: no further call is
-# made in the evolution. Both must hold: a few calls may fail by chance, and many may fail in one short disturbance.
+# An endpoint counts as down after this many failed calls in a row, over at least this many seconds. Then the evolution
+# makes no further call. Both must hold: a few calls may fail by chance, and many may fail in one short disturbance.
 _IN_A_ROW, _DOWN = 8, 60.0
 # Kinds of failure that belong to the call itself, so that the same call would fail again.
 _LASTING = frozenset({"refused", "too_long", "unreachable", "timeout", "server", "rate", "malformed"})
@@ -66,13 +66,13 @@ def _count(usage: Any, name: str) -> int | None:
 class ChatClient:
     """A `ChatModel` at `settings.base_url`; any thread may call it. A reply takes at most `attempts` requests.
 
-    A finished call is kept in the journal and never made twice. A failed call that cost something is kept for its
+    The journal keeps a finished call, which is never made twice. It keeps a failed call that cost something for its
     evolution. If the run was killed and the evolution is repeated, the call is not made again: it fails again at the
     same cost, so that the evolution has the same result. Two kinds of failed calls are made again, and their old cost
     is added: those whose failure does not belong to the call (a wrong key, no time or budget left), and those of an
     evolution that was given up afterwards (the endpoint was down, or `reopen` was called). Other evolutions do not see
-    failed calls. `clock` returns seconds; it decides whether an endpoint is down. Raises ValueError for an address that
-    cannot be one.
+    failed calls. `clock` returns seconds; it decides whether an endpoint is down. Raises ValueError for an invalid
+    address.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class ChatClient:
             self._over: ChatFailure | None = None
             self._running.clear()
             self._evolution = evolution
-            # Numbers of the last record that the journal had at the start, and of the one that gave this evolution up.
+            # The numbers of the journal's last record at the start, and of the record that this evolution was given up.
             self._begun, self._given_up = self.journal.length, self.journal.number(self._end)
 
     @property
     def _end(self) -> str:
-        """The key of the record that says that the evolution was given up."""
+        """The key of the record that the evolution was given up."""
         return chat_model.key_of(["given up", self._evolution])
 
     def begin(self, evolution: str = "") -> Budget:
@@ -166,7 +166,7 @@ class ChatClient:
         prompt = len(json.dumps(read, ensure_ascii=False).encode()) + _TEMPLATE * len(body["messages"])
         worst = prompt + self.settings.max_tokens
         budget.check(worst)
-        # The key is of the whole request, with parts that are not sent: calls that differ only in their seed differ.
+        # The key covers the whole request, even parts that are not sent, so that calls with different seeds differ.
         key = chat_model.key_of(body)
         with self._guard:
             once = self._running.setdefault(key, threading.Lock())
@@ -248,8 +248,10 @@ class ChatClient:
         return reply
 
     def _attempt(self, sent: dict[str, Any], budget: Budget, worst: int) -> ModelReply:
-        """One request. Raises ChatFailure if time is up before, or CallFailed; a request without an answer is paid as
-        if it had been answered in full."""
+        """Sends one request. Raises CallFailed, or ChatFailure if the time is up before.
+
+        A request without an answer costs as much as if it had been answered in full.
+        """
         while not self._room.acquire(timeout=_LOOK_EVERY):  # fewer than `concurrency` requests may run
             budget.check(0)
         try:
@@ -272,7 +274,7 @@ class ChatClient:
         return dataclasses.replace(reply, text=self._api.redact(reply.text))
 
     def _failure_of(self, failed: CallFailed, sent: Mapping[str, Any]) -> ChatFailure:
-        """The ChatFailure of a call whose last attempt failed. Also decides whether later calls are still tried."""
+        """The ChatFailure of a call whose last attempt failed. Also decides whether later calls are tried at all."""
         hint = _hint(failed, sent)
         failure = ChatFailure(failed.kind, failed.reason + hint)
         if failed.kind == "unauthorised":
@@ -294,7 +296,7 @@ class ChatClient:
         return failure
 
     def _warn(self, failure: ChatFailure) -> None:
-        """Logs the first failure of an evolution, so that nobody takes a failing endpoint for a working one."""
+        """Logs the first failure of an evolution, so that a failing endpoint does not go unnoticed."""
         with self._guard:
             first, self._warned = not self._warned, True
         if first:
@@ -315,10 +317,10 @@ def _hint(failed: CallFailed, sent: Mapping[str, Any]) -> str:
 class PolicyModel:
     """A `ChatModel` that samples from the engine with the weights it holds; any thread may call it.
 
-    Of `settings` the limits and the temperature are read. A completion is given up after `engine_deadline` seconds, not
-    counting those in which it waits for a slot, when the evolution's time is over, or when its budget is closed. A
-    schema is described in the prompt but not enforced. The journal keeps every reply but never answers a call, as the
-    next weights would answer differently.
+    It reads the limits and the temperature of `settings`. A completion is given up after `engine_deadline` seconds, not
+    counting those in which it waits for a slot, when the evolution's time is over, or when its budget is closed. The
+    prompt describes a schema, but nothing enforces it. The journal keeps every reply but never answers a call, because
+    the next weights would answer differently.
     """
 
     engine: Engine
@@ -378,7 +380,7 @@ class PolicyModel:
     ) -> Completion:
         """The engine's completion. Raises ChatFailure.
 
-        A completion that is given up ends on its own thread, because its session is released.
+        If a completion is given up, its session is released, which ends it on its own thread.
         """
 
         def complete() -> Completion:

@@ -1,4 +1,4 @@
-"""The protocol of language models that answer an explorer, their budget and journal, and replies read as records.
+"""The protocol of language models that answer an explorer, their budget and journal, and how replies become records.
 
 A reply is untrusted text. A call that fails raises `ChatFailure`; an error never becomes the text of a reply. The
 journal keeps every paid call to a model, and finds it by the content of its request. It is append-only and never
@@ -32,7 +32,7 @@ FailureKind = CallKind | Literal["budget", "deadline", "stopped", "empty", "trun
 
 _T = TypeVar("_T", bound=BaseModel)
 _LOG = logging.getLogger(__name__)
-# The beginning of each line: the key is read without parsing the rest.
+# The beginning of each line, so that the key can be read without parsing the line.
 _HEAD = b'{"key":"'
 _KEY = 32
 # The deepest nesting of a reply's JSON.
@@ -63,7 +63,7 @@ class ChatFailure(EngineError):
 
 @dataclasses.dataclass(frozen=True)
 class ModelReply:
-    """A model's text; `truncated` where it was cut off at the limit of tokens. `usage`: tokens of prompt and reply."""
+    """A model's text; `truncated` if the limit of tokens cut it off. `usage` counts tokens of prompt and reply."""
 
     text: str
     truncated: bool = False
@@ -74,9 +74,9 @@ class ModelReply:
 class Budget:
     """What may still be spent: tokens, requests, and seconds until `until` (of `time.monotonic`).
 
-    Only one thread spends from a budget. Parallel threads get separate budgets from `shared`. So which calls are
-    refused depends on the replies, never on timing; exceptions are the deadline `until`, and `close`, which any thread
-    may call. `least` is the smallest useful share, in tokens and requests; `whole` is the budget that this is part of.
+    Only one thread spends from a budget. Parallel threads get separate budgets from `shared`. So the replies alone
+    decide which calls are refused, not timing. Exceptions are the deadline `until`, and `close`, which any thread may
+    call. `least` is the smallest useful share, in tokens and requests; `whole` is the budget that this is a share of.
     """
 
     tokens: int
@@ -88,7 +88,7 @@ class Budget:
 
     @classmethod
     def of(cls, settings: LLMSettings) -> "Budget":
-        """The budget of an evolution that begins now. A useful share has eight replies."""
+        """The budget of an evolution that begins now. A useful share pays for eight replies."""
         until, least = time.monotonic() + settings.deadline, (8 * settings.max_tokens, 8)
         return cls(settings.max_tokens_per_evolution, settings.max_requests_per_evolution, until, least)
 
@@ -105,7 +105,7 @@ class Budget:
         """Ends spending from this budget and all its shares.
 
         The next call raises ChatFailure. A call that waits before another attempt raises it immediately. A request that
-        was already sent is completed.
+        was already sent runs to its end.
         """
         self._closed = True
 
@@ -136,7 +136,7 @@ class Budget:
 
     @contextlib.contextmanager
     def shared(self, count: int) -> "Iterator[list[Budget]]":
-        """Splits what is left into `count` equal budgets; what they do not spend is returned at the end of the block.
+        """Splits what is left into `count` equal budgets. What they do not spend returns at the end of the block.
 
         If equal shares would be below `least`, only the first budgets hold anything.
         """
@@ -171,7 +171,7 @@ class ChatModel(Protocol):
         """What the evolution has cost so far."""
 
     def failed(self, kind: FailureKind) -> None:
-        """Counts a reply that could not be used among the figures; `reply` counts its own failures."""
+        """Counts a reply that could not be used, for `figures`. `reply` counts its own failures."""
 
     def reply(
         self,
@@ -183,9 +183,9 @@ class ChatModel(Protocol):
         schema: Mapping[str, Any] | None = None,
         temperature: float | None = None,
     ) -> ModelReply:
-        """The reply; JSON that fits the schema, if the model's server can enforce one.
+        """The reply: JSON that fits the schema, if the model's server can enforce one.
 
-        `place` says in the journal what the call was for. A `temperature` of None is the model's default. Raises
+        `place` tells the journal what the call was for. A `temperature` of None is the model's default. Raises
         ChatFailure.
         """
 
@@ -198,9 +198,9 @@ def seed_of(*parts: Any) -> int:
 def structured_reply(
     chat_model: ChatModel, messages: Sequence[Message], kind: type[_T], *, place: str, **call: Any
 ) -> _T:
-    """The reply as a record of `kind`, with one chance to repair it. Raises ChatFailure.
+    """The reply as a record of `kind`; the model may repair it once. Raises ChatFailure.
 
-    `call` holds the other keywords of `ChatModel.reply`: budget, seed, and perhaps the temperature.
+    `call` holds the other keywords of `ChatModel.reply`: budget, seed, and possibly the temperature.
     """
     call["schema"] = schema = kind.model_json_schema()
     reply = chat_model.reply(messages, place=place, **call)
@@ -222,7 +222,7 @@ def structured_reply(
 
 
 def read(reply: ModelReply, kind: type[_T]) -> _T:
-    """The record in a reply, which may stand in a code fence or within prose. Raises ChatFailure."""
+    """The record in a reply, which may be inside a code fence or within prose. Raises ChatFailure."""
     if reply.truncated:
         raise ChatFailure("truncated", "the reply was cut off at its most tokens")
     if not reply.text.strip():
@@ -239,7 +239,7 @@ def read(reply: ModelReply, kind: type[_T]) -> _T:
 
 
 def _json(text: str) -> Any:
-    """The JSON object in a text. Raises ValueError if there is none, or none that can be encoded as UTF-8."""
+    """The JSON object in a text. Raises ValueError if there is none, or if UTF-8 cannot encode it."""
     block = _FENCED.search(text)
     start, end = text.find("{"), text.rfind("}")
     candidates = [text.strip(), *([block[1]] if block else []), *([text[start : end + 1]] if start >= 0 else [])]
@@ -275,7 +275,7 @@ class Counters:
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
-        """Counts a ChatFailure that the block raises; it is still raised."""
+        """Counts a ChatFailure that the block raises, and raises it again."""
         try:
             yield
         except ChatFailure as failure:
@@ -301,8 +301,8 @@ def sent_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
 def call_record(place: str, model: str, sent: Mapping[str, Any], cost: tuple[int, int], **reply: Any) -> dict[str, Any]:
     """The record of a call. `cost` is the tokens and requests that it took, lost attempts included.
 
-    The reply of an answered call is `text`, `truncated` and `usage`, the tokens of prompt and reply. A call without a
-    reply has the `text` None, and `kind` and `reason` of its failure.
+    The reply of an answered call is `text`, `truncated` and `usage`, the tokens of prompt and reply. For a call without
+    a reply, `text` is None, and `kind` and `reason` describe its failure.
     """
     return {"place": place, "model": model, "sent": sent, **reply, "tokens": cost[0], "requests": cost[1]}
 
@@ -323,8 +323,8 @@ class Journal:
 
     A record holds `key`, `place` (what the call was for), `model`, `sent` (the request as the endpoint took it),
     `text`, `truncated`, `usage`, `tokens` and `requests` (its cost, lost attempts included). The record of a failure
-    holds `kind` and `reason` of the failure, no usage, and None for its text. Of several records with one key the last
-    counts. On disk each record has a checksum of itself.
+    holds `kind` and `reason` of the failure, no usage, and None for its text. Of several records with one key, the last
+    counts. On disk each record contains its own checksum.
     """
 
     def __init__(self, path: Path | None = None):
@@ -344,7 +344,7 @@ class Journal:
                     start += len(line)
 
     def number(self, key: str) -> int:
-        """The position, counted from 1, of the last record with that key; 0 where there is none."""
+        """The position, counted from 1, of the last record with that key; 0 if there is none."""
         return self._places.get(key, (0, 0))[1]
 
     def find(self, key: str) -> dict[str, Any] | None:
@@ -366,7 +366,7 @@ class Journal:
         return None
 
     def add(self, key: str, record: Mapping[str, Any]) -> None:
-        """Adds the record of a call. Raises StorageError when the disk refuses."""
+        """Adds the record of a call. Raises StorageError if it cannot be written."""
         entry, start = {"key": key, **record}, 0
         with self._guard:
             if self._log is None:

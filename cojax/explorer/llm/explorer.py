@@ -1,8 +1,9 @@
-"""The explorer with a language model, which reflects, explores and abstracts; its replies are checked, never trusted.
+"""The explorer with a language model, which reflects, explores and abstracts (CoEvolve §3.2–3.3).
 
-CoEvolve §3.2–3.3. The environment decides whether an action worked. Drafts consist of recorded actions that worked.
-Text written by a model or an environment appears in prompts as data between marks, never as an instruction. The actor
-asks the model for each action of an episode: on an expedition, or in an attempt that sees nothing but a task's query.
+The model's replies are checked, never trusted. The environment decides whether an action worked, and drafts consist of
+recorded actions that worked. Text written by a model or an environment appears in prompts as data between marks, never
+as an instruction. The actor asks the model for each action of an episode: on an expedition, or in an attempt that sees
+nothing but a task's query.
 """
 
 import contextlib
@@ -49,14 +50,14 @@ from cojax.types import (
 _POPULAR = 10
 # Actions that would work, shown before the first action: some environments do not list what they contain.
 _HINTS_SHOWN = 16
-# How many of the refused actions the prompt names, and the characters of each.
+# How many of the refused actions the prompt names, and the most characters of each.
 _REMINDERS, _REMINDER = 20, 200
 _LEFT_OUT = "(left out)"
 # How often in one turn a model may repeat an action that it must avoid.
 _REPEATS = 2
-# The episode's opening takes at most a third of the window, actions that would work take at most a sixth.
+# The episode's opening takes at most a third of the window, the actions that would work at most a sixth.
 _OPENING, _HINTS = 3, 6
-# Characters of a hint, which is an action that would work.
+# The most characters of a hint, which is an action that would work.
 _HINT = 300
 # A call, and one of its arguments, in a line. A line with nested brackets may be code, so it does not match.
 _NAMED, _ARGUMENT = re.compile(r"([\w.]+)\(([^()]*)\)"), re.compile(r"[\w.-]+=(?!=)")
@@ -83,8 +84,8 @@ class Move(BaseModel):
 class ChatModelActor:
     """The actor of one episode of at most `steps` actions; single-use.
 
-    `prompt` is the prompt file of its messages, and `about` holds the values of those slots of the first two that the
-    episode does not fill.
+    `prompt` is the prompt file of its messages. `about` fills the slots of the first two messages that the episode does
+    not fill.
 
     The actor sees at most `window` untrusted characters, not counting the tools' documentation and the newest exchange.
     `untrusted` of these characters are in `about`. The actor sees at most `hints` actions that would work. Actions in
@@ -120,7 +121,7 @@ class ChatModelActor:
         return Turn(self._choose())
 
     def _open(self, episode: Episode, opening: str) -> tuple[Message, ...]:
-        """The system and the user message. The untrusted text in them leaves less room to the conversation."""
+        """The system and the user message. Their untrusted text leaves less room for the conversation."""
         tools = ask_within(_PATIENCE, episode.tools)
         self.writes_text = not tools
         # Hints are written as calls; they do not help if actions are free text.
@@ -182,7 +183,7 @@ class ChatModelActor:
         return {_canonical(line) for line in self.do_not_repeat}
 
     def _conversation(self) -> tuple[Message, ...]:
-        """The first messages and all exchanges. If these are too long, texts are shortened and the oldest left out.
+        """The first messages and all exchanges. If they are too long, texts are shortened and the oldest left out.
 
         The newest exchange is never shortened, as the next action depends on it.
         """
@@ -241,13 +242,13 @@ class LLMExplorer:
     `separator` separates the user's turns of a query; "" if a query has one turn. A draft has at least `shortest`
     actions (3 in the paper): a call that ends the episode counts, an action without calls does not.
 
-    `window` bounds the untrusted characters of a prompt, the model's own earlier actions included. Not counted are our
-    own words, the tools' documentation, the newest exchange of a conversation, and what a request for repair repeats.
-    `width` expeditions run in parallel. An attempt on the query alone takes at most `attempt_turns` actions. `guidance`
-    is what contexts of each kind ask for.
+    `window` bounds the untrusted characters of a prompt, the model's own earlier actions included. It does not count
+    our own words, the tools' documentation, the newest exchange of a conversation, or what a request for repair
+    repeats. `width` expeditions run in parallel. An attempt on the query alone takes at most `attempt_turns` actions.
+    `guidance` says what contexts of each kind ask for.
 
-    `place` and `evolution` are prefixes of the journal's names for its calls, of an expedition and of the whole
-    evolution. `name`, which is stored in a task's lineage, consists of kind, model and version of the prompts.
+    `place` and `evolution` are the prefixes of the names that the journal gives the calls of an expedition and of the
+    whole evolution. `name`, which is stored in a task's lineage, consists of kind, model and version of the prompts.
     """
 
     chat_model: ChatModel
@@ -284,7 +285,7 @@ class LLMExplorer:
         return self.chat_model.figures()
 
     def remaining_budget(self) -> Budget:
-        """What is left of the evolution's budget; a full one if no evolution was begun.
+        """What is left of the evolution's budget; a full budget if no evolution has begun.
 
         Once it is closed, the next call of every explorer that shares it raises; `begin` makes a new one.
         """
@@ -293,7 +294,7 @@ class LLMExplorer:
         return self.budget
 
     def reflect(self, trajectory: Trajectory, kind: Origin, signal: Signal | None = None) -> ExplorationContext:
-        """The context always lists the trajectory's failed actions as not to be repeated. Raises ChatFailure."""
+        """The context, which always lists the trajectory's failed actions as not to be repeated. Raises ChatFailure."""
         context = context_of(trajectory, kind, signal, self.ending, self.guidance)
         messages = prompting.reflection_prompt(trajectory, self.guidance[kind].reason, signal, self.window)
         place = f"{self.place}/reflect"
@@ -311,7 +312,7 @@ class LLMExplorer:
         seed: tuple,
         weights: Mapping[str, float] | None = None,
     ) -> Exploration:
-        """A run whose model fails keeps its earlier actions; the error is added to the failures.
+        """Plays `runs` episodes. If the model fails in one, its earlier actions count, and the failure is recorded.
 
         Raises ChatFailure if the budget covers no further call.
         """
@@ -330,7 +331,7 @@ class LLMExplorer:
                 return self.play(environment, start, act, max_turns=self.steps)
 
             trajectories = list(pool.map(run, range(self.runs)))
-        # Observations of a broken environment are not used. A failure of the model leaves earlier actions valid.
+        # Observations of a broken environment are not used. If the model fails, earlier actions remain valid.
         triplets = tuple(
             Triplet(turn.action, turn.observation, number)
             for number, trajectory in enumerate(trajectories)
@@ -343,10 +344,10 @@ class LLMExplorer:
     def _brief(
         self, real: Collection[str], task: Task, context: ExplorationContext | None, weights: Mapping[str, float] | None
     ) -> tuple[str, int]:
-        """What an expedition is about, and how many of its characters are untrusted: at most a third of the window."""
+        """The text that briefs an expedition, and its number of untrusted characters: at most a third of the window."""
         words = prompting.parts("explore")
         if context is None:
-            # Without weights no tool is popular: the explorer prefers none.
+            # Without weights the explorer prefers no tool.
             popular = sorted(weights or {}, key=lambda tool: -(weights or {})[tool])[:_POPULAR]
             demand = f"Users mostly want: {', '.join(popular)}." if popular else "Every function is of equal interest."
             return prompting.fill(words["unguided"], popular=demand), 0
@@ -386,7 +387,7 @@ class LLMExplorer:
         """Actors that see nothing but the task's query, by which validation checks that the query suffices."""
         limits = self.attempt_turns, self.ending, self.window
         actor = functools.partial(ChatModelActor, "solve", {}, *limits, chat_model=self.chat_model)
-        # Named by the evolution, not the expedition: a task found twice costs one attempt.
+        # Named by the evolution, not the expedition, so that a task found twice costs one attempt.
         place = f"{self.evolution}/task {task.id}/attempt"
         with self.remaining_budget().shared(count) as budgets:
             yield [
@@ -411,8 +412,8 @@ class Judgement(BaseModel):
 def judge(chat_model: ChatModel, veto: bool, task: Task, draft: TaskDraft, budget: Budget, review: bool) -> str:
     """The model's opinion of whether query and actions belong together, as a line of evidence, paid from `budget`.
 
-    Without `veto` the opinion is only evidence. With `veto` an objection raises DraftRefused, and so does a failure;
-    with `review`, an unsafe draft is set aside for review by a person.
+    Without `veto` the opinion is only evidence. With `veto` an objection or a failure raises DraftRefused; with
+    `review`, an unsafe draft is set aside for a person to review.
     """
     actions = [prompting.shorten(signature(action) or "(back to the user)", 2_000) for action in draft.solution]
     rule, solution = prompting.parts("data")["rule"], prompting.data(prompting.bullets(actions))

@@ -1,6 +1,6 @@
 """Reads the prompts from the files in prompts/, fills their slots, and fits texts into a window of characters.
 
-The prompts' version is a hash of all files. Of texts that are too long, the oldest are left out. Reflection, which only
+The prompts' version is a hash of all files. If texts are too long, the oldest are left out. Reflection, which only
 fills and reads such a prompt, is here too: the prompt about one trajectory, and the context made from the reply.
 """
 
@@ -50,13 +50,13 @@ def prompt(name: str, **values: str) -> tuple[Message, Message]:
 
 
 def data(text: str) -> str:
-    """Untrusted text between marks. The text cannot contain these marks, as they contain the text's hash."""
+    """Untrusted text between marks. The text cannot contain these marks, because they contain the text's hash."""
     mark = content_hash(text)[:8]
     return f"<data {mark}>\n{text}\n</data {mark}>"
 
 
 def bullets(lines: tuple[str, ...] | list[str]) -> str:
-    """The lines as a list; "- (nothing)" where there are none."""
+    """The lines as a list; "- (nothing)" if there are none."""
     return "\n".join(f"- {line}" for line in lines) or "- (nothing)"
 
 
@@ -82,7 +82,7 @@ def fit_pairs(pairs: Sequence[tuple[str, str]], room: int, each: int = 0) -> lis
 
 
 def _newest(lengths: Sequence[int], room: int, each: int, least: int) -> int:
-    """How many of the last texts fit if each takes `each` plus at most `least` of its characters."""
+    """The number of last texts that fit if each takes `each` plus at most `least` of its characters."""
     count = 0
     for length in reversed(lengths):
         room -= each + min(length, least)
@@ -132,7 +132,7 @@ class Reflection(BaseModel):
 def reflection_prompt(trajectory: Trajectory, reason: str, signal: Signal | None, window: int) -> Sequence[Message]:
     """The messages that ask for a `Reflection`; at most `window` characters of them are untrusted.
 
-    `reason` is why the trajectory was chosen, in our own words; the signal adds what was measured.
+    `reason` says in our own words why the trajectory was chosen; the signal adds what was measured.
     """
     words, sixth = parts("reflect"), window // 6
     evidence = shorten(signal.evidence, sixth) if signal else ""
@@ -168,7 +168,7 @@ def add_reflection(context: ExplorationContext, reflection: Reflection) -> Explo
 
 
 def _record(trajectory: Trajectory, room: int) -> str:
-    """The trajectory's actions and results in at most `room` characters; the newest if there is too little room."""
+    """The trajectory's actions and results in at most `room` characters; only the newest if room is too small."""
     turns = [(signature(turn.action) or "(nothing)", turn.observation.text) for turn in trajectory.turns]
     fitted_turns = fit_pairs(turns, room - _NOTE, _HEADINGS)
     first = len(turns) - len(fitted_turns)

@@ -1,6 +1,6 @@
 """The explorer without a language model: it samples from valid actions, and the environment's grammar words drafts.
 
-A window is a sequence of explored actions that could be a task; with an ending that can follow, it is a draft.
+A window is a sequence of explored actions that could be a task; an ending that can follow makes it a draft.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from cojax.types import (
     signature,
 )
 
-# Actions that a run may have beyond the length of the longest draft wanted.
+# The number of actions that a run may have beyond the longest draft wanted.
 _BEYOND = 2
 # The probability that a planned call uses a value from the last observation, if it can.
 _USES_OBSERVED = 0.9
@@ -63,7 +63,7 @@ class Ending:
         return cls(tool, next(iter(tools[tool].get("parameters", {}).get("properties", {})), None))
 
     def after(self, step: Triplet) -> Iterator[Triplet]:
-        """The possible last steps after this step: without an answer, or with its observation as the answer."""
+        """The possible last steps after this step: without an answer, or with this step's observation as the answer."""
         if not self.tool:
             yield Triplet(Action(), Observation(done=True), step.run)
             return
@@ -84,7 +84,7 @@ def argument_values(action: Action) -> frozenset[str]:
 
 
 def words_of(text: str) -> set[str]:
-    """The words of an observation, both unchanged and without the punctuation that JSON puts around them."""
+    """The words of an observation, unchanged and also without the punctuation that JSON puts around them."""
     words = text.split()
     return {*words, *(word.strip("\"'{}[](),:") for word in words)} - {""}
 
@@ -96,7 +96,7 @@ def draft_lengths(base: int, stretch: Sequence[int], longest: int, rng: random.R
 
 
 def split_turns(window: Sequence[Triplet], probability: float, rng: random.Random) -> tuple[Triplet, ...]:
-    """The window, with the user's turn ended after each step with this probability, but never after the last one."""
+    """Ends the user's turn after each step of the window with this probability, but never after the last step."""
     steps: list[Triplet] = []
     for step in window[:-1]:
         steps.append(step)
@@ -112,7 +112,7 @@ def windows(
     rng: random.Random,
     required: Mapping[str, int] = types.MappingProxyType({}),
 ) -> Iterator[tuple[Triplet, ...]]:
-    """Yields every window of all runs once that calls each tool as often as `required` says, or more.
+    """Yields, once each, the windows of all runs that call each tool at least as often as `required` says.
 
     Each has the next length of `wanted`, or the nearest length left. Among windows of one length, those with a tool in
     focus come first.
@@ -150,7 +150,7 @@ def _windows_of_run(steps: Sequence[Triplet]) -> list[tuple[Triplet, ...]]:
     sources = _sources(steps)
     used_steps = {source for step_sources in sources for source in step_sources}
     purposes = [i for i in range(len(steps)) if i not in used_steps]
-    closures: list[set[int]] = []  # each step with its sources, and theirs in turn
+    closures: list[set[int]] = []  # each step with its sources, their sources, and so on
     for i, step_sources in enumerate(sources):
         closures.append({i}.union(*(closures[source] for source in step_sources)))
     spans = {tuple(range(i, j + 1)) for i in range(len(steps)) for j in range(i, len(steps))}
@@ -173,7 +173,7 @@ def _sources(steps: Sequence[Triplet]) -> list[set[int]]:
 
 
 def no_neighbours(tool: str) -> tuple[str, ...]:
-    """No tools: for an environment that does not say which tools are related."""
+    """Returns no tools, for an environment that does not say which tools are related."""
     return ()
 
 
@@ -184,15 +184,15 @@ class ScriptedExplorer:
     An expedition has `runs` independent episodes. Each has at most `steps` actions, and at most two more than the
     longest draft wanted. A guided run either repeats the task's own solution with steps dropped, replaced or added, or
     chooses tools by weight: `focus_weight` for those in focus, `neighbour_weight` for their `neighbours`, 1 for others.
-    An unguided run chooses a tool by the weights of the expedition, then an action of it. `chase` is explained at
-    `ExplorationRun`. `ending` is the tool that ends an episode; "" if an action without calls ends the episode or the
-    user's turn.
+    An unguided run chooses a tool by the weights of the expedition, then an action of it. `ExplorationRun` explains
+    `chase`. `ending` is the tool that ends an episode; "" if an action without calls ends the episode or the user's
+    turn.
 
     A guided draft has the length of its parent's solution plus a random entry of `stretch` (in actions, without the
-    ending), so tasks get shorter as well as longer. Where the guidance asks for the `whole` plan, each draft has all
-    its calls. An unguided draft has 1 to `longest` actions. For each draft, at most `tries` sequences of actions are
-    worded. After each step of a draft except the last, the user's turn ends with probability `cut`; so drafts can have
-    several user turns. `width` expeditions run in parallel. `guidance` is what contexts of each kind ask for.
+    ending), so tasks get shorter as well as longer. If the guidance asks for the `whole` plan, each draft has all its
+    calls. An unguided draft has 1 to `longest` actions. For each draft, at most `tries` sequences of actions are put
+    into words. After each step of a draft except the last, the user's turn ends with probability `cut`, so drafts can
+    have several user turns. `width` expeditions run in parallel. `guidance` says what contexts of each kind ask for.
 
     Raises ValueError for a `cut` outside [0, 1], and for one above 0 if a tool ends the episode.
     """
@@ -255,7 +255,7 @@ class ScriptedExplorer:
         base, stretch = (len(self._planned(context)), self.stretch) if context else (0, range(1, self.longest + 1))
         lengths = draft_lengths(base, stretch, self._most_actions(context), rng)
         focus = context.focus_patterns if context else ()
-        # Where the guidance asks for the whole plan, each draft has its calls.
+        # If the guidance asks for the whole plan, each draft has all its calls.
         least_calls = Counter(self._planned(context) if context and self.guidance[context.kind].whole else ())
         candidates = windows(exploration.triplets, lengths, focus, rng, least_calls)
         # A generator of its own, so that `cut` does not change the other random numbers.
@@ -273,7 +273,7 @@ class ScriptedExplorer:
     def _draft(
         self, window: Sequence[Triplet], environment: Environment, task: Task, ending: Ending
     ) -> TaskDraft | None:
-        """The draft of a window: its actions replayed from a fresh start and worded; None if either fails."""
+        """The draft of a window: replays its actions from a fresh start and words them; None if either fails."""
         wordings = ((end_step, ask(environment.phrase, (*window, end_step))) for end_step in ending.after(window[-1]))
         end_step, wording = next(((end_step, words) for end_step, words in wordings if words), (None, None))
         if end_step is None or wording is None:
@@ -320,17 +320,17 @@ class ScriptedExplorer:
         )
 
     def _most_actions(self, context: ExplorationContext | None) -> int:
-        """The actions of the longest draft wanted, the ending not counted."""
+        """The number of actions of the longest draft wanted, without the ending."""
         return min(self.steps, max(1, len(self._planned(context)) + max(self.stretch)) if context else self.longest)
 
     def _planned(self, context: ExplorationContext) -> list[str]:
-        """The tools of the context's plan, or else of its task's solution, without the ending."""
+        """The tools of the context's plan, or of its task's solution if it has none, without the ending."""
         solution = (call.name for action in context.task.solution for call in action.calls)
         return [tool for tool in context.plan or solution if tool != self.ending]
 
 
 def vary(tools: Sequence[str], others: Iterator[str], change: float, rng: random.Random, add: float = 0.5) -> list[str]:
-    """The tools in order, each dropped or replaced with probability `change`, and with probability `add` one more."""
+    """Drops or replaces each of the tools with probability `change`, and inserts one more with probability `add`."""
     plan: list[str] = []
     for tool in tools:
         draw = rng.random()
@@ -391,7 +391,7 @@ class ExplorationRun:
         return self._draw(candidates or options)
 
     def _draw(self, options: Sequence[Action]) -> Action:
-        """A tool by its weight, then any action of it: a tool with more possible arguments is not drawn more often."""
+        """Draws a tool by its weight, then any of its actions, so that tools with more arguments are no likelier."""
         by_tool: dict[str, list[Action]] = {}
         for action in options:
             by_tool.setdefault(tool_of(action), []).append(action)
