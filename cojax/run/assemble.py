@@ -1,4 +1,4 @@
-"""Configuration → objects. No ConfigDict goes into cojax or environments."""
+"""Builds a run's objects from its configuration. The objects themselves never see a ConfigDict."""
 
 import functools
 import logging
@@ -53,9 +53,9 @@ from cojax.types import Task, setup_hash
 from cojax.validation import Validation
 
 _LOG = logging.getLogger(__name__)
-# Settings of config.learner that are not the learner's keywords as they stand.
+# Settings of config.learner that are not passed to the learner under their own names.
 _OBJECTIVE = ("loss", "loss_settings", "advantage_settings", "weighting_settings")
-# Settings without a section that are the loop's keywords as they stand.
+# Settings without a section that are passed to the loop under their own names.
 _OF_LOOP = (
     "seed", "steps", "batch_size", "group_size", "evolve_every", "fresh_fraction", "checkpoint_every", "staleness",
     "quorum", "dynamic_sampling", "episodes", "environment_steps",
@@ -65,7 +65,7 @@ _ALL = 100_000
 
 
 def parts(config: ConfigDict) -> Parts:
-    """Environment, tokenizer, model shape and engine of a configuration that was checked by cojax/run/checks.py.
+    """Builds environment, tokenizer, model shape and engine of a configuration that cojax/run/checks.py has checked.
 
     Raises ValueError or OSError with the fix.
     """
@@ -95,7 +95,7 @@ def parts(config: ConfigDict) -> Parts:
 
 
 def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
-    """The learner of a policy that begins at `params`. Where `learner.remat` is "auto", `fitted` decides it."""
+    """Builds the learner of a policy that starts from `params`. If `learner.remat` is "auto", `fitted` decides it."""
     hosts = made.together.hosts
     with hosts.operation("build", as_text(made.model), params):
         return learner_on(config, made.model, made.mesh, params, hosts)
@@ -104,7 +104,7 @@ def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
 def learner_on(
     config: ConfigDict, model: ModelConfig, mesh: Mesh | None, params: Params, hosts: Hosts = ONE_PROCESS
 ) -> Learner:
-    """The learner of a model on a mesh; `params` may be outlines, as in `Learner.init`."""
+    """Builds the learner of a model on a mesh. `params` may be outlines, as in `Learner.init`."""
     lora = Lora(**settings(config.learner.lora)) if config.learner.lora.rank else None
     rounds = methods.rounds_of(config)
     optimizer, loss = settings(config.optimizer), (config.learner.loss, entry(config, "learner.loss").given)
@@ -134,10 +134,10 @@ def learner_on(
 
 
 def fitted(config: ConfigDict, made: Learner, state: TrainState) -> Learner:
-    """The same learner; if `learner.remat` is "auto", one that recomputes as little as fits into memory.
+    """Returns the learner; if `learner.remat` is "auto", one that recomputes as little as memory allows.
 
-    The engine's copies of the weights must fit as well, and the state of a second agent. Several processes would have
-    to agree on the free memory: their learner recomputes every layer.
+    The engine's copies of the weights and a second agent's state must fit too. Several processes would have to agree on
+    the free memory, so their learner recomputes every layer.
     """
     if config.learner.remat != AUTO or made.hosts is not ONE_PROCESS:
         return made
@@ -152,13 +152,13 @@ def fitted(config: ConfigDict, made: Learner, state: TrainState) -> Learner:
 
 
 def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesis]) -> tuple[Params, Mapping[str, Any]]:
-    """The policy before the first step. `found` finds D_0, whose solutions a warm start may use.
+    """Returns the policy before the first step. `found` finds D_0, whose solutions a warm start may use.
 
-    A perturbation comes after the warm start, so that runs that differ in it share one.
+    A perturbation follows the warm start, so runs that differ only in their perturbation share one warm start.
     """
 
     def score(step: int) -> float:
-        # Without development tasks, success on D_0 says when enough was learned.
+        # Without development tasks, success on D_0 decides when the warm start ends.
         tasks = made.development or found().tasks
         return dev_score(config, made, step, tasks[: config.warm_start.check_tasks])["success"]
 
@@ -167,9 +167,9 @@ def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesi
 
 
 def initial(config: ConfigDict, made: Parts) -> Synthesis:
-    """D_0 by unguided exploration; where nothing can be synthesized, the environment's own tasks.
+    """Finds D_0 by unguided exploration; where nothing can be synthesized, D_0 is the environment's own tasks.
 
-    Deterministic: the same settings, and replies of a model, give the same tasks.
+    The search is deterministic: equal settings and equal replies of a model give equal tasks.
     """
     if traits_of(made.environment).incomparable:
         return own_tasks(config, made.environment, reserved(config, made))
@@ -188,20 +188,20 @@ def initial(config: ConfigDict, made: Parts) -> Synthesis:
                 examined=advance,
             )
     except ValueError:
-        # The same command then makes the failed calls again: the endpoint may work by that time.
+        # Running the command again then repeats the failed calls: the endpoint may work by that time.
         if isinstance(chosen_explorer, LLMExplorer):
             chosen_explorer.chat_model.reopen()
         raise
 
 
 def explorer(config: ConfigDict, made: Parts, name: str = "", journal: Journal | None = None) -> Explorer:
-    """The explorer of that name, by default config.explorer.name; `journal` replaces the run's journal if given."""
+    """Builds the explorer `name`, by default config.explorer.name. If `journal` is given, it replaces the run's."""
     make = find("explorer", name or config.explorer.name, explorers.EXPLORERS)
     return make(config, made, journal or Journal(Path(config.workdir) / "journal.jsonl"))
 
 
 def validation(config: ConfigDict, made: Parts, chosen_explorer: Explorer) -> Validation:
-    """The validation of this explorer's drafts."""
+    """Builds the validation of this explorer's drafts."""
     return explorers.validation(config, made, chosen_explorer, reserved(config, made))
 
 
@@ -211,7 +211,7 @@ def popularity(environment: Environment) -> Mapping[str, float] | None:
 
 
 def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> Loop:
-    """The loop's fixed parts."""
+    """Builds the loop's fixed parts."""
 
     def score(step: int) -> Mapping[str, float] | None:
         every = config.evaluation.every
@@ -260,17 +260,17 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
 
 
 def rounds(config: ConfigDict, loop: Loop) -> Rounds | None:
-    """The rounds of a run that learns in rounds; None for one that does not."""
+    """Builds the rounds of a run that learns in rounds; None for any other run."""
     plan = methods.rounds_of(config)
     return Rounds(loop, *plan, longest=min(config.engine.max_length, config.learner.row_length)) if plan else None
 
 
 def reserved(config: ConfigDict, made: Parts) -> Sequence[Task]:
-    """Tasks that must never be trained on.
+    """Returns the tasks that must never be trained on.
 
-    These are all tasks of the splits that the run evaluates and of those that the environment reserves for evaluations,
-    so that the policy may be evaluated on any of them. Of unlimited generated splits (the desk's) they are only the
-    tasks that the run evaluates.
+    These are all tasks of the splits that the run evaluates, and of those that the environment reserves for
+    evaluations, so that the policy can be evaluated on any of them. Of an unlimited generated split, such as the
+    desk's, only the tasks that the run evaluates are reserved.
     """
     run_tasks = (*made.evaluation, *made.development, *made.challenge)
     splits: tuple[str, ...] = worlds.reserved(config.environment.name)
@@ -282,10 +282,10 @@ def reserved(config: ConfigDict, made: Parts) -> Sequence[Task]:
 
 
 def quality(config: ConfigDict, targets: Sequence[Task]) -> Callable[[Iterable[Task]], dict[str, Any]]:
-    """A function from the pool to its quality, beside these evaluation tasks, of which only numbers are kept.
+    """Returns a function that measures the pool against these evaluation tasks, and keeps only numbers of them.
 
-    Where the embedding fails, the figures that need it are left out, with a warning; the run goes on. The vectors of an
-    endpoint are kept in embeddings.jsonl of the run, without the texts.
+    If the embedding fails, the run logs a warning, leaves out the figures that need it, and goes on. An endpoint's
+    vectors are stored in the run's embeddings.jsonl, without the texts.
     """
     section = config.quality
     vectors = Log(Path(config.workdir) / "embeddings.jsonl")
@@ -303,10 +303,10 @@ def quality(config: ConfigDict, targets: Sequence[Task]) -> Callable[[Iterable[T
 
 
 def perturbed(params: Params, number: int) -> Params:
-    """`params` with the last bit of each floating-point number flipped with probability ½, drawn by `number`.
+    """Flips the last bit of each floating-point number of `params` with probability ½; `number` is the seed.
 
-    A number x changes by at most 2⁻²³ |x| in float32, as much as one rounding of a sum may change it; `number` 0 flips
-    none. Drawn on the host, so the flips are the same on every machine.
+    In float32 a number x changes by at most 2⁻²³ |x|, as much as rounding a sum once may change it. `number` 0 flips
+    nothing. The draws are made on the host, so every machine flips the same bits.
     """
     if not number:
         return params

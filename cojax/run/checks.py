@@ -18,9 +18,9 @@ from cojax.settings.base import attempts
 from cojax.settings.ranges import check_ranges
 from cojax.settings.tree import LEAVES
 
-# Explorers that are models.
+# Explorers that ask a model.
 _MODELS = {"llm", "policy"}
-# Entries that take numbers alone are tried on these: scores of visits, and learned tokens of trajectories.
+# Entries that take only numbers are tried on these: scores of visits, and trajectories' counts of learned tokens.
 _SCORES = ((), (0.0,), (1.0, 0.5))
 _LENGTHS = [np.array([3, 1]), np.array([2, 0, 4])]
 # Settings that hold addresses of servers.
@@ -28,7 +28,7 @@ _ADDRESSES = ("llm.base_url", "quality.base_url", "sglang.urls", "sglang.router"
 
 
 def check_run(config: ConfigDict) -> None:
-    """Raises ValueError for a configuration that cannot be run. Looks up the devices, but builds nothing."""
+    """Raises ValueError for a configuration that cannot run. Looks up the devices, but builds nothing."""
     if not config.environment.name:
         raise ValueError(
             f"environment.name is empty; name one of {', '.join(worlds.available())}, or a module of your own: "
@@ -50,7 +50,7 @@ def check(config: ConfigDict) -> None:
     _check_entries(config)
     EMBEDDINGS[config.quality.embedding](config.quality.base_url, config.quality.model, None)
     _check_servers(config)
-    for name in _ADDRESSES:  # used or not: the configuration is stored, shown and sent
+    for name in _ADDRESSES:  # even if unused: the configuration is stored, shown and sent
         if any("@" in address or "?" in address for address in str(entries.at(config, name)).split(",")):
             raise ValueError(f"{name} holds credentials or a query; leave them out: keys come from the environment")
     entries.check_cluster(config)
@@ -89,14 +89,13 @@ def _check_entries(config: ConfigDict) -> None:
         entry = entries.entry(config, leaf)
         try:
             attempt(entry.bound())
-        except Exception as error:  # whatever a function does when it is called
+        except Exception as error:  # a function may raise anything
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ValueError(f"{entry.kind} {entry.name!r} was tried and failed: {reason}") from error
 
 
 def _check_groups(config: ConfigDict) -> None:
-    """Raises ValueError for groups of which an update would wait for fewer than two episodes, and for numbers of groups
-    and episodes that cannot be counted or sampled."""
+    """Raises ValueError for groups too small to learn from, and for counts that contradict other settings."""
     if math.ceil(config.quorum * config.group_size - 1e-9) < 2:
         raise ValueError(
             f"quorum is {config.quorum} of a group of {config.group_size}; expected a share, at most 1, of at least 2 "
@@ -131,7 +130,7 @@ def _check_groups(config: ConfigDict) -> None:
 
 
 def _check_warm_start(config: ConfigDict) -> None:
-    """Raises ValueError for noise without a range, and for fewer demonstrations than a batch."""
+    """Raises ValueError for an empty range of noise, epochs with `lengthen`, and fewer demonstrations than a batch."""
     section = config.warm_start
     if section.noise_low > section.noise_high:
         raise ValueError(
@@ -227,7 +226,7 @@ def _check_validation(config: ConfigDict) -> None:
 
 
 def _words_by_model(explorer: str) -> bool:
-    """Whether a model words an explorer's tasks; one from outside may have one."""
+    """Whether a model may word the explorer's tasks; an explorer from outside may ask one."""
     return explorer in _MODELS or ":" in explorer
 
 
@@ -262,13 +261,16 @@ def _check_explorers(config: ConfigDict) -> None:
         )
 
 
-# Evolutions that begin at signals alone.
+# Evolutions that start only from signals.
 _AT_SIGNALS = ("feedback", "displaced")
 
 
 def _check_evolution(config: ConfigDict) -> None:
-    """Raises ValueError for what no evolution of this run would do: prefixes that none replays or that are learned,
-    tasks to admit that none finds, and one that begins at signals where there are none."""
+    """Raises ValueError for settings that no evolution of this run could use.
+
+    These are prefixes that none replays or that would be learned, admission where no evolution finds tasks, and an
+    evolution by signals where `signals` is empty.
+    """
     finding = config.evolve if ":" in config.evolve else "frontier"
     for name, value, requirement, why in (
         ("method", config.method, "coevolve", "only coevolve replays prefixes"),

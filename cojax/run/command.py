@@ -4,8 +4,8 @@ The same command resumes a run that was stopped, prints the table of a finished 
 is larger. `--workdir=W` without --config does the same with the settings of the run in W. `--check` is a preflight: it
 builds and checks every part, and trains nothing.
 
-A configuration is Python, and is run. What is in W is data: code of one's own that its settings name is imported from
-the current folder, PYTHONPATH and each `--trust-code=FOLDER`, from nowhere else.
+A configuration is Python, and is run. What is in W is only data: user code that its settings name is imported from the
+current folder, PYTHONPATH and each `--trust-code=FOLDER`, and from nowhere else.
 """
 
 import functools
@@ -24,7 +24,7 @@ _CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything,
 
 def train(argv: Sequence[str]) -> None:
     """Runs the experiment that the flags name, or only its preflight; then the process exits."""
-    # Now, so that a wrong flag need not wait for JAX.
+    # Imported here, so that a wrong flag need not wait for JAX.
     from cojax.report.console import CONSOLE
     from cojax.run import configuration, hosts, preflight
     from cojax.run.processes import EXPECTED, in_words, keep_compiled

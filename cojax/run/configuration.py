@@ -1,11 +1,11 @@
-"""The configuration that the flags of a command give: the file, its preset, and what other flags set.
+"""Builds a command's configuration from its flags: the file, its preset, and the settings that other flags override.
 
-A run directory is trusted with data. Code that its config.json names runs only where the command line says so.
+A run directory is trusted only as data. Code that its config.json names runs only if the command line allows it.
 
-An entry of one's own is taken from the folders that the command was started with, the current one and PYTHONPATH among
-them, and from those of --trust-code, if it is defined there. An entry of any other place, and a setting that starts a
-program, or names an address or a folder, must stand on the command line itself. docs/threat-model.md has the rule, and
-what it leaves open.
+A user's entry is taken from the folders that the command started with, which include the current one and PYTHONPATH,
+and from those of --trust-code, provided that it is defined there. An entry from anywhere else must be named on the
+command line itself, as must a setting that starts a program or names an address or a folder. docs/threat-model.md
+states the rule, and what it leaves open.
 """
 
 import functools
@@ -35,10 +35,10 @@ from cojax.storage.files import read_json
 
 
 def configuration() -> ConfigDict:
-    """The configuration that the flags give, its preset written in.
+    """Returns the configuration that the flags give, with its preset applied.
 
-    Raises ValueError for an unknown preset and for a folder that is not there, and RegistryError for an unknown entry
-    and for code that a run directory names and the flags do not.
+    Raises ValueError for an unknown preset or a missing folder, and RegistryError for an unknown entry or for code that
+    the run directory names but the flags do not.
     """
     flag = flags.FLAGS["config"]
     flag_names = (*config_flags.get_override_values(flag), *OF_ENTRIES)
@@ -47,16 +47,16 @@ def configuration() -> ConfigDict:
     workdir = _continued_run()
     if workdir:
         check_trust(config, workdir, flag_names, TRUSTED.value)
-    # The configuration of a run that goes on holds its preset's settings, and what flags once set instead.
+    # The configuration of a resumed run already holds its preset's settings, or what flags once set instead.
     if not workdir or config.policy != compatibility.settings_of(workdir)["policy"]:
         config = presets.resolve(config, flag_names)
     return entries.overridden(config, OF_ENTRIES)
 
 
 def file_given() -> dict[str, dict[str, str]]:
-    """For config.json: where the configuration's file comes from. A run that goes on by its folder keeps what it says.
+    """Records for config.json where the configuration's file comes from. A run resumed by its folder keeps its record.
 
-    Empty where there was no file of the user's, as for objects that a program passes on.
+    The record is empty if the user gave no file, as when a program passes an object.
     """
     flag = flags.FLAGS["config"]
     if not flag.present:
@@ -69,7 +69,7 @@ def file_given() -> dict[str, dict[str, str]]:
 
 
 def _continued_run() -> Path | None:
-    """The folder of the run whose own settings are the configuration; None for an experiment's file."""
+    """Returns the folder of the run that is resumed with its own settings; None for an experiment's file."""
     file, _, workdir = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
     return Path(workdir) if located(file).resolve() == Path(CONTINUED).resolve() else None
 
@@ -81,12 +81,12 @@ _WHY = {
 }
 # Settings of cojax's own environments that may name a function as package.module:function.
 _FUNCTIONS = ("environment.affordances", "environment.state")
-_LONGEST = 300  # characters of a folder that an error repeats as it is
+_LONGEST = 300  # an error repeats a folder of at most so many characters as it is
 _OURS = ("cojax", *imports.SHARED)
 
 
 def make_importable(folders: Sequence[str]) -> None:
-    """Adds the folders of --trust-code to the end of the import path. Raises ValueError for one that is not there."""
+    """Appends the folders of --trust-code to the import path. Raises ValueError for one that does not exist."""
     for folder in folders:
         if not os.path.isdir(folder):
             raise ValueError(f"--trust-code={folder}: there is no such folder; name one that holds the modules")
@@ -95,10 +95,10 @@ def make_importable(folders: Sequence[str]) -> None:
 
 
 def check_trust(config: ConfigDict, workdir: Path, stated: Collection[str], folders: Sequence[str]) -> None:
-    """Raises RegistryError where the configuration of the run in `workdir` names code that is not trusted.
+    """Raises RegistryError if the configuration of the run in `workdir` names code that is not trusted.
 
-    `stated` are the settings on the command line, `folders` those of --trust-code. Nothing is imported before every
-    name is known to be of a trusted folder.
+    `stated` are the settings on the command line, `folders` those of --trust-code. Nothing is imported until every name
+    is known to come from a trusted folder.
     """
     imports.with_current_folder()
     trusted_folders = {*_started_with(), *(os.path.realpath(folder) for folder in folders)}
@@ -128,7 +128,7 @@ def check_trust(config: ConfigDict, workdir: Path, stated: Collection[str], fold
 
 
 def _named(config: ConfigDict) -> Iterator[tuple[str, str, Callable[[str], Any]]]:
-    """The entries from outside: the setting (of a signal with its name after it), the entry's name, what finds it."""
+    """Yields each entry from outside: its setting (and after it a signal's name), its name, and what finds it."""
     for leaf, choice in CHOICES.items():
         name = at(config, leaf)
         if name and name not in choice.names():
@@ -140,12 +140,12 @@ def _named(config: ConfigDict) -> Iterator[tuple[str, str, Callable[[str], Any]]
             yield f"signals {signal_name(name)}", name, SIGNAL.find
     for setting in _FUNCTIONS if _is_own_world(config) else ():
         value = _value(config, setting)
-        if isinstance(value, str) and ":" in value and value[0] not in "{[":  # JSON is a call of the server
+        if isinstance(value, str) and ":" in value and value[0] not in "{[":  # JSON is a call to the server
             yield setting, value, functools.partial(worlds.function, setting)
 
 
 def _is_own_world(config: ConfigDict) -> bool:
-    """Whether the environment is one of cojax, which may run what its settings name; another one is trusted code."""
+    """Whether the environment is one of cojax's, which may run what its settings name; any other is trusted code."""
     name = config.environment.name
     return name in worlds.available() or _is_ours(name.partition(":")[0])
 
@@ -155,22 +155,22 @@ def _is_ours(module: str) -> bool:
 
 
 def _holds(folder: str, module: str, workdir: Path) -> bool:
-    """Whether the module's package in that folder is the run directory, or holds it: any folder can be a package."""
+    """Whether the module's package in that folder is or contains the run directory: any folder can be a package."""
     package = os.path.realpath(os.path.join(folder, module.partition(".")[0]))
     return os.path.join(os.path.realpath(workdir), "").startswith(os.path.join(package, ""))
 
 
 def _is_defined_in(function: Any, trusted: Collection[str]) -> bool:
-    """Whether a function or class is of the trusted folders, and not only imported by a module there."""
+    """Whether a function or class is defined in the trusted folders, not merely imported by a module there."""
     if not inspect.isroutine(function) and not inspect.isclass(function):
-        return True  # an object, such as a partial, that the module made
+        return True  # an object, such as a partial, that the module created
     module = str(function.__module__)
     folders = imports.places(module)
     return bool(folders) and set(folders) <= set(trusted) and not _is_ours(module)
 
 
 def _started_with() -> set[str]:
-    """The folders of the import path, without the standard library's and those of installed packages."""
+    """Returns the import path's folders, without those of the standard library and of installed packages."""
     installed_folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     installed_folders += [*site.getsitepackages(), site.getusersitepackages()]
     prefixes = tuple(os.path.join(os.path.realpath(place), "") for place in installed_folders)
@@ -192,14 +192,14 @@ def _unstated(path: Path, place: str, value: object, why: str) -> RegistryError:
 
 
 def _noted(path: Path, place: str) -> object:
-    """The folder of an entry's code as config.json has it, None where it has none."""
+    """Returns the folder of an entry's code that config.json records; None if it records none."""
     code = read_json(path).get("code")
     entry = code.get(place.replace(" ", ".")) if isinstance(code, dict) else None
     return entry.get("folder") if isinstance(entry, dict) else None
 
 
 def _shown_folder(folder: object) -> str:
-    """A folder as a shell takes it, or FOLDER and the text's beginning where it is long or holds control characters."""
+    """Quotes a folder for a shell; FOLDER and a shortened text if it is long or holds control characters."""
     if not isinstance(folder, str) or not folder:
         return "FOLDER"
     plain = folder.isprintable() and len(folder) <= _LONGEST

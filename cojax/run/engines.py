@@ -1,12 +1,12 @@
 """Builds the rollout engine that a configuration names: in this process, or on SGLang servers.
 
-The KV cache of the local engine is sized from free memory; one that does not fit is refused. It holds the keys and
-values of `slots` conversations of `max_length` tokens. Weights come first: the policy's, the engine's copy and, unless
-adapters are trained, a gradient and two moments. Of what is left a chosen cache takes at most half, since an update
-needs the rest; a cache that is set may take it all.
+The local engine's KV cache holds the keys and values of `slots` conversations of `max_length` tokens. It is sized from
+free memory, and one that does not fit is refused. Weights come first: the policy's, the engine's copy and, unless
+adapters are trained, a gradient and two moments. If the number of slots is chosen here, the cache takes at most half of
+what remains, since an update needs the rest; a number that is set may take all of it.
 
-On a mesh all bytes are those of its devices together. The engine has a copy of the weights on each replica, and a slot
-is on one of them; what a replica's devices do not split, each of them holds.
+On a mesh, bytes are counted over all its devices. The engine has a copy of the weights on each replica, and a slot is
+on one of them. What a replica does not split, each of its devices holds.
 """
 
 import dataclasses
@@ -42,21 +42,21 @@ from cojax.settings.tree import SGLangSettings
 from cojax.storage.checksums import has_valid_checksum, with_checksum
 from cojax.storage.files import read_json, write_json
 
-# Found, not imported: that takes seconds.
+# Found, not imported: importing it takes seconds.
 _HAS_SGLANG = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
-_PATIENCE = 60.0  # seconds in which an interpreter must say it
+_PATIENCE = 60.0  # seconds that an interpreter has to answer
 _T = TypeVar("_T")
 _LAUNCHED_ONLY = ("servers", "python", "device", "flags", "port", "restarts")
 
 
 def local(config: ConfigDict, model: ModelConfig) -> Engine:
-    """The engine in this process, on the learner's mesh."""
+    """Builds the engine in this process, on the learner's mesh."""
     own, mesh = settings(config.engine, "name", "slots"), mesh_of(config)
     return LocalEngine(model, slots=slots(config, model), routes=asks_routes(config), mesh=mesh, **own)
 
 
 def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
-    """The engine on SGLang servers: those of sglang.urls, or servers launched here."""
+    """Builds the engine on SGLang servers: those of sglang.urls, or servers that it launches."""
     section = config.sglang
     # A server keeps its parameters in the dtype that it computes with.
     model = dataclasses.replace(model, param_dtype=model.dtype)
@@ -89,7 +89,7 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
 
 
 def sync(config: ConfigDict) -> Literal["folder", "orbax"]:
-    """How weights reach servers: by default, several processes save them together for servers that follow."""
+    """How weights reach servers: by default, several processes save them together if the servers follow."""
     several = config.sglang.follow and jax.process_count() > 1
     return config.sglang.sync or ("orbax" if several else "folder")
 
@@ -110,7 +110,7 @@ def check_routes(config: ConfigDict, engine: Engine) -> None:
 
 
 def _check_attached(section: ConfigDict) -> None:
-    """Raises ValueError for a setting of launched servers, as with sglang.urls none is launched."""
+    """Raises ValueError for a setting that only launched servers read, as the run attaches to running ones."""
     defaults, kind = base.get_config().sglang, "urls" if section.urls else "router"
     for name in _LAUNCHED_ONLY:
         if section[name] != defaults[name]:
@@ -144,7 +144,7 @@ def launch(config: ConfigDict, logs: Path, dtype: str) -> LaunchSettings:
 
 
 def check_servers(config: ConfigDict) -> None:
-    """Raises ValueError where SGLang servers are to be launched, but the interpreter does not have SGLang."""
+    """Raises ValueError if SGLang servers are to be launched but the interpreter has no SGLang."""
     if config.engine.name != "sglang" or config.sglang.urls or config.sglang.router:
         return
     python = config.sglang.python or str(default_python())
@@ -172,19 +172,19 @@ ENGINES: dict[str, Callable[[ConfigDict, ModelConfig], Engine]] = {"local": loca
 
 
 MOST_SLOTS: int = inspect.signature(LocalEngine).parameters["slots"].default
-_SHARE = 0.5  # of the memory beside the weights that a chosen cache may take
+_SHARE = 0.5  # most of the memory beside the weights that a chosen cache takes
 _STEP = 128  # tokens; a recommended length is a multiple of it
 
 
 class CacheTooLarge(ValueError):
-    """A KV cache that does not fit: `found` says so, and `fits` is a number of slots that does, 0 where none does."""
+    """A KV cache does not fit. `found` says why, and `fits` is a number of slots that would, 0 if none would."""
 
     def __init__(self, found: str, fits: int, flags: str):
         super().__init__(f"{found}; {flags}")
         self.found, self.fits = found, fits
 
     def once_begun(self) -> ValueError:
-        """The error for a run or an evaluation that has begun, whose engine and lengths cannot change any more."""
+        """Returns the error for a run or evaluation that has begun, whose engine and lengths can no longer change."""
         if not self.fits:
             return ValueError(f"{self.found}; what has begun goes on only where more memory is free")
         return ValueError(
@@ -194,11 +194,11 @@ class CacheTooLarge(ValueError):
 
 
 def slots(config: ConfigDict, model: ModelConfig, *, trains: bool = True) -> int:
-    """engine.slots, or, where it is None, as many as free memory holds; says what was chosen.
+    """Returns engine.slots or, if it is None, as many slots as free memory holds, and prints that choice.
 
-    A chosen number is that of all lanes times a power of two, at most 128 and no more than limits.concurrency needs.
-    Raises CacheTooLarge, which names flags that fit, where a number that is set does not fit, or a single slot of each
-    lane. Where free memory is not reported, nothing is refused. Without `trains` nothing is kept free for training.
+    A chosen number is the number of all lanes times a power of two, at most 128 and no more than limits.concurrency
+    needs. Raises CacheTooLarge, which names flags that fit, if a number that is set does not fit, or not even one slot
+    per lane. If free memory is not reported, nothing is refused. Without `trains`, no memory is kept free for training.
     """
     section, setting, mesh = config.engine, config.engine.slots, mesh_of(config)
     # Without a mesh the engine's arrays are on the first device; CPU devices share the host's memory.
@@ -238,11 +238,11 @@ def slots(config: ConfigDict, model: ModelConfig, *, trains: bool = True) -> int
 def remembered(
     config: ConfigDict, path: Path, begun: bool, make: Callable[[ConfigDict], _T], slots_of: Callable[[_T], int | None]
 ) -> _T:
-    """What `make` makes of the configuration, with the number of slots in engine.json, at `path`, where none is set.
+    """Calls `make` on the configuration, with the number of slots in engine.json, at `path`, if none is set.
 
-    Where free memory chooses the number it does so once in a run or an evaluation, as sampled bits depend on it; what
-    has not `begun` chooses anew. `slots_of` says which number was chosen, None for an engine without slots of ours.
-    Raises ValueError for a damaged file, and for a number that no longer fits.
+    Free memory decides the number once per run or evaluation, as sampled bits depend on it; one that has not `begun`
+    decides anew. `slots_of` returns the number that was chosen, None for any engine but the local one. Raises
+    ValueError for a damaged file, and for a number that no longer fits.
     """
     own = config.copy_and_resolve_references()
     if begun and config.engine.slots is None and (before := kept(path)):
@@ -260,7 +260,7 @@ def remembered(
 
 
 def kept(path: Path) -> int | None:
-    """The number in engine.json, None where there is no such file. Raises ValueError for a damaged one."""
+    """Reads the number in engine.json; None if there is no such file. Raises ValueError for a damaged one."""
     if not path.exists():
         return None
     try:
@@ -280,7 +280,7 @@ def cache_bytes(model: ModelConfig, count: int, length: int) -> int:
 
 
 def _flags(section: ConfigDict, chosen: int, parts: int, tokens: int) -> str:
-    """The flags that fit: fewer slots, else one on each of `parts` replicas, all together of `tokens` tokens."""
+    """Suggests flags that fit: fewer slots, or else one on each of `parts` replicas, of `tokens` tokens together."""
     servers = "or sample on servers by --config.engine=sglang"
     if chosen:
         return f"set --config.engine.slots={chosen}, {servers}"
@@ -300,5 +300,5 @@ def _weight_bytes(config: ConfigDict, model: ModelConfig, mesh: Mesh | None) -> 
     param_bytes, model_bytes = np.dtype(model.param_dtype).itemsize, np.dtype(model.dtype).itemsize
     if config.learner.lora.rank:
         return (policy_size + engine_size) * model_bytes, 0
-    # Gradients and two moments; of another agent, which learns in turn, weights and moments.
+    # Gradients and two moments. A second agent learns in turn, and adds weights and moments.
     return policy_size * param_bytes + engine_size * model_bytes, 3 * methods.agents(config) * policy_size * param_bytes

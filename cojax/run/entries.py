@@ -1,6 +1,6 @@
-"""The registry entries that a configuration names: by name, or user code as package.module:function.
+"""Looks up the registry entries that a configuration names: by name, or user code as package.module:function.
 
-An entry's signature declares its settings; the configuration contains overrides only.
+An entry's signature declares its settings; the configuration holds only overrides.
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ from cojax.synthesis import ADMISSIONS, EVOLUTIONS, MEMORIES, SELECTIONS, reads
 class Choice:
     """A setting that names an entry.
 
-    `kind` is what it names, `section` holds the entry's settings, and `takes` are the parameters that the entry is
-    called with; None where their names decide that.
+    `kind` says what it names, `section` holds the entry's settings, and `takes` are the arguments that the entry is
+    called with. `takes` is None if the names of the entry's parameters decide them.
     """
 
     kind: str
@@ -64,11 +64,11 @@ CHOICES: dict[str, Choice] = {
     "explorer.name": _of("explorer", EXPLORERS, takes=("config", "parts", "journal")),
     "initial_explorer": _of("explorer", EXPLORERS, takes=("config", "parts", "journal")),
 }
-# May be empty: explorer.name stands in for the first, and a command may need no environment.
+# May be empty: explorer.name replaces the first, and a command may need no environment.
 _OPTIONAL = ("initial_explorer", "environment.name")
 SIGNAL = _of("signal", SIGNALS)
 _SIGNALS = "signal_settings"
-# Origins of tasks that no signal led to, and the statistics of a run: names that no signal may have.
+# Names that no signal may have: the origins of tasks that no signal led to, and the statistics of a run.
 _TAKEN = ("unguided", "uniform", "visits", "played", "prefixes", *MEMORIES)
 
 
@@ -82,23 +82,23 @@ class ChosenEntry:
     given: Mapping[str, Any]
 
     def bound(self) -> Callable[..., Any]:
-        """The entry, its overrides bound."""
+        """Returns the entry with its overrides bound."""
         return functools.partial(self.function, **self.given) if self.given else self.function
 
     def described(self) -> dict[str, Any]:
-        """For config.json: its name, its source, and all its settings, defaults included."""
+        """Describes the entry for config.json: its name, its source, and all its settings, defaults included."""
         declarations = registry.settings(self.function) if self.given or self.kind in _DECLARING else {}
         values = {name: setting.default for name, setting in declarations.items()} | dict(self.given)
         plain = {name: _plain(value) for name, value in values.items() if isinstance(value, _STORED)}
         return {"name": self.name, **source(self.name, self.function), "settings": plain}
 
 
-# Types of settings that config.json holds.
+# Types of the settings that config.json records.
 _STORED = (bool, int, float, str, tuple, list)
 
 
 def _plain(value: Any) -> Any:
-    """A setting's value as JSON can hold it: infinity, which a default may be, becomes text."""
+    """Converts a setting's value to JSON: an infinite default becomes text."""
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
@@ -109,7 +109,7 @@ _DECLARING = {"loss", "advantage", "weighting", "curriculum", "environment", "si
 
 
 def entry(config: ConfigDict, leaf: str) -> ChosenEntry:
-    """The entry that the setting `leaf` names. Raises RegistryError for an invalid entry or invalid settings of it."""
+    """Looks up the entry that the setting `leaf` names. Raises RegistryError if it or its settings are invalid."""
     choice, name = CHOICES[leaf], at(config, leaf)
     function = choice.find(name)
     checked_overrides: dict[str, Any] = {}
@@ -128,7 +128,7 @@ def entry(config: ConfigDict, leaf: str) -> ChosenEntry:
 
 
 def learned_by(config: ConfigDict) -> Objective:
-    """Loss, advantage and weighting. Raises ValueError for those that cannot be combined."""
+    """Combines loss, advantage and weighting. Raises ValueError if they cannot be combined."""
     if rounds := methods.rounds_of(config):
         loss, settings = methods.loss_of_rounds(*rounds)
         return objective(bind(loss, LOSSES, settings), ADVANTAGE, {}, WEIGHTING, {}, 1)
@@ -146,7 +146,7 @@ def reads_initial(config: ConfigDict) -> bool:
 
 
 def signals(config: ConfigDict) -> dict[str, ChosenEntry]:
-    """The signals switched on, by name, from "forgetting,my.module:thing": first ours, in the registry's order.
+    """The active signals by name, from a list as "forgetting,my.module:thing": ours first, in the registry's order.
 
     The name of a signal from outside is the part after the colon. Raises RegistryError.
     """
@@ -170,7 +170,7 @@ def signals(config: ConfigDict) -> dict[str, ChosenEntry]:
 
 
 def made_signals(config: ConfigDict) -> dict[str, SignalKind]:
-    """Kind → the signal switched on. Raises RegistryError for an entry that makes no signal."""
+    """Builds the active signals, by kind. Raises RegistryError for an entry that makes no signal."""
     kinds: dict[str, SignalKind] = {}
     for signal in signals(config).values():
         try:
@@ -189,7 +189,7 @@ def signal_name(whole: str) -> str:
 
 
 def chosen(config: ConfigDict) -> Iterator[tuple[str, ChosenEntry]]:
-    """All entries that a configuration names, each after its setting. Raises RegistryError."""
+    """Yields each setting that names an entry, with that entry. Raises RegistryError."""
     for leaf in CHOICES:
         if at(config, leaf) or leaf not in _OPTIONAL:
             yield leaf, entry(config, leaf)
@@ -198,14 +198,14 @@ def chosen(config: ConfigDict) -> Iterator[tuple[str, ChosenEntry]]:
 
 
 def described(config: ConfigDict) -> dict[str, Any]:
-    """Setting → its entry, for config.json."""
+    """Describes the entry of each setting for config.json."""
     kinds = dict(zip(signals(config), made_signals(config).values(), strict=True))
     of_signals = {f"signals.{name}": {"kind": kind.name, "colour": kind.colour} for name, kind in kinds.items()}
     return {leaf: one.described() | of_signals.get(leaf, {}) for leaf, one in chosen(config)}
 
 
 def overridden(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:
-    """The configuration with the entries and settings of entries that flags set.
+    """Returns the configuration with the entries, and settings of entries, that flags set.
 
     A file's overrides belong to the entry that the file names. An entry that a flag names instead starts from its own
     defaults. Raises RegistryError for an unknown entry.
@@ -227,7 +227,7 @@ def overridden(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:
 
 
 def defaults(config: ConfigDict) -> dict[str, Any]:
-    """Today's default of every setting, and of the settings of entries that the configuration overrides."""
+    """Returns the default of every setting, and of each entry's setting that the configuration overrides."""
     default_config = base.get_config()
     with default_config.unlocked(), default_config.ignore_type():
         for name, _ in leaves(config.to_dict()):
@@ -241,7 +241,7 @@ def defaults(config: ConfigDict) -> dict[str, Any]:
 
 
 def _owner(config: ConfigDict, name: str) -> tuple[Callable[..., Any], Mapping[str, Any]]:
-    """The entry that a setting belongs to, and the paper's settings of it. Raises RegistryError if there is none."""
+    """Finds the entry that a setting belongs to, and its settings in the paper. Raises RegistryError if none does."""
     section = name.rpartition(".")[0]
     if section.startswith(f"{_SIGNALS}."):
         signal = section.removeprefix(f"{_SIGNALS}.")
@@ -260,7 +260,7 @@ def _owner(config: ConfigDict, name: str) -> tuple[Callable[..., Any], Mapping[s
 
 
 def _leaves(section: str) -> list[str]:
-    """The settings of a section itself, and not of the entry whose settings stand there too."""
+    """The settings of the section itself, without those of the entry that shares the section."""
     return [name.removeprefix(f"{section}.") for name in LEAVES if name.rpartition(".")[0] == section]
 
 
@@ -274,15 +274,15 @@ def _signal(config: ConfigDict, whole: str) -> ChosenEntry:
 
 
 def check_cluster(config: ConfigDict) -> None:
-    """Raises ValueError for a cluster that is no address, or that needs Ray where Ray is not installed."""
+    """Raises ValueError for a cluster that is not an address, or if it needs Ray and Ray is not installed."""
     if config.environment.cluster:
         worlds.part("cluster").check(config.environment.cluster)
 
 
 def made_environment(config: ConfigDict) -> Environment:
-    """The environment that the configuration names, in this process and its workers, or on the nodes of a Ray cluster.
+    """Builds the environment in this process and its workers, or on the nodes of a Ray cluster.
 
-    Raises ValueError or EnvironmentFailure where it cannot be made.
+    Raises ValueError or EnvironmentFailure if it cannot be made.
     """
     environment_entry = entry(config, "environment.name")
     if not config.environment.cluster:

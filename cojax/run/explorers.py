@@ -1,4 +1,4 @@
-"""Explorers and the validation of their drafts, from a configuration."""
+"""Builds explorers, and the validation of their drafts, from a configuration."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ from cojax.signals import guidance
 from cojax.types import Message, Task, Turn
 from cojax.validation import Attempters, Attempts, Exclusions, Validation
 
-# Parallel expeditions of a model if explorer.width is None. This number affects which tasks result, so it must not
+# Parallel expeditions of a model if explorer.width is None. The number affects which tasks are found, so it must not
 # depend on a setting that may change during a run.
 _WIDTH = 2
 
@@ -37,7 +37,7 @@ def initial(config: ConfigDict) -> str:
 def ending(config: ConfigDict, environment: Environment) -> str:
     """The tool that ends an episode: the one that the environment states, else explorer.ending.
 
-    Raises ValueError where both are stated and differ.
+    Raises ValueError if both are set and differ.
     """
     own, setting = traits_of(environment).ending, config.explorer.ending
     if own in (None, setting):
@@ -51,7 +51,7 @@ def ending(config: ConfigDict, environment: Environment) -> str:
 
 
 def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplorer:
-    """The explorer that uses the environment's affordances and its grammar, and no model."""
+    """Builds the explorer that uses the environment's affordances and its grammar, and no model."""
     return ScriptedExplorer(
         neighbours=made.environment.neighbours if isinstance(made.environment, Charted) else no_neighbours,
         play=watched_play(made.limits.environment_deadline),
@@ -63,19 +63,19 @@ def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplo
 
 
 def _fields(section: ConfigDict, own: type) -> dict[str, Any]:
-    """The settings that each explorer has, and those in `own`, as keywords."""
+    """Returns the settings that every explorer has, and those of the class `own`, as keywords."""
     return {name: section[name] for name in ("runs", "steps", *leaves_of(own))}
 
 
 def llm(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
-    """The explorer that asks the model llm.model at llm.base_url."""
+    """Builds the explorer that asks the model llm.model at llm.base_url."""
     from cojax.explorer.llm.chat_client import ChatClient
 
     return _llm_explorer(config, made, "llm", ChatClient(LLMSettings(**settings(config.llm)), journal))
 
 
 def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
-    """The explorer whose model is the policy in training, on the engine of its rollouts."""
+    """Builds the explorer whose model is the policy in training, on the engine of its rollouts."""
     from cojax.explorer.llm.chat_client import PolicyModel
 
     name, own = Path(config.model.path).name or "self", LLMSettings(**settings(config.llm))
@@ -88,7 +88,7 @@ def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatMo
         chat_model,
         ending=ending(config, made.environment),
         width=parts.width(config, made.environment, _WIDTH),
-        # A model has its own deadlines; it may wait for a free request and between attempts.
+        # A model has its own deadlines; it may wait for its turn and between attempts.
         play=watched_play(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
         kind=kind,
         attempt_turns=made.limits.max_turns,
@@ -98,7 +98,7 @@ def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatMo
 
 
 def samples_policy(config: ConfigDict) -> bool:
-    """Whether an evolution samples the policy, whose weights must then not change before it ends."""
+    """Whether an evolution samples the policy; the weights must then not change before the evolution ends."""
     name = config.explorer.name
     has_attempts = config.validate and name == "llm" and attempts(config) > 0
     # An explorer from outside may sample it, and probes do.
@@ -107,7 +107,7 @@ def samples_policy(config: ConfigDict) -> bool:
 
 
 def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Sequence[Task]) -> Validation:
-    """The validation of the explorer's drafts. No task of `reserved` passes.
+    """Builds the validation of the explorer's drafts, which lets no task of `reserved` pass.
 
     Attempts and a judge are used only for queries that a model wrote: a grammar's queries are complete by construction.
     """
@@ -145,7 +145,7 @@ def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
 
     @contextlib.contextmanager
     def attempters(explorer: LLMExplorer, task: Task, count: int) -> Iterator[list[Actor]]:
-        # Two expeditions may examine one task at the same time: the explorer's place tells their sessions apart.
+        # Two expeditions may examine one task at the same time: the explorer's place distinguishes their sessions.
         names = [f"attempt-{explorer.place}-{task.id}-{attempt}" for attempt in range(count)]
         policy_attempts: list[Actor] = [
             PolicyAttempt(
@@ -166,9 +166,9 @@ def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
 
 @dataclasses.dataclass(frozen=True)
 class PolicyAttempt:
-    """The policy's attempt at a draft: an actor that raises EngineError once the evolution's budget is closed or over.
+    """The policy's attempt at a draft: an actor that raises EngineError once the evolution's budget is closed or spent.
 
-    `close` frees its slot of the engine, for which another attempt may wait.
+    `close` frees its slot of the engine, which another attempt may be waiting for.
     """
 
     act: Actor

@@ -3,8 +3,8 @@
 python -m experiments.export --workdir=runs/desk models/desk            # the newest sound checkpoint
 python -m experiments.export --workdir=runs/desk --step=80 models/desk-80 --dtype=bfloat16
 
-`transformers` and SGLang load the folder as it is, and so do --config.model.path and `experiments.evaluate --model`.
-Adapters are summed into their base. The run may go on at the same time: nothing in its directory is changed.
+`transformers` and SGLang load the folder as it is, as do --config.model.path and `experiments.evaluate --model`.
+Adapters are summed into their base. The run may go on meanwhile: nothing in its directory is changed.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def export(policy: trained.TrainedPolicy, folder: Path) -> None:
-    """Writes the policy, its parameters as `model.param_dtype`; the folder appears whole or not at all.
+    """Writes the policy with parameters in `model.param_dtype`; the folder appears whole or not at all.
 
     Raises FileExistsError for a folder that holds anything, OSError with the fix when the disk refuses.
     """
@@ -40,7 +40,7 @@ def export(policy: trained.TrainedPolicy, folder: Path) -> None:
 
 @contextlib.contextmanager
 def appearing(folder: Path) -> Iterator[Path]:
-    """A folder to fill. When the block ends it becomes `folder`, on disk; if the block fails nothing is left.
+    """Yields a folder to fill. When the block ends, it becomes `folder` on disk; if the block fails, nothing is left.
 
     Raises FileExistsError for a folder that holds anything, OSError with the fix when the disk refuses.
     """
@@ -61,7 +61,7 @@ def appearing(folder: Path) -> Iterator[Path]:
 
 
 def save_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Writes tokenizer and chat template, and the tokens that end a turn, for those who do not read the template."""
+    """Writes tokenizer, chat template and the tokens that end a turn, for programs that do not read the template."""
     write_tokenizer(folder, tokenizer)
     tokens = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     write_json(folder / "generation_config.json", {name: token for name, token in tokens.items() if token is not None})
@@ -76,7 +76,7 @@ def refuse_full(folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 1 when nothing could be exported."""
+    """Returns exit status 0, or 1 if nothing could be exported."""
     parser = CommandLineParser("python -m experiments.export", __doc__)
     parser.add_argument("--workdir", required=True, type=Path, help="run directory, such as runs/desk")
     parser.add_argument("--step", type=int, help="the checkpoint's step; the newest sound one where none is given")

@@ -1,6 +1,6 @@
-"""A run in several processes: connects them, and gives process 0 the lead. The others follow it until it ends.
+"""Connects the processes of a run, and lets process 0 lead. The others follow it until it ends.
 
-A process that follows runs `operations`, by the names that process 0 gives them.
+A process that follows runs those `operations` that process 0 names.
 """
 
 import atexit
@@ -43,9 +43,9 @@ from cojax.storage.checkpoint import restore_arrays, save_arrays
 from cojax.storage.files import lock_folder
 
 _AGAIN = "Run the same command in every process again: the run goes on from its last checkpoint"
-# Seconds in which a loss is noticed elsewhere, and in which others hear why before a connection ends.
+# Seconds until other processes notice a loss, and seconds for others to hear the reason before a connection ends.
 _NOTICED, _HEARD = 5.0, 0.5
-_SIGNALLED = 128  # exit statuses from here on are of runs that a signal stopped
+_SIGNALLED = 128  # exit statuses from here on belong to runs that a signal stopped
 
 
 class Leading:
@@ -53,7 +53,7 @@ class Leading:
 
     def __init__(self, config: ConfigDict, count: int, connections: Mapping[int, socket.socket]) -> None:
         self._failed, self._deadline = threading.Lock(), config.distributed.deadline
-        self._ready = threading.Event()  # the wire may report before the rest is made
+        self._ready = threading.Event()  # the wire may report before the rest is built
         self.wire = Wire(connections, config.distributed.silence, self._lost, self._beat, self._heard)
         self._lead = Lead(self.wire, count - 1)
         self.together = Together(
@@ -62,7 +62,7 @@ class Leading:
         self._ready.set()
 
     def end(self, status: int, line: str) -> None:
-        """Ends the other processes, with this status. One that fails does not wait for them."""
+        """Ends the other processes with this status. If this process failed, it does not wait for them."""
         if fails := 0 < status < _SIGNALLED:
             _leave_with(status)
         self.wire.send({"kind": "failed" if fails else "end", "status": status, "line": line or "process 0 failed"})
@@ -107,13 +107,13 @@ class Following:
             signal.signal(number, self._receive)
 
     def follow(self, config: ConfigDict) -> int:
-        """Runs what process 0 says; its exit status."""
+        """Runs the operations that process 0 names; returns its exit status."""
         self._follower.operations = operations(config)
         CONSOLE.print(f"process {self.number}: follows process 0")
         try:
             status = self._follower.follow()
         except Exception as error:
-            # Where another process is lost, process 0 says which.
+            # If another process is lost, process 0 says which.
             time.sleep(_NOTICED if isinstance(error, jax.errors.JaxRuntimeError) else 0.0)
             self.wire.send({"kind": "failed", "line": " ".join(f"{type(error).__name__}: {error}".split())[:1000]})
             raise
@@ -157,7 +157,7 @@ def _end(line: str) -> None:
 
 
 def _leave_with(status: int) -> None:
-    """Ends this process, once all is said, without the others: JAX would wait for them. Runs before JAX's own exit."""
+    """Has this process exit without the others, for which JAX would wait. Runs before JAX's own exit handler."""
 
     @atexit.register
     def leave() -> None:
@@ -171,10 +171,10 @@ def _leave_with(status: int) -> None:
 def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together | Following]:
     """Connects the processes of a run, and ends them all together. Raises ValueError and DistributedError.
 
-    A preflight neither locks the workdir nor leaves one.
+    A preflight neither locks the workdir nor leaves one behind.
     """
     if processes.is_enabled(config):
-        check_ranges(config)  # before others are waited for
+        check_ranges(config)  # before waiting for the others
     processes.check(config)
     if not processes.is_enabled(config):
         yield ALONE
@@ -182,7 +182,7 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
     section, folder = config.distributed, Path(config.workdir)
     lock = None if preflight or section.process is None else _lock(folder, section.process)
     if lock and not section.process:
-        lock.close()  # the run takes it once all processes are there
+        lock.close()  # the run takes it again once all processes are connected
     process, count, connections = start(DistributedSettings(**section))
     if count == 1:
         yield ALONE
@@ -213,7 +213,7 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
         status = system_exit.code if isinstance(system_exit.code, int) else int(system_exit.code is not None)
         raise
     except jax.errors.JaxRuntimeError:
-        time.sleep(_NOTICED)  # the wire tells which process is lost, and ends this one
+        time.sleep(_NOTICED)  # the wire reports which process is lost, and ends this one
         raise
     except Exception as error:
         line = " ".join(str(error).split())
@@ -223,14 +223,14 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
 
 
 def _lock(folder: Path, process: int) -> TextIO | None:
-    """Keeps a second process of this number out of a folder that exists already, before it disturbs the first one's."""
+    """Locks an existing folder, so that a second process of this number does not disturb the first one's run."""
     if not folder.is_dir():
         return None
     return lock_folder(folder, "--config.workdir", f".lock-{process}" if process else ".lock")
 
 
 def _facts(config: ConfigDict) -> dict[str, Any]:
-    """What must be equal in all processes."""
+    """Returns the facts that must be equal in all processes."""
     settings = json.loads(json.dumps(config.to_dict()))
     del settings["distributed"]
     code = {name: {"name": entry["name"], "hash": entry.get("hash")} for name, entry in described(config).items()}
@@ -238,7 +238,7 @@ def _facts(config: ConfigDict) -> dict[str, Any]:
 
 
 def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
-    """The operations of the run of this configuration. `build` adds those of the learner."""
+    """Returns the operations of a run by name. `build` adds those of the learner."""
     config = methods.settled(with_absolute_path(config))
     by_name: dict[str, Callable[..., Any]] = {}
     initial: list[TrainState] = []  # its outlines
@@ -280,5 +280,5 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
 
 
 def shape(text: str) -> ModelConfig:
-    """The model's shape that process 0 sent."""
+    """Parses the model's shape that process 0 sent."""
     return ModelConfig(**json.loads(text))

@@ -43,12 +43,12 @@ _RISING = 0.1
 def initial_policy(
     config: ConfigDict, made: Parts, score: Callable[[int], float], initial: Callable[[], Sequence[Task]]
 ) -> tuple[Params, Mapping[str, Any]]:
-    """π_θ before the first step: read from model.path or drawn at random, and warm-started where that has steps.
+    """π_θ before the first step: read from model.path or drawn at random, then warm-started if warm_start.steps > 0.
 
-    Beside it stands its `origin`, as in cojax/run/trained.py.
+    The second value is its `origin`, as in cojax/run/trained.py.
 
-    A warm start is made once and cached. `score(step)` is the success, on the development split, of the policy that
-    the engine holds. `initial` finds D_0. Raises ValueError or OSError with the fix.
+    A warm start is made once and cached. `score(step)` is the success of the engine's policy on the development split.
+    `initial` finds D_0. Raises ValueError or OSError with the fix.
     """
     section, path, chat = config.warm_start, config.model.path, made.chat
     if not section.steps:
@@ -102,7 +102,7 @@ def initial_policy(
 
 
 def weights_hash(folder: Path) -> str:
-    """SHA-256 of the weights in a model folder, whatever the folder is called. Raises FileNotFoundError for none."""
+    """SHA-256 of the weights in a model folder, whatever its name. Raises FileNotFoundError if there are none."""
     digest, files = hashlib.sha256(), sorted(folder.glob("*.safetensors"))
     if not files:
         raise FileNotFoundError(f"no *.safetensors in {folder}; expected a model folder in HF format")
@@ -118,10 +118,10 @@ def demonstrations(
     noise: tuple[float, float],
     initial: Callable[[], Sequence[Task]] = tuple,
 ) -> Demonstrations:
-    """The tasks and actions that a warm start learns: the reference solutions of the split warm_start.split.
+    """Returns the tasks and actions that a warm start learns: the reference solutions of the split warm_start.split.
 
     "initial" stands for D_0, which holds no evaluation task, and "" for the environment's own demonstrator. Raises
-    ValueError where there is no solution, and for a split that shares a task with the evaluation.
+    ValueError if there is no solution, and for a split that shares a task with the evaluation.
     """
     section = config.warm_start
     if section.split == INITIAL:
@@ -195,7 +195,7 @@ def _train(
                 f"warm start: batch {check['step']}, loss {check['loss']:.3f}, dev success {percent(check['success'])}"
             ),
         )
-    # Adapters are summed into the matrices as they were read, not into the copy that was computed with.
+    # Adapters are summed into the matrices as they were read, not into the copy that the learner computed with.
     params = state.params if learner.lora is None else merge(model, learner.lora, base, state.params)
     dropped_count = played_count - len(fitting)
     return params, {"checks": checks, "demonstrations": played_count, "dropped": dropped_count, "shown": shown_count}
@@ -204,7 +204,7 @@ def _train(
 def _played(
     config: ConfigDict, made: Parts, learned: Callable[[tuple[float, float]], Demonstrations], batch_size: int
 ) -> tuple[int, list[warm_start.Demonstration]]:
-    """How many demonstrations were played, and those that fit into a row. Raises ValueError if a batch needs more."""
+    """Plays demonstrations; returns their number and those that fit a row. Raises ValueError if a batch needs more."""
     section = config.warm_start
     pairs = learned((section.noise_low, section.noise_high))
     with bar("demonstrations", len(pairs) if isinstance(pairs, Sequence) else section.demonstrations) as advance:
@@ -225,7 +225,7 @@ def _played(
 
 
 def _learner(config: ConfigDict, model: ModelConfig, steps: int, base: Params, mesh: Mesh | None) -> Learner:
-    """The learner of a warm start. From scratch it is on one device, and a layer is recomputed in the backward pass."""
+    """Builds a warm start's learner. From scratch it uses one device, and recomputes layers in the backward pass."""
     section = config.warm_start
     rate, rising, more = section.learning_rate, 50, dict[str, Any]()
     if config.model.path:

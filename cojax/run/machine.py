@@ -1,6 +1,6 @@
-"""What of this machine decides the bits of a run: processor, caches, cores, what XLA is told, and its arithmetic.
+"""Describes what decides a run's bits on this machine: processor, caches, cores, variables of XLA, and arithmetic.
 
-With versions and commit it stands in config.json beside the settings.
+config.json holds it beside the settings, with versions and commit.
 
 `python -m cojax.run.machine` prints the machine's part as JSON.
 """
@@ -32,17 +32,17 @@ _FLAGS = ("flags", "Features")
 _ARITHMETIC = re.compile(r"^(sse4|avx|fma|f16c|amx|asimd|sve|sme(\d|$)|bf16|i8mm)")
 _KINDS = {"Data": "d", "Instruction": "i"}
 _KIB = 1024
-# Products [rows, inputs] × [inputs, outputs]: of one token and of many, with few and with many inputs, for libraries
-# choose their kernels and blocks by all three.
+# Products [rows, inputs] × [inputs, outputs]: of one token and of many, with few and with many inputs, because
+# libraries choose kernels and blocks by all three sizes.
 _PRODUCTS = ((1, 128, 512), (256, 128, 512), (256, 512, 128), (128, 2048, 512))
-# The gradient of a matrix is a product over rows, of which another library takes care: [rows, inputs, outputs].
+# The gradient of a matrix is a product over rows, which another library computes: [rows, inputs, outputs].
 _GRADIENT = (1024, 128, 512)
 _DIGITS = 12
 Pair = tuple[jax.Array, jax.Array]
 
 
 def machine() -> dict[str, Any]:
-    """The facts by name. A fact that the system does not tell is missing."""
+    """Returns the machine's facts by name. A fact that the system does not report is missing."""
     fields = _first_processor()
     names = {ours: theirs for ours, possible in _FOUND["fields"].items() for theirs in possible if theirs in fields}
     flags = next((sorted(fields[name].split()) for name in _FLAGS if name in fields), [])
@@ -61,19 +61,19 @@ def machine() -> dict[str, Any]:
 
 
 def decides_bits() -> dict[str, Any]:
-    """What separates machines, and settings of XLA, that give different bits for the same program.
+    """Returns the facts that distinguish machines and settings of XLA that give different bits for the same program.
 
-    A warm start is shared by the runs in which this is the same.
+    Runs with equal facts share a warm start.
     """
     return {name: fact for name, fact in machine().items() if name in ("environment", "arithmetic")}
 
 
 @functools.cache
 def arithmetic() -> str:
-    """A digest of the bits of products, sums and functions of fixed numbers, which takes under a second.
+    """Returns a digest of the bits of products, sums and functions of fixed numbers; takes under a second.
 
-    Two machines with different digests give different bits for some programs. With equal digests they probably give the
-    same: other shapes may differ.
+    Two machines with different digests give different bits for some programs. With equal digests they probably give
+    equal bits, but other shapes may differ.
     """
     numbers = np.random.Generator(np.random.PCG64(0))
 
@@ -100,7 +100,7 @@ def processor_name() -> str:
 
 
 def _first_processor() -> dict[str, str]:
-    """The fields of /proc/cpuinfo of its first processor; none where there is no such file."""
+    """Reads the fields of the first processor in /proc/cpuinfo; none if there is no such file."""
     try:
         lines = _CPUINFO.read_text().partition("\n\n")[0].splitlines()
     except OSError:
@@ -109,7 +109,7 @@ def _first_processor() -> dict[str, str]:
 
 
 def _caches() -> Iterator[tuple[str, int]]:
-    """Name and bytes of each cache of the first core, such as L1d, L1i, L2, L3."""
+    """Yields the name and the bytes of each cache of the first core, such as L1d, L1i, L2, L3."""
     for index in sorted(_CACHES.glob("index*")):
         try:
             level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
@@ -127,7 +127,7 @@ _CODE = (":(top)cojax", ":(top)environments", ":(top)experiments", ":(top)setup.
 
 
 def facts() -> dict[str, Any]:
-    """Versions, commit and hardware, so that the run directory alone suffices as a bug report."""
+    """Returns versions, commit and hardware, so that the run directory alone suffices as a bug report."""
     return {
         **versions_and_commit(),
         "hardware": {
@@ -141,7 +141,7 @@ def facts() -> dict[str, Any]:
 
 
 def versions_and_commit() -> dict[str, Any]:
-    """The same without the hardware."""
+    """Returns versions and commit, without the hardware."""
     names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "tokenizers", "numpy", "cojax")
     versions = {"python": platform.python_version()}
     for name in names:

@@ -1,4 +1,4 @@
-"""What `config.method` decides: the settings of rounds, their loss, and which other settings it excludes."""
+"""Derives what `config.method` decides: the settings of rounds, their loss, and which settings it excludes."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from cojax.preference import METHODS, Method, coefficients, weights
 from cojax.settings.base import at
 from cojax.settings.tree import LEAVES, NAMES, RoundsSettings
 
-# Settings of the section `preference` that rounds have.
+# Settings of the section `preference` that rounds read.
 _OF_ROUNDS = tuple(field.name for field in dataclasses.fields(RoundsSettings))
 _BEST_OF = 10  # trials of best_of_n where evaluation.trials is not set (ETO)
 _PAIR = 2  # episodes that a preference compares
@@ -20,10 +20,10 @@ _OF_THE_POLICY = frozenset({"epochs", "batch_size", "learning_rate"})
 
 
 def settled(config: ConfigDict) -> ConfigDict:
-    """The configuration of a run, with what its method decides.
+    """Returns the configuration of a run with the settings that its method decides.
 
-    best_of_n takes no step, and several trials of each task in its final evaluation. A method that learns from pairs
-    has micro-batches that hold one.
+    best_of_n takes no step, and tries each task several times in its final evaluation. A method that learns from pairs
+    gets micro-batches that hold a pair.
     """
     rounds = rounds_of(config)
     if config.method != "best_of_n" and (rounds is None or rounds[0].loss != "dpo"):
@@ -42,7 +42,7 @@ def settled(config: ConfigDict) -> ConfigDict:
 
 
 def rounds_of(config: ConfigDict) -> tuple[Method, RoundsSettings] | None:
-    """The method and the settings of a run that learns in rounds; None for one that does not."""
+    """The method and the settings of a run that learns in rounds; None for any other run."""
     if config.method not in METHODS:
         return None
     method, values = METHODS[config.method], config.preference
@@ -75,7 +75,7 @@ def loss_of_rounds(method: Method, settings: RoundsSettings) -> tuple[str, Mappi
 
 
 def hard_negatives(config: ConfigDict) -> HardNegatives | None:
-    """The loss of hard negatives beside that of the groups; None where its weight is 0."""
+    """The loss of hard negatives, which is added to that of the groups; None if its weight is 0."""
     section = config.preference
     if not section.hard_negatives:
         return None

@@ -1,4 +1,4 @@
-"""The objects of one run that need no parameters yet, and what its environment states of itself."""
+"""The objects of a run that need no parameters, and what its environment states about itself."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -23,10 +23,10 @@ from cojax.types import Task
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """Of one configuration; `evaluation`, `development` and `challenge` are the tasks of its splits.
+    """The objects of one configuration. `evaluation`, `development` and `challenge` are the tasks of its splits.
 
-    `evaluated_in` is `environment` itself, unless an episode could read there what one of training left.
-    `from_initial` says that the evaluation tasks are a part of the initial ones, as the environment has none.
+    `evaluated_in` is `environment` itself, unless an evaluation episode could read there what a training episode left.
+    `from_initial` says that the evaluation tasks were split off the initial ones, as the environment has none.
     `together` are the processes of the run.
     """
 
@@ -47,13 +47,12 @@ class Parts:
 
 # Above this cosine, wording does not distinguish tasks.
 _TELLING = 0.95
-# The split that is trained on where nothing is synthesized.
+# The split to train on where nothing is synthesized.
 TRAIN = "train"
 
 
 def limits(config: ConfigDict, environment: Environment) -> Limits:
-    """The limits of an episode: no more episodes at a time than the environment can have, and its own deadline where
-    the run sets none."""
+    """Returns an episode's limits: at most the environment's concurrency, and its deadline if none is set."""
     traits, values = traits_of(environment), settings(config.limits)
     if traits.concurrency is not None:
         values["concurrency"] = min(values["concurrency"], traits.concurrency)
@@ -70,15 +69,14 @@ def sampling(config: ConfigDict, chat: Chat, temperature: float) -> Sampling:
 
 
 def width(config: ConfigDict, environment: Environment, usual: int) -> int:
-    """How many expeditions an explorer makes at a time: `usual` where explorer.width is not set, and no more than the
-    environment can have."""
+    """How many expeditions run in parallel: explorer.width, `usual` if unset, at most the environment's concurrency."""
     count = usual if config.explorer.width is None else config.explorer.width
     most = traits_of(environment).concurrency
     return count if most is None else min(count, most)
 
 
 def check_evolution(config: ConfigDict, environment: Environment) -> None:
-    """Raises ValueError where the task set is to evolve in an environment in which no task can be proved."""
+    """Raises ValueError if the task set is to evolve in an environment where no task can be proved."""
     reason = traits_of(environment).incomparable
     if reason and config.evolve != "none" and evolves(config):
         raise ValueError(
@@ -89,9 +87,9 @@ def check_evolution(config: ConfigDict, environment: Environment) -> None:
 
 
 def own_tasks(config: ConfigDict, environment: Environment, reserved: Sequence[Task]) -> Synthesis:
-    """D_0 of an environment in which nothing is synthesized: at most initial_tasks of its split `train`.
+    """Returns D_0 where nothing is synthesized: at most initial_tasks tasks of the environment's split `train`.
 
-    Tasks to evaluate on are left out. Raises ValueError where none is left.
+    Evaluation tasks are left out. Raises ValueError if no other task remains.
     """
     reserved_ids = {task.id for task in reserved}
     candidates = environment.tasks(TRAIN, config.initial_tasks + len(reserved_ids), config.seed)
@@ -105,25 +103,25 @@ def own_tasks(config: ConfigDict, environment: Environment, reserved: Sequence[T
 
 
 def kinds(environment: Environment, made: Mapping[str, SignalKind]) -> Mapping[str, SignalKind]:
-    """The kinds of signals; where tools take whole commands as text, they go by the commands' verbs."""
+    """Returns the kinds of signals; if tools take whole commands as text, the kinds go by the commands' verbs."""
     commands = traits_of(environment).commands
     return {name: by_verb(kind, commands) for name, kind in made.items()} if commands else made
 
 
 def similarity(config: ConfigDict, environment: Environment, evaluation: Sequence[Task]) -> float:
-    """The cosine above which a query counts as an evaluation task's; 0 compares no wording.
+    """Returns the cosine above which a query counts as an evaluation task's; 0 compares no wording.
 
-    It is validation.evaluation_similarity, or what is measured in an environment that words its tasks alike.
+    It is validation.evaluation_similarity, or a measured value in an environment that words its tasks alike.
     """
     record = similarities(config, environment, evaluation)
     return record.get("evaluation_similarity", config.validation.evaluation_similarity)
 
 
 def similarities(config: ConfigDict, environment: Environment, evaluation: Sequence[Task]) -> dict[str, float]:
-    """What a result says of them: the threshold, and the similarity of the evaluation tasks among themselves.
+    """Returns the threshold, and the similarity of the evaluation tasks among themselves, as a result records them.
 
-    That is the 99th percentile of their cosines. It is measured only where the environment words its tasks alike. The
-    threshold is then no less; above 0.95, wording says nothing and is not compared.
+    That similarity is the 99th percentile of their cosines. It is measured only if the environment words its tasks
+    alike. The threshold is then at least as high; above 0.95, wording distinguishes nothing and is not compared.
     """
     least = config.validation.evaluation_similarity
     if not (least and evaluation and traits_of(environment).worded_alike):

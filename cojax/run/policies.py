@@ -1,4 +1,4 @@
-"""Tokenizer and shape of the policy: from a model folder, or made for the environment."""
+"""Finds the policy's tokenizer and shape: in a model folder, or built for the environment."""
 
 import json
 import os
@@ -31,12 +31,12 @@ _SAMPLE = 500
 _SETUPS = 50
 
 
-# What is printed of shortened documentation, since it changes the figures.
+# Printed if documentation is shortened, since that changes the figures.
 _CUT = {"brief": "their documentation is cut to names and arguments", "none": "the policy is shown no documentation"}
 
 
 def announce(chat: Chat, tools: str) -> None:
-    """Prints what the policy is shown of its tools, where that is shortened, and what its template does by itself."""
+    """Prints how the tools' documentation is shortened, if it is, and what the template does by itself."""
     if tools in _CUT:
         CONSOLE.print(f"tools: {_CUT[tools]} (model.tools={tools})")
     for note in chat.notes:
@@ -44,7 +44,7 @@ def announce(chat: Chat, tools: str) -> None:
 
 
 def with_absolute_path(config: ConfigDict) -> ConfigDict:
-    """The configuration with an absolute model.path, so that a run can go on from any folder."""
+    """The configuration with an absolute model.path, so that a run can be resumed from any folder."""
     config = config.copy_and_resolve_references()
     if config.model.path:
         config.model.path = os.path.abspath(config.model.path)
@@ -52,7 +52,7 @@ def with_absolute_path(config: ConfigDict) -> ConfigDict:
 
 
 def check_folder(config: ConfigDict) -> None:
-    """Raises ValueError where model.path names no folder."""
+    """Raises ValueError if model.path names no folder."""
     if config.model.path and not Path(config.model.path).is_dir():
         raise ValueError(
             f"model.path {config.model.path!r} is no folder; expected a model in HF format. Get one, for example by "
@@ -63,7 +63,7 @@ def check_folder(config: ConfigDict) -> None:
 
 
 def tokenizer_and_shape(config: ConfigDict, environment: Environment) -> tuple[PreTrainedTokenizerBase, ModelConfig]:
-    """From the folder model.path, or made for the environment. Raises ValueError or OSError with the fix."""
+    """Reads them from the folder model.path, or builds them for the environment. Raises ValueError or OSError."""
     if config.model.path:
         folder = Path(config.model.path)
         check_folder(config)
@@ -74,7 +74,7 @@ def tokenizer_and_shape(config: ConfigDict, environment: Environment) -> tuple[P
 
 
 def closed_world(config: ConfigDict, environment: Environment) -> PreTrainedTokenizerBase:
-    """The word-level tokenizer of an environment that can name its words."""
+    """Builds the word-level tokenizer of an environment that can name its words."""
     if not isinstance(environment, Demonstrated):
         raise ValueError(
             f"environment {environment.name!r} offers no lexicon, so its words cannot be the tokens; "
@@ -86,10 +86,10 @@ def closed_world(config: ConfigDict, environment: Environment) -> PreTrainedToke
 
 
 def open_world(config: ConfigDict, environment: Environment) -> PreTrainedTokenizerBase:
-    """The byte-level tokenizer, trained on the environment's documentation and its development tasks.
+    """Trains the byte-level tokenizer on the environment's documentation and its development tasks.
 
-    A development task that is also evaluated is left out. Where there are none, setups stand in for them. Raises
-    EnvironmentFailure where a call takes longer than the run's deadline.
+    A development task that is also evaluated is left out. Without development tasks, setups replace them. Raises
+    EnvironmentFailure if a call takes longer than the run's deadline.
     """
     exclusions = held_out(config, environment)
     development = environment.tasks(config.evaluation.dev_split, config.evaluation.dev_tasks)
@@ -106,9 +106,9 @@ def open_world(config: ConfigDict, environment: Environment) -> PreTrainedTokeni
 
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, begun: bool, lost: bool = True) -> None:
-    """Saves the tokenizer of a run. A run that has `begun` saves it only where it is `lost`.
+    """Saves the tokenizer of a run. A run that has `begun` saves it only if it is `lost`.
 
-    Raises ValueError where such a run learned with another tokenizer.
+    Raises ValueError if such a run learned with another tokenizer.
     """
     path = folder / "tokenizer.json"
     if begun and path.exists():
@@ -132,9 +132,9 @@ TOKENIZERS: dict[str, Callable[[ConfigDict, Environment], PreTrainedTokenizerBas
 
 
 def texts(environment: Environment, tasks: Iterable[Task], advance: Callable[[], None] = lambda: None) -> Iterator[str]:
-    """All texts of an environment: its tools' documentation, full and brief, and the episodes that solve these tasks.
+    """Yields all texts of an environment: its tools' documentation, full and brief, and episodes that solve the tasks.
 
-    A task without a solution gives only its query. Raises EnvironmentFailure for an episode that is lost.
+    A task without a solution gives only its query. Raises EnvironmentFailure for a lost episode.
     """
     for tool in environment.tools():
         yield from (json.dumps(render(tool), ensure_ascii=False) for render in (whole_document, names_only))
@@ -153,7 +153,7 @@ def texts(environment: Environment, tasks: Iterable[Task], advance: Callable[[],
 
 
 def _offered(environment: Environment, setup: Task) -> Iterator[str]:
-    """What an episode on a bare setup begins with, and the calls that it offers. Raises EnvironmentFailure."""
+    """Yields the texts with which an episode on a bare setup opens, and its calls. Raises EnvironmentFailure."""
     episode = environment.start(setup)
     try:
         yield from (message.content for message in ask(episode.reset))
@@ -164,9 +164,9 @@ def _offered(environment: Environment, setup: Task) -> Iterator[str]:
 
 
 def held_out(config: ConfigDict, environment: Environment) -> Exclusions:
-    """The evaluation tasks, whose queries and solutions must not be learned.
+    """Returns the evaluation tasks, whose queries and solutions must not be learned, as exclusions.
 
-    A query within another one is allowed: both are the benchmark's.
+    A query that contains another one is allowed, as both are the benchmark's.
     """
     section = config.evaluation
     return Exclusions.of(environment.tasks(section.split, section.tasks, section.seed), words=0)

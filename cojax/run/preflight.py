@@ -41,11 +41,11 @@ _LOG_BYTES = 200 * 2**20
 
 
 def check(config: ConfigDict, together: Together = ALONE) -> int:
-    """Runs every examination, prints a line for each, and returns 0 if all hold, else 1."""
+    """Runs every examination, prints a line for each, and returns 0 if all pass, else 1."""
     state: dict[str, Any] = {"together": together}
     config = methods.settled(config).copy_and_resolve_references()
     folder = Path(config.sglang.folder or config.workdir).absolute()
-    # The workdir may hold a run. Servers that follow only read the folder that they were started with.
+    # The workdir may hold a run. Servers that follow read only the folder that they were started with.
     scratch = None if config.sglang.follow else folder / f".check-{secrets.token_hex(8)}"
     missing = missing_folders(folder)
     if scratch is not None:
@@ -78,14 +78,14 @@ def _carry(source: Path, target: Path) -> None:
 
 
 def _left(state: dict[str, Any], name: str, what: str) -> Any:
-    """What an examination before left in `state`. Raises ValueError where it failed."""
+    """Returns what an earlier examination left in `state`. Raises ValueError if that one failed."""
     if name not in state:
         raise ValueError(f"not tried, as there is no {what}")
     return state[name]
 
 
 def _some_task(made: Parts) -> Task:
-    """A development task; or a bare setup where there is none."""
+    """Returns a development or evaluation task, or a bare setup if there is none."""
     tasks = made.development or made.evaluation or made.environment.tasks("seed", 1)
     if not tasks:
         raise ValueError(f"environment {made.environment.name!r} has neither tasks nor setups (the split seed)")
@@ -133,7 +133,7 @@ def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
     origin = f"from {config.model.path}" if config.model.path else "random parameters"
     params = read_params(parts.together, config.model.path, parts.model, config.seed, parts.mesh)
     if config.warm_start.steps:
-        # Raises where there is nothing to learn from. Initial tasks that are yet to be synthesized have solutions.
+        # Raises if there is nothing to learn from. Initial tasks that are yet to be synthesized will have solutions.
         if config.warm_start.split != initial_policy.INITIAL or traits_of(parts.environment).incomparable:
             no_noise = (0.0, 0.0)
             initial_policy.demonstrations(
@@ -165,15 +165,15 @@ def _engine(config: ConfigDict, state: dict[str, Any]) -> str:
 
 
 def _objective(config: ConfigDict, state: dict[str, Any]) -> str:
-    """Makes the batch of a group that repeats one episode, every second time with reward 1.
+    """Makes the batch of a group that repeats one episode, with reward 1 every second time.
 
-    Its micro-batch is no larger than the group needs. Whether a full one fits is for `_memory` to find.
+    Its micro-batch is no larger than the group needs. `_memory` tests whether a full one fits.
     """
     episode, learner = _left(state, "episode", "episode"), state["learner"]
     episodes = tuple(dataclasses.replace(episode, reward=float(k % 2)) for k in range(config.group_size))
     try:
         token_advantages(learner.objective.advantage(episodes), episodes)
-    except Exception as error:  # whatever a function does when it is called
+    except Exception as error:  # a function may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"advantage {learner.advantage!r} was tried and failed: {reason}") from error
     group = Group(episode.task, episodes)
@@ -186,12 +186,12 @@ def _objective(config: ConfigDict, state: dict[str, Any]) -> str:
 
 
 def _explorer(config: ConfigDict, state: dict[str, Any]) -> str:
-    # Not the journal in the workdir: that is the run's.
+    # Not the journal in the workdir, which is the run's.
     explorer = assemble.explorer(config, state["parts"], journal=Journal())
     assemble.validation(config, state["parts"], explorer)
     if not isinstance(explorer, LLMExplorer):
         return f"{explorer.name}, without a model"
-    # With a schema, as most calls of an evolution: an endpoint may refuse it.
+    # With a schema, as in most calls of an evolution, because an endpoint may refuse it.
     message, schema = Message("user", 'Answer with {"word": "hello"}.'), {"type": "object"}
     reply = explorer.chat_model.reply(
         [message], budget=explorer.remaining_budget(), seed=config.seed, place="preflight", schema=schema
@@ -200,7 +200,7 @@ def _explorer(config: ConfigDict, state: dict[str, Any]) -> str:
 
 
 def _programs(config: ConfigDict, state: dict[str, Any]) -> str:
-    """What experiments.compile says of a step's programs, for the accelerators at hand. `_memory` runs them next."""
+    """Examines a step's programs by experiments.compile, for these accelerators. `_memory` runs them next."""
     train_state, learner = _left(state, "learned", "policy"), state["learner"]
     if jax.process_count() > 1:
         return "not examined: compiled by all processes together, in the rehearsal"
@@ -226,7 +226,7 @@ def _disk(config: ConfigDict, state: dict[str, Any]) -> str:
     # A new checkpoint is written before the oldest is deleted.
     needs = {workdir: state.get("saved", 0) * (config.checkpoints_kept + 1) + _LOG_BYTES}
     if config.engine.name == "sglang":
-        # A folder on the workdir's own file system adds to the need of the workdir.
+        # A folder on the workdir's own file system adds to what the workdir needs.
         folder = Path(config.sglang.folder or config.workdir).absolute()
         _writable(folder)
         place = workdir if _existing(folder).stat().st_dev == _existing(workdir).stat().st_dev else folder
@@ -261,7 +261,7 @@ def _writable(folder: Path) -> None:
         raise OSError(f"cannot write {folder}: {place} is not a writable folder. Choose another one.")
 
 
-# In their order, as each may read what those before it left in `state`.
+# The order matters: each may read what those before it left in `state`.
 EXAMINATIONS: tuple[Callable[[ConfigDict, dict[str, Any]], str], ...] = (
     _configuration, _environment, _template, _policy, _engine, _objective, _explorer, _programs, _memory, _disk,
     _metrics,

@@ -1,7 +1,6 @@
-"""A command's process, and what a run in several processes, or on several devices, demands of its settings.
+"""Sets up a command's process, and checks the settings of a run in several processes or on several devices.
 
-`Together` is what the parts of a run see of the other processes. Parameters are read and written in all of
-them together.
+`Together` is how the parts of a run see the other processes. All processes read and write parameters together.
 """
 
 import dataclasses
@@ -122,14 +121,14 @@ def check_several(config: ConfigDict) -> None:
 
 
 def as_of_one(config: ConfigDict) -> ConfigDict:
-    """The configuration as a run stores it: without how this start found its processes."""
+    """Returns the configuration as a run stores it, without the settings by which this start found its processes."""
     config = config.copy_and_resolve_references()
     config.distributed = base.get_config().distributed
     return config
 
 
 def read_params(together: Together, folder: str, model: ModelConfig, seed: int, mesh: Mesh | None) -> Params:
-    """The parameters of a model folder, in all processes; drawn by `seed` where the folder is ""."""
+    """Reads the parameters of a model folder in all processes; draws them by `seed` if the folder is ""."""
     with together.hosts.operation("load", os.path.abspath(folder) if folder else "", seed, as_text(model)) as finish:
         return finish(load_params(Path(folder), model, mesh) if folder else initialize(model, seed))
 
@@ -143,7 +142,7 @@ def write_params(folder: Path, model: ModelConfig, params: Params, together: Tog
 
 
 def outlines(tree: Any) -> Any:
-    """Shapes, dtypes and shardings of arrays, in whose place they stand."""
+    """Replaces arrays by their shapes, dtypes and shardings."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree)
 
 
@@ -153,14 +152,14 @@ def as_text(model: ModelConfig) -> str:
 
 
 class _Plain(logging.Formatter):
-    """A line without control characters: texts of models and environments stand in warnings."""
+    """Formats a line without control characters, because warnings quote texts of models and environments."""
 
     def format(self, record: logging.LogRecord) -> str:
         return plain(super().format(record))
 
 
 def keep_compiled() -> None:
-    """Keeps compiled programs on disk: a second start needs seconds where the first took half a minute."""
+    """Keeps compiled programs on disk: a second start takes seconds where the first took half a minute."""
     jax.config.update("jax_compilation_cache_dir", str(warm_start.cache() / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
@@ -179,7 +178,7 @@ def log_to(path: Path) -> None:
 
 
 def in_words(error: BaseException) -> str:
-    """What a command says of an error: one of memory may have no words of its own."""
+    """Words an error for the user of a command, as an error of memory may have no text of its own."""
     if not isinstance(error, MemoryError):
         return str(error)
     detail = f" ({error})" if str(error) else ""
@@ -193,7 +192,7 @@ def mesh_of(config: ConfigDict) -> Mesh | None:
 
 
 def devices_in_words(used: Sequence[jax.Device], there: Sequence[jax.Device]) -> str:
-    """The devices that a run computes on, of those that are there: their number, kind and platform."""
+    """Describes the devices that a run computes on, among those available: their number, kind and platform."""
     counts = Counter((device.device_kind, device.platform) for device in used)
     total = f" of {len(there)}" if len(there) > len(used) else ""
     words = " and ".join(f"{count}{total} × {kind}, platform {platform}" for (kind, platform), count in counts.items())

@@ -20,7 +20,7 @@ _FROM_OUTSIDE = "or `package.module:name`"
 
 
 def lines() -> Iterator[str]:
-    """The lines of docs/settings.md."""
+    """Yields the lines of docs/settings.md."""
     yield _HEAD
     for prefix, section in SECTIONS.items():
         title = f"`{prefix}`" if prefix else "Without a section"
@@ -72,7 +72,7 @@ def _cell(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 where no setting has one of the words in its name."""
+    """Returns exit status 0, or 2 if there is a word that no setting has in its name."""
     parser = CommandLineParser("python -m experiments.reference", __doc__)
     parser.add_argument("words", metavar="WORD", nargs="*", help="print only settings with this word in their names")
     words = parser.parse_args(arguments).words
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _rows(words: Sequence[str]) -> Iterator[str]:
-    """The rows of the settings, and of the sections of entries, with one of the words in their names."""
+    """Yields the rows of settings, and of sections of entries, that have one of the words in their names."""
     for line in lines():
         if line.startswith("| ") and "`" in line and any(word in line.split("`")[1] for word in words):
             yield line

@@ -1,7 +1,7 @@
-"""The state with which a run begins, the one with which it goes on, and what it keeps beside its checkpoints.
+"""Begins or resumes the state of a run, and keeps what the run needs beside its checkpoints.
 
-These are tokenizer, shape and base model, the number of its engine's slots, and the evaluation tasks that are held out
-of D_0 where the environment has none. The first three are written again where they are lost, and then verified.
+That is tokenizer, shape and base model, the number of its engine's slots, and the evaluation tasks that are held out of
+D_0 if the environment has none. The first three are written again if they are lost, and then verified.
 """
 
 import contextlib
@@ -42,17 +42,17 @@ from cojax.synthesis import Synthesis
 from cojax.types import Task, content_hash, normalise, setup_hash
 
 HELD_OUT = "held_out.json"
-# The share of D_0 that is held out, and the fewest and the most tasks that an evaluation is made of.
+# The share of D_0 that is held out, and the fewest and the most tasks of an evaluation.
 _SHARE, _FEWEST, _MOST = 0.2, 20, 200
 
 
 def begin(
     config: ConfigDict, loop: Loop, train_state: Any, directory: RunDirectory, found: Callable[[], Synthesis]
 ) -> State:
-    """The state at step 0, with D_0 from `found`, after the first checkpoint. A second agent begins as the policy."""
+    """Returns the state at step 0 after its checkpoint. D_0 is from `found`; a second agent begins as the policy."""
     directory.begin()
     with loop.clock("sync"):
-        # An explorer may sample the policy, whose engine has no weights since the rehearsal.
+        # An explorer may sample the policy, and its engine lost its weights in the rehearsal.
         loop.engine.load(loop.learner.weights(train_state, 0))
     with loop.clock("feedback"):
         initial = found()
@@ -75,7 +75,7 @@ def begin(
 
 
 def rehearsed(config: ConfigDict, loop: Loop, train_state: TrainState, second: TrainState | None = None) -> TrainState:
-    """The same state, after a rehearsal: a step's largest batch fits into memory, together with the loaded engine.
+    """Rehearses a step's largest batch beside the loaded engine, so that both are known to fit; returns the state.
 
     `second` is as in `second_agent_in_memory`.
     """
@@ -92,9 +92,9 @@ def rehearsed(config: ConfigDict, loop: Loop, train_state: TrainState, second: T
 def second_agent_in_memory(
     config: ConfigDict, learner: Learner, train_state: TrainState, second: TrainState | None = None
 ) -> Iterator[None]:
-    """A second agent, where the configuration has one, lies in memory within the block.
+    """Holds a second agent in memory within the block, if the configuration has one.
 
-    That is `second`, which a run that goes on has restored; where none is given, a copy of the policy.
+    It is `second`, which a resumed run has restored, or else a copy of the policy.
     """
     if second is None and methods.has_second_agent(config):
         with learner.hosts.operation("copy", train_state) as finish:
@@ -103,7 +103,7 @@ def second_agent_in_memory(
 
 
 def resume(config: ConfigDict, loop: Loop, train_state: TrainState, directory: RunDirectory) -> State | None:
-    """The state of the newest checkpoint, or None where there is none; `train_state` gives its shapes."""
+    """Restores the state of the newest checkpoint; None if there is none. `train_state` gives its shapes."""
     like = united(train_state, train_state if methods.has_second_agent(config) else None)
     with loop.clock("checkpoint"):
         checkpoint = directory.resume(like, signals.init(loop.detectors))
@@ -126,9 +126,9 @@ def resume(config: ConfigDict, loop: Loop, train_state: TrainState, directory: R
 
 
 def parts(config: ConfigDict, directory: RunDirectory, found: Verified | None) -> Parts:
-    """`assemble.parts`, with the slots of the local engine that a run that goes on from `found` began with.
+    """Calls `assemble.parts`; a run resumed from `found` gets the slots of the local engine that it began with.
 
-    Raises ValueError as `engines.remembered`.
+    Raises ValueError as `engines.remembered` does.
     """
     path = directory.folder / "engine.json"
     for name in (path.name, HELD_OUT) if found is None else ():
@@ -141,9 +141,9 @@ def parts(config: ConfigDict, directory: RunDirectory, found: Verified | None) -
 
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, found: Verified | None) -> None:
-    """Saves the tokenizer of a run. A run that goes on from `found` saves it only where it is lost.
+    """Saves the tokenizer of a run. A run resumed from `found` saves it only if it is lost.
 
-    Raises ValueError where the run began with another tokenizer, StorageError where a file comes out different.
+    Raises ValueError if the run began with another tokenizer, StorageError if a rewritten file differs.
     """
     folder = directory.folder / "tokenizer"
     is_lost = found is None or directory.files.lacks(folder.name)
@@ -155,10 +155,10 @@ def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, 
 def initial_policy(
     config: ConfigDict, made: Parts, initial: Callable[[], Synthesis], directory: RunDirectory, found: Verified | None
 ) -> tuple[Params, Mapping[str, Any]]:
-    """The policy before the first step.
+    """Returns the policy before the first step.
 
-    A run that goes on from `found` with a warm-started model folder needs no cache: it has the policy in base/, or
-    needs only its shapes, as its checkpoints hold what was learned. `initial` finds D_0.
+    A run resumed from `found` with a warm-started model folder needs no cache: base/ holds the policy, or the run needs
+    only its shapes, as its checkpoints hold what was learned. `initial` finds D_0.
     """
     folder = directory.folder
     if found is not None and trained.teaches_folder(config) and (folder / "model.json").exists():
@@ -180,7 +180,7 @@ def keep_model(
     directory: RunDirectory,
     found: Verified | None,
 ) -> None:
-    """Writes model.json and base/ of a run that begins with this policy, as `keep_tokenizer` does."""
+    """Writes model.json and base/ of a run that begins with this policy, on the conditions of `keep_tokenizer`."""
     places = ("model.json", "base")
     has_begun = found is not None and not any(map(directory.files.lacks, places))
     plain = json.loads(json.dumps(config.to_dict()))
@@ -191,9 +191,9 @@ def keep_model(
 
 
 def initial_tasks(config: ConfigDict, made: Parts) -> tuple[Synthesis, tuple[Task, ...]]:
-    """D_0 to train on, which may take minutes to find, and the part of it that is held out.
+    """Finds D_0, which may take minutes; returns what to train on, and the tasks that are held out.
 
-    Tasks are held out where the environment has no evaluation tasks, and with them the drafts behind them.
+    Tasks are held out if the environment has no evaluation tasks, together with their drafts.
     """
     whole = assemble.initial(config, made)
     if made.evaluation:
@@ -205,9 +205,9 @@ def initial_tasks(config: ConfigDict, made: Parts) -> tuple[Synthesis, tuple[Tas
 
 
 def evaluated(made: Parts, path: Path, begun: bool, found: Callable[[], tuple[Synthesis, tuple[Task, ...]]]) -> Parts:
-    """The parts of a run whose environment has no evaluation tasks, with the held-out ones in their place.
+    """Makes held-out tasks the evaluation tasks of a run whose environment has none; returns its parts.
 
-    They are stored at `path`, from which a run that has `begun` reads them. `found` is `initial_tasks`.
+    They are stored at `path`, where a run that has `begun` reads them. `found` is `initial_tasks`.
     """
     if begun:
         evaluation = stored(path)
@@ -219,11 +219,11 @@ def evaluated(made: Parts, path: Path, begun: bool, found: Callable[[], tuple[Sy
 
 
 def hold_out(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
-    """(tasks to train on, tasks to evaluate on), which share neither a setup nor a wording.
+    """Splits tasks into (those to train on, those to evaluate on), which share neither a setup nor a wording.
 
-    A fifth is held out, at most 200 tasks, by whole setups in the order of a hash. Tasks on these setups whose wording
-    is also that of a task to train on are in neither part. None is held out where that leaves fewer than a fifth, or
-    than 20, or where it takes two fifths from training.
+    A fifth is held out, at most 200 tasks, by whole setups in the order of a hash. A task on these setups that is
+    worded like a task to train on is in neither part. None is held out if fewer than a fifth, or than 20, would remain,
+    or if training would lose more than two fifths.
     """
     target = min(_MOST, round(_SHARE * len(tasks)))
     by_setup: dict[str, list[Task]] = {}
@@ -244,14 +244,14 @@ def hold_out(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ...]]
 
 
 def held_out_by(checkpoint: str) -> tuple[Task, ...]:
-    """The tasks that the run held out which a checkpoint, or its folder, belongs to; none where it held out none."""
+    """Returns the tasks held out by the run that a checkpoint, or its folder, belongs to; none if it held out none."""
     folders = (Path(checkpoint), *Path(checkpoint).absolute().parents[:2])
     path = next((folder / HELD_OUT for folder in folders if (folder / HELD_OUT).exists()), None)
     return stored(path) if path else ()
 
 
 def stored(path: Path) -> tuple[Task, ...]:
-    """The tasks in held_out.json. Raises ValueError for a file that is not what the run wrote."""
+    """Reads the tasks in held_out.json. Raises ValueError for a file that is not what the run wrote."""
     try:
         record = read_json(path)
         has_valid_checksum(record)

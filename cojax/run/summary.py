@@ -37,10 +37,9 @@ RETRIALS: dict[str, Retry | str] = {"reflexion": "experiments.study.reflexion:re
 
 
 def dev_score(config: ConfigDict, made: Parts, step: int, tasks: Sequence[Task]) -> dict[str, float]:
-    """Success of the engine's policy on these development tasks, overall and for each value of evaluation.by, as in
-    metrics.jsonl.
+    """Measures success on these development tasks, overall and for each value of evaluation.by, as in metrics.jsonl.
 
-    Where there is no development split, they are tasks to train on.
+    Without a development split, they are tasks to train on.
     """
     environment = made.evaluated_in if made.development else made.environment
     collector = _collector(config, made, config.evaluation.temperature, environment)
@@ -53,14 +52,14 @@ def dev_score(config: ConfigDict, made: Parts, step: int, tasks: Sequence[Task])
 def held_out_score(
     config: ConfigDict, made: Parts, description: str, trials: int = 1
 ) -> tuple[dict[str, Any], Sequence[Trajectory]]:
-    """Success on the evaluation split, as in zero_shot.json and final.json, and the episodes of at most SHOWN tasks.
+    """Measures success on the evaluation split, as in final.json; returns it with the episodes of at most SHOWN tasks.
 
-    It is overall, for each value of evaluation.by (`by`), for each tool, over the tasks whose solution calls it
-    (`by_tool`), and of each task, by its id: which were kept, recovered and lost. Tasks without a valid episode have no
-    score. Where there is nothing to evaluate on, the success is None, and there are no tasks.
+    Success is given overall, for each value of evaluation.by (`by`), for each tool, over the tasks whose solution calls
+    it (`by_tool`), and for each task by its id, which shows what training kept, gained and lost. Tasks without a valid
+    episode have no score. If there is nothing to evaluate on, the success is None, and there are no tasks.
 
     A failed task is tried up to `trials` times. Then `trials` holds the result of each trial, and `tasks_at_last` the
-    score of each task's last one; all else is of the first trial.
+    score of each task's last one; everything else is of the first trial.
     """
     if not made.evaluation:
         return {"success": None, "tasks": {}}, ()
@@ -70,7 +69,7 @@ def held_out_score(
         nonlocal count
         # At temperature 0 a second trial would repeat the first.
         temperature = config.sampling.temperature if count else section.temperature
-        # As many episodes may be lost to the machinery as when all tasks are played.
+        # The machinery may lose as many episodes as when all tasks are played.
         rate = min(1.0, made.limits.error_rate * len(made.evaluation) / len(tasks))
         with bar(f"{description}, {label}" if count else description, len(tasks)) as advance:
             collector = dataclasses.replace(
@@ -96,19 +95,19 @@ def held_out_score(
     }
     if trials == 1:
         return record, shown(groups)
-    # Notes are bounded in characters: a token has at least one or two, so half of the context is left for them.
+    # Notes are bounded in characters. A token has at least one or two, so half of the context is left for notes.
     retry = find("retrial", "reflexion", RETRIALS)
     last_groups, records = retry(play, made.evaluated_in, groups, trials, section.reflect, config.engine.max_length)
     return {**record, "trials": records, "tasks_at_last": _scores(last_groups)}, shown(groups)
 
 
 def shown(groups: Sequence[Group]) -> list[Trajectory]:
-    """The first episode of at most SHOWN groups, spread evenly over them: whatever became of them."""
+    """Returns the first episode of at most SHOWN groups, spread evenly over all, whatever their outcome."""
     return [group.trajectories[0] for group in groups[:: max(1, -(-len(groups) // SHOWN))]]
 
 
 def _collector(config: ConfigDict, made: Parts, temperature: float, environment: Environment) -> EpisodeCollector:
-    """Plays one episode of each task with the policy that the engine holds."""
+    """Builds the collector that plays one episode of each task with the engine's policy."""
     actors = PolicyActors(made.engine, made.chat, sampling(config, made.chat, temperature))
     return EpisodeCollector(actors, environment, made.limits)
 
@@ -138,11 +137,11 @@ def summarise(
     clock: Stopwatch,
     similarities: Mapping[str, float],
 ) -> dict[str, Any]:
-    """summary.json: the result, the counts of what happened, and the seconds of each part.
+    """Builds summary.json: the result, the counts of what happened, and the seconds of each part.
 
-    `final` is as in final.json. `trials` are the successes after each trial, where failed tasks are tried again.
-    `final_by` is the final success for each kind of task, where evaluation.by names a key of kinds.
-    `similarities` are as cojax/run/parts.py records them. `origin` is as in cojax/run/trained.py.
+    `final` is as in final.json. `trials` are the successes after each trial, if failed tasks are tried again.
+    `final_by` is the final success for each kind of task, if evaluation.by names a key of kinds. `similarities` are as
+    cojax/run/parts.py records them. `origin` is as in cojax/run/trained.py.
     """
     records = list(directory.metrics.read())
     evolutions = [record["evolution"] for record in records if "evolution" in record]
@@ -177,7 +176,7 @@ def summarise(
 
 
 def _hard_negatives(records: Sequence[Mapping[str, Any]]) -> float | None:
-    """Share of the failures of all agents that are hard negatives; None where no failure was compared with anything."""
+    """Share of all agents' failures that are hard negatives; None if no failure was compared with anything."""
     if grpo := [record for record in records if "hard_negatives" in record]:
         if not any(record["hard_pairs"] for record in grpo):
             return None
@@ -190,7 +189,7 @@ def _hard_negatives(records: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _explored(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The totals of the evolutions' expeditions, and their cost where a model explored."""
+    """Sums up the evolutions' expeditions, and their cost if a model explored."""
     figures = [evolution["explorer"] for evolution in evolutions if "explorer" in evolution]
     costs = {name for totals in figures for name in totals if name != "failures"}
     return {
@@ -202,7 +201,7 @@ def _explored(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _probed(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """The key `probe`, with what the probes before admission took; {} for a run without."""
+    """Returns the key `probe` with the cost of probes before admission; {} for a run without probes."""
     probes = [evolution["probe"] for evolution in evolutions if evolution.get("probe")]
     names = ("candidates", "episodes", "turns", "tokens")
     return {"probe": {name: sum(probe.get(name, 0) for probe in probes) for name in names}} if probes else {}
@@ -218,7 +217,7 @@ def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def zero_shot_score(
     config: ConfigDict, made: Parts, learner: Learner, state: TrainState, clock: Stopwatch, directory: RunDirectory
 ) -> float | None:
-    """Held-out success before training, measured once a run; None where there is nothing to evaluate on."""
+    """Measures held-out success before training, once per run; None if there is nothing to evaluate on."""
     path = directory.folder / "zero_shot.json"
     if directory.files.has_zero_shot:
         try:

@@ -1,4 +1,4 @@
-"""A run: builds its parts, trains, and ends with its evaluation and its report; the rest of what the command does."""
+"""Does a run from its start to its end: builds its parts, trains, evaluates, and writes the report."""
 
 import contextlib
 import dataclasses
@@ -46,7 +46,7 @@ _LOG = logging.getLogger("cojax")
 class Stop:
     """True after the first SIGINT or SIGTERM during the loop, which then finishes its step and saves a checkpoint.
 
-    A second signal ends the process immediately. Outside the loop the first signal does so too.
+    A second signal ends the process immediately, as does a first signal outside the loop.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Stop:
         CONSOLE.print("stopping with this step, an evolution at once; once more to stop at once")
 
     def ask(self, number: int) -> None:
-        """Another process received the signal: this one acts as if it had, unless it has: launchers signal them all."""
+        """Acts on a signal that another process received, unless this one did too: launchers signal them all."""
         if self._loops:
             self.number = self.number or number
         elif not self.number:
@@ -73,7 +73,7 @@ class Stop:
 
     @contextlib.contextmanager
     def looping(self) -> Iterator[None]:
-        """The loop runs within the block."""
+        """Marks that the loop runs within the block."""
         self._loops = True
         try:
             yield
@@ -85,7 +85,7 @@ class Stop:
 
 
 def run(config: ConfigDict, together: Together = ALONE) -> int:
-    """Runs the experiment to its end, or to a signal; the exit status."""
+    """Runs the experiment to its end, or to a signal; returns the exit status."""
     config = methods.settled(config)
     check_run(config)
     config = as_of_one(with_absolute_path(config))
@@ -149,7 +149,7 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
 
 
 def _claimed(config: ConfigDict, together: Together) -> tuple[RunDirectory, Verified | None]:
-    """The run directory, claimed for this run, and its verified checkpoint to resume from, None for none."""
+    """Claims the run directory; returns it with its verified checkpoint to resume from, None if it has none."""
     directory = RunDirectory(
         Path(config.workdir),
         checkpoints_kept=config.checkpoints_kept,
@@ -167,7 +167,7 @@ def _claimed(config: ConfigDict, together: Together) -> tuple[RunDirectory, Veri
 
 
 def _is_finished(config: ConfigDict, directory: RunDirectory, verified: Verified | None) -> bool:
-    """Whether the run has made all its steps; then shows its results."""
+    """Whether the run has made all its steps. If so, shows its results."""
     summary = directory.summary(verified)
     if summary is None or summary["steps"] < config.steps:
         return False
@@ -185,7 +185,7 @@ def _is_finished(config: ConfigDict, directory: RunDirectory, verified: Verified
 def _recorded(
     config: ConfigDict, loop: Loop, state: State, directory: RunDirectory
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Within the block, metrics are written and shown: what is yielded takes the record of each step."""
+    """Yields a function that takes the record of each step, and writes and shows its metrics."""
     with loop.clock("checkpoint"):
         plain = config.to_dict()
         project, log = config.wandb.project, directory.metrics

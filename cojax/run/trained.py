@@ -76,7 +76,7 @@ def keep(
     reference: bool = False,
     together: Together = ALONE,
 ) -> None:
-    """Writes the files that are needed, with a checkpoint, to read the policy. A run that has `begun` keeps its own.
+    """Writes the files that a reader of the policy needs beside a checkpoint. A run that has `begun` keeps its own.
 
     `origin` is that of the initial policy. `reference` says whether the run's loss reads the initial policy.
     """
@@ -96,9 +96,9 @@ def keep(
 
 
 def kept_base(workdir: Path, model: ModelConfig, mesh: Mesh | None = None, together: Together = ALONE) -> Params | None:
-    """The parameters in the folder base/ of a run; None where it has none, or has not noted which they are.
+    """Reads the parameters in base/ of a run; None if there are none, or if their fingerprint was not recorded.
 
-    Raises CheckpointError where they have changed since.
+    Raises CheckpointError if they have changed since.
     """
     folder = workdir / _BASE
     name = _noted(workdir).get("base")
@@ -113,7 +113,7 @@ def kept_base(workdir: Path, model: ModelConfig, mesh: Mesh | None = None, toget
 
 
 def _noted(workdir: Path) -> dict[str, Any]:
-    """model.json of a run, {} where it has none. Raises CheckpointError for a damaged one."""
+    """Reads model.json of a run; {} if it has none. Raises CheckpointError for a damaged one."""
     path = workdir / _MODEL
     try:
         return read_json(path) if path.exists() else {}
@@ -127,9 +127,9 @@ def teaches_folder(config: Mapping[str, Any]) -> bool:
 
 
 def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> TrainedPolicy:
-    """The policy of a checkpoint of a run: of `step`, or of the newest sound one.
+    """Reads the policy of a run's checkpoint: that of `step`, or the newest sound one.
 
-    Adapters are summed into their base; `base` is the new folder of the base if that has moved. Changes no file. Raises
+    Adapters are summed into their base; `base` is the folder of the base if that has moved. No file is changed. Raises
     CheckpointError for files that are missing, damaged or do not fit.
     """
     config = settings_of(workdir)
@@ -155,13 +155,13 @@ def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> Tra
 
 
 def of_folder(folder: Path, model: ModelConfig) -> TrainedPolicy:
-    """The policy of a model folder in HF format, tokenizer and template included. Raises ValueError or OSError."""
+    """Reads the policy of a model folder in HF format, with its tokenizer. Raises ValueError or OSError."""
     tokenizer = _tokenizer(folder, "must hold its tokenizer and chat template too")
     return TrainedPolicy(model, tokenizer, load_params(folder, model), 0, content_of(folder))
 
 
 def cast(policy: TrainedPolicy, dtype: str) -> TrainedPolicy:
-    """The same policy with all its parameters stored as `dtype`."""
+    """Returns the policy with all its parameters stored as `dtype`."""
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(dtype)), policy.params)
     return dataclasses.replace(policy, model=dataclasses.replace(policy.model, param_dtype=dtype), params=params)
 
@@ -169,7 +169,7 @@ def cast(policy: TrainedPolicy, dtype: str) -> TrainedPolicy:
 def shape_of(
     workdir: Path, config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, base: str | Path = ""
 ) -> ModelConfig:
-    """The shape of a run's policy and its dtype, from model.json, or without that file as the run itself derives them.
+    """Finds the shape and dtype of a run's policy: from model.json, or without it as the run itself derives them.
 
     Raises CheckpointError.
     """
@@ -185,13 +185,13 @@ def shape_of(
 
 
 def kept_shape(workdir: Path) -> ModelConfig:
-    """The shape in a run's model.json. Raises OSError where there is none, ValueError or KeyError for a damaged one."""
+    """Reads the shape in a run's model.json. Raises OSError if it is missing, ValueError or KeyError if damaged."""
     record = read_json(workdir / _MODEL)
     return ModelConfig.from_hf(record["config"], dtype=record["dtype"])
 
 
 def stored_shape(config: Mapping[str, Any], folder: Path) -> ModelConfig:
-    """The shape of a model folder, with the dtypes of the configuration."""
+    """Reads the shape of a model folder, with the dtypes of the configuration."""
     own, section = ModelConfig.from_hf(read_config_json(folder)), config["model"]
     dtype = section["dtype"] or own.dtype
     # Adapters leave the model frozen: it is only computed with.
@@ -200,15 +200,15 @@ def stored_shape(config: Mapping[str, Any], folder: Path) -> ModelConfig:
 
 
 def from_scratch(section: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> ModelConfig:
-    """The shape of a policy that begins from scratch, by the section `model` of a configuration."""
+    """Returns the shape of a policy from scratch, by the section `model` of a configuration."""
     dtypes = {name: section[name] or "float32" for name in ("dtype", "param_dtype")}
     shape: dict[str, Any] = {**section["shape"], **dtypes}
-    # Products of whole sixteens run faster.
+    # Matrix products are faster where sizes are multiples of 16.
     return ModelConfig(vocab_size=-(-len(tokenizer) // 16) * 16, **shape)
 
 
 def content_of(folder: Path) -> str:
-    """A name for what a model folder holds: a checksum of its files."""
+    """Returns a checksum of the files of a model folder, which names its content."""
     total = 0
     for path in sorted(folder.iterdir()):
         if path.suffix in (".safetensors", ".json", ".jinja", ".txt") and path.is_file():
@@ -219,7 +219,7 @@ def content_of(folder: Path) -> str:
 
 
 def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: str | Path) -> Params:
-    """The base of the adapters of a run, verified if the run kept a fingerprint."""
+    """Reads the base of a run's adapters, and verifies it if the run recorded its fingerprint."""
     model_path = config["model"]["path"]
     own, teaches = workdir / _BASE, teaches_folder(config)
     if teaches and own.is_dir():
@@ -243,7 +243,7 @@ def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: st
 
 
 def _moved(workdir: Path, started: str, base: str | Path) -> Path:
-    """The model folder that a run began from, or `base` where given. Raises CheckpointError where it is missing."""
+    """Returns the model folder that a run began from, or `base` if given. Raises CheckpointError if it is missing."""
     folder = Path(base or started)
     if not folder.is_dir():
         raise CheckpointError(
@@ -262,7 +262,7 @@ def _tokenizer(folder: Path, need: str) -> PreTrainedTokenizerBase:
 
 
 def _check(arrays: Any, wanted: Mapping[str, tuple[int, ...]], workdir: Path) -> None:
-    """Raises CheckpointError where the arrays are not those of the run's own settings."""
+    """Raises CheckpointError if the arrays do not fit the run's own settings."""
     shapes = {name: leaf.shape for name, leaf in _leaves(arrays).items()}
     if different := sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name)):
         name = different[0]
@@ -274,7 +274,7 @@ def _check(arrays: Any, wanted: Mapping[str, tuple[int, ...]], workdir: Path) ->
 
 
 def _host() -> jax.Device:
-    """The CPU if JAX has it as a device: float32 parameters trained on many devices may not fit on one of them."""
+    """Returns the CPU if JAX has it as a device: float32 parameters trained on many devices may not fit on one."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
@@ -282,12 +282,12 @@ def _host() -> jax.Device:
 
 
 def _leaves(tree: Any) -> dict[str, Any]:
-    """Path → leaf."""
+    """Flattens a tree to path → leaf."""
     return {"/".join(str(key.key) for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def taught(folder: str, weights: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """The origin of a policy with a warm start, from `warm_start.read_record`; `folder` is "" from scratch."""
+    """Returns the origin of a warm-started policy, from `warm_start.read_record`; `folder` is "" from scratch."""
     section, checks = record["key"]["settings"], record["checks"]
     batches = checks[-1]["step"]
     return {
@@ -302,7 +302,7 @@ def taught(folder: str, weights: str, record: Mapping[str, Any]) -> dict[str, An
 
 
 def origin_of(workdir: Path, step: int | None = None) -> dict[str, Any]:
-    """The origin of the policy of a run: before its first step, or after `step` steps. Raises OSError or ValueError."""
+    """Reads the origin of a run's policy: before its first step, or after `step`. Raises OSError or ValueError."""
     settings, path = settings_of(workdir), workdir / "model.json"
     origin = read_json(path).get("origin", {}) if path.exists() else {}
     if not origin:
