@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from cojax import __version__, imports
 
-# Of every command: it says itself what is wrong, and needs no PyTorch.
+# For every command: cojax itself says what is wrong, and needs no PyTorch.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 # Name → the module that is run, and what it does.
@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "campaign": ("experiments.campaign", "hostile episodes and faults, counted by what they broke"),
     "bench": ("experiments.bench", "how fast the parts are on this machine"),
 }
-# What other programs call a command → ours.
+# Names of commands in other programs → ours.
 _OTHER_NAMES = {"train": "run", "resume": "run", "eval": "evaluate"}
 # Commands that import modules of the user.
 _IMPORTING = ("run", "evaluate", "check", "serve", "compile")
@@ -44,7 +44,7 @@ _started = False
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; the exit status, unless the command exits by itself. 2 for a name that is no command."""
+    """Runs the command and returns its exit status, unless it exits by itself; 2 for a name that is no command."""
     global _started
     _readable()
     name, *rest = [*(sys.argv[1:] if arguments is None else arguments), ""]
@@ -89,7 +89,7 @@ def run_in_checkout(name: str, module: str, arguments: Sequence[str] | None = No
 
 
 def worded(text: str) -> str:
-    """A help text that names commands, by the names with which this process was started."""
+    """Rewrites the commands in a help text in the form in which this process was started."""
     names = {
         module: f"cojax {name}" if _started else f"python -m {imports.within(module)}"
         for name, (module, _) in COMMANDS.items()
@@ -115,7 +115,7 @@ class CommandLineParser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """An unknown flag is named before what it leaves missing."""
+        """Reports an unknown flag before any argument that is missing because of it."""
         for argument in self._arguments:
             name = argument.partition("=")[0]
             if name.startswith("--") and not any(flag.startswith(name) for flag in self._option_string_actions):
@@ -126,7 +126,7 @@ class CommandLineParser(argparse.ArgumentParser):
 
 
 def _readable() -> None:
-    """Output that the terminal's encoding lacks is written as an escape, and is no error."""
+    """Writes characters that the terminal's encoding lacks as escapes, instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
             reconfigure(errors="backslashreplace")

@@ -1,8 +1,8 @@
 """Where cojax's folders `environments` and `experiments` are, and the import path of its command.
 
-A wheel holds them within the package `cojax`, so that a user's packages of these names have nothing to do with them. In
-a checkout, and an editable install of one, they stand beside it. There the command imports ours, and no module of a
-user's package of such a name; `hidden` names it.
+A wheel holds them within the package `cojax`, so that they do not collide with a user's packages of these names. In a
+checkout, and an editable install of one, they are beside it. There the command imports ours, and no module of a user's
+package of the same name; `hidden` finds such a module.
 
 Standard library only: workers import it.
 """
@@ -15,23 +15,23 @@ from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
 _ROOT = str(_HERE.parent)
-# What an error about a user's package that cannot be imported ends with.
+# The end of an error about a user's package that cannot be imported.
 FIX = "as cojax has a package of that name in a checkout: rename yours, or install cojax without --editable"
 
 
 def within(module: str) -> str:
-    """The name that a module of `environments` or `experiments` has in this installation: `cojax.…` in a wheel."""
+    """Returns the name of a module of `environments` or `experiments` in this installation: `cojax.…` in a wheel."""
     return f"cojax.{module}" if (_HERE / module.partition(".")[0] / "__init__.py").exists() else module
 
 
-# The folders of both.
+# Name → folder.
 FOLDERS = {name: (_HERE if within(name) != name else _HERE.parent) / name for name in ("experiments", "environments")}
-# Those that stand beside `cojax`, so that a user's package can have the same name.
+# The names of folders beside `cojax`, which a user's package can have too.
 SHARED = tuple(name for name in ("experiments", "environments") if within(name) == name)
 
 
 def ours_first() -> None:
-    """Imports the packages beside `cojax` from there, whatever stands on the import path, unless one is imported."""
+    """Imports the packages beside `cojax` from there, whatever the import path is, unless they are already imported."""
     for package in (name for name in SHARED if name not in sys.modules):
         spec = importlib.machinery.PathFinder.find_spec(package, [_ROOT])
         if spec is not None and spec.loader is not None:
@@ -40,9 +40,10 @@ def ours_first() -> None:
 
 
 def with_current_folder() -> None:
-    """The same, with modules of the current folder importable after all others.
+    """Imports our packages, then makes modules of the current folder importable after all others.
 
-    An editable install has the checkout on the import path, with more than our packages in it: that comes after it.
+    An editable install has the checkout on the import path. The current folder comes before it, because the checkout
+    holds more than our packages.
     """
     ours_first()
     here = os.getcwd()
@@ -52,9 +53,9 @@ def with_current_folder() -> None:
 
 
 def hidden(module: str) -> str:
-    """The file of the user's module of that name, which cannot be imported as its package is named as ours, else "".
+    """Finds the user's module of that name, which cannot be imported as its package has our package's name; "" if none.
 
-    Beside a package `cojax` a package is ours, or another copy's.
+    A package beside a package `cojax` is ours, or another copy's.
     """
     package, *rest = module.split(".")
     for place in sys.path if package in SHARED else ():
@@ -68,9 +69,9 @@ def hidden(module: str) -> str:
 
 
 def places(module: str) -> list[str]:
-    """The folders of the import path, links resolved, from which the package of a module would come. Imports nothing.
+    """Returns the folders, links resolved, from which the package of a module would be imported. Imports nothing.
 
-    Empty where there is no such package, and for what Python itself is made of.
+    Empty if there is no such package, and for Python's own modules.
     """
     package = module.partition(".")[0]
     try:

@@ -1,8 +1,8 @@
 """Finds and loads environments: each file of the folder `environments` is one, by its name, and offers `make(*, …)`.
 
-An environment from outside is named package.module:make, wherever a name is expected; `:make` may be left out. Where
-the name is also one of the folder's, the folder's environment is meant. The folder is the package `environments` in a
-checkout, and `cojax.environments` in a wheel.
+An environment from outside is named package.module:make, wherever a name is expected; `:make` may be left out. A name
+that the folder has too means the folder's environment. The folder is the package `environments` in a checkout, and
+`cojax.environments` in a wheel.
 """
 
 import contextlib
@@ -31,31 +31,31 @@ def available() -> list[str]:
 
 
 def part(name: str) -> Any:
-    """A module of the folder. Raises RegistryError where this process has a user's package in the folder's place."""
+    """Imports a module of the folder. Raises RegistryError if a user's package is in the folder's place."""
     return registry.own_module(f"environments.{name}")
 
 
 def reserved(name: str) -> tuple[str, ...]:
-    """The splits from which nothing may be learned, even if they are not evaluated: RESERVED in the environment's file.
+    """The splits that must not be learned from, even if they are not evaluated: RESERVED in the environment's file.
 
-    There are none without such a line, as where splits are generated without end. For an environment from outside both
-    the named module and the module that defines its `make` are read.
+    Without such a line there are none, as for splits that are generated without end. For an environment from outside,
+    both the named module and the module that defines its `make` are read.
     """
     modules = [module(name), *([sys.modules[full_name(name).partition(":")[0]]] if name not in available() else [])]
     return tuple(dict.fromkeys(split for source in modules for split in vars(source).get("RESERVED", ())))
 
 
 def measures(name: str, groups: Sequence[Group]) -> Mapping[str, Mapping[str, Any]]:
-    """Further measures of the tasks of a split, by `measures` in the file of an environment of the folder.
+    """Computes further measures of a split's tasks, by `measures` in the file of an environment of the folder.
 
     Each has `values`, a share for each unit that is drawn, over which its interval is taken, and their number of
-    `episodes`. `value` and `count` are those of another mean that it stands for, where there is one.
+    `episodes`. `value` and `count` are those of another mean that it stands for, if there is one.
     """
     return own(name).get("measures", lambda groups: {})(groups)
 
 
 def own(name: str) -> Mapping[str, Any]:
-    """What the file of an environment of the folder defines. Empty for others: there a name may mean something else."""
+    """What the file of an environment of the folder defines; {} for others, whose names may mean something else."""
     return vars(module(name)) if name in available() else {}
 
 
@@ -63,7 +63,7 @@ def own(name: str) -> Mapping[str, Any]:
 def find_calls(environment: str) -> None:
     """Finds how the text of an action calls a tool in an environment of the folder, for `cojax.signals.tools_of`.
 
-    Whatever makes the environment has found it too: this is for who reads a run alone.
+    Making the environment finds it too: this is for programs that only read a run.
     """
     if environment in available():
         with contextlib.suppress(ImportError, registry.RegistryError):
@@ -71,12 +71,12 @@ def find_calls(environment: str) -> None:
 
 
 def module(name: str) -> ModuleType:
-    """The file of the environment of that name. Raises RegistryError for an unknown one."""
+    """Returns the module of the environment of that name. Raises RegistryError for an unknown one."""
     return sys.modules[maker(name).__module__]
 
 
 def full_name(name: str) -> str:
-    """The name with `:make` where that was left out; an environment of the folder has no more than its own."""
+    """Adds `:make` to a name without it; an environment of the folder keeps its own name."""
     return name if ":" in name or name in available() else f"{name}:make"
 
 
@@ -97,7 +97,7 @@ def maker(name: str) -> Callable[..., Environment]:
 
 
 def load(name: str, **settings: Any) -> Environment:
-    """The environment of that name. Raises RegistryError for an unknown one, and for a `make` that makes none."""
+    """Makes the environment of that name. Raises RegistryError for an unknown one, and for a `make` that makes none."""
     make = maker(name)
     registry.check_call("environment", name, make, (), settings)
     world = make(**settings)
@@ -110,19 +110,19 @@ def load(name: str, **settings: Any) -> Environment:
 
 
 def load_plain(name: str, given: Mapping[str, Any]) -> Environment:
-    """The environment of that name; its settings are given as JSON has them. Raises RegistryError."""
+    """Makes the environment of that name, from settings as JSON holds them. Raises RegistryError."""
     return load(name, **registry.check_settings("environment", name, maker(name), given))
 
 
 def function(setting: str, name: str) -> Callable[..., Any]:
-    """The function that a setting names as package.module:function. Raises RegistryError."""
+    """Finds the function that a setting names as package.module:function. Raises RegistryError."""
     if ":" not in name:
         raise registry.RegistryError(f"{setting} is {name!r}; expected package.module:function")
     return registry.find(setting, name, {})
 
 
 def settings_from_text(name: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of the environment of that name, as flags give them. Raises RegistryError for one it does not take."""
+    """Parses settings of an environment from the texts of flags. Raises RegistryError for one that it does not take."""
     declarations = registry.settings(maker(name))
     values = {
         key: registry.from_text(declarations[key].annotation, text) if key in declarations else text
@@ -132,10 +132,10 @@ def settings_from_text(name: str, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def examine(name: str, given: Mapping[str, Any]) -> None:
-    """Raises ValueError for settings of an environment that nothing may be made of, and which must not be stored.
+    """Raises ValueError for settings of which no environment may be made, and which must not be stored.
 
-    It is the function `examine` of the environment's module that knows them, if there is one. It gets all settings of
-    `make`, with the defaults of those that are not given.
+    The function `examine` of the environment's module decides, if there is one. It gets all settings of `make`, with
+    the defaults of those that are not given.
     """
     defaults = {setting: declaration.default for setting, declaration in registry.settings(maker(name)).items()}
     vars(module(name)).get("examine", lambda **settings: None)(**{**defaults, **given})

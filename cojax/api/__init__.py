@@ -1,4 +1,4 @@
-"""cojax as functions: each starts the command of its name in a child process, or reads what one wrote.
+"""cojax as functions: each runs the command of its name in a child process, or reads what one wrote.
 
 process.py    the child process: started, stopped, its failure as an exception
 child.py      its program

@@ -1,8 +1,8 @@
-"""The program of a child process: child.py OWNER TOLD FOLDERS NAME … runs `cojax NAME …`.
+"""The program of a child process: child.py OWNER REPORT FOLDERS NAME … runs `cojax NAME …`.
 
-OWNER and TOLD are the numbers of two pipes (cojax/host/processes.py). FOLDERS is a JSON list: folders of the parent's
-import path, in which modules are found after all others. It is run by its path, so that it finds the same cojax as the
-parent, whatever is installed, and with -P, so that no folder of the user comes first.
+OWNER and REPORT are the numbers of two pipes (cojax/host/processes.py). FOLDERS is a JSON list of folders of the
+parent's import path, which are searched after all others. This file is run by its path, so that it finds the parent's
+cojax, whatever is installed, and with -P, so that no folder of the user comes first.
 """
 
 import json

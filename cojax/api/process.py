@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 _CHILD = Path(__file__).with_name("child.py")
-# Seconds in which a command that is asked to stop ends its step and saves a checkpoint, and in which it ends at once.
+# Seconds that a command has to end its step and save a checkpoint when it is asked to stop, and to end at once.
 PATIENCE, AT_ONCE = 600.0, 30.0
 # Lines of output that an error holds, and the most bytes of them.
 _LINES, _BYTES = 20, 20_000
@@ -38,8 +38,8 @@ class RunFailed(RuntimeError):
 class Child:
     """`cojax NAME ARGUMENTS…` in a process and a session of its own.
 
-    It ends with this process, however that ends: then it finishes its step, saves a checkpoint and exits. So it does
-    when `stop` is called, and when nothing refers to this object any more.
+    When this process ends, however it ends, the command finishes its step, saves a checkpoint and exits. The command
+    does the same when `stop` is called, and when nothing refers to this object any more.
     """
 
     def __init__(self, arguments: Sequence[str], *, show: bool = False) -> None:
@@ -51,9 +51,9 @@ class Child:
             for pipe, stack in ((owner_read, child_files), (report_write, child_files), (owner_write, own_files)):
                 stack.callback(os.close, pipe)
             os.set_blocking(report_read, False)
-            # Closed by another thread it raises, where a number could be another file's by then.
+            # If another thread closes this file, reading raises; a descriptor could be another file's by then.
             self._told = own_files.enter_context(open(report_read, "rb", buffering=0))
-            # A file and no pipe: the command goes on printing while it stops, and nobody may read any more.
+            # A file, not a pipe: the command prints while it stops, when nobody may be reading any more.
             self._output, writer = _output()
             own_files.callback(self._output.close)
             child_files.callback(writer.close)
@@ -69,7 +69,7 @@ class Child:
         self.stop = weakref.finalize(self, _stop, self.process, self.stopped, self._ours, os.getpid())
 
     def told(self) -> Iterator[Mapping[str, Any]]:
-        """What the command has told since the last call (cojax/host/processes.py)."""
+        """Yields what the command has reported since the last call (cojax/host/processes.py)."""
         with contextlib.suppress(ValueError):  # it was stopped
             while piece := self._told.read(65_536):
                 self._heard += piece
@@ -85,13 +85,13 @@ class Child:
                 self._shown = self._output.tell()
 
     def wait(self, seconds: float) -> bool:
-        """Waits for the command's end, at most so long. Returns whether it has ended."""
+        """Waits at most `seconds` for the command to end. Returns whether it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
         return self.process.returncode is not None
 
     def check(self) -> None:
-        """Raises RunFailed if the command has ended with an error. One that was asked to stop has none."""
+        """Raises RunFailed if the command has ended with an error. A command that was asked to stop has no error."""
         status, was_stopped = self.process.returncode, self.stopped.is_set()
         lines = self._last_lines()
         self.stop()
@@ -117,7 +117,7 @@ class Child:
         return list(collections.deque((line for line in text.splitlines() if line.strip()), _LINES))
 
 
-# A process forked from ours must not keep their pipes open: they say whether ours is alive.
+# A fork of this process must not keep its children's pipes open: they tell the children whether this process is alive.
 _CHILDREN: weakref.WeakSet[Child] = weakref.WeakSet()
 
 
@@ -130,7 +130,7 @@ os.register_at_fork(after_in_child=_close_inherited)
 
 
 def _output() -> tuple[IO[bytes], IO[bytes]]:
-    """A file without a name, opened to read and to append."""
+    """Opens a file without a name, to read and to append."""
     descriptor, path = tempfile.mkstemp(prefix="cojax-")
     try:
         os.close(descriptor)
@@ -140,7 +140,7 @@ def _output() -> tuple[IO[bytes], IO[bytes]]:
 
 
 def _stop(process: subprocess.Popen[bytes], stopped: threading.Event, ours: contextlib.ExitStack, starter: int) -> None:
-    """Has the command finish its step and save a checkpoint; one that takes too long is ended at once, then killed.
+    """Has the command finish its step and save a checkpoint; if that takes too long, ends it at once, then kills it.
 
     An interrupt while it waits ends the command at once.
     """

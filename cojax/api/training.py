@@ -42,7 +42,7 @@ class Records(list[dict[str, Any]]):
 
 @dataclasses.dataclass(frozen=True)
 class OpenRun:
-    """The directory of a run, which may still go on. Every call reads the files as they are then.
+    """The directory of a run, which may still be running. Every call reads the files as they are at that time.
 
     Damaged files raise StorageError (cojax.storage.files), which names the line.
     """
@@ -66,7 +66,7 @@ class OpenRun:
         return self._log("signals")
 
     def episodes(self, step: int | None = None) -> Records:
-        """The episodes of a step that are stored, or of all steps: those are as large as the run's folder."""
+        """The stored episodes of a step, or of all steps, which may be as large as the run's folder."""
         episodes = Episodes(self.workdir / "episodes")
         return Records(
             record for number in ([step] if step is not None else episodes.steps()) for record in episodes.read(number)
@@ -89,7 +89,7 @@ class OpenRun:
         return read_json(path)
 
     def lineage(self, task_id: str) -> "TaskHistory":
-        """Why a task exists, and how it went since; a prefix of its id is enough. Raises KeyError."""
+        """Why a task exists, and how it has fared since; a prefix of its id is enough. Raises KeyError."""
         from cojax.report.lineage import lineage
 
         return lineage(self.workdir, task_id)
@@ -131,7 +131,7 @@ def train(
 ) -> OpenRun:
     """Trains to the end and returns the run; each callback is called with the record of every step.
 
-    The arguments are those of `steps`. What a callback raises stops the run in order and is raised here. Raises
+    The arguments are those of `steps`. An exception of a callback stops the run in order and is raised here. Raises
     RunFailed if the command fails.
     """
     functions = [callbacks] if callable(callbacks) else list(callbacks)
@@ -216,7 +216,7 @@ class Training:
         self.stop()
 
     def _listen(self) -> None:
-        """Takes what the command has told and written since the last time."""
+        """Reads what the command has reported and written since the last call."""
         self._child.show()
         for facts in self._child.told():
             self._workdir, self._seen, self._read = Path(facts["workdir"]), facts["step"], 0
@@ -249,8 +249,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluates a checkpoint of a run, a model folder or an endpoint; returns the content of result.json.
 
-    The arguments are the flags of `cojax evaluate`, and `settings` those of `steps`. An evaluation that was stopped
-    goes on. Raises RunFailed if the command fails.
+    The arguments are the flags of `cojax evaluate`, and `settings` those of `steps`. An evaluation that was stopped is
+    resumed. Raises RunFailed if the command fails.
     """
     options = {
         "checkpoint": checkpoint, "model": model, "endpoint": endpoint, "endpoint_model": endpoint_model, "out": out,
@@ -263,7 +263,7 @@ def evaluate(
 
 
 def finish(arguments: list[str], *, show: bool = False) -> Mapping[str, Any]:
-    """Runs a command to its end and returns what it told. Raises RunFailed if it fails."""
+    """Runs a command to its end and returns what it reported. Raises RunFailed if it fails."""
     child, report = Child(arguments, show=show), dict[str, Any]()
     try:
         has_ended = False
@@ -295,13 +295,13 @@ def _start(
 
 
 def flags_of(settings: Mapping[str, Any]) -> list[str]:
-    """--config.NAME=VALUE of each setting. A mapping is a section: {"learner": {"loss": "ppo"}} sets learner.loss."""
+    """The flag --config.NAME=VALUE of each setting. A mapping is a section: {"learner": {"loss": "ppo"}}."""
     return [f"--config.{name}={_text(value)}" for name, value in _named(settings).items()]
 
 
 @contextlib.contextmanager
 def config_flag(config: Config | None) -> Iterator[list[str]]:
-    """--config=… of a file, or of an object, which is kept in a file until the block ends; nothing for None.
+    """Yields --config=… for a file, or for an object, which is kept in a file until the block ends; nothing for None.
 
     Raises TypeError for an object that is no configuration.
     """
@@ -325,7 +325,7 @@ def config_flag(config: Config | None) -> Iterator[list[str]]:
 
 
 def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings by their dotted names."""
+    """Returns the settings by their dotted names."""
     return {name: value for name, value in flat(settings).items() if not isinstance(value, Mapping)}
 
 

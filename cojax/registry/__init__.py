@@ -37,10 +37,10 @@ class DeclaredSetting:
 
 
 def find(kind: str, name: str, entries: Mapping[str, T | str]) -> T:
-    """The entry of that name, or the callable that 'package.module:function' names.
+    """Finds the entry of that name, or the callable that 'package.module:function' names.
 
-    An entry that is text names one of ours, which is imported when it is asked for.
-    Modules in the current folder can be imported. Raises RegistryError where there is no such entry or callable.
+    An entry that is text names one of ours, which is imported when it is asked for. Modules in the current folder can
+    be imported. Raises RegistryError if there is no such entry or callable.
     """
     if name in entries:
         entry = entries[name]
@@ -64,9 +64,9 @@ def find(kind: str, name: str, entries: Mapping[str, T | str]) -> T:
 
 
 def own_module(name: str) -> types.ModuleType:
-    """A module of `environments` or `experiments`, which a wheel holds within `cojax`.
+    """Imports a module of `environments` or `experiments`, which a wheel holds within `cojax`.
 
-    Raises RegistryError where this process has a user's package in the folder's place.
+    Raises RegistryError if this process has a user's package in the folder's place.
     """
     imports.ours_first()
     folder = name.partition(".")[0]
@@ -94,10 +94,10 @@ def settings(function: Callable[..., Any]) -> dict[str, DeclaredSetting]:
 def check_settings(
     kind: str, name: str, function: Callable[..., Any], given: Mapping[str, Any], where: str = ""
 ) -> dict[str, Any]:
-    """The given settings, converted to their declared types where nothing is lost.
+    """Converts the given settings to their declared types, if nothing is lost.
 
-    `where` goes before the name of a setting in messages. Raises RegistryError for an unknown name, for a value that is
-    not allowed, and for a required setting that is not given.
+    `where` precedes the name of a setting in messages. Raises RegistryError for an unknown name, for a value that is
+    not allowed, and for a required setting that is missing.
     """
     declarations = settings(function)
     for setting in given:
@@ -116,7 +116,7 @@ def check_settings(
 
 
 def did_you_mean(name: str, known: Iterable[str], where: str = "") -> str:
-    """For an error about an unknown name: the known ones that are spelled alike, with `where` before them."""
+    """Suggests, for an error about an unknown name, the known ones that are spelled alike, with `where` before them."""
     near = difflib.get_close_matches(name.lower(), known, cutoff=0.7)
     return f"did you mean {' or '.join(where + candidate for candidate in near)}? " if near else ""
 
@@ -135,7 +135,7 @@ def check_call(
 
 
 def _import(kind: str, name: str, module: str) -> types.ModuleType:
-    """The module of that name. Raises RegistryError where it is missing or cannot be imported."""
+    """Imports the module of that name. Raises RegistryError if it is missing or cannot be imported."""
     here = os.getcwd()
     imports.with_current_folder()
     try:
@@ -148,13 +148,13 @@ def _import(kind: str, name: str, module: str) -> types.ModuleType:
                 f"{_hidden(module)}"
             ) from error
         raise RegistryError(f"{kind} {name!r} cannot be imported: it needs {missing!r}, which is not there") from error
-    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+    except (Exception, SystemExit) as error:  # a module may raise anything
         reason = " ".join(str(error).split())
         raise RegistryError(f"{kind} {name!r} cannot be imported: {type(error).__name__}: {reason}") from error
 
 
 def _hidden(module: str) -> str:
-    """For an error about a module: that the user has one of that name, which cannot be imported."""
+    """Adds to an error that the user has a module of that name, which cannot be imported."""
     return f"; {file} cannot be imported, {imports.FIX}" if (file := imports.hidden(module)) else ""
 
 
@@ -165,7 +165,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _scope(function: Callable[..., Any]) -> dict[str, Any]:
-    """The names that a function's annotations may use."""
+    """Returns the names that a function's annotations may use."""
     inner: Any = inspect.unwrap(function)
     while isinstance(inner, functools.partial):
         inner = inspect.unwrap(inner.func)
@@ -173,7 +173,7 @@ def _scope(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _type_hints(function: Callable[..., Any], holder: Any, scope: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The annotations of `holder` with quoted ones resolved. Raises RegistryError for one that cannot be read."""
+    """Returns the annotations of `holder`, quoted ones resolved. Raises RegistryError for one that cannot be read."""
     try:
         return typing.get_type_hints(holder, globalns=scope, include_extras=True)
     except (NameError, TypeError, AttributeError, SyntaxError) as error:

@@ -13,7 +13,7 @@ import types
 import typing
 from typing import TYPE_CHECKING, Any, Literal
 
-if TYPE_CHECKING:  # an interpreter of a world has no pydantic: it is imported where values are checked
+if TYPE_CHECKING:  # an environment's interpreter has no pydantic, so it is imported where values are checked
     import pydantic
     from pydantic_core import CoreSchema
 
@@ -46,7 +46,7 @@ class Range:
         return no_info_after_validator_function(self._holding, handler(source))
 
     def _holding(self, value: Any) -> Any:
-        """The value. Raises ValueError for a number, or one of a tuple, that is not in the range; a text is in any."""
+        """Returns the value. Raises ValueError for a number, or one of a tuple, out of range; text is never out."""
         if any(
             number not in self
             for number in (value if isinstance(value, tuple) else (value,))
@@ -64,7 +64,7 @@ class Range:
 
 
 def convert_setting(name: str, annotation: Any, value: Any) -> Any:
-    """The value converted to the annotated type. Raises RegistryError, naming the setting, if it is not allowed."""
+    """Converts the value to the annotated type. Raises RegistryError, which names the setting, if it is not allowed."""
     try:
         return _converted(annotation, value)
     except ValueError:
@@ -73,7 +73,7 @@ def convert_setting(name: str, annotation: Any, value: Any) -> Any:
 
 
 def shown(value: object) -> str:
-    """A value in an error: its repr, shortened where it is long."""
+    """Formats a value for an error: its repr, shortened if it is long."""
     if isinstance(value, int) and abs(value) > 10**_SHOWN:
         return "a whole number of very many digits"
     try:
@@ -84,7 +84,7 @@ def shown(value: object) -> str:
 
 
 def from_text(annotation: Any, text: str) -> Any:
-    """The value that the text of a flag means for a setting of this annotation."""
+    """Parses the text of a flag as the value of a setting with this annotation."""
     if annotation is not Any:
         with contextlib.suppress(ValueError):
             _converted(annotation, text)
@@ -98,7 +98,7 @@ def from_text(annotation: Any, text: str) -> Any:
 
 
 def description(annotation: Any) -> str:
-    """The values that an annotation allows, in words."""
+    """Describes in words the values that an annotation allows."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         words = [argument for argument in arguments[1:] if isinstance(argument, str)] or [description(arguments[0])]
@@ -116,7 +116,7 @@ def description(annotation: Any) -> str:
     return _WORDS.get(annotation, f"what no flag can say ({annotation})")
 
 
-# The largest whole number of a setting: more cannot be computed with.
+# The largest whole number of a setting: nothing can compute with a larger one.
 LARGEST = 2**63 - 1
 # Characters of a value that an error shows.
 _SHOWN = 200
@@ -129,10 +129,10 @@ _WORDS = {
 
 
 def _converted(annotation: Any, value: Any) -> Any:
-    """The value converted to the annotated type. Raises ValueError where it is not allowed.
+    """Converts the value to the annotated type. Raises ValueError if it is not allowed.
 
-    A whole number is a float too; True is neither. NaN and infinity are refused, as config.json cannot hold them, and
-    whole numbers of more than 64 bits.
+    A whole number is also a float; True is neither. NaN and infinity are refused, as config.json cannot hold them; so
+    are whole numbers of more than 64 bits.
     """
     from pydantic.errors import PydanticUserError
 
@@ -158,7 +158,7 @@ def _as_tuples(value: Any) -> Any:
 
 
 def _is_sound(value: Any, found: Any) -> bool:
-    """Whether a number is finite, of at most 64 bits, and was not made of a truth value or of a fraction."""
+    """Whether a number is finite, has at most 64 bits, and was not made from a truth value or a fraction."""
     if isinstance(found, (list, tuple)):
         return all(map(_is_sound, value, found))
     if isinstance(found, float):

@@ -20,11 +20,11 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
-    """Where an entry comes from: its module and name, the version of its package, the SHA-256 of its file; of one that
-    'package.module:function' names, also the folder in which the package is found, and the commit of its repository.
+    """Describes where an entry comes from: its module and name, the version of its package, the SHA-256 of its file.
 
-    If `name` is 'package.module:function' and the function is defined in another file, the SHA-256 is of both files: a
-    partial, for example, holds arguments that its own file gives.
+    If `name` is 'package.module:function', the folder of the package and the commit of its repository are added. If the
+    function is defined in another file, the SHA-256 covers both files: a partial, for example, holds arguments that its
+    own file gives.
     """
     module_name, colon, attribute = name.partition(":")
     defines = sys.modules.get(function.__module__) if hasattr(function, "__module__") else None
@@ -39,7 +39,7 @@ def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
     content = b"".join(Path(file).read_bytes() for file in files)
     where = {}
     if colon and (file := vars(sys.modules[module_name]).get("__file__")):
-        # From which the module, or the package that holds it, is imported.
+        # The folder from which the module, or the package that holds it, is imported.
         path = Path(file).absolute()
         folder = path.parents[sys.modules[module_name].__name__.count(".") + (path.name == "__init__.py")]
         where = {"folder": str(folder), "commit": commit(file)}
@@ -52,9 +52,9 @@ def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
 
 
 def _version(module: types.ModuleType) -> str:
-    """The version of the distribution, else the module's `__version__`, else ""."""
+    """Returns the version of the distribution, else the module's `__version__`, else ""."""
     package = module.__name__.partition(".")[0]
-    # What an editable install says of its packages are those of a wheel.
+    # An editable install lists the packages of a wheel.
     names = _distributions().get("cojax" if package in imports.SHARED else package, ())
     return importlib.metadata.version(names[0]) if names else str(vars(module).get("__version__", ""))
 
@@ -64,7 +64,7 @@ _distributions = functools.cache(importlib.metadata.packages_distributions)
 
 
 def commit(file: str | Path, code: Sequence[str] = _PYTHON) -> str:
-    """The commit of the repository that the file belongs to, with " with changes" where its code has changed since.
+    """Returns the commit of the file's repository, followed by " with changes" if its code has changed since.
 
     `code` are git's patterns of that code. A file that is not yet added counts as a change. "unknown" for a file that
     belongs to no repository: one that is ignored or installed does not belong to the repository around it.
@@ -91,6 +91,6 @@ def commit(file: str | Path, code: Sequence[str] = _PYTHON) -> str:
 
 
 def shortened(commit: str) -> str:
-    """Ten digits of the hash, and what follows it: " with changes" or nothing."""
+    """Returns ten digits of the hash, and what follows it: " with changes" or nothing."""
     head, space, changes = commit.partition(" ")
     return head[:10] + space + changes

@@ -1,7 +1,8 @@
 """The configuration from which every experiment starts: the paper's settings (CoEvolve, Table 9), as a ConfigDict.
 
-An experiment names an environment and a policy, and overrides other settings. cojax/settings/tree.py has each with its
-range and meaning. What reads a configuration stands here too: sections as keywords, names of tables, short flags.
+An experiment names an environment and a policy, and overrides other settings. cojax/settings/tree.py lists each with
+its range and meaning. Functions that read a configuration are here too: sections as keywords, entries of tables, short
+flags.
 """
 
 import functools
@@ -16,7 +17,7 @@ from cojax.settings.tree import LEAVES, OPEN
 
 # Setting → entry → the paper's settings of that entry; other entries start from their own defaults.
 PAPER: Mapping[str, Mapping[str, Mapping[str, Any]]] = {"learner.loss": {"grpo": {"kl_coefficient": 1e-3}}}
-# What a judge's opinion of a draft does: it is not asked for, noted, or can refuse the draft.
+# What a judge's opinion does to a draft: it is not asked for, it is noted, or it can refuse the draft.
 JUDGES = {"off": None, "note": False, "veto": True}
 # Flags with a short form → the setting that each one sets.
 SHORT = {
@@ -31,7 +32,7 @@ def get_config() -> ConfigDict:
     for name in OPEN:
         put(config, name, ConfigDict())
     for name, leaf in LEAVES.items():
-        # One that is None may also be a number, Annotated[int, …].
+        # A setting whose default is None may also be a number, Annotated[int, …].
         put(config, name, placeholder(get_args(get_args(leaf.range)[0])[0]) if leaf.default is None else leaf.default)
     return config
 
@@ -52,19 +53,19 @@ def put(config: ConfigDict, name: str, value: Any) -> None:
 
 
 def spelled_out(argument: str) -> str:
-    """A flag as absl takes it: --config.engine=NAME, say, is short for --config.engine.name=NAME."""
+    """Expands a short flag for absl: --config.engine=NAME, say, stands for --config.engine.name=NAME."""
     return re.sub(rf"^(--?config)\.({'|'.join(SHORT)})(?==|$)", lambda flag: f"{flag[1]}.{SHORT[flag[2]]}", argument)
 
 
 def choose(table: Mapping[Any, Any], name: str, kind: str) -> Any:
-    """The entry of a registry. Raises ValueError, which lists the others."""
+    """Looks up an entry of a registry. Raises ValueError, which lists the others."""
     if name not in table:
         raise ValueError(f"{kind} {name!r} not found; available: {', '.join(table)}")
     return table[name]
 
 
 def settings(config: ConfigDict, *without: str) -> dict[str, Any]:
-    """A section of the configuration as keywords."""
+    """Returns a section of the configuration as keywords, except those in `without`."""
     return {name: value for name, value in config.to_dict().items() if name not in without}
 
 

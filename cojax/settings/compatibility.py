@@ -1,6 +1,7 @@
-"""The settings of a run directory, also of one that another release made.
+"""Reads the settings of a run directory, also of one that another release made.
 
-A setting that it lacks is its default. One that is gone since is left out if it had the value that it always has now.
+A missing setting gets its default. A setting that was removed since is left out if it had the value that always applies
+now.
 """
 
 import contextlib
@@ -21,13 +22,14 @@ _RESTORE = "Restore it from a copy"
 
 
 def in_todays_keys(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in a config.json, and from `defaults` those that it lacks, as JSON holds them.
+    """Returns the settings in a config.json, and from `defaults` those that it lacks, as JSON holds them.
 
-    Raises CheckpointError for a setting that this release does not have any more, with another value than it has now.
+    Raises CheckpointError for a setting that this release no longer has, unless its value is the one that always
+    applies now.
     """
     settings = json.loads(json.dumps(stored))
     if isinstance(path := (model := settings.setdefault("model", {})).get("path"), str) and path:
-        # A relative path of other releases was read from the folder in which the command was started.
+        # Other releases read a relative path from the folder in which the command was started.
         model["path"] = os.path.abspath(path)
     if path and "epochs" not in (warm := settings.setdefault("warm_start", {})):
         # Releases without warm_start.epochs took a model folder as it is, whatever the other settings were.
@@ -45,9 +47,9 @@ def in_todays_keys(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> di
 
 
 def check_begun(workdir: Path) -> None:
-    """Raises CheckpointError where the folder holds checkpoints of a run with a setting that is gone since.
+    """Raises CheckpointError if the folder holds checkpoints of a run with a setting that was removed since.
 
-    Whatever else is wrong with the folder is told by who claims it.
+    Anything else that is wrong with the folder is reported when it is claimed.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         if any((workdir / "checkpoints").iterdir()):
@@ -55,7 +57,7 @@ def check_begun(workdir: Path) -> None:
 
 
 def settings_of(workdir: Path) -> dict[str, Any]:
-    """The settings of a run, with today's keys. Raises CheckpointError if the folder holds no run."""
+    """Reads the settings of a run, with today's keys. Raises CheckpointError if the folder holds no run."""
     path = workdir / "config.json"
     try:
         if not isinstance(raw_settings := read_json(path).get("config"), dict):
@@ -81,14 +83,14 @@ def settings_of(workdir: Path) -> dict[str, Any]:
 
 
 def as_tuples(value: Any) -> Any:
-    """The value with tuples in place of lists, as JSON has no tuples."""
+    """Replaces lists by tuples, at every depth, as JSON has no tuples."""
     if isinstance(value, Mapping):
         return {name: as_tuples(inner) for name, inner in value.items()}
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
 def _filled(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, and the defaults of those that are missing."""
+    """Returns the settings, and the defaults of missing ones."""
     inner = {
         name: _filled(section, default)
         for name, section in settings.items()

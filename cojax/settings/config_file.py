@@ -33,7 +33,7 @@ _OF_ANOTHER_TYPE = re.compile(
 class FlagError(Exception):
     """An error of the command line or of the file that it names: one line, with the fix.
 
-    It is no ValueError, because absl would add words of its own before the message of one.
+    It is no ValueError, because absl would put words of its own before the message.
     """
 
 
@@ -48,9 +48,9 @@ class ConfigFileParser(flags.ArgumentParser):
 
 
 def load(given: str) -> ConfigDict:
-    """The configuration of FILE or FILE:ARGUMENT; see `located`.
+    """Loads the configuration of FILE or FILE:ARGUMENT; see `located`.
 
-    Raises FlagError for any exception of the file, for unknown settings, and for values of another type.
+    Raises FlagError for any exception of the file, for unknown settings, and for values of the wrong type.
     """
     check_file(given)
     name, *argument = given.split(":", 1)
@@ -68,7 +68,7 @@ def load(given: str) -> ConfigDict:
         raise
     except CheckpointError as error:
         raise FlagError(str(error)) from error
-    except (Exception, SystemExit) as error:  # whatever a file does when it is run
+    except (Exception, SystemExit) as error:  # a file may raise anything
         raise FlagError(_reason(error, path)) from error
     try:
         check_kinds(config)
@@ -78,7 +78,7 @@ def load(given: str) -> ConfigDict:
 
 
 def source(path: Path) -> dict[str, str]:
-    """For config.json: the file of a configuration, its SHA-256, and the commit of its repository."""
+    """Records for config.json the file of a configuration, its SHA-256, and the commit of its repository."""
     return {"path": str(path.absolute()), "hash": hashlib.sha256(path.read_bytes()).hexdigest(), "commit": commit(path)}
 
 
@@ -95,12 +95,12 @@ def check_file(given: str) -> None:
     raise FlagError(f"--config={given}: there is no such file; {meant}" if given else f"--config is empty; {meant}")
 
 
-# Modules whose get_config() is this project's own affair.
+# Modules of this project whose get_config() is no experiment.
 _NO_EXPERIMENTS = ("base", "continued", "given")
 
 
 def _similar(path: Path) -> Path | None:
-    """The experiment with the most similar file name, in that folder or among ours; None if there is none."""
+    """Finds the experiment with the most similar file name, in that folder or among ours; None if there is none."""
     ours = EXPERIMENTS
     for folder in (path.parent, Path(ours.name)):
         places = [folder, ours] if folder == Path(ours.name) else [folder]
@@ -120,14 +120,14 @@ def _is_experiment(path: Path) -> bool:
 
 
 def located(path: str) -> Path:
-    """The file of that path; outside of the checkout, experiments/NAME.py is ours where there is no such file."""
+    """Resolves a path to a file; outside the checkout, experiments/NAME.py is ours if there is no such file."""
     own = Path(path)
     ours = EXPERIMENTS / own.name
     return ours if own.parent == Path(ours.parent.name) and not own.exists() and ours.is_file() else own
 
 
 def _module(path: str) -> ModuleType:
-    """The file as a module: ours by its name, so that it can import others of ours."""
+    """Imports the file as a module: ours by its name, so that it can import others of ours."""
     imports.with_current_folder()
     if Path(path).resolve().parent == EXPERIMENTS:
         return importlib.import_module(f"{imports.within('experiments')}.{Path(path).stem}")
@@ -141,7 +141,7 @@ def _module(path: str) -> ModuleType:
 
 
 def _reason(error: BaseException, path: str) -> str:
-    """The error as one line, after the last line of the file that was running."""
+    """Formats the error as one line, after the place of the file's last line that was running."""
     if isinstance(error, SyntaxError) and _same(error.filename or path, path):
         return f"{path}:{error.lineno or 1}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -163,7 +163,7 @@ def _reason(error: BaseException, path: str) -> str:
 
 
 def _wrong_type(found: re.Match[str], line: str) -> str:
-    """The error for a value of the wrong type that this line of the file gives to a setting."""
+    """Words the error for a value of the wrong type that this line of the file gives to a setting."""
     field, value = found["field"], found["value"]
     reference = re.search(rf"((?:\w+\.)*){field}\b", line)
     full_name = f"{reference[1]}{field}" if reference else field

@@ -54,11 +54,11 @@ def parse(argv: list[str]) -> list[str]:
         argv[1:] = _without_entries(argv[1:], OF_ENTRIES)
         _check_names(argv[1:])
         positional = flags.FLAGS(argv)
-        absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells of every array
+        absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax logs every array
         if len(positional) > 1:
             raise FlagError(f"unexpected argument {positional[1]!r}; settings are given as --config.KEY=VALUE")
         if CONFIG.value is not None:
-            # Before what takes seconds to load can use a setting out of its range.
+            # Before modules that take seconds to load can use a setting out of its range.
             check_ranges(CONFIG.value)
             for name in (name for name in OF_ENTRIES if name in LEAVES):
                 convert_setting(name, LEAVES[name].range, from_text(LEAVES[name].range, OF_ENTRIES[name]))
@@ -74,7 +74,7 @@ def parse(argv: list[str]) -> list[str]:
 
 
 def _with_config(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a run, with --config.workdir in place of --workdir.
+    """Replaces --workdir by --config.workdir in the arguments of a run.
 
     Without --config, the configuration is that of the run in the folder. Raises FlagError if neither flag is given, if
     the folder holds no run, or if the flags name two folders.
@@ -109,14 +109,14 @@ def _with_config(arguments: Sequence[str]) -> list[str]:
                 f"name its experiment too: --config=experiments/desk.py --workdir={workdir or 'runs/desk'}"
             )
         first = [f"--config={CONTINUED}:{workdir}"]
-    # After --config, which may stand before its value, and not after a flag that lacks its value.
+    # After --config, whose value may be the next argument, and not after a flag that lacks its value.
     at = next((index for index, argument in enumerate(remaining) if re.match(r"--?config(=|$)", argument)), -1)
     place = at + 1 + (at >= 0 and "=" not in remaining[at])
     return [*first, *remaining[:place], f"--config.workdir={workdir}", *remaining[place:]]
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is such a file. Raises FlagError where the system refuses to say."""
+    """Whether the file exists. Raises FlagError if the system refuses to say."""
     try:
         return path.exists()
     except OSError as error:
@@ -124,7 +124,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _value(name: str, arguments: Sequence[str]) -> str | None:
-    """The value of a flag, the last one if it is given twice; None if it is not given. `name` is a pattern.
+    """Returns the value of a flag, the last one if it is given twice; None if it is not given. `name` is a pattern.
 
     Raises FlagError for a flag without a value.
     """
@@ -162,14 +162,14 @@ def _check_flags(arguments: Sequence[str]) -> None:
 
 
 def _no_flag(name: str) -> str:
-    """The error for an unknown flag; it suggests a flag, or a setting, that is named almost so."""
+    """Words the error for an unknown flag; it suggests a flag, or a setting, with a similar name."""
     near = difflib.get_close_matches(name, [*flags.FLAGS, *(f"config.{one}" for one in RANGES)], n=1)
     near = near or [f"config.{one}" for one in difflib.get_close_matches(name, RANGES, n=1)]
     return f"--{name} is no flag; {f'did you mean --{near[0]}? ' if near else ''}--help lists the flags"
 
 
 def _plainly(message: str) -> str:
-    """absl's message about a flag; if it is about a setting, in this project's words."""
+    """Returns absl's message about a flag; if it is about a setting, in this project's words."""
     if section := re.match(r"flag --config\.([\w.]+)=(.*?): Failed to parse .* as a ConfigDict", message, re.DOTALL):
         name, value = section.groups()
         return f"{name} is a section, given {value}; set what stands in it: --config.{name}.NAME=VALUE"
@@ -186,7 +186,7 @@ def _plainly(message: str) -> str:
 
 
 def _without_entries(arguments: Sequence[str], found: dict[str, str]) -> list[str]:
-    """The arguments without the flags of entries, which are `found`: --config.NAME=VALUE, or with VALUE after it.
+    """Moves the flags of entries, --config.NAME=VALUE or --config.NAME VALUE, from the arguments to `found`.
 
     Raises FlagError for one without a value.
     """

@@ -1,6 +1,6 @@
-"""Presets: `--config.policy=NAME` makes the settings of one size of policy; a flag wins over its preset.
+"""Presets: `--config.policy=NAME` applies the settings of one size of policy; a flag overrides its preset.
 
-They stand in presets.toml.
+presets.toml defines them.
 """
 
 import tomllib
@@ -17,7 +17,7 @@ _FOUND = tomllib.loads(Path(__file__).with_name("presets.toml").read_text("utf-8
 
 
 def _preset(like: str = "", **settings: Any) -> dict[str, Any]:
-    """The settings by their dotted names, over those of the preset `like`."""
+    """Returns the settings by their dotted names; they override those of the preset `like`."""
     return {**(_preset(**_FOUND["policies"][like]) if like else {}), **dict(leaves(settings))}
 
 
@@ -32,9 +32,9 @@ IN_ENVIRONMENT: dict[tuple[str, str], dict[str, Any]] = {
 
 
 def resolve(config: ConfigDict, flags: Iterable[str] = ()) -> ConfigDict:
-    """The configuration with the settings of its preset `policy`, except those that `flags` name.
+    """Applies the settings of the configuration's preset `policy`, except those that `flags` name.
 
-    Raises ValueError for an unknown preset and for one that names a setting this experiment does not have.
+    Raises ValueError for an unknown preset, and for one that names a setting that this experiment does not have.
     """
     result = config.copy_and_resolve_references()
     if not config.policy:

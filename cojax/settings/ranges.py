@@ -1,4 +1,4 @@
-"""Whether every setting of a configuration is one, and in its range. Knows no entry; cojax/run/checks.py does."""
+"""Checks that every setting of a configuration exists and is in its range. cojax/run/checks.py checks its entries."""
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ _SHOWN = 100
 # The settings that our own entries declare, and those of older releases.
 ENTRY_SETTINGS = tuple(f"{section}.{name}" for section, names in NAMES["declared"].items() for name in names)
 GONE: Mapping[str, Sequence[Any]] = NAMES["gone"]
-# Settings that choose an entry which has settings.
+# Settings that choose an entry with settings of its own.
 _CHOOSING = {words.partition(",")[0] for words in OPEN.values()} & LEAVES.keys()
 RANGES: dict[str, Any] = {name: leaf.range for name, leaf in LEAVES.items()}
 
@@ -75,20 +75,19 @@ def _expect_all(given: Mapping[str, Any]) -> None:
 
 
 def is_section(name: str) -> bool:
-    """Whether settings stand in it."""
+    """Whether `name` is a section, not a setting."""
     return name in OPEN or any(key.startswith(f"{name}.") for key in RANGES)
 
 
 def is_open(name: str) -> bool:
-    """Whether the setting stands in a section whose settings an entry declares."""
+    """Whether the setting is in a section whose settings an entry declares."""
     return any(name == section or name.startswith(f"{section}.") for section in OPEN)
 
 
 def is_free_form(name: str) -> bool:
-    """Whether cojax.run.entries, and not ml_collections, must set the setting `name` that a flag gives.
+    """Whether cojax.run.entries, and not ml_collections, must apply a flag for the setting `name`.
 
-    So it is where the setting chooses an entry that has settings, where it is a setting of an entry, and where it may
-    be None.
+    It must if the setting chooses an entry with settings, is a setting of an entry, or may be None.
     """
     if name in LEAVES and LEAVES[name].default is None:
         return True
@@ -96,7 +95,7 @@ def is_free_form(name: str) -> bool:
 
 
 def unknown(name: str) -> str:
-    """The error for an unknown setting: it suggests settings with the same last name first, then similar ones."""
+    """Words the error for an unknown setting: it suggests settings with the same last name first, then similar ones."""
     if name in GONE:
         value, instead = GONE[name]
         section = name.rpartition(".")[0]
@@ -115,7 +114,7 @@ def unknown(name: str) -> str:
 
 
 def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting by its dotted name."""
+    """Yields every setting by its dotted name."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{name}.")

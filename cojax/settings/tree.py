@@ -5,7 +5,7 @@ annotation is its range. Its meaning is a line `name: meaning` of the section's 
 checks and docs/settings.md are derived from here. The defaults are the paper's (CoEvolve, Table 9) where it has one. An
 experiment overrides them.
 
-`Loop`, `Learner`, `Limits` and `adamw` have the same defaults where somebody makes them by hand, which a test compares.
+`Loop`, `Learner`, `Limits` and `adamw` have the same defaults for those who make them by hand; a test compares them.
 Wherever a setting names a loss, an advantage, a signal, a curriculum, a way to evolve, a selection of signals, an
 explorer, an engine or an environment, `package.module:name` names one of your own.
 """
@@ -427,7 +427,7 @@ class Settings:
 
 DistributedSettings = Settings.distributed
 
-# The settings of entries: what one entry alone reads. They stand in a section beside others, and are set as those are.
+# Settings that only one entry reads. They share a section with others, and are set in the same way.
 
 
 class ScriptedSettings:
@@ -672,7 +672,7 @@ class Leaf(NamedTuple):
 
 
 def _sections(section: type, name: str = "") -> Iterator[tuple[str, type]]:
-    """The section and those within it, by their dotted names."""
+    """Yields the section and those within it, by their dotted names."""
     yield name, section
     for inner, value in vars(section).items():
         if isinstance(value, type):
@@ -680,7 +680,7 @@ def _sections(section: type, name: str = "") -> Iterator[tuple[str, type]]:
 
 
 def purpose_of(section: type) -> str:
-    """What a section is for: its docstring without the meanings of its settings, in lines of docs/settings.md."""
+    """Returns a section's purpose: its docstring without the meanings of settings, in lines of docs/settings.md."""
     paragraphs = _documented(section)[0].strip().split("\n\n")
     return "\n\n".join(textwrap.fill(paragraph, 116) for paragraph in paragraphs)
 
