@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status, unless it exits by itself; 2 for a name that is no command."""
     global _started
     _readable()
-    name, *rest = [*(sys.argv[1:] if arguments is None else arguments), ""]
+    name, *command_arguments = [*(sys.argv[1:] if arguments is None else arguments), ""]
     if name in ("", "-h", "--help", "help"):
         print(usage())
         return 0 if name else 2
@@ -56,14 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, [*COMMANDS, *_OTHER_NAMES], n=1)
-        meant = (
+        hint = (
             f"did you mean {_OTHER_NAMES.get(near[0], near[0])}?" if near else f"expected one of {', '.join(COMMANDS)}"
         )
-        print(f"error: cojax has no command {name!r}; {meant}", file=sys.stderr)
+        print(f"error: cojax has no command {name!r}; {hint}", file=sys.stderr)
         return 2
     _started = True
     _current_folder_last(warn=name in _IMPORTING)
-    sys.argv = [f"cojax {name}", *rest[:-1]]
+    sys.argv = [f"cojax {name}", *command_arguments[:-1]]
     module = imports.within(COMMANDS[name][0])
     program = importlib.import_module(module)
     if hasattr(program, "__path__"):
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def usage() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {what}" for name, (_, what) in COMMANDS.items()]
+    lines = [f"  {name:{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
     return "\n".join(
         ["usage: cojax COMMAND …", "", *lines, "", "cojax COMMAND --help says more; cojax --version names the version."]
     )

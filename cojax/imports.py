@@ -46,10 +46,10 @@ def with_current_folder() -> None:
     holds more than our packages.
     """
     ours_first()
-    here = os.getcwd()
-    if "" not in sys.path and here not in sys.path:
+    folder = os.getcwd()
+    if "" not in sys.path and folder not in sys.path:
         checkout = _ROOT in sys.path and os.path.exists(os.path.join(_ROOT, "setup.py"))
-        sys.path.insert(sys.path.index(_ROOT) if checkout else len(sys.path), here)
+        sys.path.insert(sys.path.index(_ROOT) if checkout else len(sys.path), folder)
 
 
 def hidden(module: str) -> str:
@@ -57,11 +57,11 @@ def hidden(module: str) -> str:
 
     A package beside a package `cojax` is ours, or another copy's.
     """
-    package, *rest = module.split(".")
-    for place in sys.path if package in SHARED else ():
-        if os.path.exists(os.path.join(place, "cojax", "__init__.py")):
+    package, *submodules = module.split(".")
+    for folder in sys.path if package in SHARED else ():
+        if os.path.exists(os.path.join(folder, "cojax", "__init__.py")):
             continue
-        base = os.path.join(os.path.abspath(place), package, *rest)
+        base = os.path.join(os.path.abspath(folder), package, *submodules)
         for file in (f"{base}.py", os.path.join(base, "__init__.py")):
             if os.path.isfile(file):
                 return file

@@ -86,9 +86,9 @@ def maker(name: str) -> Callable[..., Environment]:
         CALLS_IN_TEXT[name] = vars(part(name)).get("CALL_IN_TEXT", "")
         return part(name).make
     if "." not in name and ":" not in name and not _is_module(name):
-        meant = registry.did_you_mean(name, available())
+        hint = registry.did_you_mean(name, available())
         raise registry.RegistryError(
-            f"environment {name!r} not found; {meant}available: {', '.join(available())}, or package.module:make from "
+            f"environment {name!r} not found; {hint}available: {', '.join(available())}, or package.module:make from "
             f"outside; there is no module {name!r} in {os.getcwd()} or among the installed packages either"
         )
     make: Callable[..., Environment] = registry.find("environment", full_name(name), {})

@@ -103,9 +103,9 @@ class OpenRun:
 
         step_flag = [] if step is None else [f"--step={step}"]
         with tempfile.TemporaryDirectory(prefix="cojax-") as temporary:
-            place = Path(temporary, "policy") if folder is None else Path(folder)
-            finish(["export", f"--workdir={self.workdir}", *step_flag, str(place)])
-            return load(place)
+            target = Path(temporary, "policy") if folder is None else Path(folder)
+            finish(["export", f"--workdir={self.workdir}", *step_flag, str(target)])
+            return load(target)
 
     def _log(self, name: str) -> Records:
         return Records(Log(self.workdir / f"{name}.jsonl").read())
@@ -256,9 +256,9 @@ def evaluate(
         "checkpoint": checkpoint, "model": model, "endpoint": endpoint, "endpoint_model": endpoint_model, "out": out,
         "splits": splits if splits is None or isinstance(splits, str) else ",".join(splits), "samples": samples,
     }  # fmt: skip
-    own = [f"--{name}={value}" for name, value in options.items() if value is not None]
-    with config_flag(config) as first:
-        report = finish(["evaluate", *first, *own, *flags_of(settings)], show=show)
+    flags = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    with config_flag(config) as config_flags:
+        report = finish(["evaluate", *config_flags, *flags, *flags_of(settings)], show=show)
     return read_json(Path(report["out"], "result.json"))
 
 
@@ -287,11 +287,11 @@ def _start(
 ) -> Training:
     if config is None and workdir is None:
         raise TypeError("no configuration and no run: give config, or the workdir of a run to go on with")
-    further = {} if count is None else {"steps": count}
-    place = [] if workdir is None else [f"--workdir={os.fspath(workdir)}"]
+    extra = {} if count is None else {"steps": count}
+    workdir_flag = [] if workdir is None else [f"--workdir={os.fspath(workdir)}"]
     with contextlib.ExitStack() as resources:
-        first = resources.enter_context(config_flag(config))
-        return Training([*first, *place, *flags_of({**settings, **further})], show=show, held=resources.pop_all())
+        flags = resources.enter_context(config_flag(config))
+        return Training([*flags, *workdir_flag, *flags_of({**settings, **extra})], show=show, held=resources.pop_all())
 
 
 def flags_of(settings: Mapping[str, Any]) -> list[str]:

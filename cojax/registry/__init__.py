@@ -46,8 +46,8 @@ def find(kind: str, name: str, entries: Mapping[str, T | str]) -> T:
         entry = entries[name]
         if not isinstance(entry, str):
             return entry
-        own, _, attribute = entry.partition(":")
-        return vars(importlib.import_module(own) if own.startswith("cojax.") else own_module(own))[attribute]
+        path, _, attribute = entry.partition(":")
+        return vars(importlib.import_module(path) if path.startswith("cojax.") else own_module(path))[attribute]
     module_name, colon, attribute = name.partition(":")
     if not colon:
         raise RegistryError(
@@ -56,8 +56,8 @@ def find(kind: str, name: str, entries: Mapping[str, T | str]) -> T:
     module = _import(kind, name, module_name)
     target = vars(module).get(attribute)
     if target is None:
-        where = module.__file__ or module_name
-        raise RegistryError(f"{kind} {name!r} not found: {where} defines no {attribute!r}{_hidden(module_name)}")
+        location = module.__file__ or module_name
+        raise RegistryError(f"{kind} {name!r} not found: {location} defines no {attribute!r}{_hidden(module_name)}")
     if not callable(target):
         raise RegistryError(f"{kind} {name!r} is of type {type(target).__name__}; expected a function or a class")
     return target
@@ -72,8 +72,8 @@ def own_module(name: str) -> types.ModuleType:
     folder = name.partition(".")[0]
     package = importlib.import_module(imports.within(folder))
     if os.path.realpath(str(package.__file__)) != str(imports.FOLDERS[folder] / "__init__.py"):
-        where = package.__file__ or list(package.__path__)
-        raise RegistryError(f"{where} hides cojax's {imports.within(name)}, {imports.FIX}")
+        location = package.__file__ or list(package.__path__)
+        raise RegistryError(f"{location} hides cojax's {imports.within(name)}, {imports.FIX}")
     return importlib.import_module(imports.within(name))
 
 
@@ -103,8 +103,8 @@ def check_settings(
     for setting in given:
         if setting not in declarations:
             choices = f"it has {', '.join(declarations)}" if declarations else "it has none"
-            meant = did_you_mean(setting, declarations, where)
-            raise RegistryError(f"{kind} {name!r} has no setting {where}{setting}; {meant}{choices}")
+            hint = did_you_mean(setting, declarations, where)
+            raise RegistryError(f"{kind} {name!r} has no setting {where}{setting}; {hint}{choices}")
     for setting, declaration in declarations.items():
         if declaration.default is REQUIRED and setting not in given:
             values = description(declaration.annotation)
@@ -117,8 +117,8 @@ def check_settings(
 
 def did_you_mean(name: str, known: Iterable[str], where: str = "") -> str:
     """Suggests, for an error about an unknown name, the known ones that are spelled alike, with `where` before them."""
-    near = difflib.get_close_matches(name.lower(), known, cutoff=0.7)
-    return f"did you mean {' or '.join(where + candidate for candidate in near)}? " if near else ""
+    matches = difflib.get_close_matches(name.lower(), known, cutoff=0.7)
+    return f"did you mean {' or '.join(where + candidate for candidate in matches)}? " if matches else ""
 
 
 def check_call(
@@ -136,7 +136,7 @@ def check_call(
 
 def _import(kind: str, name: str, module: str) -> types.ModuleType:
     """Imports the module of that name. Raises RegistryError if it is missing or cannot be imported."""
-    here = os.getcwd()
+    folder = os.getcwd()
     imports.with_current_folder()
     try:
         return importlib.import_module(module)
@@ -144,7 +144,7 @@ def _import(kind: str, name: str, module: str) -> types.ModuleType:
         missing = error.name or module
         if module == missing or module.startswith(f"{missing}."):
             raise RegistryError(
-                f"{kind} {name!r} not found: no module {missing!r} in {here} or among the installed packages"
+                f"{kind} {name!r} not found: no module {missing!r} in {folder} or among the installed packages"
                 f"{_hidden(module)}"
             ) from error
         raise RegistryError(f"{kind} {name!r} cannot be imported: it needs {missing!r}, which is not there") from error
@@ -166,10 +166,10 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def _scope(function: Callable[..., Any]) -> dict[str, Any]:
     """Returns the names that a function's annotations may use."""
-    inner: Any = inspect.unwrap(function)
-    while isinstance(inner, functools.partial):
-        inner = inspect.unwrap(inner.func)
-    return vars(sys.modules[inner.__module__]) if getattr(inner, "__module__", None) in sys.modules else {}
+    target: Any = inspect.unwrap(function)
+    while isinstance(target, functools.partial):
+        target = inspect.unwrap(target.func)
+    return vars(sys.modules[target.__module__]) if getattr(target, "__module__", None) in sys.modules else {}
 
 
 def _type_hints(function: Callable[..., Any], holder: Any, scope: dict[str, Any] | None = None) -> dict[str, Any]:

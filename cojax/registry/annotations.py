@@ -111,8 +111,8 @@ def description(annotation: Any) -> str:
         if not arguments:
             return "a tuple"
         several = arguments[-1] is ...
-        inner = description(arguments[0]) if several else ", ".join(map(description, arguments))
-        return f"a tuple, each of it {inner}" if several else f"a tuple of {inner}"
+        item = description(arguments[0]) if several else ", ".join(map(description, arguments))
+        return f"a tuple, each of it {item}" if several else f"a tuple of {item}"
     return _WORDS.get(annotation, f"what no flag can say ({annotation})")
 
 

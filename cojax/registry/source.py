@@ -37,17 +37,17 @@ def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
     modules = [module, *([sys.modules[module_name]] if colon else [])]
     files = dict.fromkeys(vars(owner)["__file__"] for owner in modules if vars(owner).get("__file__"))
     content = b"".join(Path(file).read_bytes() for file in files)
-    where = {}
+    origin = {}
     if colon and (file := vars(sys.modules[module_name]).get("__file__")):
         # The folder from which the module, or the package that holds it, is imported.
         path = Path(file).absolute()
         folder = path.parents[sys.modules[module_name].__name__.count(".") + (path.name == "__init__.py")]
-        where = {"folder": str(folder), "commit": commit(file)}
+        origin = {"folder": str(folder), "commit": commit(file)}
     return {
         "path": f"{module.__name__}:{attribute}",
         "version": _version(module),
         "hash": hashlib.sha256(content).hexdigest() if files else "",
-        **where,
+        **origin,
     }
 
 

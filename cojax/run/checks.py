@@ -159,12 +159,12 @@ def _check_pretrained(config: ConfigDict) -> None:
         )
     rates = ("learning_rate", "pretrained_learning_rate")
     setting = rates[bool(path)]
-    other = next(rate for rate in rates if rate != setting)
-    if section.steps and section[other] != (default := LEAVES[f"warm_start.{other}"].default):
+    idle = next(rate for rate in rates if rate != setting)
+    if section.steps and section[idle] != (default := LEAVES[f"warm_start.{idle}"].default):
         where = "a model folder is taught" if path else "a policy from scratch is taught"
         raise ValueError(
-            f"warm_start.{other} is {section[other]:g}, but {where} by warm_start.{setting}; set "
-            f"--config.warm_start.{setting}, and --config.warm_start.{other}={default:g}"
+            f"warm_start.{idle} is {section[idle]:g}, but {where} by warm_start.{setting}; set "
+            f"--config.warm_start.{setting}, and --config.warm_start.{idle}={default:g}"
         )
 
 
@@ -282,11 +282,11 @@ def _check_evolution(config: ConfigDict) -> None:
             raise ValueError(f"{reason}; set --config.{name}={requirement}, or --config.synthesis.prefix_replay=False")
     admit, evolves = config.synthesis.admit, methods.evolves(config)
     if admit != "all" and not (evolves and config.evolve != "none"):
-        why, mend = "evolve is 'none'", "--config.evolve=uniform, say"
+        why, fix = "evolve is 'none'", "--config.evolve=uniform, say"
         if not evolves:
-            why, mend = f"with method={config.method} the task set does not grow", "--config.preference.tasks=growing"
+            why, fix = f"with method={config.method} the task set does not grow", "--config.preference.tasks=growing"
         raise ValueError(
-            f"synthesis.admit is {admit!r}, but {why}: there are no candidates; set {mend}, or "
+            f"synthesis.admit is {admit!r}, but {why}: there are no candidates; set {fix}, or "
             "--config.synthesis.admit=all"
         )
     if evolves and config.evolve in _AT_SIGNALS and not config.signals:

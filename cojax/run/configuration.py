@@ -104,27 +104,27 @@ def check_trust(config: ConfigDict, workdir: Path, stated: Collection[str], fold
     trusted_folders = {*_started_with(), *(os.path.realpath(folder) for folder in folders)}
     path = workdir / "config.json"
     outside_entries = [entry for entry in _named(config) if entry[0].partition(" ")[0] not in stated]
-    for place, name, _ in outside_entries:
+    for leaf, name, _ in outside_entries:
         module = name.partition(":")[0]
         if module.partition(".")[0] in sys.stdlib_module_names or _is_ours(module):
-            raise _unstated(path, place, name, "is code of this installation, and no entry that it lists")
+            raise _unstated(path, leaf, name, "is code of this installation, and no entry that it lists")
         module_folders = imports.places(module)
         if not module_folders:
             raise RegistryError(
-                f"{path}: {place} is {shown(name)}, which is in no folder of code that this command is to trust; if "
-                f"you trust the one that it came from, add --trust-code={_shown_folder(_noted(path, place))}"
+                f"{path}: {leaf} is {shown(name)}, which is in no folder of code that this command is to trust; if "
+                f"you trust the one that it came from, add --trust-code={_shown_folder(_noted(path, leaf))}"
             )
         if foreign := [folder for folder in module_folders if folder not in trusted_folders]:
-            raise _unstated(path, place, name, f"lies in {foreign[0]}, a folder that is not trusted")
+            raise _unstated(path, leaf, name, f"lies in {foreign[0]}, a folder that is not trusted")
         if any(_holds(folder, module, workdir) for folder in module_folders):
-            raise _unstated(path, place, name, "is of a package that holds the run's own folder")
+            raise _unstated(path, leaf, name, "is of a package that holds the run's own folder")
     for setting, why in _WHY.items():
-        own = setting in LEAVES or _is_own_world(config)
-        if setting not in stated and (value := _value(config, setting)) and own:
+        applies = setting in LEAVES or _is_own_world(config)
+        if setting not in stated and (value := _value(config, setting)) and applies:
             raise _unstated(path, setting, value, why)
-    for place, name, find in outside_entries:
+    for leaf, name, find in outside_entries:
         if not _is_defined_in(find(name), trusted_folders):
-            raise _unstated(path, place, name, "is defined elsewhere than in a folder that is trusted")
+            raise _unstated(path, leaf, name, "is defined elsewhere than in a folder that is trusted")
 
 
 def _named(config: ConfigDict) -> Iterator[tuple[str, str, Callable[[str], Any]]]:
@@ -132,9 +132,9 @@ def _named(config: ConfigDict) -> Iterator[tuple[str, str, Callable[[str], Any]]
     for leaf, choice in CHOICES.items():
         name = at(config, leaf)
         if name and name not in choice.names():
-            whole = worlds.full_name(name) if leaf == "environment.name" else name
-            if ":" in whole:
-                yield leaf, whole, choice.find
+            full_name = worlds.full_name(name) if leaf == "environment.name" else name
+            if ":" in full_name:
+                yield leaf, full_name, choice.find
     for name in filter(None, map(str.strip, config.signals.split(","))):
         if ":" in name:
             yield f"signals {signal_name(name)}", name, SIGNAL.find
@@ -173,9 +173,9 @@ def _started_with() -> set[str]:
     """Returns the import path's folders, without those of the standard library and of installed packages."""
     installed_folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     installed_folders += [*site.getsitepackages(), site.getusersitepackages()]
-    prefixes = tuple(os.path.join(os.path.realpath(place), "") for place in installed_folders)
+    prefixes = tuple(os.path.join(os.path.realpath(path), "") for path in installed_folders)
     folders = {os.path.realpath(folder) for folder in sys.path if isinstance(folder, str)}
-    return {place for place in folders if not os.path.join(place, "").startswith(prefixes)} | {os.path.realpath("")}
+    return {folder for folder in folders if not os.path.join(folder, "").startswith(prefixes)} | {os.path.realpath("")}
 
 
 def _value(config: ConfigDict, setting: str) -> Any:

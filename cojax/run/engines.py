@@ -51,8 +51,8 @@ _LAUNCHED_ONLY = ("servers", "python", "device", "flags", "port", "restarts")
 
 def local(config: ConfigDict, model: ModelConfig) -> Engine:
     """Builds the engine in this process, on the learner's mesh."""
-    own, mesh = settings(config.engine, "name", "slots"), mesh_of(config)
-    return LocalEngine(model, slots=slots(config, model), routes=asks_routes(config), mesh=mesh, **own)
+    keywords, mesh = settings(config.engine, "name", "slots"), mesh_of(config)
+    return LocalEngine(model, slots=slots(config, model), routes=asks_routes(config), mesh=mesh, **keywords)
 
 
 def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
@@ -73,13 +73,13 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
     if section.router and not is_address(section.router):
         raise ValueError(f"sglang.router is {section.router!r}; expected http://HOST:PORT")
     folder = Path(section.folder or config.workdir)
-    own = None if urls or section.router else launch(config, folder / "sglang", section.dtype or model.param_dtype)
+    servers = None if urls or section.router else launch(config, folder / "sglang", section.dtype or model.param_dtype)
     return SGLangEngine(
         model,
         folder=folder,
         max_length=config.engine.max_length,
         urls=urls,
-        launch=own,
+        launch=servers,
         settings=dataclasses.replace(
             SGLangSettings(**settings(section)), sync=sync(config), router=section.router.strip().rstrip("/")
         ),
@@ -244,17 +244,17 @@ def remembered(
     decides anew. `slots_of` returns the number that was chosen, None for any engine but the local one. Raises
     ValueError for a damaged file, and for a number that no longer fits.
     """
-    own = config.copy_and_resolve_references()
+    run_config = config.copy_and_resolve_references()
     if begun and config.engine.slots is None and (before := kept(path)):
-        own.engine.slots = before
+        run_config.engine.slots = before
         CONSOLE.print(f"engine: {before} slots, as it began")
     try:
-        result = make(own)
+        result = make(run_config)
     except CacheTooLarge as error:
         if not begun:
             raise
         raise error.once_begun() from error
-    if own.engine.slots is None and (count := slots_of(result)):
+    if run_config.engine.slots is None and (count := slots_of(result)):
         write_json(path, with_checksum({"slots": count}))
     return result
 

@@ -115,12 +115,12 @@ def entry(config: ConfigDict, leaf: str) -> ChosenEntry:
     checked_overrides: dict[str, Any] = {}
     if choice.section:
         # Without the section's own leaves, such as environment.name.
-        own = settings(at(config, choice.section), *_leaves(choice.section))
-        overrides = {**PAPER.get(leaf, {}).get(name, {}), **own}
+        values = settings(at(config, choice.section), *_leaves(choice.section))
+        overrides = {**PAPER.get(leaf, {}).get(name, {}), **values}
         checked_overrides = registry.check_settings(choice.kind, name, function, overrides, f"{choice.section}.")
     if choice.takes is not None:
-        takes = (*choice.takes, *reads(function)) if leaf == "evolve" else choice.takes
-        registry.check_call(choice.kind, name, function, takes, checked_overrides)
+        arguments = (*choice.takes, *reads(function)) if leaf == "evolve" else choice.takes
+        registry.check_call(choice.kind, name, function, arguments, checked_overrides)
     if leaf == "environment.name":
         worlds.examine(name, checked_overrides)
     full = worlds.full_name(name) if leaf == "environment.name" else name
@@ -163,8 +163,8 @@ def signals(config: ConfigDict) -> dict[str, ChosenEntry]:
             continue
         if name not in SIGNALS:
             all_names = list(dict.fromkeys((*SIGNALS, *entries)))
-            meant = registry.did_you_mean(name, all_names, f"{_SIGNALS}.")
-            raise RegistryError(f"signal_settings.{name} belongs to no signal; {meant}there are {', '.join(all_names)}")
+            hint = registry.did_you_mean(name, all_names, f"{_SIGNALS}.")
+            raise RegistryError(f"signal_settings.{name} belongs to no signal; {hint}there are {', '.join(all_names)}")
         _signal(config, name)
     return entries
 
@@ -201,7 +201,7 @@ def described(config: ConfigDict) -> dict[str, Any]:
     """Describes the entry of each setting for config.json."""
     kinds = dict(zip(signals(config), made_signals(config).values(), strict=True))
     of_signals = {f"signals.{name}": {"kind": kind.name, "colour": kind.colour} for name, kind in kinds.items()}
-    return {leaf: one.described() | of_signals.get(leaf, {}) for leaf, one in chosen(config)}
+    return {leaf: named_entry.described() | of_signals.get(leaf, {}) for leaf, named_entry in chosen(config)}
 
 
 def overridden(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:

@@ -39,15 +39,15 @@ def ending(config: ConfigDict, environment: Environment) -> str:
 
     Raises ValueError if both are set and differ.
     """
-    own, setting = traits_of(environment).ending, config.explorer.ending
-    if own in (None, setting):
+    environment_ending, setting = traits_of(environment).ending, config.explorer.ending
+    if environment_ending in (None, setting):
         return setting
     if setting != ScriptedExplorer.ending:
         raise ValueError(
             f"explorer.ending is {setting!r}, but an episode of {environment.name!r} is ended by "
-            f"{own or 'an action without calls'}; leave explorer.ending out"
+            f"{environment_ending or 'an action without calls'}; leave explorer.ending out"
         )
-    return own
+    return environment_ending
 
 
 def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplorer:
@@ -78,8 +78,8 @@ def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
     """Builds the explorer whose model is the policy in training, on the engine of its rollouts."""
     from cojax.explorer.llm.chat_client import PolicyModel
 
-    name, own = Path(config.model.path).name or "self", LLMSettings(**settings(config.llm))
-    chat_model = PolicyModel(made.engine, made.chat, name, journal, own, made.limits.engine_deadline)
+    name, llm_settings = Path(config.model.path).name or "self", LLMSettings(**settings(config.llm))
+    chat_model = PolicyModel(made.engine, made.chat, name, journal, llm_settings, made.limits.engine_deadline)
     return _llm_explorer(config, made, "policy", chat_model)
 
 
@@ -102,8 +102,8 @@ def samples_policy(config: ConfigDict) -> bool:
     name = config.explorer.name
     has_attempts = config.validate and name == "llm" and attempts(config) > 0
     # An explorer from outside may sample it, and probes do.
-    own = name == "policy" or ":" in name or config.synthesis.admit != "all"
-    return own or (has_attempts and config.validation.attempter == "policy")
+    may_sample = name == "policy" or ":" in name or config.synthesis.admit != "all"
+    return may_sample or (has_attempts and config.validation.attempter == "policy")
 
 
 def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Sequence[Task]) -> Validation:

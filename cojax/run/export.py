@@ -33,9 +33,9 @@ def export(policy: trained.TrainedPolicy, folder: Path) -> None:
     Raises FileExistsError for a folder that holds anything, OSError with the fix when the disk refuses.
     """
     policy = trained.cast(policy, policy.model.param_dtype)
-    with appearing(folder) as part:
-        write_model(part, policy.model, policy.params)
-        save_tokenizer(part, policy.tokenizer)
+    with appearing(folder) as temporary:
+        write_model(temporary, policy.model, policy.params)
+        save_tokenizer(temporary, policy.tokenizer)
 
 
 @contextlib.contextmanager
@@ -46,18 +46,18 @@ def appearing(folder: Path) -> Iterator[Path]:
     """
     refuse_full(folder)
     folder = folder.absolute()
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
-        part.mkdir(parents=True)
-        yield part
-        sync_tree(part)
+        temporary.mkdir(parents=True)
+        yield temporary
+        sync_tree(temporary)
         # This replaces an empty folder. The system refuses to replace one that was filled in the meantime.
-        part.rename(folder)
+        temporary.rename(folder)
         sync_folder(folder.parent)
     except OSError as error:
         raise explain(OSError(error.errno, os.strerror(error.errno)), folder) if error.errno else error from error
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def save_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:

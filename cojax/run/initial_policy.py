@@ -227,18 +227,18 @@ def _played(
 def _learner(config: ConfigDict, model: ModelConfig, steps: int, base: Params, mesh: Mesh | None) -> Learner:
     """Builds a warm start's learner. From scratch it uses one device, and recomputes layers in the backward pass."""
     section = config.warm_start
-    rate, rising, more = section.learning_rate, 50, dict[str, Any]()
+    rate, rising, extras = section.learning_rate, 50, dict[str, Any]()
     if config.model.path:
         lora = Lora(**settings(section.lora, "learning_rate")) if section.lora.rank else None
         rate = section.lora.learning_rate if lora else section.pretrained_learning_rate
         rising = round(_RISING * steps)
         remat = "layers" if config.learner.remat == AUTO else config.learner.remat
-        more = {"reference": base if lora else None, "lora": lora, "mesh": mesh, "remat": remat}
+        extras = {"reference": base if lora else None, "lora": lora, "mesh": mesh, "remat": remat}
     return Learner(
         config=model,
         optimizer=adamw(optax.linear_schedule(rate, 0.05 * rate, steps), warmup_steps=rising),
         loss="sft",
         row_length=config.learner.row_length,
         micro_rows=config.learner.micro_rows,
-        **more,
+        **extras,
     )

@@ -44,12 +44,12 @@ Pair = tuple[jax.Array, jax.Array]
 def machine() -> dict[str, Any]:
     """Returns the machine's facts by name. A fact that the system does not report is missing."""
     fields = _first_processor()
-    names = {ours: theirs for ours, possible in _FOUND["fields"].items() for theirs in possible if theirs in fields}
+    names = {name: field for name, possible in _FOUND["fields"].items() for field in possible if field in fields}
     flags = next((sorted(fields[name].split()) for name in _FLAGS if name in fields), [])
     variables = {name: os.environ[name] for name in _FOUND["variables"] if name in os.environ}
     return {
         "cpu": {
-            **{ours: fields[theirs] for ours, theirs in names.items()},
+            **{name: fields[field] for name, field in names.items()},
             **({"instructions": [flag for flag in flags if _ARITHMETIC.search(flag)]} if flags else {}),
             **({"flags": _hash(" ".join(flags).encode())} if flags else {}),
         },

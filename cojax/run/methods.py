@@ -103,8 +103,8 @@ def check(config: ConfigDict) -> None:
             )
         return
     method, settings = rounds
-    outside = {*method.fixed, *method.unread, "hard_negatives"}
-    unread = sorted(name for name in overrides - {"dpo", "sft"} if name in outside)
+    unused_names = {*method.fixed, *method.unread, "hard_negatives"}
+    unread = sorted(name for name in overrides - {"dpo", "sft"} if name in unused_names)
     unread += [name for name in ("dpo", "sft") if name in overrides and name in method.unread]
     if unread:
         raise ValueError(
@@ -117,8 +117,8 @@ def check(config: ConfigDict) -> None:
                 f"{name} is {value!r}, but method {config.method!r} learns in rounds, which do not have it; set "
                 f"--config.{name}={default}, or --config.method=coevolve"
             )
-    alone = settings.agent == "none" and not method.fixed.get("agent")
-    if alone and (idle := sorted(overrides & {"share", "other"})):
+    has_one_agent = settings.agent == "none" and not method.fixed.get("agent")
+    if has_one_agent and (idle := sorted(overrides & {"share", "other"})):
         raise ValueError(
             f"preference.{idle[0]} is {config.preference[idle[0]]!r}, but it concerns the second agent, and "
             "preference.agent is 'none'; take it back, or set --config.preference.agent=failure"

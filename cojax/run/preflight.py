@@ -229,9 +229,9 @@ def _disk(config: ConfigDict, state: dict[str, Any]) -> str:
         # A folder on the workdir's own file system adds to what the workdir needs.
         folder = Path(config.sglang.folder or config.workdir).absolute()
         _writable(folder)
-        place = workdir if _existing(folder).stat().st_dev == _existing(workdir).stat().st_dev else folder
+        target = workdir if _existing(folder).stat().st_dev == _existing(workdir).stat().st_dev else folder
         size = np.dtype(config.sglang.dtype or state["parts"].model.dtype).itemsize
-        needs[place] = needs.get(place, 0) + state.get("count", 0) * size * _VERSIONS_ON_DISK
+        needs[target] = needs.get(target, 0) + state.get("count", 0) * size * _VERSIONS_ON_DISK
     return "; ".join(_room(folder, need) for folder, need in needs.items())
 
 
@@ -256,9 +256,9 @@ def _existing(folder: Path) -> Path:
 
 
 def _writable(folder: Path) -> None:
-    place = _existing(folder)
-    if not (place.is_dir() and os.access(place, os.W_OK)):
-        raise OSError(f"cannot write {folder}: {place} is not a writable folder. Choose another one.")
+    existing = _existing(folder)
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        raise OSError(f"cannot write {folder}: {existing} is not a writable folder. Choose another one.")
 
 
 # The order matters: each may read what those before it left in `state`.

@@ -170,9 +170,9 @@ def log_to(path: Path) -> None:
     handler.setStream(open(path, "a", opener=own_file))  # noqa: SIM115  the handler closes it
     handler.setFormatter(_Plain("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
-    for other in list(root.handlers):
-        other.setLevel(logging.WARNING)
-        other.setFormatter(_Plain("warning: %(message)s"))
+    for console_handler in list(root.handlers):
+        console_handler.setLevel(logging.WARNING)
+        console_handler.setFormatter(_Plain("warning: %(message)s"))
     root.addHandler(handler)
     logging.getLogger("cojax").setLevel(logging.INFO)
 
@@ -215,21 +215,21 @@ def check_mesh(config: ConfigDict) -> None:
     check_rows(config, mesh)
     if mesh is None or config.engine.name != "local":
         return
-    parts = replicas(mesh)
+    meshes = replicas(mesh)
     lanes, slots = config.engine.lanes, config.engine.slots
-    if (devices := parts[0].size) > 1:
-        on = f"but engine.name=local samples on {devices} devices together (mesh.tensor × mesh.expert), where programs"
+    if (devices := meshes[0].size) > 1:
+        why = f"but engine.name=local samples on {devices} devices together (mesh.tensor × mesh.expert), where programs"
         halt = "that two threads start may wait for each other for ever"
         if lanes > 1:
-            raise ValueError(f"engine.lanes is {lanes}, {on} {halt}; set --config.engine.lanes=1")
+            raise ValueError(f"engine.lanes is {lanes}, {why} {halt}; set --config.engine.lanes=1")
         if config.staleness:
             raise ValueError(
-                f"staleness is {config.staleness}, {on} {halt}: those of sampling and of the update. Set "
+                f"staleness is {config.staleness}, {why} {halt}: those of sampling and of the update. Set "
                 "--config.staleness=0, or mesh.data or mesh.fsdp in place of mesh.tensor and mesh.expert, or sample on "
                 "servers by --config.engine=sglang"
             )
-    if slots and slots % (count := lanes * len(parts)):
+    if slots and slots % (count := lanes * len(meshes)):
         raise ValueError(
-            f"engine.slots is {slots}, but the mesh has {len(parts)} replicas (data × fsdp) of engine.lanes={lanes}, "
+            f"engine.slots is {slots}, but the mesh has {len(meshes)} replicas (data × fsdp) of engine.lanes={lanes}, "
             f"which hold equally many; set --config.engine.slots={-(-slots // count) * count}"
         )

@@ -30,13 +30,13 @@ def lines() -> Iterator[str]:
             yield f"Also the settings of {OPEN[prefix]}.\n"
         yield "| setting | default | range | meaning |\n|---|---|---|---|"
         for name in leaves_of(section):
-            whole = f"{prefix}.{name}".lstrip(".")
-            yield _row(whole, LEAVES[whole])
+            full_name = f"{prefix}.{name}".lstrip(".")
+            yield _row(full_name, LEAVES[full_name])
         yield ""
     yield "## Settings of entries\n"
     yield "Each of these is read by the entries in the first column alone.\n"
-    for prefix, of in itertools.groupby(ENTRIES, lambda one: one[0]):
-        sections = list(of)
+    for prefix, group in itertools.groupby(ENTRIES, lambda row: row[0]):
+        sections = list(group)
         yield f"### `{prefix}`\n"
         if len(sections) == 1:
             yield f"{purpose_of(sections[0][2])}\n"
@@ -48,8 +48,8 @@ def lines() -> Iterator[str]:
     yield "### Of registries\n"
     yield "Each section sets keywords of the entry in the second column, whose signature declares their ranges.\n"
     yield "| section | keywords of |\n|---|---|"
-    for name, whose in OPEN.items():
-        yield f"| `{name}` | {_cell(whose)} |"
+    for name, owner in OPEN.items():
+        yield f"| `{name}` | {_cell(owner)} |"
 
 
 def _row(name: str, leaf: Leaf) -> str:

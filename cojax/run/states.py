@@ -104,9 +104,9 @@ def second_agent_in_memory(
 
 def resume(config: ConfigDict, loop: Loop, train_state: TrainState, directory: RunDirectory) -> State | None:
     """Restores the state of the newest checkpoint; None if there is none. `train_state` gives its shapes."""
-    like = united(train_state, train_state if methods.has_second_agent(config) else None)
+    target = united(train_state, train_state if methods.has_second_agent(config) else None)
     with loop.clock("checkpoint"):
-        checkpoint = directory.resume(like, signals.init(loop.detectors))
+        checkpoint = directory.resume(target, signals.init(loop.detectors))
     if checkpoint is None:
         return None
     loop.clock.restore(checkpoint.host["clock"])
@@ -195,13 +195,13 @@ def initial_tasks(config: ConfigDict, made: Parts) -> tuple[Synthesis, tuple[Tas
 
     Tasks are held out if the environment has no evaluation tasks, together with their drafts.
     """
-    whole = assemble.initial(config, made)
+    synthesis = assemble.initial(config, made)
     if made.evaluation:
-        return whole, ()
-    training, evaluation = hold_out(whole.tasks)
-    held_ids = {task.id for task in whole.tasks} - {task.id for task in training}
-    drafts = tuple(record for record in whole.drafts if record["task"] not in held_ids)
-    return dataclasses.replace(whole, tasks=training, drafts=drafts), evaluation
+        return synthesis, ()
+    training, evaluation = hold_out(synthesis.tasks)
+    held_ids = {task.id for task in synthesis.tasks} - {task.id for task in training}
+    drafts = tuple(record for record in synthesis.drafts if record["task"] not in held_ids)
+    return dataclasses.replace(synthesis, tasks=training, drafts=drafts), evaluation
 
 
 def evaluated(made: Parts, path: Path, begun: bool, found: Callable[[], tuple[Synthesis, tuple[Task, ...]]]) -> Parts:

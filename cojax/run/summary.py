@@ -44,8 +44,8 @@ def dev_score(config: ConfigDict, made: Parts, step: int, tasks: Sequence[Task])
     environment = made.evaluated_in if made.development else made.environment
     collector = _collector(config, made, config.evaluation.temperature, environment)
     groups = collector.collect(tasks, seed=(config.seed, step), label=f"dev{step}")
-    result, by = score(groups), _by(config, groups)
-    by_kind = {f"success/{name}": success for name, success in by.items()}
+    result, by_value = score(groups), _by(config, groups)
+    by_kind = {f"success/{name}": success for name, success in by_value.items()}
     return {"success": result.success, "partial": result.partial, "lost": result.lost, **by_kind}
 
 

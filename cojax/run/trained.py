@@ -83,11 +83,11 @@ def keep(
     if begun and (workdir / _MODEL).exists():
         return
     adapters = bool(config["learner"]["lora"]["rank"])
-    own = (teaches_folder(config) and (adapters or reference)) or (adapters and not config["model"]["path"])
-    if own:
+    needs_base = (teaches_folder(config) and (adapters or reference)) or (adapters and not config["model"]["path"])
+    if needs_base:
         write_params(workdir / _BASE, model, params, together)
     record: dict[str, Any] = {}
-    if own or adapters:
+    if needs_base or adapters:
         with together.hosts.operation("fingerprint", params) as finish:
             record["base"] = finish(fingerprint(params))
     if origin:
@@ -192,11 +192,11 @@ def kept_shape(workdir: Path) -> ModelConfig:
 
 def stored_shape(config: Mapping[str, Any], folder: Path) -> ModelConfig:
     """Reads the shape of a model folder, with the dtypes of the configuration."""
-    own, section = ModelConfig.from_hf(read_config_json(folder)), config["model"]
-    dtype = section["dtype"] or own.dtype
+    folder_config, section = ModelConfig.from_hf(read_config_json(folder)), config["model"]
+    dtype = section["dtype"] or folder_config.dtype
     # Adapters leave the model frozen: it is only computed with.
-    param_dtype = dtype if config["learner"]["lora"]["rank"] else section["param_dtype"] or own.param_dtype
-    return dataclasses.replace(own, dtype=dtype, param_dtype=param_dtype)
+    param_dtype = dtype if config["learner"]["lora"]["rank"] else section["param_dtype"] or folder_config.param_dtype
+    return dataclasses.replace(folder_config, dtype=dtype, param_dtype=param_dtype)
 
 
 def from_scratch(section: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> ModelConfig:
@@ -221,10 +221,10 @@ def content_of(folder: Path) -> str:
 def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: str | Path) -> Params:
     """Reads the base of a run's adapters, and verifies it if the run recorded its fingerprint."""
     model_path = config["model"]["path"]
-    own, teaches = workdir / _BASE, teaches_folder(config)
-    if teaches and own.is_dir():
-        base = own  # wherever the model folder of a warm start is now, its weights are not the base
-    folder = own if not base and (teaches or not model_path) else _moved(workdir, model_path, base)
+    own_base, teaches = workdir / _BASE, teaches_folder(config)
+    if teaches and own_base.is_dir():
+        base = own_base  # wherever the model folder of a warm start is now, its weights are not the base
+    folder = own_base if not base and (teaches or not model_path) else _moved(workdir, model_path, base)
     if not folder.is_dir():
         raise CheckpointError(
             f"{workdir} holds adapters (learner.lora.rank={config['learner']['lora']['rank']}), and their base "

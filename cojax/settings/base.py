@@ -39,17 +39,17 @@ def get_config() -> ConfigDict:
 
 def at(config: ConfigDict, name: str) -> Any:
     """The setting or section of that dotted name."""
-    return functools.reduce(lambda section, part: section[part], name.split("."), config)
+    return functools.reduce(lambda section, key: section[key], name.split("."), config)
 
 
 def put(config: ConfigDict, name: str, value: Any) -> None:
     """Sets a leaf by its dotted name, and adds missing sections."""
-    *above, last = name.split(".")
-    for part in above:
-        if part not in config:
-            config[part] = ConfigDict()
-        config = config[part]
-    config[last] = value
+    *sections, leaf = name.split(".")
+    for key in sections:
+        if key not in config:
+            config[key] = ConfigDict()
+        config = config[key]
+    config[leaf] = value
 
 
 def spelled_out(argument: str) -> str:

@@ -91,9 +91,9 @@ def as_tuples(value: Any) -> Any:
 
 def _filled(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings, and the defaults of missing ones."""
-    inner = {
+    sections = {
         name: _filled(section, default)
         for name, section in settings.items()
         if isinstance(section, Mapping) and isinstance(default := defaults.get(name), Mapping)
     }
-    return {**defaults, **settings, **inner}
+    return {**defaults, **settings, **sections}

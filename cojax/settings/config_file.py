@@ -88,11 +88,11 @@ def check_file(given: str) -> None:
     try:
         if given and located(given.partition(":")[0]).is_file():
             return
-        near = _similar(path)
+        match = _similar(path)
     except OSError as error:
         raise FlagError(f"--config={given}: {error.strerror}") from error
-    meant = f"did you mean {near}?" if near else "expected a file with get_config(), such as experiments/desk.py"
-    raise FlagError(f"--config={given}: there is no such file; {meant}" if given else f"--config is empty; {meant}")
+    hint = f"did you mean {match}?" if match else "expected a file with get_config(), such as experiments/desk.py"
+    raise FlagError(f"--config={given}: there is no such file; {hint}" if given else f"--config is empty; {hint}")
 
 
 # Modules of this project whose get_config() is no experiment.
@@ -101,13 +101,13 @@ _NO_EXPERIMENTS = ("base", "continued", "given")
 
 def _similar(path: Path) -> Path | None:
     """Finds the experiment with the most similar file name, in that folder or among ours; None if there is none."""
-    ours = EXPERIMENTS
-    for folder in (path.parent, Path(ours.name)):
-        places = [folder, ours] if folder == Path(ours.name) else [folder]
-        files = [file for place in places if place.is_dir() for file in place.glob("*.py")]
+    experiments = EXPERIMENTS
+    for folder in (path.parent, Path(experiments.name)):
+        places = [folder, experiments] if folder == Path(experiments.name) else [folder]
+        files = [file for directory in places if directory.is_dir() for file in directory.glob("*.py")]
         names = [file.stem for file in files if _is_experiment(file)]
-        if near := difflib.get_close_matches(path.stem, names, n=1, cutoff=0.7):
-            return folder / f"{near[0]}.py"
+        if matches := difflib.get_close_matches(path.stem, names, n=1, cutoff=0.7):
+            return folder / f"{matches[0]}.py"
     return None
 
 
@@ -121,9 +121,9 @@ def _is_experiment(path: Path) -> bool:
 
 def located(path: str) -> Path:
     """Resolves a path to a file; outside the checkout, experiments/NAME.py is ours if there is no such file."""
-    own = Path(path)
-    ours = EXPERIMENTS / own.name
-    return ours if own.parent == Path(ours.parent.name) and not own.exists() and ours.is_file() else own
+    file = Path(path)
+    default = EXPERIMENTS / file.name
+    return default if file.parent == Path(default.parent.name) and not file.exists() and default.is_file() else file
 
 
 def _module(path: str) -> ModuleType:
@@ -145,21 +145,21 @@ def _reason(error: BaseException, path: str) -> str:
     if isinstance(error, SyntaxError) and _same(error.filename or path, path):
         return f"{path}:{error.lineno or 1}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _same(frame.filename, path)]
-    place = f"{path}:{own[-1].lineno}" if own else path
-    inner: BaseException = error
-    while inner.args and isinstance(inner.args[0], BaseException):
-        inner = inner.args[0]
-    message = str(inner.args[0] if isinstance(inner, (AttributeError, KeyError)) and inner.args else inner)
+    own_frames = [frame for frame in frames if _same(frame.filename, path)]
+    position = f"{path}:{own_frames[-1].lineno}" if own_frames else path
+    cause: BaseException = error
+    while cause.args and isinstance(cause.args[0], BaseException):
+        cause = cause.args[0]
+    message = str(cause.args[0] if isinstance(cause, (AttributeError, KeyError)) and cause.args else cause)
     line = " ".join(message.split())
-    if own and "ml_collections" in frames[-1].filename:
+    if own_frames and "ml_collections" in frames[-1].filename:
         if match := _OF_ANOTHER_TYPE.match(line):
-            return f"{place}: {_wrong_type(match, own[-1].line or '')}"
+            return f"{position}: {_wrong_type(match, own_frames[-1].line or '')}"
         if isinstance(error, (AttributeError, KeyError)):
             name, *hint = message.splitlines() or [""]
-            return " ".join(f"{place}: {name} is not a setting. {' '.join(hint)}".split())
+            return " ".join(f"{position}: {name} is not a setting. {' '.join(hint)}".split())
     kind = type(error).__name__
-    return f"{place}: {kind}: {line}" if line and line != kind else f"{place}: it ends with {kind}"
+    return f"{position}: {kind}: {line}" if line and line != kind else f"{position}: it ends with {kind}"
 
 
 def _wrong_type(found: re.Match[str], line: str) -> str:
@@ -175,8 +175,8 @@ def _wrong_type(found: re.Match[str], line: str) -> str:
         values = "a section"
     else:
         values = description({"int": int, "float": float, "bool": bool, "str": str}.get(found["wanted"], tuple))
-    of = f", of the type {found['of']}" if "." in found["of"] else ""
-    return f"{name} is {shown(value) if found['of'] == 'str' else value}{of}; expected {values}"
+    type_note = f", of the type {found['of']}" if "." in found["of"] else ""
+    return f"{name} is {shown(value) if found['of'] == 'str' else value}{type_note}; expected {values}"
 
 
 def _same(one: str, other: str) -> bool:

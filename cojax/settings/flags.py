@@ -83,16 +83,16 @@ def _with_config(arguments: Sequence[str]) -> list[str]:
     if workdir is None:
         if _value("config", arguments) is None and not any(flag.lstrip("-").startswith("help") for flag in arguments):
             _check_flags(arguments)
-            if file := next((one for one in arguments if re.match(r"[^-].*\.py$", one)), None):
+            if file := next((argument for argument in arguments if re.match(r"[^-].*\.py$", argument)), None):
                 raise FlagError(f"unexpected argument {file!r}; an experiment is named by --config={file}")
             raise FlagError(
                 "no experiment and no run: name an experiment, --config=experiments/desk.py, or the folder of a run to "
                 "go on with, --workdir=runs/desk"
             )
         return list(arguments)
-    if (other := _value(r"config\.workdir", arguments)) not in (None, workdir):
+    if (config_workdir := _value(r"config\.workdir", arguments)) not in (None, workdir):
         raise FlagError(
-            f"--workdir={workdir} and --config.workdir={other} name two run directories; leave one of them out"
+            f"--workdir={workdir} and --config.workdir={config_workdir} name two run directories; leave one of them out"
         )
     remaining, following = [], iter(arguments)
     for argument in following:
@@ -100,7 +100,7 @@ def _with_config(arguments: Sequence[str]) -> list[str]:
             next(following, "")
         elif not re.match(r"--?workdir=", argument):
             remaining.append(argument)
-    first = []
+    config_flag = []
     if _value("config", arguments) is None:
         if not _is_there(Path(workdir) / "config.json"):
             _check_flags(arguments)
@@ -108,11 +108,11 @@ def _with_config(arguments: Sequence[str]) -> list[str]:
                 f"{workdir or 'the empty --workdir'} holds no run to go on with (no config.json there); to begin one, "
                 f"name its experiment too: --config=experiments/desk.py --workdir={workdir or 'runs/desk'}"
             )
-        first = [f"--config={CONTINUED}:{workdir}"]
+        config_flag = [f"--config={CONTINUED}:{workdir}"]
     # After --config, whose value may be the next argument, and not after a flag that lacks its value.
-    at = next((index for index, argument in enumerate(remaining) if re.match(r"--?config(=|$)", argument)), -1)
-    place = at + 1 + (at >= 0 and "=" not in remaining[at])
-    return [*first, *remaining[:place], f"--config.workdir={workdir}", *remaining[place:]]
+    flag_index = next((index for index, argument in enumerate(remaining) if re.match(r"--?config(=|$)", argument)), -1)
+    insert_at = flag_index + 1 + (flag_index >= 0 and "=" not in remaining[flag_index])
+    return [*config_flag, *remaining[:insert_at], f"--config.workdir={workdir}", *remaining[insert_at:]]
 
 
 def _is_there(path: Path) -> bool:
@@ -129,11 +129,11 @@ def _value(name: str, arguments: Sequence[str]) -> str | None:
     Raises FlagError for a flag without a value.
     """
     value = None
-    for at, argument in enumerate(_flags_of(arguments)):
+    for index, argument in enumerate(_flags_of(arguments)):
         if match := re.match(rf"--?{name}(?:=(.*))?$", argument, re.DOTALL):
-            if match[1] is None and re.match(r"--|$", "".join(arguments[at + 1 : at + 2])):
+            if match[1] is None and re.match(r"--|$", "".join(arguments[index + 1 : index + 2])):
                 raise FlagError(f"{argument} has no value; give it as {argument}=VALUE")
-            value = match[1] if match[1] is not None else arguments[at + 1]
+            value = match[1] if match[1] is not None else arguments[index + 1]
     return value
 
 
@@ -163,9 +163,9 @@ def _check_flags(arguments: Sequence[str]) -> None:
 
 def _no_flag(name: str) -> str:
     """Words the error for an unknown flag; it suggests a flag, or a setting, with a similar name."""
-    near = difflib.get_close_matches(name, [*flags.FLAGS, *(f"config.{one}" for one in RANGES)], n=1)
-    near = near or [f"config.{one}" for one in difflib.get_close_matches(name, RANGES, n=1)]
-    return f"--{name} is no flag; {f'did you mean --{near[0]}? ' if near else ''}--help lists the flags"
+    matches = difflib.get_close_matches(name, [*flags.FLAGS, *(f"config.{key}" for key in RANGES)], n=1)
+    matches = matches or [f"config.{key}" for key in difflib.get_close_matches(name, RANGES, n=1)]
+    return f"--{name} is no flag; {f'did you mean --{matches[0]}? ' if matches else ''}--help lists the flags"
 
 
 def _plainly(message: str) -> str:

@@ -25,9 +25,9 @@ def _preset(like: str = "", **settings: Any) -> dict[str, Any]:
 PRESETS: dict[str, dict[str, Any]] = {name: _preset(**settings) for name, settings in _FOUND["policies"].items()}
 # (preset, environment) → further settings.
 IN_ENVIRONMENT: dict[tuple[str, str], dict[str, Any]] = {
-    (policy, one["environment"]): _preset(**one["settings"])
-    for one in _FOUND["in_environment"]
-    for policy in one["policies"]
+    (policy, addition["environment"]): _preset(**addition["settings"])
+    for addition in _FOUND["in_environment"]
+    for policy in addition["policies"]
 }
 
 
@@ -39,17 +39,17 @@ def resolve(config: ConfigDict, flags: Iterable[str] = ()) -> ConfigDict:
     result = config.copy_and_resolve_references()
     if not config.policy:
         return result
-    own = tuple(flags)
+    flag_names = tuple(flags)
     preset: Mapping[str, Any] = choose(PRESETS, config.policy, "policy")
     for name, value in {**preset, **IN_ENVIRONMENT.get((config.policy, config.environment.name), {})}.items():
-        if any(name == flag or name.startswith(f"{flag}.") for flag in own):
+        if any(name == flag or name.startswith(f"{flag}.") for flag in flag_names):
             continue
         section, _, leaf = name.rpartition(".")
         try:
-            place = at(result, section) if section else result
-            if leaf not in place:
+            target = at(result, section) if section else result
+            if leaf not in target:
                 raise KeyError(f"no {leaf!r} there")
-            place[leaf] = value
+            target[leaf] = value
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(
                 f"preset {config.policy!r} sets {name} to {value!r}, which this experiment does not take: {error}. "

@@ -49,10 +49,10 @@ def check_shape(config: Mapping[str, Any]) -> None:
     node: Any
     for section in sorted({*OPEN, *(name.rpartition(".")[0] for name in RANGES)} - {""}):
         node = config
-        for part in section.split("."):
-            if not isinstance(node, Mapping) or part not in node:
+        for key in section.split("."):
+            if not isinstance(node, Mapping) or key not in node:
                 raise RegistryError(f"{section} is missing from the configuration; begin with base.get_config()")
-            node = node[part]
+            node = node[key]
         if not isinstance(node, Mapping):
             raise RegistryError(f"{section} is {shown(node)}; expected a section")
     for name, value in config.get("signal_settings", {}).items():
@@ -60,9 +60,9 @@ def check_shape(config: Mapping[str, Any]) -> None:
             raise RegistryError(f"signal_settings.{name} is {shown(value)}; expected the section of a signal")
     values = dict(leaves(config))
     for name in values:
-        above = [part for part in RANGES if name.startswith(f"{part}.")]
-        if above and above[0] not in OPEN:
-            raise RegistryError(f"{above[0]} is a section; expected {description(RANGES[above[0]])}")
+        parents = [parent for parent in RANGES if name.startswith(f"{parent}.")]
+        if parents and parents[0] not in OPEN:
+            raise RegistryError(f"{parents[0]} is a section; expected {description(RANGES[parents[0]])}")
         if name not in RANGES and not is_open(name):
             raise RegistryError(unknown(name))
     _expect_all(values)
@@ -102,15 +102,15 @@ def unknown(name: str) -> str:
         keys = ", ".join(key for key in RANGES if key.rpartition(".")[0] == section)
         return f"{name} is no setting any more: it is always {value!r}; {instead}. The settings of {section} are {keys}"
     names = [*RANGES, *OPEN, *ENTRY_SETTINGS]
-    low, last = name.lower(), name.lower().rpartition(".")[2]
-    near = [key for key in names if key.lower() == low]
-    near += [key for key in names if key.rpartition(".")[2] == last]
-    near += difflib.get_close_matches(low, names, cutoff=0.75)
-    near += [key for key in names if difflib.get_close_matches(last, [key.rpartition(".")[2]], cutoff=0.8)]
-    suggestions = list(dict.fromkeys(near))[:3]
-    meant = f"did you mean {' or '.join(suggestions)}? " if suggestions else ""
+    lower_name, leaf = name.lower(), name.lower().rpartition(".")[2]
+    matches = [key for key in names if key.lower() == lower_name]
+    matches += [key for key in names if key.rpartition(".")[2] == leaf]
+    matches += difflib.get_close_matches(lower_name, names, cutoff=0.75)
+    matches += [key for key in names if difflib.get_close_matches(leaf, [key.rpartition(".")[2]], cutoff=0.8)]
+    suggestions = list(dict.fromkeys(matches))[:3]
+    hint = f"did you mean {' or '.join(suggestions)}? " if suggestions else ""
     name = name if 0 < len(name) <= _SHOWN else repr(name[:_SHOWN])
-    return f"{name} is not a setting; {meant}{worded('python -m experiments.reference')} lists them all"
+    return f"{name} is not a setting; {hint}{worded('python -m experiments.reference')} lists them all"
 
 
 def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -674,9 +674,9 @@ class Leaf(NamedTuple):
 def _sections(section: type, name: str = "") -> Iterator[tuple[str, type]]:
     """Yields the section and those within it, by their dotted names."""
     yield name, section
-    for inner, value in vars(section).items():
+    for attribute, value in vars(section).items():
         if isinstance(value, type):
-            yield from _sections(value, f"{name}.{inner}".lstrip("."))
+            yield from _sections(value, f"{name}.{attribute}".lstrip("."))
 
 
 def purpose_of(section: type) -> str:
@@ -687,8 +687,8 @@ def purpose_of(section: type) -> str:
 
 def leaves_of(section: type) -> dict[str, Leaf]:
     """The settings of a section by name, without those of sections within it."""
-    _, *rest = _documented(section)
-    meanings = {name: " ".join(meaning.split()) for name, meaning in zip(rest[::2], rest[1::2], strict=True)}
+    _, *pieces = _documented(section)
+    meanings = {name: " ".join(meaning.split()) for name, meaning in zip(pieces[::2], pieces[1::2], strict=True)}
     return {
         name: Leaf(getattr(section, name), kind, meanings.get(name, ""))
         for name, kind in inspect.get_annotations(section).items()
