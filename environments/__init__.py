@@ -1,6 +1,6 @@
-"""The environments of cojax: each file here is one, by its name, and offers `make(*, …) -> Environment`.
+"""The environments of cojax. A file or folder here that offers `make(*, …) -> Environment` is one, under its own name.
 
-`cojax.worlds` finds and loads them, also where this folder is `cojax.environments`, as in a wheel.
+`cojax.worlds` finds and loads them, also in a wheel, where this folder is `cojax.environments`.
 """
 
 from cojax.worlds import available, examine, load, maker, reserved, settings_from_text

@@ -3,11 +3,11 @@
 NAME is an environment of this folder, or package.module of one from outside. `--set` gives it a setting. `--cluster`
 plays its episodes on the nodes of a Ray cluster.
 
-For the tasks of each split: the reference solution earns reward 1, twice with the same observations; without one of its
-calls it does not; and an episode answers garbage. It prints one JSON line a split:
+In each split, a task's reference solution must earn reward 1 in two plays with equal observations, and less without one
+of its calls; an episode must answer garbage. The check prints one JSON line a split:
 
     tasks              tasks examined
-    replayed           solutions that earned reward 1, twice with the same observations
+    replayed           solutions that earned reward 1 in two plays with equal observations
     mutated            solutions played again without one call, drawn by a fixed seed from all their calls
     mutated_rejected   mutated solutions that did not earn reward 1
     harmless           mutated solutions that did, as the dropped call had changed nothing (a look-up, say)
@@ -15,23 +15,23 @@ calls it does not; and an episode answers garbage. It prints one JSON line a spl
     thrown, answered   garbage, floods and endless calls; those after which the next episode was sound
     faults, seconds    readable lines; wall time
 
-Setups without tasks, as environments/tools makes them, are checked by tasks made for that: a walk over the
-actions that each offers. No episode may answer otherwise because of what another was told. The line has `setups` in
-place of `tasks`, and `unnoticed`: the tools of which no call changed the state, so that dropping one goes unnoticed.
-That is right for a look-up. `unclean` names calls that were refused and changed the state all the same. `untried`,
-where it stands, names tools that an episode offered and of which no call worked. An environment with `cases` is checked
-in each of them; its label is `server`.
+Setups without tasks, such as those of environments/tools, are checked by tasks made for the purpose, each from a walk
+over the actions that a setup offers. What one episode is told must not change another's answers. The line has `setups`
+in place of `tasks`. Its `unnoticed` names tools whose calls changed no state, so that dropping one goes unnoticed; that
+is right for a look-up. `unclean` names calls that were refused but changed the state. `untried`, if present, names
+tools that an episode offered and whose calls never worked. An environment with `cases` is checked in each of them; the
+label of a case is `server`.
 
-Where the states of two episodes cannot be compared, tasks without solutions are opened twice, and answer garbage; the
+If the states of two episodes cannot be compared, tasks without solutions are opened twice and must answer garbage. The
 line says that such an environment `synthesizes` nothing.
 
-A call that does not return is a fault, with which its split ends.
+A call that does not return is a fault, and ends its split.
 
-Exit code 0 if there is no fault, 1 if there is one, 2 for bad arguments. With --mutations=all every call is dropped in
-turn. Drops that are let through are then listed, but are no faults, and so where the environment's file says
+The exit code is 0 if there is no fault, 1 if there is one, 2 for bad arguments. --mutations=all drops every call in
+turn, and lists the drops that are let through; they are then no faults. Nor are they if the environment's file sets
 OFFICIAL_VERDICT, as a benchmark's verdict cannot be changed.
 
-An environment that acts by code has a check of its own: AppWorld's prints a table, see environments/appworld/audit.py.
+An environment that acts by code has its own check: AppWorld's prints a table, see environments/appworld/audit.py.
 """
 
 import argparse
@@ -52,12 +52,12 @@ from .soundness import SetupReport, SplitReport, examine_openings
 from .worker.venv import InstallError
 
 _SPLITS = ("seed", "dev", "eval", "challenge")
-# Tasks of a split that are examined, where neither --count nor COUNT of the environment says.
+# The tasks of a split to examine if neither --count nor the environment's COUNT says.
 _COUNT = 200
-# Seconds after which a call is said to hang: these, or four times the environment's own deadline, which retries.
+# A call hangs after this many seconds or, if that is longer, so many of the environment's own deadlines: it retries.
 _PATIENCE, _OF_ITS_OWN = 120.0, 4
 
-# Of a line, what is said of tasks that are only opened.
+# The keys of a line on tasks that are only opened.
 _OPENED = ("environment", "split", "thrown", "answered", "faults", "fault_count", "seconds", "tasks")
 
 
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _lines(
     environment: Environment, name: str, drawn: Mapping[str, tuple[Task, ...]], module: Mapping[str, Any], every: bool
 ) -> Iterator[dict[str, Any]]:
-    """The line of each split. A split ends with the first call that hangs."""
+    """The line of each split. The first call that hangs ends its split."""
     for split, tasks in drawn.items():
         began = time.monotonic()
         solvable = [task for task in tasks if task.solution]
@@ -132,7 +132,7 @@ def _lines(
 
 
 def _hanging(environment: Environment, examine: Callable[[Environment], None]) -> list[str]:
-    """Examines the environment, and returns what is told of a call that hangs, with which the examination ends."""
+    """Examines the environment; returns the message about a call that hangs, which ends the examination."""
     patience = max(_PATIENCE, _OF_ITS_OWN * (traits_of(environment).deadline or 0.0))
     try:
         watched(environment, patience, examine)
@@ -144,15 +144,15 @@ def _hanging(environment: Environment, examine: Callable[[Environment], None]) -
 def _drawn(
     environment: Environment, own: Sequence[str] | None, category: str, count: int
 ) -> dict[str, tuple[Task, ...]]:
-    """The tasks of each split that is asked for: the environment's own, or else of the usual ones those that it has.
+    """The tasks of each split in `category`: by default the environment's own splits, or the usual ones that it has.
 
-    Raises ValueError where it has none at all.
+    Raises ValueError if it has no tasks at all.
     """
     if own is not None or category != "all":
         splits = own if own is not None and category == "all" else category.split(",")
         return {split: environment.tasks(split, count) for split in splits}
     by_split: dict[str, tuple[Task, ...]] = {}
-    # Nothing is explored from setups whose states cannot be compared.
+    # No explorer starts from setups whose states cannot be compared, so their split does not count.
     names = ("train", *_SPLITS[1:]) if traits_of(environment).incomparable else _SPLITS
     for split in names:
         try:

@@ -1,7 +1,7 @@
 """python -m environments.install NAME: installs an environment's packages in a virtual environment, and its data.
 
-Run again, it continues where it stopped, or reports that all is installed. Exit code 0 if installed, 1 if not, 2 for
-bad arguments.
+A second run continues where the first one stopped, or reports that all is installed. The exit code is 0 if all is
+installed, 1 if not, 2 for bad arguments.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""What the check of an environment finds, by the path that training uses.
+"""Examines an environment by the path that training uses; check.py prints the results.
 
-Of tasks with solutions: what a solution earns, what it earns without one of its calls, and garbage. Of setups without
-tasks: the same of a task of its own, from a walk over the actions that each offers.
+For tasks with solutions, it plays each solution, plays it without one of its calls, and throws garbage. For setups
+without tasks, it does this with a task made for each setup, from a walk over the actions that the setup offers.
 """
 
 import contextlib
@@ -15,9 +15,9 @@ from typing import Any
 from cojax.environment import Environment, EnvironmentFailure, Episode, ask, play
 from cojax.types import Action, Call, Observation, Task, Trajectory, Turn, canonical, content_hash, signature, to_json
 
-# BFCL's official checker misses 3 of its 4,625 single drops (--mutations=all lists them); this seed draws none of them.
+# Of 4,625 single drops, BFCL's official checker misses 3 (--mutations=all lists them); this seed draws none of them.
 _SEED = 1
-# The most faults and drops that a line lists; the rest are only counted.
+# The most faults and drops that a line lists; it only counts the others.
 _LISTED = 20
 
 GARBAGE: dict[str, Action] = {
@@ -54,8 +54,8 @@ class SplitReport:
     def examine(
         self, environment: Environment, tasks: Sequence[Task], own: Mapping[str, Call], every: bool = False
     ) -> None:
-        """Checks these tasks. Then throws garbage at the first of them, and each of the environment's `own` calls at
-        the first that offers its tool."""
+        """Checks these tasks. Then throws garbage at the first task, and each of the environment's `own` calls at the
+        first task that offers its tool."""
         for task in tasks:
             self.check(environment, task, every=every)
         for name, action in GARBAGE.items():
@@ -65,7 +65,7 @@ class SplitReport:
                 self.throw(environment, offering, name, Action(calls=(call,)))
 
     def check(self, environment: Environment, task: Task, *, every: bool = False) -> None:
-        """Plays the task's solution twice, and without one call, or without each in turn where `every` is set."""
+        """Plays the task's solution twice, then without one call or, if `every` is set, without each in turn."""
         self.tasks += 1
         states: list[str] = []
         first = _play(environment, task, task.solution, states)
@@ -98,7 +98,7 @@ class SplitReport:
         """Plays one action in an episode of the task; a fault unless it is answered and the next episode is sound.
 
         The next episode plays the solution, if the task has one. An action that is no garbage never ends, and must be
-        cut off instead. Where the task `asks` for something, no garbage solves it.
+        cut off instead. If the task `asks` for something, garbage must not solve it.
         """
         self.thrown += 1
         thrown = _play(environment, task, (action,))
@@ -113,7 +113,7 @@ class SplitReport:
             self.answered += 1
 
     def line(self, environment: str, split: str, seconds: float, *, every: bool) -> dict[str, Any]:
-        """The record that is printed as one line."""
+        """The record for one printed line."""
         record = dataclasses.asdict(self)
         faults = self.faults + ([] if every else [f"{drop} is not missed" for drop in self.let_through])
         record |= {"faults": faults[:_LISTED], "fault_count": len(faults)}
@@ -122,26 +122,26 @@ class SplitReport:
 
 
 def loss(environment: Environment, task: Task) -> str:
-    """Why a play of the task's solution has no verdict; "" where it has one."""
+    """Says why a play of the task's solution has no verdict; "" if it has one."""
     trajectory = _play(environment, task, task.solution)
     return "" if trajectory.outcome in ("finished", "truncated") else f"{trajectory.outcome} {trajectory.error}"
 
 
 def asks_for_something(environment: Environment, task: Task) -> bool:
-    """Whether the last action of the task's solution, which ends the episode, is no solution by itself."""
+    """Whether the last action of the task's solution, which ends the episode, does not solve the task by itself."""
     return _play(environment, task, task.solution[-1:]).reward < 1.0
 
 
 @contextlib.contextmanager
 def opened(environment: Environment, task: Task) -> Iterator[Episode]:
-    """An episode of the task that was opened; it is closed at the end of the block."""
+    """Opens an episode of the task, and closes it at the end of the block."""
     with contextlib.closing(environment.start(task)) as episode:
         ask(episode.reset)
         yield episode
 
 
 def _drops(solution: Sequence[Action]) -> Iterator[tuple[int, tuple[Action, ...], str]]:
-    """For each call: its action's index, the solution without it, its name. An action left without calls is dropped."""
+    """For each call: its action's index, the solution without it, its name. Actions left without calls are dropped."""
     for index, action in enumerate(solution):
         for number, call in enumerate(action.calls):
             calls = (*action.calls[:number], *action.calls[number + 1 :])
@@ -152,13 +152,13 @@ def _drops(solution: Sequence[Action]) -> Iterator[tuple[int, tuple[Action, ...]
 def _play(
     environment: Environment, task: Task, actions: Sequence[Action], states: list[str] | None = None
 ) -> Trajectory:
-    """The trajectory of these actions; the states before each of them are appended to `states`."""
+    """Plays these actions; returns their trajectory, and appends the state before each of them to `states`."""
     remaining = iter(actions)
 
     def act(episode: Episode, messages: Any) -> Turn:
         if states is not None:
             states.append(canonical(episode.state()))
-        # Nothing is left of a solution of one call without that call.
+        # A solution of one call has no action left without that call.
         return Turn(next(remaining, Action()))
 
     return play(environment, task, act, max_turns=max(1, len(actions)), max_observation=10**9)
@@ -173,16 +173,16 @@ def _tools(environment: Environment, task: Task) -> set[str]:
         return {tool["function"]["name"] for tool in episode.tools()}
 
 
-# Actions of a walk, and actions that are tried for it: without copies of a world, some that are offered are refused.
+# The most actions of a walk, and the most to try for it: a world without copies offers some actions that it refuses.
 _STEPS, _TRIED = 6, 24
-# Walks that are begun, as one ends at an action that is refused and changes the state.
+# The most walks to begin, as a walk ends at a refused action that changes the state.
 _WALKS = 4
 UNNOTICED = "dropping this call goes unnoticed"
 
 
 def examine_openings(environment: Environment, tasks: Sequence[Task], report: SplitReport) -> None:
-    """Checks tasks without solutions, whose episodes end in no state that can be compared: each opens twice alike; on
-    the first of them, garbage is answered."""
+    """Checks tasks without solutions whose end states cannot be compared: each must open twice alike, and the first one
+    must answer garbage."""
     for number, task in enumerate(tasks):
         report.tasks += 1
         try:
@@ -195,7 +195,7 @@ def examine_openings(environment: Environment, tasks: Sequence[Task], report: Sp
 
 
 class SetupReport:
-    """What was found on some setups: the plays of their walks, and which tools worked, and changed the state."""
+    """The results of some setups: the plays of their walks, which tools worked, and which changed the state."""
 
     def __init__(self) -> None:
         self.setups = self.actions = 0
@@ -203,20 +203,20 @@ class SetupReport:
         self.worked: set[str] = set()
         self.changed: set[str] = set()
         self.endings: set[str] = set()
-        self.walked: set[str] = set()  # the tools of the episodes in which walks were begun
-        self.taken: set[str] = set()  # the tools of which a call was made
+        self.walked: set[str] = set()  # the tools of the episodes in which walks began
+        self.taken: set[str] = set()  # the tools that walks called
         self.unclean: list[str] = []
 
     def examine(self, environment: Environment, setups: Sequence[Task]) -> None:
-        """Checks these setups; the first of them gets the garbage."""
+        """Checks these setups, and throws garbage at the first."""
         for number, setup in enumerate(setups):
             self.check(environment, setup, garbage=number == 0)
 
     def check(self, environment: Environment, setup: Task, *, garbage: bool = False) -> None:
-        """Checks one setup: it opens twice alike, a walk replays alike, and each of its calls counts.
+        """Checks one setup: it must open twice alike, and a walk must replay alike and need each of its calls.
 
-        With `garbage`, no garbage changes the state, the walk is sound after each, and no episode shows what another
-        was told.
+        With `garbage`, no garbage may change the state, the walk must be sound after each, and no episode may show what
+        another was told.
         """
         self.setups += 1
         try:
@@ -233,18 +233,18 @@ class SetupReport:
         if task is None:
             yield "no action is offered that works"
             return
-        # The walk is played twice, and without each of its calls. What goes unnoticed is listed, and is no fault.
+        # The walk is played twice, and without each call. Drops that go unnoticed are listed, and are no faults.
         before = len(self.plays.let_through)
         self.plays.check(environment, task, every=True)
         self.plays.let_through[before:] = [f"{drop}: {UNNOTICED}" for drop in self.plays.let_through[before:]]
-        # A task of the environment's own has a verdict of its own.
+        # A setup with a query is one of the environment's own tasks, whose verdict must work too.
         if setup.query and (failure := loss(environment, dataclasses.replace(setup, solution=task.solution))):
             yield failure
         if not garbage:
             return
         if reason := _remembered(environment, task):
             yield reason
-        # Where text ends an episode, any text solves the task of a walk that leads back to its start.
+        # If text ends an episode, any text solves the task of a walk that returns to its start.
         asks = asks_for_something(environment, task)
         for name, action in GARBAGE.items():
             self.plays.throw(environment, task, name, action, asks=asks)
@@ -252,7 +252,7 @@ class SetupReport:
                 yield f"{name} changes the state"
 
     def line(self, environment: Environment, name: str, split: str, seconds: float) -> dict[str, Any]:
-        """The record that is printed as one line."""
+        """The record for one printed line."""
         if self.actions and not self.changed:
             self.plays.faults.append(
                 f"none of {self.actions} calls changed the state: it lacks what the tools change, or they only look"
@@ -265,7 +265,7 @@ class SetupReport:
         return line | ({"untried": untried_tools} if untried_tools else {})
 
     def _walk(self, environment: Environment, setup: Task) -> Task | None:
-        """The task of a walk over actions that worked, and then the last action offered, which ends the episode."""
+        """A task solved by a walk over actions that worked, then by the last action offered, which ends the episode."""
         rng = random.Random(content_hash(["walk", to_json(setup.setup)]))
         for _ in range(_WALKS):
             if actions := self._walked(environment, setup, rng):
@@ -283,7 +283,7 @@ class SetupReport:
                 offers = [action for action in offers if _called(action) != _called(ending)]
                 if not offers or len(actions) == _STEPS:
                     break
-                # A tool of which no call was made yet comes first.
+                # A tool that was not called yet comes first.
                 action = rng.choice([offer for offer in offers if not _called(offer) <= self.taken] or offers)
                 self.taken |= _called(action)
                 observation, clean = self._step(episode, action)
@@ -295,7 +295,7 @@ class SetupReport:
         return (*actions, ending) if actions else ()
 
     def _step(self, episode: Episode, action: Action) -> tuple[Observation, bool]:
-        """Takes one action of a walk; false where it is refused, and has changed the state all the same."""
+        """Takes one action of a walk; false if it was refused but changed the state."""
         before = ask(_state, episode)
         observation = ask(episode.step, action)
         self.actions += 1
@@ -313,7 +313,7 @@ def _called(action: Action) -> set[str]:
 
 
 def _state(episode: Episode) -> str:
-    """The state as canonical JSON. Raises TypeError or ValueError for a state that is none."""
+    """The state as canonical JSON. Raises TypeError or ValueError if it is no JSON object."""
     state = episode.state()
     if not isinstance(state, Mapping):
         raise TypeError(f"the state is of type {type(state).__name__}; expected an object")
@@ -321,7 +321,7 @@ def _state(episode: Episode) -> str:
 
 
 def _differing_start(environment: Environment, setup: Task) -> str:
-    """How two fresh episodes of a setup differ; "" where they do not."""
+    """Says how two new episodes of a setup differ; "" if they do not."""
     openings = []
     for _ in range(2):
         with contextlib.closing(environment.start(setup)) as episode:
@@ -333,7 +333,7 @@ def _differing_start(environment: Environment, setup: Task) -> str:
 
 
 def _changes(environment: Environment, setup: Task, action: Action) -> bool:
-    """Whether the action changes the state, and does not end the episode."""
+    """Whether the action changes the state without ending the episode."""
     with opened(environment, setup) as episode:
         before = ask(_state, episode)
         is_over = ask(episode.step, action).done
@@ -341,10 +341,10 @@ def _changes(environment: Environment, setup: Task, action: Action) -> bool:
 
 
 def _remembered(environment: Environment, task: Task) -> str:
-    """What an episode shows because of what another one was told; "" where that is nothing.
+    """Says what one episode reveals of another; "" if nothing.
 
-    A call of each of the task's tools is made in an episode of its own, also with a canary as argument, which no world
-    can know. Another episode tells the canary to all the tools. Then the same calls must be answered as before.
+    An episode makes a call of each of the solution's tools, also with a canary, which no world can know, in place of
+    each argument. Another episode gives the canary to all of these tools. A third must then answer as the first did.
     """
     calls = {call.name: call for action in task.solution[:-1] for call in action.calls}
     for number, call in enumerate(calls.values(), 11):
@@ -362,14 +362,14 @@ def _remembered(environment: Environment, task: Task) -> str:
 
 
 def _with_canary(call: Call, word: str, number: int) -> Iterator[Call]:
-    """The call with the canary, a text or a number, in place of each argument in turn."""
+    """The call, with the canary `word` or `number` in place of each argument in turn."""
     for name, value in call.arguments.items():
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):
             yield Call(call.name, {**call.arguments, name: word if isinstance(value, str) else number})
 
 
 def _answers(environment: Environment, task: Task, calls: Sequence[Call]) -> list[str]:
-    """What an episode answers to these calls, up to one that ends it; of what is refused, only that it is."""
+    """An episode's answers to these calls, up to one that ends it; of a refusal, only the fact."""
     answers: list[str] = []
     with opened(environment, task) as episode:
         for call in calls:

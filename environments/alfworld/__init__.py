@@ -1,9 +1,9 @@
 """ALFWorld: the official engine and games of the wheel `alfworld` (MIT), with TextWorld, on which it is built.
 
-data.py         the games: some that are generated here, or the official ones; how both are had
+data.py         the games, generated here or official, and how to get them
 tiny.py         our own households, from which the wheel generates games
 commands.txt    the system message, which lists the commands
-inside.py       the environment and its worlds, as they run inside the wheels' own virtual environment
+inside.py       the environment and its worlds, which run inside the wheels' own virtual environment
 """
 
 from typing import Literal
@@ -14,21 +14,21 @@ from ..worker.venv import Recipe, interpreter, requirements
 from .data import games, root_of
 
 RECIPE = Recipe(
-    # What the engine imports, without the simulator in 3D and the agents that are trained with torch.
+    # What the engine imports; the 3D simulator and the agents trained with torch are left out.
     requirements=requirements(__file__),
     dependencies=False,
     proof="import alfworld.agents.environment.alfred_tw_env, fast_downward, textworld.envs",
-    # Two of the packages are compiled when they are installed.
+    # The installation compiles two of the packages.
     programs=(("cmake", "apt-get install cmake"), ("g++", "apt-get install g++"), ("make", "apt-get install make")),
 )
 
-# The splits whose tasks bring solutions, as `environments.check` replays them: the official ones.
+# The splits whose tasks bring solutions, which `environments.check` replays: the official ones.
 SPLITS = ("train", "valid_seen", "valid_unseen")
-# The splits that an evaluation of all splits takes.
+# The splits that an evaluation of all splits covers.
 EVALUATION = ("valid_seen", "valid_unseen")
 # The splits from which nothing may be learned.
 RESERVED = ("valid_seen", "valid_unseen")
-# Drops that the benchmark's own verdict lets through are listed by `environments.check`, and are no faults.
+# `environments.check` lists drops that the benchmark's own verdict lets through; they are no faults.
 OFFICIAL_VERDICT = True
 
 
@@ -40,8 +40,8 @@ def make(
 ) -> Environment:
     """The environment `alfworld`, in workers; see docs/text-worlds.md. A call may take `deadline` seconds.
 
-    `data` are the `official` games, or the `tiny` ones that are generated here. `instructions` chooses the system
-    message: with the list of commands, or `brief`, without it. Raises InstallError where
+    `data` selects the `official` games, or the `tiny` ones that are generated here. `instructions` selects the system
+    message: `full` lists the commands, `brief` does not. Raises InstallError if
     `python -m environments.install alfworld --data=…` was not run.
     """
     python = interpreter("alfworld", RECIPE)
@@ -49,7 +49,7 @@ def make(
     return isolate(
         f"{__name__}.inside",
         python=python,
-        # The engine copies its planner, a library of 34 MB, for each world; a verdict opens a second one.
+        # The engine copies its planner, a library of 34 MB, for each world, and a verdict opens a second world.
         bounds=Bounds(deadline=deadline, scratch=256 * 2**20),
         visible=(str(root), str(games(root))),
         root=str(root),

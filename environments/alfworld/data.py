@@ -1,9 +1,9 @@
-"""ALFWorld's games: how they are had, and the list of them. Standard library only.
+"""ALFWorld's games: how to get them, and the list of them. Standard library only.
 
     $COJAX_CACHE/alfworld/tiny-…/games      games that the official `alfworld-generate` makes of our own problems
     $COJAX_CACHE/alfworld/official/games    a link to the official games, $ALFWORLD_DATA/json_2.1.1
 
-Each has the folders train, valid_seen and valid_unseen. Beside it is the list of its games, which is written last.
+Each has the folders train, valid_seen and valid_unseen. The list of its games lies beside it, and is written last.
 """
 
 import functools
@@ -22,7 +22,7 @@ from ..worker.venv import InstallError, cache, home, locked, run_module, write_w
 ROOTS = ("tiny", "official")
 SPLITS = ("train", "valid_seen", "valid_unseen")
 _LIST, _GAMES = "games.json", "games"
-# Commands with which the benchmark's expert only looks, or waits.
+# Commands with which the benchmark's expert only looks or waits.
 _IDLE = frozenset(("look", "inventory", "help"))
 _TASK = re.compile(r"Your task is to: (.*?)\.\"")
 # Seconds in which all games must be generated.
@@ -30,7 +30,7 @@ _PATIENCE = 3_600
 
 
 def root_of(name: str) -> Path:
-    """The root of that name. Raises InstallError, which says what to do, where it is not there, or no more."""
+    """The root of that name. Raises InstallError, which says what to do, if it is missing or incomplete."""
     root = _place(name)
     if not _complete(root):
         raise InstallError(f"ALFWorld's {name} games are not in {root / _GAMES}. {_ways(name)}")
@@ -38,15 +38,15 @@ def root_of(name: str) -> Path:
 
 
 def games(root: Path) -> Path:
-    """The folder of a root's games, as it is really called."""
+    """The folder of a root's games, with links resolved."""
     return (root / _GAMES).resolve()
 
 
 def listed(root: Path) -> list[dict[str, Any]]:
     """The solvable games of a root, in the order of their folders.
 
-    `game` is the folder, `split` its split, `task` the task in words, `walkthrough` commands that win; none where the
-    game has none.
+    Each has its folder `game`, its `split`, its `task` in words, and `walkthrough`, commands that win; the last is
+    empty if the game has none.
     """
     return json.loads((root / _LIST).read_text())
 
@@ -71,7 +71,7 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
 
 
 def _generate(python: str, root: Path, say: Callable[[str], None]) -> None:
-    """Has games made of our own problems, in their place when all are made."""
+    """Generates games from our own problems, and moves them into place when all are complete."""
     say(f"alfworld: alfworld-generate makes games in {root}")
     for leftover in ("problems", "making", _GAMES):
         shutil.rmtree(root / leftover, ignore_errors=True)
@@ -84,7 +84,7 @@ def _generate(python: str, root: Path, say: Callable[[str], None]) -> None:
 
 
 def _link(root: Path) -> None:
-    """Links to the official games where a user has them. Raises InstallError where there are none."""
+    """Links to the official games on this machine. Raises InstallError if there are none."""
     data = _downloaded(root)
     if missing := [split for split in SPLITS if not (data / split).is_dir()]:
         raise InstallError(f"ALFWorld's official games are not in {data}: no folder {missing[0]}. {_ways('official')}")
@@ -103,7 +103,7 @@ def _write_list(root: Path) -> None:
 
 
 def _playable(folder: Path) -> Iterator[dict[str, Any]]:
-    """The games that the official loader takes: solvable ones, without slices and movable receptacles by their names.
+    """The games that the official loader takes: solvable ones whose names have no slice and no movable receptacle.
 
     Raises InstallError for a game that names no task.
     """
@@ -127,8 +127,8 @@ def _complete(root: Path) -> bool:
 
 
 def _downloaded(root: Path) -> Path:
-    """Where the official games are: in ALFWORLD_DATA; without that where they were found before, or in the package's
-    own place."""
+    """The folder of the official games: below ALFWORLD_DATA or, if that is not set, where they were before, or in the
+    package's own folder."""
     data = os.environ.get("ALFWORLD_DATA")
     if not data and games(root).is_dir():
         return games(root)
@@ -137,7 +137,7 @@ def _downloaded(root: Path) -> Path:
 
 @functools.cache
 def _version() -> str:
-    """What our own games depend on."""
+    """A hash of everything that our own games depend on."""
     return hashlib.sha256((Path(__file__).parent / "tiny.py").read_bytes()).hexdigest()[:8]
 
 

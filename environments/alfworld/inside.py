@@ -1,6 +1,6 @@
-"""The environment, as it runs in a worker inside the wheels' own virtual environment; the only importer of the wheels.
+"""The environment, which runs in a worker in the wheels' own virtual environment. Only this file imports the wheels.
 
-A world is a game of the official engine, with the limit of its commands.
+A world is a game of the official engine, with its limit of commands.
 """
 
 import functools
@@ -14,9 +14,9 @@ from ..tools import ToolEnvironment, commands
 from .data import SPLITS, games, listed
 
 NAME = "alfworld"
-# A world is a process with 150 MB of memory of its own.
+# A world is a process of 150 MB.
 _CONCURRENCY = 16
-# Predicates that a command can change, of those that say more than that something was looked at.
+# Predicates that a command can change, without those that only say that something was looked at.
 _CHANGING = frozenset(
     (
         "atlocation", "opened", "inreceptacle", "objectatlocation", "holds", "isclean", "ishot", "iscool", "ison",
@@ -24,17 +24,17 @@ _CHANGING = frozenset(
     )
 )  # fmt: skip
 _NOTHING = "Nothing happens."
-# The official limit of commands, max_nb_steps_per_episode of its base_config.yaml.
+# The official limit of commands: max_nb_steps_per_episode in the wheel's base_config.yaml.
 LIMIT = 50
-# Verbs of commands that only show something, of which a task cannot consist.
+# Verbs of commands that only show something; a task cannot consist of them.
 UNASKED = frozenset(("look", "examine", "inventory", "help"))
 _TASK = "Your task is to:"
 
 
 class World:
-    """A world of one episode, single-use: a game, played as the official `AlfredTWEnv` sets it up for evaluation.
+    """A single-use world of one episode: a game, set up as the official `AlfredTWEnv` does for evaluation.
 
-    A command of which nothing happens raises ValueError.
+    A command without an effect raises ValueError.
     """
 
     def __init__(self, games: Path, setup: Mapping[str, Any]) -> None:
@@ -55,7 +55,7 @@ class World:
         self._done = 0
 
     def _shown(self) -> str:
-        """What the engine says now."""
+        """The engine's latest reply."""
         return str(self._state.feedback).strip()
 
     @property
@@ -63,11 +63,11 @@ class World:
         return bool(self._state["won"])
 
     def introduction(self) -> str:
-        """What there is in the room, without the task of the game."""
+        """The description of the room, without the game's task."""
         return self._introduction
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What the engine says to a command."""
+        """Makes the command of a call; returns the engine's reply."""
         if name == commands.ENDING:
             return ""
         command = commands.command_of(name, arguments)
@@ -78,7 +78,7 @@ class World:
         return reply
 
     def over(self) -> bool:
-        """Whether the game is won, or the episode has had its commands."""
+        """Whether the game is won, or the episode has used up its commands."""
         return self.won or self._done >= LIMIT
 
     def state(self) -> Mapping[str, Any]:
@@ -95,17 +95,17 @@ class World:
 
 
 def offers(world: World) -> list[tuple[str, dict[str, Any]]]:
-    """(tool, arguments) of commands worth trying now."""
+    """The (tool, arguments) of commands worth trying now."""
     candidates = [command for command in world.commands() if commands.verb(command) not in UNASKED]
     return commands.offers(candidates, canonical(world.state()))
 
 
-# The benchmark has no system message; the words are ours.
+# The benchmark has no system message, so this one is ours.
 system_message = functools.partial(commands.system_message, Path(__file__).with_name("commands.txt"))
 
 
 def make(root: str, instructions: str = "full") -> ToolEnvironment:
-    """The environment of the games in `root`. Imports the engine, which every child then has."""
+    """The environment of the games in `root`. It imports the engine now, so that no child needs to."""
     for name in ("textworld.envs", "alfworld.agents.environment.alfred_tw_env"):
         importlib.import_module(name)
     folder, entries = games(Path(root)), listed(Path(root))
@@ -125,7 +125,7 @@ def make(root: str, instructions: str = "full") -> ToolEnvironment:
 
 
 def _task(one: Mapping[str, Any]) -> Task:
-    """The official task; without a solution where its walkthrough is longer than an episode."""
+    """The official task; it has no solution if its walkthrough is longer than an episode."""
     walkthrough = one["walkthrough"] if len(one["walkthrough"]) <= LIMIT else ()
     solution = tuple(Action(calls=(commands.call(command),)) for command in walkthrough)
     return Task(NAME, f"Your task is to: {one['task']}.", {"game": one["game"]}, solution)

@@ -1,16 +1,16 @@
-"""AppWorld: the official `appworld` package (its apps Apache-2.0, redistributed encrypted alone), in workers.
+"""AppWorld: the official `appworld` package, in workers. Its apps are Apache-2.0, redistributed only in encrypted form.
 
-data.py         which data roots there are, and how they are made
+data.py         the data roots, and how to make them
 tiny/           a small data root of our own, built by the installed package
 prompt.txt      the prompt of a policy
-skills.txt      ONE table of the scripted explorer's skills: words, code
-skills.py       reads it; actions of skills → code, and → a query
-environment.py  the environment and its episodes, as the trainer sees them; the code blocks in a policy's messages
-report.py       reads the reports of the worker that ran code; compares what was done with what a solution does
-inside.py       a worker where a model's code runs, without ground truth; the skills that would work now
-judge.py        a worker where its calls are made again and judged; the changes that they made in the databases
-world.py        one world in one process, its calls recorded or made again; each is limited to its documented route in
-                the server, as a user who logged in
+skills.txt      ONE table of the scripted explorer's skills: wording and code
+skills.py       reads the table; turns actions of skills into code, and into a query
+environment.py  the environment and its episodes, as the trainer sees them; finds the code in a policy's messages
+report.py       reads the reports of the worker that ran code; compares an episode's changes with the solution's
+inside.py       a worker that runs a model's code without ground truth, and finds the skills that would work now
+judge.py        a worker that replays the code's calls and judges the changes that they make in the databases
+world.py        one world in one process: records or replays its calls, and limits each to its documented route in the
+                server, as a user who logged in
 audit.py        the TGC and SGC of played tasks; the check `python -m environments.check appworld`
 """
 
@@ -31,13 +31,13 @@ __all__ = ["RECIPE", "SPLITS", "check", "make", "measures"]
 # The benchmark's splits, as it names them.
 SPLITS = roots.SPLITS
 
-# Seconds that the judge gets to replay a part of the calls, or to run the tests.
+# Seconds in which the judge must replay one batch of calls, or run the tests.
 _JUDGED = 25.0
 # The splits that an evaluation of all splits takes.
 EVALUATION = ("test_normal", "test_challenge")
 # The splits from which nothing may be learned.
 RESERVED = ("dev", *EVALUATION)
-# What an evaluation lists success by, and the kinds of a task.
+# The name under which an evaluation groups tasks, and the function from a task to its groups.
 KINDS = ("scenario", lambda task: (scenario(task),))
 # How the code of an action calls a tool.
 CALL_IN_TEXT = r"\bapis\.(\w+\.\w+)"
@@ -51,17 +51,17 @@ def make(
     skills: bool | None = None,
     verdict: float = 120.0,
 ) -> AppWorld:
-    """The environment `appworld` on the data root of that name, `official` or `tiny`.
+    """The environment `appworld` on the data root `data`, `official` or `tiny`.
 
     A call of an episode may take `deadline` seconds. A block of code is stopped with an error after three quarters of
     that in processor time. With `solutions`, tasks bring the benchmark's own solutions where it has them; this is for
     checks of the environment, never for a run. `skills` lets a policy that writes no code call the explorer's skills as
-    tools, which is not the benchmark; the default is on for the tiny data alone, for policies too small to write code.
-    An episode earns nothing if its calls cannot be replayed within `verdict` seconds. A verdict may take half a minute
-    more, which a run's limits.environment_deadline must allow.
+    tools. The benchmark does not allow this, so it is on by default only for the tiny data, for policies too small to
+    write code. An episode earns nothing if its calls cannot be replayed within `verdict` seconds. A verdict may take
+    half a minute longer, which a run's limits.environment_deadline must allow.
 
-    Raises InstallError where packages or data are missing, and EnvironmentFailure where this system cannot keep ground
-    truth from a model's code.
+    Raises InstallError if packages or data are missing, and EnvironmentFailure if this system cannot keep ground truth
+    from a model's code.
     """
     python = interpreter("appworld", RECIPE)
     full, public = str(roots.root(data) / "data"), str(roots.public(data) / "data")
@@ -69,7 +69,7 @@ def make(
         raise InstallError(
             f"{public} lies in /tmp, which every episode has for itself; set COJAX_CACHE to another folder"
         )
-    # One runs code on the `public` data, the other judges its calls on the `full` data.
+    # One worker runs code on the `public` data, the other judges its calls on the `full` data.
     bounds = Bounds(deadline=deadline, output=4 * 2**20)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         playing = pool.submit(
@@ -79,10 +79,10 @@ def make(
             bounds=bounds,
             runs_policy_code=True,
             visible=(public,),
-            # The code that makes the tiny data reveals their right answers.
+            # The code that makes the tiny data reveals the right answers.
             hidden=(os.path.join(os.path.dirname(__file__), "tiny"),),
             data=public,
-            # Both as it is named and where it really is.
+            # The path as given, and the path behind its links.
             truth=[full, os.path.realpath(full)],
             seconds=0.75 * deadline,
         )

@@ -1,11 +1,11 @@
 """AppWorld's own figures of played tasks, and the check behind `python -m environments.check appworld`.
 
-The figures are task and scenario goal completion (TGC, SGC), from the rewards of episodes.
+The figures are task and scenario goal completion (TGC, SGC), computed from the rewards of episodes.
 
-The check proves each data root sound, by the path of training. It prints one line a split: tasks with solutions;
-solutions that earn reward 1, twice with the same observations; tasks that fail when they are completed at once;
-solutions made again without one call that had an effect, and how many of these fail. Last come TGC and SGC of a mixture
-of these trajectories: ours, and by the benchmark's `evaluate_dataset`.
+The check proves each data root sound, by the path that training uses. It prints one line a split: tasks with solutions;
+solutions that earn reward 1 in two plays with equal observations; tasks that fail if they are completed at once;
+solutions replayed without one call that had an effect, and how many of these fail. The line ends with TGC and SGC of a
+mixture of these trajectories, as we compute them and as the benchmark's `evaluate_dataset` does.
 """
 
 import contextlib
@@ -23,17 +23,17 @@ from .environment import NAME, AppWorld, AppWorldEpisode
 
 _NOTHING = (Action("```python\napis.supervisor.complete_task()\n```"),)
 _HEAD = f"{'data':<9} {'split':<15} {'tasks':>5} {'solved':>6} {'no-op fails':>11} {'mutated':>7} {'fail':>5}"
-# The same calls are left out in every run.
+# Fixed, so that every run leaves out the same calls.
 _SEED = 1
 # The key of the benchmark's id in a task's setup.
 _ID = "task"
 
 
 def audit(make: Callable[..., AppWorld], count: int, *, every: bool) -> int:
-    """Prints the table of every data root, then the faults; returns 1 if there are any. `make` is that of this package.
+    """Prints the table of every data root, then the faults; returns 1 if there are any. `make` is this package's.
 
-    At most `count` tasks of each split are examined. `every` leaves out each effective call in turn, instead of one
-    drawn at random. Raises InstallError where no data root is installed.
+    It examines at most `count` tasks of each split. `every` leaves out each effective call in turn, instead of one
+    drawn at random. Raises InstallError if no data root is installed.
     """
     names = [name for name in roots.ROOTS if roots.is_current(name)]
     if not names:
@@ -83,7 +83,7 @@ def _split(environment: AppWorld, split: str, count: int, *, every: bool) -> lis
             failures += trajectory.reward < 1.0
             if trajectory.reward == 1.0:
                 faults.append(f"{name}: passes without {drop}")
-        # Some of a split fail, so that there is something to measure.
+        # Every fourth trajectory is a mutant's, so that the figures are below 100 %.
         sample = (first, calls) if len(mixture) % 4 or not mutants else (mutants[0][2], mutants[0][1])
         mixture.append((Group(task, (sample[0],)), sample[1]))
     line = f"{environment.data:<9} {split:<15} {len(tasks):>5} {passes:>6} {no_ops:>11} {mutations:>7} {failures:>5}"
@@ -99,7 +99,7 @@ def _split(environment: AppWorld, split: str, count: int, *, every: bool) -> lis
 
 
 def _play(environment: AppWorld, task: Task) -> tuple[Trajectory, list[Call]]:
-    """The trajectory of the task's solution, and the calls it made."""
+    """Plays the task's solution; returns its trajectory, and the calls that it made."""
     episodes: list[AppWorldEpisode] = []
 
     def start(task: Task) -> AppWorldEpisode:
@@ -113,7 +113,7 @@ def _play(environment: AppWorld, task: Task) -> tuple[Trajectory, list[Call]]:
 def _mutants(
     environment: AppWorld, task: Task, calls: Sequence[Call], *, every: bool
 ) -> Iterator[tuple[str, list[Call], Trajectory]]:
-    """For calls that had an effect: the call's name, the other calls, and the verdict on these alone."""
+    """For each call that had an effect: its name, the other calls, and the verdict on these alone."""
     effective = list(_effective(environment, task, calls))
     if not every and effective:
         effective = [random.Random(f"{_SEED} {task.id}").choice(effective)]
@@ -126,7 +126,7 @@ def _mutants(
 
 
 def _effective(environment: AppWorld, task: Task, calls: Sequence[Call]) -> Iterator[int]:
-    """Positions of the calls that changed something."""
+    """The positions of the calls that changed the state."""
     with _judging(environment, task.setup) as judging:
         before = judging.state()
         for index, call in enumerate(calls):
@@ -154,7 +154,7 @@ def _judging(environment: AppWorld, setup: Mapping[str, Any]) -> Iterator[Episod
 
 
 def _throw_garbage(environment: AppWorld) -> list[str]:
-    """Throws garbage at the first task; returns the faults found."""
+    """Throws garbage at the first task; returns the faults."""
     report = SplitReport()
     task = next(task for split in roots.SPLITS for task in environment.tasks(split, 3) if task.solution)
     for name, action in GARBAGE.items():
@@ -167,11 +167,11 @@ def _seen(trajectory: Trajectory) -> list[str]:
 
 
 def measures(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
-    """TGC and SGC of these tasks, as `cojax.worlds.measures` has them; tasks without the benchmark's id are left out.
+    """TGC and SGC of these tasks, in the form of `cojax.worlds.measures`. It skips tasks without the benchmark's id.
 
-    TGC is the share of tasks that succeed, SGC the share of scenarios of which every task succeeds. Both are means over
-    samples, with one of the `values` for each scenario, as the tasks of one scenario are similar. A lost episode counts
-    as a failure, as in the benchmark. Raises ValueError where no task has an id.
+    TGC is the share of tasks that succeed, SGC the share of scenarios in which every task succeeds. Both are means over
+    samples. `values` has one number for each scenario, as the tasks of one scenario are similar. A lost episode counts
+    as a failure, as in the benchmark. Raises ValueError if no task has an id.
     """
     scenarios: dict[str, list[list[float]]] = {}
     for group in groups:
@@ -181,7 +181,7 @@ def measures(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
     if not scenarios:
         raise ValueError(f"no task has {_ID!r} in its setup; goal completion is of AppWorld's own tasks")
     samples = max(len(scores) for tasks in scenarios.values() for scores in tasks)
-    # Of each scenario, for each sample, which tasks that sample solved.
+    # Scenario → sample → the success of each task in that sample.
     runs = [
         [run for sample in range(samples) if (run := [scores[sample] for scores in tasks if sample < len(scores)])]
         for tasks in scenarios.values()
@@ -197,7 +197,7 @@ def measures(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
 
 
 def scenario(task: Task) -> str:
-    """The scenario of a task: the part before `_` of the benchmark's id. Raises ValueError where it has no id."""
+    """The scenario of a task: the part of the benchmark's id before `_`. Raises ValueError if the task has no id."""
     if _ID not in task.setup:
         raise ValueError(f"a task's setup is {dict(task.setup)!r:.200}; a scenario is scored by its {_ID!r}")
     return str(task.setup[_ID]).partition("_")[0]

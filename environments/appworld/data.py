@@ -1,12 +1,12 @@
-"""AppWorld's data roots: names, folders, how they are made and checked. Standard library only.
+"""AppWorld's data roots: their names and folders, and how to make and check them. Standard library only.
 
     $COJAX_CACHE/appworld/official          the benchmark's own data, downloaded or copied there by hand
     $COJAX_CACHE/appworld/tiny              built here from the installed package
-    $COJAX_CACHE/appworld/ROOT-public       the same without any `ground_truth`: all that model code may see
+    $COJAX_CACHE/appworld/ROOT-public       a copy without any `ground_truth`: all that model code may see
 
 Each has the layout of the package's APPWORLD_ROOT. A root is made in another folder and then renamed. Its stamp says
-which version made it, so that a stale or incomplete root is not used. The public twin is a copy and has no links: a
-write through a link would reach the root that verdicts rest on.
+which version made it, so that no stale or incomplete root is used. The public twin is a copy, without links: a write
+through a link would reach the root on which verdicts rest.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from ..worker.venv import ROOT, InstallError, Recipe, cache, home, locked, write
 
 RECIPE = Recipe(
     requirements=("appworld==0.1.3.post1",),
-    # As `appworld install` does; its tests go there too, instead of into the user's home.
+    # This does what `appworld install` does, but the package's tests go there too, not into the user's home.
     prepare="import os, sys; os.environ['APPWORLD_CACHE'] = sys.prefix + '/package'; "
     "from appworld.install import install_package; install_package()",
     proof="import appworld.apps.spotify.models",
@@ -35,7 +35,7 @@ SPLITS = ("train", "dev", "test_normal", "test_challenge")
 
 _STAMP = "stamp.json"
 _TRUTH = "ground_truth"
-# Seconds for the server's first answer, for the whole download, and for building.
+# Deadlines in seconds: the server's first answer, the whole download, the build.
 _PATIENCE, _DOWNLOAD, _BUILD = 15, 1_800, 600
 _PROBE = """
 import requests
@@ -46,9 +46,9 @@ raise SystemExit(0 if answer.ok else f"the server answered {answer.status_code}"
 
 
 def root(name: str) -> Path:
-    """The data root of that name, ground truth included, as APPWORLD_ROOT of a process that runs no model code.
+    """The data root of that name, with ground truth: APPWORLD_ROOT for a process that runs no model code.
 
-    Raises InstallError, which says what to do, where it does not exist or was made by another version.
+    Raises InstallError, which says what to do, if the root does not exist or another version made it.
     """
     folder = _place(name)
     if not is_current(name):
@@ -58,7 +58,7 @@ def root(name: str) -> Path:
 
 
 def public(name: str) -> Path:
-    """The same root without ground truth, for processes that run model code. Raises InstallError as `root` does."""
+    """The root's public twin, for processes that run model code. Raises InstallError as `root` does."""
     root(name)
     return _twin(name)
 
@@ -72,14 +72,14 @@ def tasks(name: str, split: str) -> list[str]:
 
 
 def specs(name: str, task: str) -> dict[str, Any]:
-    """The facts of a task that an agent may know: `instruction`, `supervisor`, `datetime`."""
+    """What an agent may know of a task: `instruction`, `supervisor`, `datetime`."""
     return json.loads((_task(public(name), task) / "specs.json").read_text())
 
 
 def solution(name: str, task: str) -> tuple[str, ...]:
     """The code blocks of a task's reference solution; none where the benchmark withholds it (its test splits).
 
-    For trusted processes only: this reads ground truth.
+    Only trusted processes may call this, as it reads ground truth.
     """
     truth = _task(root(name), task) / _TRUTH
     if (truth / "blocks.json").exists():
@@ -92,8 +92,8 @@ def solution(name: str, task: str) -> tuple[str, ...]:
 def provide(name: str, python: str, say: Callable[[str], None]) -> None:
     """Makes that root and its public twin, or reports that they exist. `python` is the interpreter with the package.
 
-    Existing data is never overwritten: official data copied there by hand is checked and used. Raises InstallError,
-    which says what to do.
+    It never overwrites existing data: it checks and uses official data that was copied there by hand. Raises
+    InstallError, which says what to do.
     """
     with locked(_place(name), f"AppWorld's {name} data", say, mode=0o700):
         _provide(name, python, say)
@@ -130,7 +130,7 @@ def _provide(name: str, python: str, say: Callable[[str], None]) -> None:
 
 
 def _settle(name: str, making: Path) -> None:
-    """Renames the new folders into place, their stamps last, so that neither is used before it is complete."""
+    """Renames the new folders into place, then stamps them, so that neither is used before it is complete."""
     place = _place(name)
     by_hand = not (making / "root" / "data").exists()
     for source, target in ((making / "public", _twin(name)), (making / "root", place)):
@@ -178,7 +178,7 @@ def _expected_stamp(name: str) -> dict[str, str]:
 
 
 def is_current(name: str) -> bool:
-    """Whether root and twin both exist and were made by this version."""
+    """Whether the root and its twin both exist and this version made them."""
     for folder in (_place(name), _twin(name)):
         try:
             if json.loads((folder / _STAMP).read_text()) != _expected_stamp(name):
@@ -189,7 +189,7 @@ def is_current(name: str) -> bool:
 
 
 def _ways(name: str) -> str:
-    """What a user can do to get that data."""
+    """Says how a user can get that data."""
     install = "cojax install appworld"
     if name == "tiny":
         return f"Run: {install} --data=tiny"
@@ -201,7 +201,7 @@ def _ways(name: str) -> str:
 
 
 def _download(python: str, folder: Path) -> None:
-    """Downloads with the package's own code, into a fresh folder: it would delete existing data."""
+    """Downloads with the package's own code, into a new folder, as that code deletes existing data."""
     command = [python, "-m", "appworld.cli", "download", "data", "--root", str(folder)]
     try:
         _run([python, "-c", _PROBE], _PATIENCE, "its server cannot be reached", folder)
@@ -236,7 +236,7 @@ def _run(command: list[str], deadline: float, complaint: str, folder: Path) -> s
 
 
 def _flaws(data: Path) -> Iterator[str]:
-    """What is missing in a data folder."""
+    """Says what a data folder lacks."""
     for kind, pattern, count in (("api_docs/standard", "*.json", 11), ("base_dbs", "*.db", 12)):
         file_count = len(list((data / kind).glob(pattern)))
         if file_count < count:

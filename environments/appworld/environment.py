@@ -1,7 +1,7 @@
 """AppWorld's environment and episodes: one worker runs the code, another replays its calls and reaches the verdict.
 
-The process that ran the code is not trusted. The calls that it reports are made again where no model's code ever ran,
-and judged there by their effects; so it can claim no more than calls that honest code could have made.
+The process that ran the code is not trusted. The calls that it reports are replayed in a process where no model's code
+ever ran, and judged there by their effects. So it can claim only calls that honest code could have made.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from . import report, skills
 from .world import MOST_CALLS
 
 NAME = "appworld"
-# Split → the benchmark's. The scenarios of `seed` are those of train, without question or answer.
+# Split → the benchmark's split. `seed` has the scenarios of train, without question or answer.
 SPLITS: Mapping[str, str] = {
     "seed": "train",
     **dict(zip(roots.SPLITS, roots.SPLITS, strict=True)),
@@ -32,7 +32,7 @@ SPLITS: Mapping[str, str] = {
 
 # Calls that the judge replays in one step, within one deadline.
 _AT_ONCE = 100
-# The most references of synthesized tasks that are remembered.
+# The most reference effects of synthesized tasks that stay in memory.
 _REMEMBERED = 4_096
 
 _OPENING = Path(__file__).with_name("prompt.txt").read_text(encoding="utf-8").removesuffix("\n")
@@ -48,20 +48,20 @@ _BLOCK = re.compile(
 )
 # The most characters of code in one block.
 _LONGEST = 50_000
-# The most characters of a message that are searched for code.
+# The most characters at a message's end that are searched for code.
 _SEARCHED = 200_000
 
 
 class AppWorld:
     """The environment. The worker `play` runs code and the worker `judge` replays calls, on the data root `data`.
 
-    With `solutions` tasks have the benchmark's own solutions, which only a check of the environment may see. With
-    `skills` a policy may call the skills as tools. Calls are replayed for at most `verdict` seconds.
+    With `solutions`, tasks have the benchmark's own solutions, which only a check of the environment may see. With
+    `skills`, a policy may call the skills as tools. The judge replays calls for at most `verdict` seconds.
     """
 
     name = NAME
     runs_policy_code = True
-    # The tools are the skills of the scripted explorer, each named after the API that it is about. A policy sees none.
+    # The tools are the scripted explorer's skills, each named after its API. A policy sees none of them.
     tools = staticmethod(skills.documentation)
     phrase = staticmethod(skills.phrase)
     popularity, neighbours = staticmethod(skills.popularity), staticmethod(skills.neighbours)
@@ -110,11 +110,11 @@ class AppWorld:
         self.judge.close()
 
     def reference(self, task: Task) -> Mapping[str, Any]:
-        """The effects of a synthesized task's solution, by replaying its calls in the judge; kept if each step was ok.
+        """The effects of a synthesized task's solution, found by replaying its calls in the judge.
 
-        Raises EnvironmentFailure where they cannot be determined.
+        They stay in memory if each step was ok. Raises EnvironmentFailure if they cannot be determined.
         """
-        # The code of each action stands as a call before its own; they identify the solution.
+        # The key holds each action's code, as a call before the action's own calls.
         calls = [call for action in task.solution for call in (Call(action.text), *action.calls)]
         key = f"{task.id} {content_hash([[call.name, dict(call.arguments)] for call in calls])}"
         with self._guard:
@@ -136,7 +136,7 @@ class AppWorld:
             return effects
 
     def _effects(self, task: Task) -> tuple[Mapping[str, Any], bool]:
-        """The solution's effects, and whether each step was ok: a step that failed may succeed another time."""
+        """The solution's effects, and whether every step was ok: a step that failed once may succeed next time."""
         with contextlib.closing(AppWorldEpisode(self, task)) as episode:
             episode.reset()
             steps = [episode.step(action).ok for action in task.solution]
@@ -144,9 +144,9 @@ class AppWorld:
 
 
 class AppWorldEpisode:
-    """One run of one task: a world to act in and, once its state is asked for, a world to judge in.
+    """One run of one task: a world to act in and, once its state is needed, a second world to judge in.
 
-    The task's setup is {"task": id} for a task of the benchmark, {"scenario": id} for another one in its world.
+    The task's setup is {"task": id} for a task of the benchmark, and {"scenario": id} for a new task in its world.
     """
 
     def __init__(self, environment: AppWorld, task: Task) -> None:
@@ -170,13 +170,13 @@ class AppWorldEpisode:
         return (Message("user", opening(self.task.query, specification)),)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        """The skills if they are on, else none: the benchmark intends that APIs are found through `apis.api_docs`."""
+        """The skills if they are on, else none: the benchmark intends a policy to find APIs through `apis.api_docs`."""
         return self.environment.tools() if self.environment.skills else ()
 
     def step(self, action: Action) -> Observation:
-        """Runs the action's code block; where it has no text, the code of the skills that it calls.
+        """Runs the action's code block or, if the action has no text, the code of the skills that it calls.
 
-        The episode is done once `complete_task` was called.
+        The episode is done after a call of `complete_task`.
         """
         if self.done:
             return Observation((Message("user", OVER),), ok=False, done=True)
@@ -194,24 +194,24 @@ class AppWorldEpisode:
         return Observation((Message("user", output),), ok=observation.ok, done=self.done)
 
     def state(self) -> Mapping[str, Any]:
-        """The changes of the calls so far in the databases, the answer and the status of the task; see judge.py."""
+        """The changes that the calls so far made in the databases, and the task's answer and status; see judge.py."""
         return self._replay_calls().state()
 
     def affordances(self) -> tuple[Action, ...]:
-        """Skills that would work now in this world; last the one that completes the task."""
+        """Skills that would work now in this world. The last one completes the task."""
         return () if self.done else self.playing.affordances()
 
     def evaluate(self) -> Evaluation:
-        """The benchmark's tests, or for a synthesized task the comparison with what its solution does.
+        """Runs the benchmark's tests or, for a synthesized task, compares the changes with those of its solution.
 
-        The reward is 1.0 if all checks pass, else 0.0; a task without a solution gets 0.0 and no checks. Where a
-        replayed call was answered differently, a failed check says so; it does not change the reward.
+        The reward is 1.0 if all checks pass, else 0.0. A task without a solution gets 0.0 and no checks. If a replayed
+        call was answered differently, a failed check says so, and does not change the reward.
         """
         if "scenario" in self.task.setup and not self.task.solution:
             return Evaluation(0.0)
         if self.over:
             return Evaluation(0.0, (Check(f"at most {MOST_CALLS:,} calls of {report.MOST_BYTES:,} bytes", False),))
-        # A failure here is the machinery's; a failure below may be caused by the calls.
+        # The machinery causes a failure here; the calls may cause one below.
         reference = self.environment.reference(self.task) if "scenario" in self.task.setup else None
         until = counted_seconds() + self.environment.verdict
         for _ in range(2):
@@ -219,7 +219,7 @@ class AppWorldEpisode:
             try:
                 return self._verdict(reference, until)
             except (EpisodeFailure, LimitExceeded):
-                # The judge's own process failed: only a second failure is attributed to the calls.
+                # The judge's process failed. Only a second failure is blamed on the calls.
                 self._forget()
         return Evaluation(0.0, (Check("what the calls did could be found out in time", False),))
 
@@ -240,7 +240,7 @@ class AppWorldEpisode:
     def _replay_calls(self, until: float = math.inf) -> Episode:
         """Replays the calls that were not replayed yet; returns the judge's world.
 
-        Raises LimitExceeded where some are left at `until`, by `counted()`.
+        Raises LimitExceeded if calls remain when `counted_seconds()` passes `until`.
         """
         judging = self._judge_world()
         while self.judged < len(self.calls):
@@ -264,7 +264,7 @@ class AppWorldEpisode:
         return self.judging
 
     def _forget(self) -> None:
-        """Closes the judge's world, so that the next judgement starts again."""
+        """Closes the judge's world, so that the next verdict begins with a new one."""
         if self.judging is not None:
             self.judging.close()
         self.judging, self.judged, self.differing = None, 0, []
@@ -276,9 +276,9 @@ def opening(query: str, place: Mapping[str, Any]) -> str:
 
 
 def code_of(action: Action, tools: bool = False) -> tuple[str, str]:
-    """(code, "") of the first ```python block outside of thoughts, cut off or not; else ("", the error message).
+    """(code, "") of the first ```python block outside of thoughts, whether it is closed or not; else ("", the error).
 
-    An action without text stands for what its calls do; see skills.py. So does, with `tools`, one without a block.
+    An action without text stands for its calls' code; see skills.py. With `tools`, so does an action without a block.
     """
     text = action.text[-_SEARCHED:].rpartition("</think>")[2].partition("<think>")[0]
     block = _BLOCK.search(text)

@@ -1,7 +1,7 @@
-"""The worker in which a model's code runs: on a root without ground truth, in an interpreter of AppWorld's own.
+"""The worker that runs a model's code, on a root without ground truth, in AppWorld's own interpreter.
 
-The trainer uses only the printed output and the calls that it reports, which the judge replays; see environment.py.
-Also finds the skills that would work now, with arguments from the world.
+The trainer uses only the output and the calls that this worker reports; the judge replays the calls (environment.py).
+The worker also finds the skills that would work now, with arguments from the world.
 """
 
 import functools
@@ -20,19 +20,20 @@ from . import world
 from .skills import ENDING, KINDS, SKILLS, ApiSkill
 from .world import World
 
-# The role of the message with the calls of a step, which only environment.py reads.
+# The role of the message that holds a step's calls; only environment.py reads it.
 CALLS = "calls"
-# The most characters of output that are returned; a note says where it was cut.
+# The most characters of output that are returned; a note says how many were cut.
 PRINTED = 15_000
-# The package's words where code did not run to its end.
+# How the package's output begins if code did not run to its end.
 _FAILED = ("Execution failed", "No code available")
 
 
 def make(data: str, truth: Sequence[str], seconds: float) -> Episodes:
     """The environment in which code runs, on the data folder `data` without ground truth.
 
-    `truth` are the paths of the folder with ground truth, which must not be readable; the first call of `tools` checks
-    that too. One block of code may take `seconds` of processor time. A task's setup names the world: {"task": id}.
+    `truth` holds the paths of the folder with ground truth, which must not be readable; each start of an episode and
+    each call of `tools` checks this. One block of code may take `seconds` of processor time. A task's setup names the
+    world: {"task": id}.
     """
     world.warm(data)
 
@@ -51,9 +52,9 @@ def make(data: str, truth: Sequence[str], seconds: float) -> Episodes:
 
 
 def episode(opened: World, salt: str) -> PlainEpisode:
-    """The episode of one world. An action's text is code; the reply ends with the record of the calls it made, as JSON.
+    """The episode of one world. An action's text is code; the reply's last message records its calls, as JSON.
 
-    The skills that it offers would work now; after the same actions they are the same. `salt` stands for its task.
+    The skills that it offers would work now, and equal actions lead to equal offers. `salt` stands for its task.
     """
     offers, last_output = Offers(opened), ""
 
@@ -70,14 +71,14 @@ def episode(opened: World, salt: str) -> PlainEpisode:
     return PlainEpisode(step, affordances=lambda: offers.now(salt, last_output))
 
 
-# The modules and calls by which a process could get another view of the files.
+# How to give a process its own view of the files.
 _ALLOW = "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, Docker's --security-opt seccomp=unconfined)"
 
 
 def check_sealed(data: str, truth: Sequence[str]) -> None:
-    """Raises PermissionError where this confined process could still read ground truth, or is not confined.
+    """Raises PermissionError if this process could read ground truth, or cannot enter the folders that it needs.
 
-    It tries to, as rules of the kernel can forbid what permissions allow.
+    It tries to list each folder, as the kernel's rules can forbid what permissions allow.
     """
     if leaks := [folder for folder in truth if succeeds(functools.partial(os.listdir, folder))]:
         raise PermissionError(
@@ -93,7 +94,7 @@ def check_sealed(data: str, truth: Sequence[str]) -> None:
             )
 
 
-# Kinds of values that an action may change; all others are looked up once.
+# Kinds of values that an action may change; each other kind is looked up only once.
 _CHANGING = ("liked", "playlist", "artist", "followed", "note", "todo", "project", "alarm")
 # The most values of a kind that are offered, and the most actions of one skill.
 _VALUES = 6
@@ -105,7 +106,7 @@ Values = list[tuple[Any, ...]]
 
 
 class Offers:
-    """The values in a world that skills can take as arguments, looked up without leaving a trace."""
+    """Values of a world that skills can take as arguments. Looking them up leaves no trace."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -114,7 +115,7 @@ class Offers:
         self.known: dict[str, Values] = {}
 
     def now(self, salt: str, last: str) -> tuple[Action, ...]:
-        """Actions of one call each, drawn by `salt`; last those that complete the task, also with the `last` output."""
+        """Actions of one call each, drawn by `salt`. The last ones complete the task, also with the `last` output."""
         self.rng = random.Random(salt)
         for kind in _CHANGING:
             self.known.pop(kind, None)
@@ -123,7 +124,7 @@ class Offers:
         return tuple(Action(calls=(call,)) for call in (*offers, *(Call(ENDING, arguments) for arguments in answers)))
 
     def calls(self, skill: ApiSkill) -> list[Call]:
-        """Some calls of the skill, each with other arguments; none where an argument has no value."""
+        """Some calls of the skill, with different arguments; none if an argument has no value."""
         kinds = [_some(self.values(kind), _VALUES, self.rng) for kind in skill.slots]
         combinations = list(itertools.islice(itertools.product(*kinds), 200))
         return [
@@ -132,13 +133,13 @@ class Offers:
         ]
 
     def values(self, kind: str) -> Values:
-        """The values of the kind, each a tuple of the arguments that it gives."""
+        """The values of the kind, each a tuple of arguments."""
         if kind not in self.known:
             self.known[kind] = list(dict.fromkeys(_values(self, kind)))
         return self.known[kind]
 
     def rows(self, app: str, api: str, **arguments: Any) -> list[Mapping[str, Any]]:
-        """The first page of a list, of the supervisor's own account where there is one."""
+        """One page of a list, of the supervisor's own account if there is one; by default the first page."""
         if (token := self.token(app)) is not None:
             arguments["access_token"] = token
         rows = self.world.look(app, api, **arguments)
@@ -156,11 +157,11 @@ class Offers:
 
 
 def _listed(scene: Offers, endpoint: str, columns: Sequence[str]) -> Values:
-    """The columns of a list's rows; a first page, or one of several drawn at random where there are more."""
+    """The columns of a list's rows, from its first page, or from one drawn at random if there are more."""
     app, api = endpoint.split(".")
     rows = scene.rows(app, api, page_limit=20)
     if len(rows) == 20:
-        # Drawn by the world, not by time: an episode offers the same songs throughout.
+        # The world's id is the seed, so that an episode offers the same songs throughout.
         page = random.Random(f"{scene.world.id} {api}").randrange(3)
         rows = scene.rows(app, api, page_limit=20, page_index=page) or rows
     return [(" ".join(row[column] for column in columns),) for row in rows]
@@ -183,7 +184,7 @@ _FUNCTIONS: Mapping[str, Callable[[Offers], Iterable[tuple[Any, ...]]]] = {"todo
 
 
 def _values(scene: Offers, kind: str) -> Iterable[tuple[Any, ...]]:
-    """The values of the kind, as skills.txt says."""
+    """The values of the kind, as skills.txt defines it."""
     match KINDS[kind].split():
         case [name] if name in _FUNCTIONS:
             return _FUNCTIONS[name](scene)

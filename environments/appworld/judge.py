@@ -1,19 +1,19 @@
-"""The worker that reaches verdicts: on a root with ground truth, in worlds in which no model's code ever ran.
+"""The worker that reaches verdicts: on a root with ground truth, in worlds where no model's code ever ran.
 
-It makes a model's calls again and judges them by their effects. So the process that ran the code can claim no more than
-calls that honest code could have made.
+It replays a model's calls and judges them by their effects. So the process that ran the code can claim only calls that
+honest code could have made.
 
-The effects are the changes in the databases of a world, as JSON. Equal actions give equal JSON. So it leaves out
-everything in which two worlds may differ after the same actions:
+The effects are the changes in the databases of a world, as JSON. Equal actions give equal JSON. So the effects leave
+out everything that may differ between two worlds after equal actions:
 
-- the id of an added row, and ids that refer to it: the row's content stands in their place
-- times (`…_at`, of which only whether there is one is kept, for example for a denied request), unless a user chooses
-  them (`scheduled_send_at`); `…_expiry` and `last_logged_in`
+- the id of an added row, and ids that refer to it: the row's content takes their place
+- times (`…_at`, of which only their presence counts, for example for a denied request), unless a user chooses them
+  (`scheduled_send_at`); `…_expiry` and `last_logged_in`
 - codes drawn at random (invitations, confirmations, verifications) and contents of made-up binary files
 - the order of rows
 
-A row whose other columns stayed the same did not change. The benchmark ignores the instruction's own row and the cards
-of the people behind it, and so does this.
+A row did not change if only these columns did. Like the benchmark, this ignores the instruction's own row and the cards
+of the people behind it.
 """
 
 import functools
@@ -32,8 +32,8 @@ from .world import World
 def make(data: str) -> Episodes:
     """The environment that replays calls and judges, on a data folder with ground truth.
 
-    An action's calls are recorded calls, which are replayed in order. The setup is {"task": id}. For checks it is a
-    whole split, {"dataset": split, "made": task id → its calls as [name, arguments of the replay]}; the state is then
+    An action's calls are recorded calls, which are replayed in order. The setup is {"task": id}. A check may give a
+    whole split, {"dataset": split, "made": task id → its calls as [name, arguments of the replay]}. Then the state is
     the benchmark's own verdict: `task_goal_completion` and `scenario_goal_completion`, in percent.
     """
     world.warm(data)
@@ -53,10 +53,10 @@ def make(data: str) -> Episodes:
 
 
 def _verdict(opened: World) -> Evaluation:
-    """The benchmark's own tests, each a check; the reward is 1.0 if all pass.
+    """Runs the benchmark's own tests, each of which is a check; the reward is 1.0 if all pass.
 
-    The benchmark labels tests that an episode without any action passes (`no_op_pass`): those that fail are the
-    forbidden changes of the partial reward, and the other tests are what is wanted.
+    The benchmark labels the tests that an episode without any action passes (`no_op_pass`). In the partial reward,
+    failures of these count as forbidden changes, and the other tests are the targets.
     """
     from appworld.evaluator import evaluate_task
     from appworld.ground_truth import GroundTruth
@@ -90,13 +90,13 @@ def _figures(data: str, dataset: str, made: Mapping[str, Sequence[Any]]) -> Mapp
 def replay(opened: World, calls: Sequence[Call]) -> Observation:
     """Replays the calls; a message names each call that is answered differently than before.
 
-    A call that no code could have made is left out; the observation is then not ok.
+    It skips a call that no code could have made, and the observation is then not ok.
     """
     differing, ok = [], True
     for call in calls:
         app, _, api = call.name.partition(".")
         try:
-            # Without a digest the code saw no reply, for example as its time was over.
+            # Without a digest, the code saw no reply, for example because its time was over.
             alike = call.arguments["digest"] in (opened.call(app, api, call.arguments["arguments"]), "")
         except (ValueError, TypeError, KeyError):
             alike = ok = False
@@ -109,18 +109,18 @@ _VOLATILE = re.compile(
     r"^(id|record_hash|last_logged_in|.*_expiry|(verification|password_reset|invitation|invite|confirmation)_code)$"
 )
 _WHEN = re.compile(r"^(?!scheduled_send).*_at$")
-# The package draws these in place of contents that it does not keep.
+# The package draws these in place of contents that it does not store.
 _MADE_UP = re.compile(r"binary:\w{10}\.\.\.")
-# New rows that refer to one another are followed to this depth.
+# References between new rows are followed to this depth.
 _DEPTH = 4
-# The answer that `complete_task` stores where none was given.
+# The answer that `complete_task` stores if it gets none.
 _NO_ANSWER = '"<<NOT_GIVEN>>"'
 
 
 def changes(stock: Any) -> dict[str, Any]:
-    """Table → rows added, removed and changed since the world was opened, and the answer and status of its task.
+    """The rows added, removed and changed since the world was opened, by table; and the answer and status of its task.
 
-    `stock` is an open AppWorld; it is not changed.
+    `stock` is an open AppWorld, which stays unchanged.
     """
     from appworld.collections.models import ModelCollectionPair
 
@@ -133,7 +133,7 @@ def changes(stock: Any) -> dict[str, Any]:
         entries = {name: entry for name, rows in tables.items() if (entry := _table(pair, name, rows, new_rows))}
         task = pair.end.supervisor.Task.all()[0]
     finally:
-        # Reading the start pointed every model at it.
+        # Reading the start state pointed every model at it.
         stock.models.reset_db_home_path()
     answer = None if task.answer == _NO_ANSWER else json.loads(task.answer, parse_constant=str, parse_float=finite)
     return {"tables": entries, "answer": answer, "status": task.status}
@@ -143,7 +143,7 @@ Added = Mapping[tuple[str, Any], Any]  # a table and an id → the added row
 
 
 def _table(pair: Any, name: str, rows: tuple[list[Any], list[Any], list[Any]], new: Added) -> dict[str, list[Any]]:
-    """Rows added, changed (by id, with their new values) and removed (by id); empty where there are none."""
+    """The rows added, changed (id and new values) and removed (id); a part without rows is left out."""
     app, _, kind = name.partition(".")
     additions, updates, removals = rows
     before = {row.id: row for row in pair.start[app][kind].by_ids([row.id for row in updates])}
@@ -161,13 +161,13 @@ def _table(pair: Any, name: str, rows: tuple[list[Any], list[Any], list[Any]], n
 
 
 def _columns(app: str, row: Any, new: Added, depth: int = 0) -> dict[str, Any]:
-    """What a row holds, without what may differ."""
+    """A row's columns, without those that may differ between equal worlds."""
     from appworld.common.utils import modelize
 
     mapping = type(row).field_mapping()
 
     def reference(named: str, value: Any) -> Any:
-        """The id of an original row; the content of an added row."""
+        """The id of an original row, or the content of an added row."""
         name = mapping.get(f"{named}_id", mapping.get(f"{named}_ids", named))
         kind = modelize(name.removesuffix("_ids").removesuffix("_id"))
         if (added_row := new.get((f"{app}.{kind}", value))) is None:

@@ -1,5 +1,8 @@
-"""Reports of workers: the calls of a model's code, of which none is read that no honest worker could report, and the
-changes in the databases, which are compared with those of a synthesized task's solution, table by table."""
+"""Reads the reports of workers: the calls of a model's code, and the changes in the databases.
+
+It refuses calls that no honest worker could report, and compares the changes with those of a synthesized task's
+solution, table by table.
+"""
 
 import json
 import math
@@ -10,7 +13,7 @@ from typing import Any
 from cojax.environment import LimitExceeded
 from cojax.types import Call, Check, Evaluation, Observation, canonical
 
-# The most bytes of an episode's reported calls; the worker's own limit is lower.
+# The most bytes of the calls reported in an episode; the worker's own limit is lower.
 MOST_BYTES = 4 * 2**20
 # The most values in the report of one step: small values take far more memory than bytes.
 _MOST_VALUES = 400_000
@@ -21,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z_]{1,60}")
 
 
 def read(observation: Observation) -> tuple[str, list[Call], int]:
-    """The output of a step, the calls it made, and the bytes of their report.
+    """The output of a step, its calls, and the bytes of their report.
 
     Raises LimitExceeded for a reply that no honest child sends.
     """
@@ -38,7 +41,7 @@ def read(observation: Observation) -> tuple[str, list[Call], int]:
 
 
 def _call(record: Any) -> Call:
-    """A call in the judge's form. Raises TypeError or KeyError where the record is no call."""
+    """A call in the judge's form. Raises TypeError or KeyError if the record is no call."""
     app, api, arguments, digest = (record[name] for name in ("app", "api", "arguments", "digest"))
     if not (isinstance(app, str) and isinstance(api, str) and isinstance(arguments, dict) and isinstance(digest, str)):
         raise TypeError("a call is made of app, api, arguments and digest")
@@ -50,7 +53,7 @@ def _call(record: Any) -> Call:
 
 
 def finite(number: str) -> float | str:
-    """JSON has no infinity, though 1e999 reads as one."""
+    """The number, or its text if it is infinite: 1e999 reads as infinity, which JSON does not have."""
     value = float(number)
     return value if math.isfinite(value) else number
 
@@ -61,10 +64,10 @@ def _deep(value: Any, levels: int) -> bool:
 
 
 def compare(reference: Mapping[str, Any], done: Mapping[str, Any]) -> Evaluation:
-    """The checks on an episode's changes, both sides as of `changes.changes`; reward 1.0 if all pass, else 0.0.
+    """The checks on an episode's changes, both sides as `judge.changes` gives them; reward 1.0 if all pass, else 0.0.
 
-    One check for each part of a table that the solution changes (rows added, changed, removed, as multisets); one that
-    nothing else changed; one for the answer; one that the task was completed. The expected changes of the partial
+    There is one check for each part of a table that the solution changes (rows added, changed, removed, as multisets),
+    one that nothing else changed, one for the answer, and one that the task was completed. The targets of the partial
     reward are the parts that the solution changes, and the answer if it gives one.
     """
     goal, actual = _parts(reference), _parts(done)
@@ -81,12 +84,12 @@ def compare(reference: Mapping[str, Any], done: Mapping[str, Any]) -> Evaluation
 
 
 def achieved(right: int, wanted: int, harm: int) -> float:
-    """The partial reward: of `wanted` things `right` were done; each of `harm` forbidden changes lowers it."""
+    """The partial reward for `right` of `wanted` targets; each of `harm` forbidden changes lowers it."""
     return right / max(1, wanted + harm)
 
 
 def answer_text(answer: Any) -> str:
-    """The answer as it is compared: "7" equals 7; case, outer quotes and the order of a list do not count."""
+    """The answer as text for comparison: "7" equals 7; case, outer quotes and the order of a list do not count."""
     if answer is None:
         return "null"
     if isinstance(answer, list):

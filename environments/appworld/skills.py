@@ -1,4 +1,4 @@
-"""The scripted explorer's skills in AppWorld, as skills.txt has them: their code, and their steps worded as a query."""
+"""The scripted explorer's skills in AppWorld from skills.txt: their code, and the query that words their steps."""
 
 import dataclasses
 import itertools
@@ -19,7 +19,7 @@ POPULARITY = 1.3
 
 @dataclasses.dataclass(frozen=True)
 class ApiSkill:
-    """One skill. `slots`: kind of value → the arguments that it gives."""
+    """One skill. `slots` maps a kind of value to the arguments that a value of it fills."""
 
     name: str
     slots: Mapping[str, tuple[str, ...]]
@@ -37,7 +37,7 @@ class ApiSkill:
 
 
 def _read(text: str) -> tuple[str, dict[str, ApiSkill]]:
-    """The beginning of every block of code, and the skills by name."""
+    """The code that begins every block, and the skills by name."""
     pieces: dict[str, str] = {}
     skills: dict[str, ApiSkill] = {}
     for heading, lines in re.findall(r"^([\w?].*)\n((?: {4}.*\n|\n(?= {4}))+)", text, re.MULTILINE):
@@ -55,12 +55,12 @@ def _read(text: str) -> tuple[str, dict[str, ApiSkill]]:
 
 _TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
 _PROLOGUE, SKILLS = _read(_TEXT)
-# Kind of value → where its values are from.
+# Kind of value → the source of its values.
 KINDS: Mapping[str, str] = dict(re.findall(r"^(\w+) = (.+)$", _TEXT, re.MULTILINE))
 
 
 def code(calls: Sequence[Call]) -> str:
-    """The code of these skills as one block of Python. Raises ValueError for a call of no skill."""
+    """The code of these calls as one block of Python. Raises ValueError for a call of no skill."""
     parts = [_PROLOGUE]
     for call in calls:
         if call.name == ENDING:
@@ -81,13 +81,13 @@ def code(calls: Sequence[Call]) -> str:
 
 
 def documentation() -> tuple[Mapping[str, Any], ...]:
-    """The skills as tools in OpenAI function format, the ending last."""
+    """The skills as tools in OpenAI function format; the ending comes last."""
     functions = [_function(skill.name, skill.wording, skill.parameters) for skill in SKILLS.values()]
     return (*functions, _function(ENDING, "complete the task, with the answer if it asks for one", ("answer",)))
 
 
 def popularity() -> Mapping[str, float]:
-    """Skill → its weight for an unguided explorer, by its position in the table."""
+    """Skill → its weight for an unguided explorer, by its rank in the table."""
     return {name: rank**-POPULARITY for rank, name in enumerate((*SKILLS, ENDING), start=1)}
 
 
@@ -113,9 +113,10 @@ _SLOT = re.compile(r"{(!?)(\w+)(?::([^|}]*)\|([^}]*))?}")
 
 
 def phrase(steps: Sequence[Triplet]) -> str | None:
-    """The query that the steps fulfil; None where they cannot be worded.
+    """The query that the steps fulfil; None if they cannot be worded.
 
-    A task ends by completing it, once. A look-up is worded where it stands last and its value is the answer.
+    The last step, and no other, completes the task. Only the step before it may be a look-up, whose value is then the
+    answer.
     """
     done = [(call, step.observation) for step in steps for call in step.action.calls]
     if len(done) < 2 or len(done) != len(steps) or not all(observation.ok for _, observation in done):

@@ -1,12 +1,12 @@
-"""Opens one AppWorld world in this process and records or replays its API calls; the only importer of `appworld`.
+"""Opens one AppWorld world in this process and records or replays its API calls. Only this file imports `appworld`.
 
-A process opens only one world and ends with it, as an open world freezes its clocks and replaces functions of the
-standard library.
+A process opens only one world and ends with it, as an open world freezes the process's clocks and replaces functions of
+the standard library.
 
 Each call is limited to the documented route of its API in the server, as a user who logged in. The package writes
-arguments into a path unescaped, and signs access tokens with a key that is no secret. So the arguments of a path are
-checked first; then the route that the server's own router finds decides. It answers only if it is the documented route
-of the current call and got the call's own arguments.
+arguments into a path unescaped, and signs access tokens with a key that is no secret. So the arguments in a path are
+checked first. Then the server's own router finds a route, which answers only if it is the documented route of the
+current call and receives the call's own arguments.
 """
 
 import contextlib
@@ -28,19 +28,19 @@ from urllib.parse import unquote
 
 from cojax.types import content_hash
 
-# The most calls of one episode, and bytes of their records; the package allows 1,000 calls in a block of code.
+# The most calls of an episode, and the most bytes of their records. The package allows 1,000 calls in a block of code.
 MOST_CALLS = 3_000
 MOST_BYTES = 3 * 2**19
-# Arguments of the requester itself, which no API has.
+# Arguments that the requester itself takes; no API has them.
 _RESERVED = frozenset({"client", "raise_on_failure", "show", "track", "_app_name", "_api_name", "_system_datetime"})
-# The package's words where a reply is no success.
+# How the package's error begins if a call is refused.
 _REFUSED = "Response status code is "
 
 
 def settle(data: str) -> None:
-    """Makes a root for this process alone in /tmp, with a link to the data; worlds write their files there.
+    """Makes a root in /tmp for this process alone, with a link to the data; worlds write their files there.
 
-    Must be called before `appworld` is imported, and again in every child, which has a /tmp of its own.
+    Call it before `appworld` is imported, and again in every child, which has its own /tmp.
     """
     root = tempfile.mkdtemp(prefix="world-")
     os.symlink(data, os.path.join(root, "data"))
@@ -67,13 +67,13 @@ def warm(data: str) -> None:
         get_name_to_apis(app, ignore_private_apis=True)
         _get_api_name_to_doc(app, include_private_apis=True)
     ApiDocCollection.load(load_apps=tuple(get_all_apps(skip_admin=True)), include_response_schemas=True)
-    # The package caches the preparations for freezing clocks, which are half the time of opening a world.
+    # The package caches its preparations for freezing clocks, which take half the time of opening a world.
     set_local_date_and_time(datetime.datetime(2023, 1, 1)).stop()
     _forget_paths()
 
 
 class World:
-    """The world of one task, and the calls made in it."""
+    """The world of one task, and the calls in it."""
 
     def __init__(self, data: str, task: str, seconds: float = 100.0) -> None:
         """Opens the world; `settle` must have been called. One block of code may take `seconds` of processor time.
@@ -90,8 +90,8 @@ class World:
         )
         self.access = Access(self.stock.requester.client.app, self.stock.task.allowed_apps)
         self._request = self.stock.requester.request
-        # APIs and a model's code draw from the same random generator. Here the APIs have a state of their own, so that
-        # the calls alone decide what they draw.
+        # APIs and a model's code draw from one random generator. Here the APIs have their own state of it, so that only
+        # the calls decide what they draw.
         self._drawn = random.getstate()
         self.calls: list[dict[str, Any]] | None = None
         self._made = self._bytes = 0
@@ -99,7 +99,7 @@ class World:
         self.stock._shell_run_cell = self._run_cell
 
     def execute(self, code: str) -> tuple[str, list[dict[str, Any]]]:
-        """Runs the code; returns what it printed or why it failed, and the calls it made."""
+        """Runs the code; returns its output or the reason of its failure, and the records of its calls."""
         records: list[dict[str, Any]] = []
         self.calls = records
         try:
@@ -108,9 +108,9 @@ class World:
             self.calls = None
 
     def _run_cell(self, code: str) -> Any:
-        """Replaces the package's function, whose alarm counts wall time: here time taken by the host does not count.
+        """Replaces the package's function, whose alarm counts wall time: here only processor time counts.
 
-        Code that only waits is ended by the deadline of the worker.
+        The worker's deadline ends code that only waits.
         """
 
         def ring(number: int, frame: Any) -> None:
@@ -135,7 +135,7 @@ class World:
             raise ValueError(f"there is no API {app}.{api}")
         if reserved_names := _RESERVED & arguments.keys():
             raise ValueError(f"{app}.{api} takes no {', '.join(sorted(reserved_names))}")
-        # The package limits the requests of a block of code; replayed calls belong to no block.
+        # The package limits the requests of a block of code, but replayed calls belong to no block.
         self.stock.requester.reset_request_count()
         with self.access.to(app, api, arguments) as call:
             digest = self._digest(app, api, arguments) if call.route is not None else ""
@@ -151,7 +151,7 @@ class World:
                 return _digest_of(error)
 
     def look(self, app: str, api: str, **arguments: Any) -> Any:
-        """The reply to a call that is not recorded; None where it is refused."""
+        """The reply to a call that is not recorded; None if the call is refused."""
         with contextlib.suppress(Exception), self._own_stream(), self.access.to(app, api, arguments):
             return self._request(_app_name=app, _api_name=api, raise_on_failure=True, track=False, **arguments)
         return None
@@ -167,7 +167,7 @@ class World:
 
     @property
     def completed(self) -> bool:
-        # Read from the row, as the package's API cannot show every answer.
+        # This reads the row, as the package's API cannot show every answer.
         from appworld.apps.supervisor.constants import TASK_STATUS_LITERAL
 
         return self.stock.models.supervisor.Task.all()[0].status in get_args(TASK_STATUS_LITERAL)
@@ -182,8 +182,8 @@ class World:
     def _record_request(self, _app_name: str, _api_name: str, *positional: Any, **arguments: Any) -> Any:
         """Replaces the requester's `request`, through which every call goes.
 
-        A call that reached the route of its API is recorded, even if it failed. Raises OverflowError for more calls
-        than an episode may make, and RuntimeError for a call after the end of its block.
+        It records every call that reached the route of its API, even one that failed. Raises OverflowError for more
+        calls than an episode may make, and RuntimeError for a call after the end of its block.
         """
         if (records := self.calls) is None:
             raise RuntimeError("calls are made while a block of code runs")
@@ -217,14 +217,14 @@ class World:
 
 
 def task_folder(data: str, task: str) -> Path:
-    """The folder of a task. Raises ValueError for an id that could lead elsewhere."""
+    """The folder of a task. Raises ValueError for an id that could lead to another folder."""
     if not isinstance(task, str) or not task.replace("_", "").isalnum():
         raise ValueError(f"{task!r:.100} is no task id")
     return Path(data) / "tasks" / task
 
 
 def _digest_of(error: Exception) -> str:
-    """The digest of a refusal; "" where the API gave no reply."""
+    """The digest of a refusal; "" if the API gave no reply."""
     return content_hash(str(error)) if str(error).startswith(_REFUSED) else ""
 
 
@@ -234,7 +234,7 @@ def _plain(value: Any) -> Any:
 
 
 def _forget_paths() -> None:
-    """Clears the package's caches of paths, which are those of the process that this one was forked from."""
+    """Clears the package's caches of paths, which a forked process has from its parent."""
     from appworld.apps.model_lib import get_db_home_path, get_direct_cached_sqlite3_connection
 
     get_db_home_path.cache_clear()
@@ -243,7 +243,7 @@ def _forget_paths() -> None:
 
 # Characters that end a segment of a path, end the path, or mark an argument in a documented path.
 _MARKS = frozenset("/\\?#{}")
-# Categories of characters that are no text: controls, formats, surrogates, line and paragraph separators.
+# Unicode categories of characters that are no text: controls, formats, surrogates, line and paragraph separators.
 _NO_TEXT = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # The most characters of an argument in a path.
 _LONGEST = 1_000
@@ -251,15 +251,15 @@ _SLOT = re.compile(r"{(\w+)}")
 
 
 class Access:
-    """The routes and users of one world. The last instance that a process makes is in force."""
+    """The routes and users of one world. The process obeys the last instance that it made."""
 
     def __init__(self, server: Any, apps: list[str]) -> None:
-        """`server` is the FastAPI application that all requests go to, `apps` those whose APIs may be called."""
+        """`server` is the FastAPI application that gets all requests; only the APIs of `apps` may be called."""
         self._documented = _documented_routes(server, apps)
-        # Those who logged in, as an access token names app and user.
+        # Users who logged in, each as an access token names app and user.
         self.users: set[str] = set()
-        # The current call: its documented route, None where it has none, its arguments in the path, and whether it got
-        # there.
+        # The current call: its documented route (None if it has none), its arguments in the path, and whether it
+        # reached the route.
         self._call: SimpleNamespace | None = None
         # A model's code may call from several threads.
         self._turn = threading.RLock()
@@ -271,9 +271,9 @@ class Access:
 
     @contextlib.contextmanager
     def to(self, app: Any, api: Any, arguments: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
-        """Opens the route of the API for one call; its `reached` says afterwards whether the call got there.
+        """Opens the route of the API for one call, whose `reached` says afterwards whether it got there.
 
-        No route is opened to an unknown API, or where an argument in the path could lead elsewhere.
+        It opens no route to an unknown API, or if an argument in the path could lead elsewhere.
         """
         path, route = self._documented.get((app, api), ("", None))
         slots = {name: str(value) for name, value in arguments.items() if f"{{{name}}}" in path}
@@ -299,11 +299,11 @@ class Access:
 
 
 def leads_elsewhere(argument: str) -> bool:
-    """Whether an argument, written into a path, could lead the path elsewhere.
+    """Whether an argument, written into a path, could make it another path.
 
     It could if it is empty, consists of dots, is too long, or holds a separator, a mark of a query or fragment, a brace
-    or a character that is no text. This is checked as it stands, after every decoding of percent forms, and with wide
-    letters made narrow.
+    or a character that is no text. The argument is checked as it is, and after each round of decoding percent forms and
+    narrowing wide letters.
     """
     if len(argument) > _LONGEST:
         return True
@@ -317,7 +317,7 @@ def leads_elsewhere(argument: str) -> bool:
 
 
 def _documented_routes(server: Any, apps: list[str]) -> dict[tuple[str, str], tuple[str, Any]]:
-    """(app, API) → its documented path, and the server's route with this path and method."""
+    """(app, API) → the documented path, and the server's route with this path and method."""
     from appworld.common.utils import get_name_to_apis
     from appworld.requester import _get_api_name_to_doc
     from starlette.routing import Mount, Route
@@ -360,7 +360,7 @@ def _enforce(access: Access) -> None:
         if _ruling is not None and _ruling.admits(self, scope):
             await stock_handle(self, scope, receive, send)
         else:
-            # The package's own answer to an argument that makes an unknown path.
+            # The package answers so to an argument that makes an unknown path.
             await PlainTextResponse("Method Not Allowed", status_code=405)(scope, receive, send)
 
     def create_access_token(self: Any, *, data: dict[str, Any], **more: Any) -> str:

@@ -1,4 +1,4 @@
-"""Calls: read from literal-only Python, limited, run on the APIs of an episode; results and states as text and JSON."""
+"""Reads calls from literal-only Python, limits them, runs them on an episode's APIs; renders results and states."""
 
 import ast
 import copy
@@ -27,8 +27,8 @@ ERROR = "Error during execution: "
 def read(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     """The name, positional and keyword arguments of one call written in Python.
 
-    Raises ValueError for anything but a bare name called with literals that JSON has: no attribute, nested call, star
-    or operator.
+    Raises ValueError for anything but a bare name called with literals that JSON has. Attributes, nested calls, stars
+    and operators are refused.
     """
     try:
         call = ast.parse(text, mode="eval").body
@@ -43,7 +43,7 @@ def read(text: str) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of a literal as JSON. Raises ValueError or TypeError where it is none."""
+    """The value of a literal as JSON. Raises ValueError or TypeError if the node is none."""
     keys = [key for inner in ast.walk(node) if isinstance(inner, ast.Dict) for key in inner.keys]
     if not all(isinstance(key, ast.Constant) and isinstance(key.value, str) for key in keys):
         raise ValueError("a key of a dictionary is no text")
@@ -51,7 +51,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def examine(arguments: Mapping[str, Any]) -> str:
-    """Why these arguments are refused; "" where they are accepted."""
+    """Says why these arguments are refused; "" if they are accepted."""
     values, characters, stack = 0, 0, [(1, item) for pair in arguments.items() for item in pair]
     while stack:
         depth, value = stack.pop()
@@ -78,7 +78,7 @@ def examine(arguments: Mapping[str, Any]) -> str:
 
 
 def render(result: Any) -> str:
-    """The result as the benchmark shows it: text unchanged, a dict as JSON if possible, all else by `str`."""
+    """The result as the benchmark shows it: text unchanged, a dict as JSON if possible, anything else by `str`."""
     if isinstance(result, str):
         text = result
     elif isinstance(result, dict):
@@ -92,7 +92,7 @@ def render(result: Any) -> str:
 
 
 def is_failure(result: Any) -> bool:
-    """Whether an API reports a failure: an `error` entry, also of a list's only element, or text that begins so."""
+    """Whether an API reports a failure: an `error` entry, also in a list's only element, or text that begins so."""
     if isinstance(result, list) and len(result) == 1:
         result = result[0]
     return (isinstance(result, dict) and "error" in result) or (
@@ -101,13 +101,13 @@ def is_failure(result: Any) -> bool:
 
 
 def brief(value: Any, limit: int = 500) -> Any:
-    """The value, or its hash where its JSON is longer than `limit`: equal values stay equal."""
+    """The value, or its hash if its JSON is longer than `limit`. Equal values stay equal."""
     return value if len(canonical(value)) <= limit else f"hash:{content_hash(value)}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The result of a call: the text shown, whether it worked, and the value behind the text."""
+    """The result of a call: its text, whether it worked, and the value behind the text."""
 
     text: str
     ok: bool
@@ -115,16 +115,16 @@ class Result:
 
 
 class Apis:
-    """API instances by class, and the class of each tool. Only these tools can be run."""
+    """API instances by class, and the class of each tool. It runs only these tools."""
 
     def __init__(self, instances: Mapping[str, Any], classes: Mapping[str, str]):
         self.instances = dict(instances)
         self.classes = {tool: name for tool, name in classes.items() if name in instances}
 
     def run(self, call: Call, tools: Collection[str] | None = None, on: Any = None) -> Result:
-        """The result of the call, if it is of one of the `tools`, all by default. Never raises an API's error.
+        """Runs the call if its tool is among `tools`, by default all; returns its result. Never raises an API's error.
 
-        It runs on the instance `on` if there is one, else on its own.
+        It runs on the instance `on` if one is given, else on the instance of the tool's class.
         """
         if call.name not in (self.classes if tools is None else tools):
             return Result(f"{ERROR}there is no function {call.name!r:.100}", ok=False)
@@ -133,18 +133,18 @@ class Apis:
         instance = self.instances[self.classes[call.name]] if on is None else on
         method = vars(type(instance))[call.name]
         try:
-            # Copies, as an API may keep its arguments, and a default list must not be shared between calls.
+            # A copy, as an API may store its arguments, and calls must not share a default list.
             value = method(instance, **copy.deepcopy({**_changeable(method), **call.arguments}))
             return Result(render(value), not is_failure(value), value)
         except Exception as error:
             return Result(render(f"{ERROR}{_error_text(error)}"), ok=False)
 
     def photograph(self) -> bytes:
-        """All instances as they are now, pickled. Raises RecursionError for endless folders."""
+        """Pickles all instances as they are now. Raises RecursionError for endless folders."""
         return pickle.dumps(self.instances)
 
     def trial(self) -> Callable[[Call], Result]:
-        """Runs calls on copies of the instances, each from the present state. Raises RecursionError as above."""
+        """A function that runs each call on a copy of the present instances. Raises RecursionError as above."""
         copies = {name: pickle.dumps(instance) for name, instance in self.instances.items()}
         return lambda call: self.run(call, on=pickle.loads(copies[self.classes[call.name]]))
 
@@ -165,10 +165,10 @@ def _error_text(error: Exception) -> str:
         return type(error).__name__
 
 
-# Calls can put a folder inside itself, or in others many times over: no more values than this are converted.
+# Limits of a state: calls can put a folder inside itself, or into others many times over.
 _STATE_DEPTH = 40
 _STATE_VALUES = 20_000
-# Python writes no number of more than 4,300 digits in decimals.
+# Larger numbers become hexadecimal: Python writes no decimal of more than 4,300 digits.
 _DECIMAL = 10**4000
 
 
@@ -180,7 +180,7 @@ def portrait(instance: Any) -> dict[str, Any]:
         return {
             name: convert(value, depth + 1)
             for name, value in vars(instance).items()
-            # A folder's parent is known from its position.
+            # A folder's position already shows its parent.
             if not name.startswith("_") and name != "parent"
         }
 
@@ -197,7 +197,7 @@ def portrait(instance: Any) -> dict[str, Any]:
             case float():
                 return value if math.isfinite(value) else f"float:{value!r}"
             case dict():
-                # A number and its digits are different keys.
+                # A number and the text of its digits must stay different keys.
                 entries = ((key if isinstance(key, str) else f"key:{key!r}", item) for key, item in value.items())
                 return {key: convert(item, depth + 1) for key, item in entries}
             case list() | tuple():

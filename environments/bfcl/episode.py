@@ -1,4 +1,4 @@
-"""One episode of BFCL: a dialogue of user turns and calls, with the official verdict turn by turn."""
+"""One episode of BFCL: a dialogue of user turns and calls, with the official verdict on each turn."""
 
 import json
 import pickle
@@ -13,14 +13,14 @@ from .tools import Scene, offers
 # Stands between the turns of a query. An empty turn announces functions withheld so far.
 SEPARATOR = "\n\n[next turn]\n\n"
 
-# The most calls of an action that are answered; the longest official turn has 34.
+# The most calls of an action that are run; the longest official turn has 34.
 _CALLS = 64
-# The results that the next affordances use.
+# The number of latest results that the next affordances use.
 _REMEMBERED = 12
 
 
 def turns_of(actions: Sequence[Action]) -> list[tuple[Call, ...]]:
-    """The calls of each turn; an action without calls ends one."""
+    """The calls of each turn; an action without calls ends a turn."""
     turns: list[tuple[Call, ...]] = []
     calls: tuple[Call, ...] = ()
     for action in actions:
@@ -39,7 +39,7 @@ class Dialogue:
         self._user_turns = task.query.split(SEPARATOR)
         self._apis = self._fresh()
         self._withheld: Mapping[str, Sequence[str]] = task.setup.get("withheld", {})
-        # Of each finished turn the instances at its end (None where they cannot be copied), and its calls' outputs.
+        # For each finished turn: the instances at its end (None if they cannot be copied), and its calls' outputs.
         self._ended: list[tuple[bytes | None, list[str]]] = []
         self._outputs: list[str] = []
         self._worked: list[Any] = []
@@ -54,9 +54,9 @@ class Dialogue:
         return self._documentation(self._offered_tools(turn=0))
 
     def step(self, action: Action) -> Observation:
-        """Runs all calls in order, or ends the user's turn where there are none.
+        """Runs all calls in order; an action without calls ends the user's turn.
 
-        The dialogue is over after its last turn, and when a turn takes 21 steps with calls.
+        The dialogue is over after its last turn, or when a turn takes 21 steps with calls.
         """
         if self._done:
             return Observation((Message("tool", "The dialogue is over."),), ok=False, done=True)
@@ -76,7 +76,7 @@ class Dialogue:
         return Observation(tuple(messages), ok=ok, done=self._done)
 
     def state(self) -> Mapping[str, Any]:
-        """Public attributes of all instances, the outputs of calls that worked (in no order), and the turn."""
+        """The public attributes of all instances, the sorted outputs of the calls that worked, and the turn."""
         return {
             "instances": {name: portrait(instance) for name, instance in self._apis.instances.items()},
             "responses": sorted(self._worked),
@@ -85,23 +85,23 @@ class Dialogue:
         }
 
     def affordances(self) -> tuple[Action, ...]:
-        """Calls that work now, and last the action that ends the turn."""
+        """Calls that would work now, and last the action that ends the turn."""
         if self._done:
             return ()
         scene = Scene(self._apis.instances, self._seen[-_REMEMBERED:])
         try:
             calls = offers(self._apis, scene, self._offered_tools(len(self._ended)), salt=canonical(self.state()))
         except RecursionError:
-            # Endless folders cannot be copied, so nothing can be tried in them.
+            # Endless folders cannot be copied, so no call can be tried.
             calls = []
         return (*(Action(calls=(call,)) for call in calls), Action())
 
     def evaluate(self) -> Evaluation:
-        """The official checks of each turn, against fresh instances on which the task's solution is run.
+        """Runs the official checks of each turn, against new instances on which the task's solution runs.
 
-        A turn that was not ended fails; one without an answer is not checked, but what was called there stands. The
-        reward is 1.0 if every turn holds and the dialogue went through all of them. A task without solution: 0.0. The
-        partial reward is the share of turns that hold.
+        A turn that did not end fails. A turn without calls in the solution passes, but the calls made there stay in
+        effect. The reward is 1.0 if every turn passes and the dialogue went through all of them; 0.0 for a task without
+        a solution. The partial reward is the share of turns that pass.
         """
         if not self._task.solution:
             return Evaluation(0.0)
@@ -118,7 +118,7 @@ class Dialogue:
         pass
 
     def _holds(self, number: int, expected: list[str], reference: Apis) -> bool:
-        """Whether an ended turn passes: calls were made where some are expected, same state, outputs found so far."""
+        """Whether a finished turn passes: it has calls if any are expected, the same state, and all outputs so far."""
         photograph, outputs = self._ended[number]
         if not expected:
             return True
@@ -149,7 +149,7 @@ class Dialogue:
         return result
 
     def _offered_tools(self, turn: int) -> tuple[str, ...]:
-        """The tools of the involved classes, less those withheld until a later turn."""
+        """The tools of the task's classes, without those withheld until a later turn."""
         later = {tool for start, tools in self._withheld.items() if int(start) > turn for tool in tools}
         return tuple(tool for tool in self._apis.classes if tool not in later)
 

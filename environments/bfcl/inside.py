@@ -1,4 +1,4 @@
-"""The BFCL environment, in a worker in the wheel's own virtual environment: tasks, scenarios and dialogues."""
+"""The BFCL environment, which runs in a worker in the wheel's own virtual environment: tasks, scenarios, dialogues."""
 
 import dataclasses
 import itertools
@@ -16,16 +16,16 @@ SPLITS = (*CATEGORIES, "eval", "dev", "held_out", "seed", "challenge")
 
 # The r-th tool in the documentation of its class has the weight r ** -POPULARITY for an unguided explorer.
 POPULARITY = 1.3
-# Fixed for ever, so that the development and held-out parts stay the same.
+# Never change this: it decides which tasks are for development and which are held out.
 _SPLIT_SEED = 20_260_323
-# The least calls in one action of a reference solution; longer turns are spread evenly over the allowed steps.
+# The most actions of a turn in a reference solution; the calls of a longer turn are spread evenly over them.
 _STEPS = 20
 
 
 def make(category: str = "base", dev_fraction: float = 0.5) -> "Bfcl":
-    """The environment. `category` is what the split `eval` holds, `dev_fraction` the share of base that is `dev`.
+    """The environment. The split `eval` holds `category`; `dev` is the share `dev_fraction` of base.
 
-    Reads everything from disk now. Raises ValueError for an unknown category or a fraction outside [0, 1].
+    It reads everything from disk now. Raises ValueError for an unknown category or a fraction outside [0, 1].
     """
     if category not in CATEGORIES:
         raise ValueError(f"category {category!r} not found; available: {', '.join(CATEGORIES)}")
@@ -35,7 +35,7 @@ def make(category: str = "base", dev_fraction: float = 0.5) -> "Bfcl":
 
 
 class Bfcl:
-    """The environment: official tasks, scenarios to synthesize from, dialogues, and wordings for calls."""
+    """The environment: official tasks, scenarios for synthesis, dialogues, and the wording of calls."""
 
     name = NAME
 
@@ -66,7 +66,7 @@ class Bfcl:
         return tuple(entry for entries in self._official.documentation.values() for entry in entries)
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
-        """The first `count` tasks of a split, fewer where it has fewer; `seed` orders the split `seed` only.
+        """The first `count` tasks of a split, or all if it has fewer; `seed` orders only the split `seed`.
 
         That split holds the scenarios of base, without question or answer. Raises ValueError for an unknown split.
         """
@@ -86,7 +86,7 @@ class Bfcl:
         return None if turns is None else SEPARATOR.join(turns)
 
     def popularity(self) -> Mapping[str, float]:
-        """Tool → (its rank in the documentation of its class) ** -POPULARITY."""
+        """Tool → (its rank in its class's documentation) ** -POPULARITY."""
         return {
             entry["function"]["name"]: rank**-POPULARITY
             for entries in self._official.documentation.values()
@@ -99,7 +99,7 @@ class Bfcl:
         return tuple(other for other, name in self._classes.items() if name == home and other != tool)
 
     def _task(self, entry: Mapping[str, Any], answer: Mapping[str, Any], long: bool) -> Task:
-        """The task of an official entry; a turn of the user is "" where functions are announced."""
+        """The task of an official entry. The user's text is "" in a turn that announces functions."""
         classes, calls_of_turns = entry["involved_classes"], answer["ground_truth"]
         config = {name: state for name, state in entry["initial_config"].items() if name in classes}
         setup: dict[str, Any] = {"classes": list(classes), "config": config, "long": long}
@@ -112,7 +112,7 @@ class Bfcl:
         return Task(NAME, SEPARATOR.join(turns), setup, solution)
 
     def _answer(self, texts: Sequence[str]) -> list[Action]:
-        """A turn's actions: one call each, several where there are more calls than steps; then the end of the turn."""
+        """A turn's actions: one call each, or several if there are more calls than steps; last the end of the turn."""
         turn_calls = [self._call(text) for text in texts]
         steps = min(len(turn_calls), _STEPS)
         bounds = [round(step * len(turn_calls) / steps) for step in range(steps + 1)] if steps else []
@@ -125,9 +125,9 @@ class Bfcl:
 
 
 def _withheld_functions(missed: Mapping[str, Sequence[str]], answers: Sequence[Sequence[str]]) -> dict[str, list[str]]:
-    """Turn → the functions announced in it, without those that the official answer itself calls before.
+    """Turn → the functions announced in it, without those that the official answer calls earlier.
 
-    Officially these are undocumented but can be called; if they were really withheld, the task would be unsolvable.
+    Officially, those are undocumented but can be called. To withhold them would make the task unsolvable.
     """
     withheld = {}
     for turn, names in missed.items():
@@ -138,7 +138,7 @@ def _withheld_functions(missed: Mapping[str, Sequence[str]], answers: Sequence[S
 
 
 def _user_text(messages: Sequence[Mapping[str, str]]) -> str:
-    """The user's text of a turn. Raises ValueError for a message of another role, which the protocol does not have."""
+    """The user's text of a turn. Raises ValueError for a message of another role, which the protocol does not allow."""
     if any(message["role"] != "user" for message in messages):
         raise ValueError(f"a turn holds roles {[m['role'] for m in messages]}; expected the user alone")
     return "\n".join(message["content"] for message in messages)

@@ -1,7 +1,7 @@
-"""Reads the installed wheel: tasks, documentation, APIs and checker. The only module that imports it.
+"""Reads the installed wheel: tasks, documentation, APIs and checker. Only this file imports the wheel.
 
-`load` reads everything, so that children forked afterwards open no file. The official store of instances is never used:
-it is not cleared between visits, so that it judged right replays wrong on a second visit.
+`load` reads everything, so that children forked later open no file. The official store of instances is never used: it
+is not cleared between visits, so that correct replays fail on a second visit.
 """
 
 import copy
@@ -29,9 +29,9 @@ _WHEEL = "bfcl_eval.eval_checker.multi_turn_eval"
 
 @dataclasses.dataclass(frozen=True)
 class Official:
-    """The wheel, read once. `documentation` is by class and in the official order, OpenAI function format.
+    """The content of the wheel. `documentation` is by class, in the official order, in OpenAI function format.
 
-    `entries` are by category, each an official task and what answers it, as the wheel's files have them.
+    `entries` are by category. Each is an official task and its answer, as in the wheel's files.
     """
 
     documentation: Mapping[str, tuple[Mapping[str, Any], ...]]
@@ -42,7 +42,7 @@ class Official:
     same_responses: Callable[[list, list, int], Mapping[str, Any]]
 
     def instances(self, classes: Sequence[str], config: Mapping[str, Any], long: bool) -> dict[str, Any]:
-        """Fresh instances of these classes. Raises ValueError for an unknown class or one that cannot be loaded."""
+        """New instances of these classes. Raises ValueError for an unknown class, or a `config` that does not load."""
         if unknown := set(classes) - set(self.apis):
             raise ValueError(f"setup names the classes {sorted(unknown)}; the benchmark has {', '.join(CLASSES)}")
         instances = {}
@@ -54,17 +54,17 @@ class Official:
                 except Exception as error:
                     raise ValueError(f"{name} does not load the setup's configuration: {error}") from error
             instances[name] = instance
-        # Long scenarios share objects of the module: a booking in one episode would be visible in the next.
+        # Long scenarios share objects of their module: a booking in one episode would be visible in the next.
         return copy.deepcopy(instances)
 
     def parameters(self, name: str, tool: str) -> tuple[str, ...]:
-        """The parameters of a tool of the class `name`, in the order of its signature."""
+        """The parameters of a tool of the class `name`, in the order of the tool's signature."""
         return tuple(inspect.signature(vars(self.apis[name])[tool]).parameters)[1:]
 
 
 def load() -> Official:
-    """Reads the installed wheel. Raises ModuleNotFoundError with what to do where there is none."""
-    # The wheel makes folders on import: in a temporary folder, and not among the installed packages.
+    """Reads the installed wheel. Raises ModuleNotFoundError, which says what to do, if there is none."""
+    # The wheel makes folders on import; here they are temporary, and not among the installed packages.
     with tempfile.TemporaryDirectory(prefix="bfcl-") as root:
         os.environ["BFCL_PROJECT_ROOT"] = root
         try:
@@ -77,7 +77,7 @@ def load() -> Official:
         prompts = importlib.import_module("bfcl_eval.constants.default_prompts")
         apis = {name: vars(importlib.import_module(places.CLASS_FILE_PATH_MAPPING[name]))[name] for name in CLASSES}
         del os.environ["BFCL_PROJECT_ROOT"]
-    # Called once now, as it imports modules at first use, which would be in a child.
+    # The first use imports modules, which must not happen in a child.
     datetime.datetime.strptime("2024", "%Y")
     data = Path(inspect.getfile(checker)).parents[2] / "data"
     folder = data / "multi_turn_func_doc"
@@ -102,7 +102,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _tool(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The documentation as an OpenAI function, without the description of the response, as officially."""
+    """The documentation as an OpenAI function. Like the benchmark, it leaves out the description of the response."""
     return document(entry["name"], entry["description"], _schema(entry["parameters"]))
 
 

@@ -1,7 +1,7 @@
-"""What tools.txt says of calls: how the user asks for them, and with which arguments they would work now.
+"""Reads tools.txt: how the user asks for a call, and which calls would work now.
 
-In a wording values are written out, text in quotes, so that different calls have different wordings. Which calls work
-is found by trials on copies.
+A wording writes values out, text in quotes, so that different calls have different wordings. Trials on copies show
+which calls work.
 """
 
 import ast
@@ -17,7 +17,7 @@ from cojax.types import Call, Triplet
 from .calls import Apis
 
 _TABLE = Path(__file__).with_name("tools.txt").read_text(encoding="utf-8").replace("\n        ", " ")
-# Of tools.txt: list → what it holds; tool → the request for a call of it; tool → parameter → what is tried for it.
+# From tools.txt: list → its values; tool → the request for a call of it; tool → parameter → the values to try.
 LISTS: Mapping[str, str] = dict(re.findall(r"^(\w+) = (.+)$", _TABLE, re.MULTILINE))
 WORDINGS: Mapping[str, str] = dict(re.findall(r"^(\w+): (.+)$", _TABLE, re.MULTILINE))
 PARAMETERS: Mapping[str, Mapping[str, str]] = {
@@ -33,7 +33,7 @@ _OPTION = re.compile(r"\[(\w+)=([^:]*):((?:[^\]{]|{[^}]*})*)\]")
 def phrase(steps: Sequence[Triplet]) -> list[str] | None:
     """The user's turns that the steps fulfil; an action without calls ends a turn.
 
-    None where a step failed, a turn is empty or the last one is not ended, or a call has no wording for an argument.
+    None if a step failed, a turn is empty, the last turn does not end, or a call cannot be worded.
     """
     turns: list[str] = []
     clauses: list[str] = []
@@ -55,11 +55,11 @@ def phrase(steps: Sequence[Triplet]) -> list[str] | None:
 
 
 def word(call: Call) -> str | None:
-    """The user's request for this call; None where an argument has no slot or a slot no argument."""
+    """The user's request for this call; None if an argument has no slot, or a slot no argument."""
     arguments, mentions = call.arguments, set[str]()
 
     def option(found: re.Match[str]) -> str:
-        """The words of an option that is given, and is not what it is by default."""
+        """The words of an option; "" if it is missing or has its default value."""
         name, default, words = found.groups()
         mentions.add(name)
         if name not in arguments or arguments[name] == json.loads(default):
@@ -86,7 +86,7 @@ def _value(value: Any, yes: str | None, no: str | None) -> str:
     if yes or no:
         return str(yes if value else no)
     if isinstance(value, str):
-        # Quotes inside the text, line breaks and the like are written as in JSON.
+        # Text with quotes, line breaks and the like is written as in JSON.
         return json.dumps(value, ensure_ascii=False) if re.search(r"['\\\x00-\x1f]", value) else f"'{value}'"
     if isinstance(value, list):
         return ", ".join(_value(item, None, None) for item in value) or "none"
@@ -95,12 +95,12 @@ def _value(value: Any, yes: str | None, no: str | None) -> str:
     return json.dumps(value)
 
 
-# An option of a parameter: leave it out.
+# A value of a parameter: leave the parameter out.
 OMIT = object()
 
 
 class Scene:
-    """The known values: the contents of the instances, and the results of this episode by key."""
+    """The values at hand: the contents of the instances, and the results of this episode by key."""
 
     def __init__(self, instances: Mapping[str, Any], seen: Sequence[Any]):
         self.instances = instances
@@ -110,19 +110,19 @@ class Scene:
                 self.results.setdefault(key, []).append(value)
 
     def of(self, name: str, attribute: str) -> Any:
-        """A public attribute, or nothing where the class is not involved."""
+        """A public attribute; () if the episode does not have the class."""
         instance = self.instances.get(name)
         return () if instance is None else vars(instance)[attribute]
 
     def items(self, name: str, attribute: str) -> list[Any]:
-        """The keys of a dict or the elements of a list; a single value alone, unless there is none."""
+        """The keys of a dict, the elements of a list, or a single value in a list; empty for None."""
         value = self.of(name, attribute)
         if isinstance(value, (Mapping, list, tuple, set)):
             return list(value)
         return [] if value is None else [value]
 
     def field(self, name: str, attribute: str, key: str) -> list[Any]:
-        """The entry `key` of every record in a list, or among a dict's values."""
+        """The entry `key` of every record in a list or among a dict's values."""
         records = self.of(name, attribute)
         records = records.values() if isinstance(records, Mapping) else records
         return [record[key] for record in records if isinstance(record, Mapping) and key in record]
@@ -137,7 +137,7 @@ Source = Callable[[Scene], Iterable[Any]]
 
 
 def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """The short values in a result, each with its key; values in lists have the list's key."""
+    """The (key, value) of the short values in a result; values in a list have the list's key."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from _leaves(inner, str(name))
@@ -153,7 +153,7 @@ def _names_in(directory: Any, kind: str) -> list[str]:
 
 
 def names_below(scene: Scene) -> list[str]:
-    """The names of all files, in whatever folder."""
+    """The names of all files, in all folders."""
     system = scene.instances.get("GorillaFileSystem")
     names: list[str] = []
     stack = [] if system is None else [system.root]
@@ -209,7 +209,7 @@ _FUNCTIONS: Mapping[str, Source] = {
 
 
 def _listed(text: str) -> Source:
-    """The source of a list of tools.txt."""
+    """The source of the values of a list in tools.txt."""
     sources = [_source(part) for part in ast.parse(f"({text},)", mode="eval").body.elts]  # type: ignore[attr-defined]
     return lambda scene: itertools.chain.from_iterable(source(scene) for source in sources)
 
@@ -230,19 +230,19 @@ def _source(part: ast.expr) -> Source:
     return lambda scene: (value,)
 
 
-# Tool → parameter → what to try.
+# Tool → parameter → the source of values to try.
 TRIED: Mapping[str, Mapping[str, Source]] = {
     tool: {name: _listed(text) for name, text in parameters.items()} for tool, parameters in PARAMETERS.items()
 }
 
-# The most calls offered in all, offered of one tool, and tried of one tool.
+# The most calls offered in total, offered for one tool, and tried for one tool.
 _OFFERED = 150
 _OF_TOOL = 6
 _TRIES = 10
 
 
 def offers(apis: Apis, scene: Scene, tools: Sequence[str], salt: str) -> list[Call]:
-    """At most 150 different calls of these tools that work now, drawn by `salt`: of each tool one, then a second, …"""
+    """At most 150 different calls of these tools that work now, drawn by `salt`: one of each tool, then a second, …"""
     trial = apis.trial()
     calls_by_tool = []
     for tool in tools:
@@ -254,7 +254,7 @@ def offers(apis: Apis, scene: Scene, tools: Sequence[str], salt: str) -> list[Ca
 
 
 def _combinations(tool: str, scene: Scene, rng: random.Random) -> Iterator[Call]:
-    """Different calls of the tool in random order, no two arguments alike."""
+    """Different calls of the tool in random order. No call has two equal arguments."""
     options = {name: list(source(scene)) for name, source in TRIED[tool].items()}
     if not all(options.values()):
         return

@@ -14,7 +14,7 @@ from .skills import DESK, Suite
 
 _T = TypeVar("_T")
 
-# The most actions offered; new names offered; values seen that are offered per kind.
+# The most actions offered, new names offered for a slot, and recent values offered of a kind.
 _OFFERED = 300
 _FRESH = 2
 _SEEN = 4
@@ -38,7 +38,7 @@ class DeskEpisode:
         return documentation(self._suite.tools.values())
 
     def step(self, action: Action) -> Observation:
-        """Carries out the calls in order up to the first refused one; one message for each call tried."""
+        """Makes the calls in order, up to the first that is refused; returns one message for each."""
         if not action.calls:
             return self._refuse((), (action.error or "no call")[:200])
         messages: tuple[Message, ...] = ()
@@ -53,7 +53,7 @@ class DeskEpisode:
         return {**copy.deepcopy(self._office), "answer": self._answer, "finished": self._finished}
 
     def affordances(self) -> tuple[Action, ...]:
-        """Every tool with words that exist, were seen or are new; free choices are drawn by a hash of the state."""
+        """The calls that would work now, with words that exist, were seen, or are new; the state seeds free choices."""
         if self._finished:
             return ()
         rng = random.Random(canonical(self._office))
@@ -73,10 +73,10 @@ class DeskEpisode:
     def evaluate(self) -> Evaluation:
         """Compares the facts with those that the task's solution reaches from the same start.
 
-        One check for each fact that the solution changes, one that no other fact changed, one for the answer if there
-        is one, one that the episode was finished. The reward is 1.0 if all hold, else 0.0; a task without a solution
-        gets 0.0 and no checks. The partial reward is the number of expected changes made, over the number of expected
-        changes and of facts wrongly changed; an answer counts as a change.
+        There is one check for each fact that the solution changes, one that no other fact changed, one for the answer
+        if there is one, and one that the episode was finished. The reward is 1.0 if all pass, else 0.0. A task without
+        a solution gets 0.0 and no checks. The partial reward is the number of expected changes made, divided by the
+        number of expected changes and wrong changes. An answer counts as a change.
         """
         if not self._task.solution:
             return Evaluation(0.0)
@@ -110,7 +110,7 @@ class DeskEpisode:
             return "ok"
         observation = perform(self._office, call, self._suite.tools)
         if gives := self._suite.tools[call.name].gives:
-            # A value moves to the end when it is seen again, so that the oldest are dropped first.
+            # A value that is seen again moves to the end, so that the oldest values drop out first.
             self._seen[gives] = [word for word in self._seen[gives] if word != observation] + [observation]
         return observation
 
@@ -125,7 +125,7 @@ class DeskEpisode:
         return True
 
     def _words(self, slot: str, rng: random.Random) -> Iterator[str]:
-        """Words for a slot: existing names, new names, or values seen and a few free choices."""
+        """Words for a slot: existing names, new names, or recent values and a few free choices."""
         vocabulary, shelf = self._suite.vocabulary(slot), self._suite.shelf(slot)
         if slot.startswith("new_"):
             names = self._office[shelf] if shelf else {}

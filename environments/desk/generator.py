@@ -1,8 +1,8 @@
-"""Tasks from seeds: a random small office, a few skills, the calls that carry them out; noisy demonstrations of these.
+"""Generates tasks by seed: a small random office, a few skills, the calls that carry them out; and demonstrations.
 
-Every split draws from its own stream of random numbers and keeps the queries whose hash falls into its buckets, so no
-query is in two splits. Values such as addresses, texts and days are drawn anew for every task: they must be observed
-and cannot be memorized.
+Every split draws from its own stream of random numbers and takes only queries whose hash falls into its buckets, so no
+query is in two splits. Every task draws its own addresses, texts and days: a policy must observe them and cannot
+memorize them.
 """
 
 import contextlib
@@ -21,17 +21,17 @@ from .skills import DESK, Skill, Suite, carry_out, follow
 NAME = "desk"
 JOINER = ", then "
 
-# The share of tasks by number of skills.
+# Number of skills → share of tasks.
 LENGTHS: Mapping[int, float] = {1: 0.55, 2: 0.28, 3: 0.10, 4: 0.05, 5: 0.02}
 # A skill of popularity rank r has the weight r ** -SKEW; a negative SKEW prefers rare skills.
 SEED_SKEW = 0.2
-# The most calls of a solution, finish not counted.
+# The most calls of a solution, without finish.
 CALLS = 9
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """How a split draws tasks, and its query buckets (of ten)."""
+    """How a split draws tasks, and which of the ten buckets of queries are its own."""
 
     buckets: frozenset[int]
     lengths: Mapping[int, float]
@@ -50,8 +50,8 @@ SPLITS: Mapping[str, Split] = {
 def grown_splits(longest: int, more: float, skew: float) -> Mapping[str, Split]:
     """The splits of a grown desk, with the query buckets of SPLITS.
 
-    A solution has at most `longest` calls, finish not counted; a task of n skills has the weight more ** (n − 1).
-    `challenge` has the longer half of these numbers, and prefers rare skills.
+    A solution has at most `longest` calls, without finish; a task of n skills has the weight more ** (n − 1).
+    `challenge` has the larger half of these numbers of skills, and prefers rare skills.
     """
     lengths = {count: more ** (count - 1) for count in range(1, longest + 1) if more or count == 1}
     long = {count: 1.0 for count in range(longest // 2 + 1, longest + 1)}
@@ -67,13 +67,13 @@ Plan = tuple[tuple[Skill, Mapping[str, str]], ...]  # skills with the words in t
 def stream(
     split: str, seed: int, suites: Sequence[Suite] = (DESK,), splits: Mapping[str, Split] = SPLITS
 ) -> Iterator[tuple[Task, Plan]]:
-    """The split's tasks without end, none twice. Raises ValueError for an unknown split."""
+    """An endless stream of the split's tasks, all different. Raises ValueError for an unknown split."""
     if split not in splits:
         raise ValueError(f"split {split!r} not found; available: {', '.join(splits)}")
     profile, ids = splits[split], set[str]()
     for index in itertools.count():
         rng = random.Random(f"{NAME}/{split}/{seed}/{index}")
-        # A single suite is not drawn: the desk of the demo keeps its random numbers.
+        # A single suite takes no draw, so that the demo's desk has the random numbers that it always had.
         suite = suites[0] if len(suites) == 1 else rng.choice(suites)
         sample = draw(rng, profile, suite)
         if sample is not None and sample[0].id not in ids:
@@ -86,10 +86,10 @@ def bucket(query: str) -> int:
 
 
 def draw(rng: random.Random, profile: Split, suite: Suite = DESK) -> tuple[Task, Plan] | None:
-    """A task of which every change matters to the end state; None where the query belongs to another split."""
+    """A task whose every change matters to the end state; None if the query belongs to another split."""
     while True:
         skills = _skills(rng, profile, suite.skills)
-        for _ in range(8):  # other offices for the same skills, so that awkward skills are not drawn less
+        for _ in range(8):  # other offices for the same skills, so that awkward skills do not become rare
             setup = suite.new_office(rng)
             plan = _plan(skills, setup, rng, suite)
             calls = solve(plan, setup, suite) if plan else None
@@ -103,7 +103,7 @@ def draw(rng: random.Random, profile: Split, suite: Suite = DESK) -> tuple[Task,
 
 
 def solve(plan: Plan, setup: office.State, suite: Suite = DESK) -> tuple[Call, ...] | None:
-    """The calls that carry out the plan, finish included; None where one is refused."""
+    """The calls that carry out the plan, with finish; None if one is refused."""
     state, calls = office.copy(setup, suite.shelves), list[Call]()
 
     def act(call: Call) -> str:
@@ -121,7 +121,7 @@ def solve(plan: Plan, setup: office.State, suite: Suite = DESK) -> tuple[Call, .
 
 
 def _skills(rng: random.Random, profile: Split, known: Sequence[Skill]) -> list[Skill]:
-    """Skills by popularity. An answer can only come last: there it weighs more, to be as frequent as its peers."""
+    """Draws skills by popularity. A skill that answers can only come last, where it gets a higher weight to make up."""
     (length,) = rng.choices(list(profile.lengths), list(profile.lengths.values()))
     mean = sum(number * share for number, share in profile.lengths.items())
     weights = [rank**-profile.skew for rank in range(1, len(known) + 1)]
@@ -131,7 +131,7 @@ def _skills(rng: random.Random, profile: Split, known: Sequence[Skill]) -> list[
 
 
 def _plan(skills: list[Skill], setup: State, rng: random.Random, suite: Suite = DESK) -> Plan:
-    """The skills with words that fit the office after the earlier skills; empty where there are none."""
+    """The skills with words that fit the office after the skills before them; empty if there are none."""
     plan: Plan = ()
     state = office.copy(setup, suite.shelves)
     for skill in skills:
@@ -148,7 +148,7 @@ def _plan(skills: list[Skill], setup: State, rng: random.Random, suite: Suite = 
 
 
 def _choose(skill: Skill, state: State, rng: random.Random, suite: Suite) -> dict[str, str]:
-    """Words for the skill's slots, all different; a condition holds half the time. Empty if there are too few."""
+    """Words for the skill's slots, all different; a condition holds half the time. Empty if words run out."""
     words: dict[str, str] = {}
     for slot in skill.slots:
         options = [word for word in _options(slot, state, suite) if word not in words.values()]
@@ -171,7 +171,7 @@ def _options(slot: str, state: State, suite: Suite) -> list[str]:
 
 
 def _play(calls: tuple[Call, ...], state: State, suite: Suite) -> None:
-    """Carries out the calls, skipping refused ones."""
+    """Makes the calls, without those that are refused."""
     for call in calls:
         if call.name != FINISH:
             with contextlib.suppress(Refused):
@@ -179,7 +179,7 @@ def _play(calls: tuple[Call, ...], state: State, suite: Suite) -> None:
 
 
 def _all_matter(calls: tuple[Call, ...], setup: State, suite: Suite) -> bool:
-    """Whether the solution without any one of its changes ends in another state."""
+    """Whether the solution ends in another state if any one of its changes is left out."""
     goal = office.copy(setup, suite.shelves)
     _play(calls, goal, suite)
     for index, call in enumerate(calls):
@@ -194,11 +194,11 @@ def _all_matter(calls: tuple[Call, ...], setup: State, suite: Suite) -> bool:
 def demonstrate(
     task: Task, plan: Plan, noise: tuple[float, float], rng: random.Random, suite: Suite = DESK, steep: float = 1.0
 ) -> tuple[Action, ...]:
-    """The demonstrator's actions, observing as it goes; they end with finish.
+    """The actions of a demonstrator, who observes while acting; they end with finish.
 
-    The skill of popularity rank i of n, within its suite, is bungled with probability
-    noise[0] + (noise[1] − noise[0])·(i/(n − 1)) ** steep, each occurrence independently; the demonstrator then goes on
-    with the rest.
+    The demonstrator bungles the skill of popularity rank i of n, within its suite, with probability
+    noise[0] + (noise[1] − noise[0])·(i/(n − 1)) ** steep, independently for each occurrence, and then goes on with the
+    next skill.
     """
     state, calls = office.copy(task.setup, suite.shelves), list[Call]()
 
@@ -207,7 +207,7 @@ def demonstrate(
         with contextlib.suppress(Refused):
             if call.name != FINISH:
                 return perform(state, call, suite.tools)
-        # The look-up failed, so it goes on with the name it asked about.
+        # The call failed, so the demonstrator goes on with the name that it asked about.
         return next(iter(call.arguments.values()))
 
     low, high = noise
@@ -223,7 +223,7 @@ def demonstrate(
 
 
 def bungle(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str], rng: random.Random) -> None:
-    """Makes a mistake: takes the wrong branch, or uses names in place of look-ups, or takes the confusable tool."""
+    """Makes a mistake: takes the wrong branch, uses names in place of look-ups, or takes the confusable tool."""
     if skill.when is not None:
         carry_out(dataclasses.replace(skill, then=skill.otherwise, otherwise=skill.then), words, act)
         return

@@ -13,10 +13,10 @@ Done = tuple[Call, str]  # a call and what was observed
 
 
 def phrase(steps: Sequence[Triplet], suite: Suite = DESK) -> str | None:
-    """The query that these steps fulfil, in the generator's language; None where they cannot be worded.
+    """The query that these steps fulfil, in the generator's language; None if they cannot be worded.
 
     Each change is matched with the skill that explains the most look-ups not yet explained. There is no query if a
-    call was refused, a look-up stays unexplained, finish comes before the end, or a word is not of the language.
+    call was refused, a look-up stays unexplained, finish comes before the end, or a word is not in the language.
     """
     done = calls_with_observations(steps)
     if not done:
@@ -47,7 +47,7 @@ def _looks(call: Call, suite: Suite) -> bool:
 def _matches(
     done: list[Done], index: int, explained: frozenset[int], suite: Suite
 ) -> Iterator[tuple[frozenset[int], str]]:
-    """For each skill that can end with the call at `index`: the look-ups that it needs, and its words."""
+    """For each skill that can end with the call at `index`: the look-ups that it needs, and its clause."""
     for skill in suite.skills:
         for branch in skill.branches:
             words = _unify(branch[-1], done[index][0], {})
@@ -77,14 +77,14 @@ def _unify(template: Template, call: Call, words: Mapping[str, str]) -> dict[str
 def _look(
     template: Template, done: list[Done], before: int, words: Mapping[str, str], explained: frozenset[int], suite: Suite
 ) -> tuple[int, dict[str, str]] | None:
-    """The latest look-up that could have been this one, those not yet explained first, and the words with it."""
+    """The latest look-up that fits the template, preferably one not yet explained; and the words with its binding."""
     candidates: list[tuple[bool, int, dict[str, str]]] = []
     for index in range(before):
         call, observation = done[index]
         bindings = _unify(template, call, words)
         if bindings is not None and bindings.setdefault(template.binds, observation) == observation:
             arguments = set(call.arguments.values())
-            # The value that was looked up must still be right when it is used.
+            # The observed value must still be right when it is used.
             conflict = any(
                 arguments & set(other.arguments.values())
                 for other, _ in done[index + 1 : before]
@@ -99,7 +99,7 @@ def _look(
 
 
 def _fill(skill: Skill, branch: tuple[Template, ...], words: dict[str, str], suite: Suite) -> dict[str, str]:
-    """Words for slots that the branch taken does not show: the condition's, and those of the other branch."""
+    """Adds words for slots that do not occur in the branch: the condition's slot, and those of the other branch."""
     if skill.when is None:
         return words
     source, slot = skill.when
@@ -115,6 +115,6 @@ def _fill(skill: Skill, branch: tuple[Template, ...], words: dict[str, str], sui
 
 
 def _in_language(skill: Skill, words: Mapping[str, str], suite: Suite) -> bool:
-    """Whether the language has these words in these slots, each once."""
+    """Whether the language allows these words in these slots, and no word occurs twice."""
     values = {words[slot] for slot in skill.slots}
     return len(values) == len(skill.slots) and all(words[slot] in suite.vocabulary(slot) for slot in skill.slots)

@@ -1,8 +1,8 @@
-"""Generates suites: applications with invented names, made by seed from one table of forms.
+"""Generates suites by seed: applications with invented names, made from one table of forms.
 
-An application keeps records under names of one kind of word. A record has one or two attributes (a text, a day, an
-address), a mark and links. Names of tools are drawn from synonyms, so none can be told from its application and what it
-does. Some tools are distractors: they work, but no skill needs them.
+An application holds records under names of one kind of word. A record has one or two attributes (a text, a day, an
+address), a mark and links. A tool's name is drawn from synonyms, so the application and the tool's effect do not
+determine it. Some tools are distractors: they work, but no skill needs them.
 """
 
 import dataclasses
@@ -15,10 +15,10 @@ from . import office
 from .office import WORDS, Rule, State, Tool, read_words
 from .skills import Skill, Suite
 
-# Kinds of words that name records, one for each application of a suite; and those of attributes.
+# Kinds of words that name records, one for each application of a suite; kinds of attributes.
 RECORDS = ("file", "note", "event", "person", "folder")
 ATTRIBUTES = ("text", "day", "address")
-# Records of an application in a new office.
+# The number of records of an application in a new office.
 _HELD = 3
 _REASONS = ("no such record", "record exists", "no such tool", "unchanged", "already finished", "no call")
 _VERBS = read_words("verbs.txt")
@@ -39,7 +39,7 @@ class Application:
 
 
 def suites(count: int, applications: int, seed: int) -> tuple[Suite, ...]:
-    """`count` suites of so many applications each. The same arguments give the same suites."""
+    """`count` suites of `applications` applications each. Equal arguments give equal suites."""
     rng = random.Random(f"suites/{seed}")
     names = _names(rng)
     return tuple(_suite([_application(next(names), RECORDS[i], rng) for i in range(applications)], rng)
@@ -82,7 +82,7 @@ def _suite(applications: Sequence[Application], rng: random.Random) -> Suite:
 
 
 def _new_office(applications: Sequence[Application], rng: random.Random) -> State:
-    """An office of the suite: three records of each application, whose values are drawn anew."""
+    """A new office of the suite: three records of each application, with random values."""
     values = {kind: iter(rng.sample(WORDS[kind], len(WORDS[kind]))) for kind in ("text", "address")}
 
     def value(attribute: str) -> str:
@@ -131,7 +131,7 @@ def _tools(app: Application) -> Iterator[Tool]:
 def _skills(
     app: Application, applications: Sequence[Application], tools: Mapping[str, Tool], rng: random.Random
 ) -> Iterator[Skill]:
-    """What a query can ask of the application: one skill for most tools, and those that need look-ups."""
+    """What a query can ask of the application: one skill for most tools, and skills that need look-ups."""
     tool_of, a, arguments = app.tools, app.name, ", ".join(app.attributes)
     having = " and ".join(f"{{{attribute}}}" for attribute in app.attributes)
 
@@ -177,7 +177,7 @@ def _skills(
 
 
 def _source(attribute: str, applications: Sequence[Application], app: Application) -> Iterator[tuple[str, str]]:
-    """The next application that tells this attribute, in the circle of the suite, with the tool that does; or none."""
+    """The next application of the suite, in a circle, with this attribute, and its tool that tells it; or nothing."""
     place = applications.index(app)
     for other in (*applications[place + 1 :], *applications[:place]):
         if attribute in other.attributes:
@@ -186,7 +186,7 @@ def _source(attribute: str, applications: Sequence[Application], app: Applicatio
 
 
 def _confused(tool: str, app: Application, tools: Mapping[str, Tool], rng: random.Random) -> str:
-    """A tool with as many parameters that tells something else, of the same application if it has one."""
+    """A tool with as many parameters that tells something else, preferably of the same application."""
     right = tools[tool]
     alike = [
         one

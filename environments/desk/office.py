@@ -1,4 +1,4 @@
-"""The office: its words, its state, and what each tool does to it: the tools of tools.txt.
+"""The office: its words, its state, and the tools of tools.txt, which change the state.
 
 State: shelf → name → entity, a plain JSON dict:
 
@@ -10,8 +10,8 @@ State: shelf → name → entity, a plain JSON dict:
     mail      sender → text, flagged, forwarded [address]
     sent      address → texts [text]
 
-Entities are replaced, never mutated, so a state is copied in seven dict copies. Lists are sorted: equal offices are
-equal values. The rules of tools are pure functions: they return changes, and make none.
+Entities are replaced, never mutated, so seven dict copies copy a state. Lists are sorted, so equal offices are equal
+values. The rules of tools are pure functions: they return changes, and make none.
 """
 
 import dataclasses
@@ -27,12 +27,12 @@ from ..tools.toolset import Refused, document
 
 
 def read_words(file: str) -> Mapping[str, tuple[str, ...]]:
-    """The words of a file of this folder, by their kind."""
+    """The words of a file in this folder, by kind."""
     text = Path(__file__).with_name(file).read_text(encoding="utf-8")
     return {kind: tuple(words.split()) for kind, words in re.findall(r"^(\w+): (.+)$", text, re.MULTILINE)}
 
 
-# The kinds share no word, so a word alone determines its kind.
+# The kinds share no word, so a word determines its kind.
 WORDS = read_words("words.txt")
 
 _SHELVES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -43,7 +43,7 @@ SHELF = {row["noun"]: shelf for shelf, row in _SHELVES.items() if "noun" in row}
 
 Entity = Mapping[str, Any]
 State = dict[str, dict[str, Entity]]
-Change = tuple[str, str, Entity | None]  # shelf, name, what stands there afterwards (None: nothing)
+Change = tuple[str, str, Entity | None]  # shelf, name, the new entity (None removes the old one)
 
 REASONS = (
     *(f"no such {word}" for word in (*SINGULAR.values(), "address", "day", "tool")),
@@ -55,7 +55,7 @@ REASONS = (
 
 
 def copy(office: Mapping[str, Mapping[str, Entity]], shelves: Mapping[str, frozenset[str]] = SHELVES) -> State:
-    """An independent state. Raises ValueError where a shelf or an attribute is missing or unknown."""
+    """An independent copy of a state. Raises ValueError if a shelf or an attribute is missing or unknown."""
     if set(office) != set(shelves):
         raise ValueError(f"an office has the shelves {list(shelves)}; found {sorted(office)}")
     for shelf, attributes in shelves.items():
@@ -102,17 +102,17 @@ def apply(state: State, changes: Sequence[Change]) -> None:
             state[shelf][name] = entity
 
 
-Rule = Callable[..., str | tuple[Change, ...]]  # of a tool: (state, words) → what a look-up tells, or the changes
+Rule = Callable[..., str | tuple[Change, ...]]  # of a tool: (state, words) → a look-up's observation, or changes
 Requirement = Callable[[State, str, str], object]  # (state, attribute, word); raises `Refused`
 _WORD = re.compile(r"[a-z0-9]{1,24}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Tool:
-    """One tool. `slots` say what each parameter takes (`new_note`: a title not in use); a look-up `gives` a kind.
+    """One tool. `slots` say what each parameter takes (`new_note`: an unused title); a look-up `gives` a kind of word.
 
-    The rule receives the state and one word per parameter. A look-up returns its one-word observation, any other
-    tool the changes it makes; both raise `Refused`.
+    The rule receives the state and one word per parameter. A look-up's rule returns its one-word observation, any other
+    rule the changes. Both raise `Refused`.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Tool:
 
 
 def effect(state: State, call: Call, tools: Mapping[str, Tool]) -> tuple[str, tuple[Change, ...]]:
-    """The observation and changes of a call of one of these tools; the state is not modified. Raises `Refused`."""
+    """The observation and changes of a call of one of these tools. It does not change the state. Raises `Refused`."""
     tool = tools.get(call.name) if isinstance(call.name, str) else None
     if tool is None:
         raise Refused("no such tool")
@@ -140,14 +140,14 @@ def effect(state: State, call: Call, tools: Mapping[str, Tool]) -> tuple[str, tu
 
 
 def perform(state: State, call: Call, tools: Mapping[str, Tool]) -> str:
-    """Makes the call's changes, and returns its observation. Raises `Refused`."""
+    """Makes the call's changes and returns its observation. Raises `Refused`."""
     observation, changes = effect(state, call, tools)
     apply(state, changes)
     return observation
 
 
 def words(arguments: Any, parameters: tuple[str, ...]) -> list[str]:
-    """The arguments in the parameters' order; `Refused` unless these are all and each is one lower-case word."""
+    """The arguments in the parameters' order. Raises `Refused` unless each parameter has one lower-case word."""
     if isinstance(arguments, Mapping) and set(arguments) == set(parameters):
         values = [arguments[name] for name in parameters]
         if all(isinstance(value, str) and _WORD.fullmatch(value) for value in values):
@@ -160,7 +160,7 @@ def expects(parameters: tuple[str, ...]) -> str:
 
 
 def is_fit(state: State, attribute: str, word: str) -> None:
-    """Raises `Refused` for a folder that there is not, an address that no contact has, and a day that is none."""
+    """Raises `Refused` for a missing folder, an address that no contact has, or a word that is no day."""
     if attribute in ("folder", "copies"):
         found(state, "folders", word)
     elif attribute == "day":
@@ -172,18 +172,18 @@ def is_fit(state: State, attribute: str, word: str) -> None:
 
 
 def is_word(state: State, attribute: str, word: str) -> None:
-    """Raises `Refused` for a word that is none of the attribute's kind."""
+    """Raises `Refused` for a word that is not of the attribute's kind."""
     if word not in WORDS[attribute]:
         raise Refused(f"no such {attribute}")
 
 
 def read(shelf: str, attribute: str) -> Rule:
-    """Tells an attribute."""
+    """The rule that tells an attribute."""
     return lambda state, name: str(found(state, shelf, name)[attribute])
 
 
 def add(shelf: str, *attributes: str, require: Requirement = is_fit, **bare: Any) -> Rule:
-    """Adds an entity with these attributes; those in `bare` are what they are in every new one."""
+    """The rule that adds an entity with these attributes, and with those of `bare`, which every new entity has."""
 
     def rule(state: State, name: str, *words: str) -> tuple[Change, ...]:
         _free(state, shelf, name)
@@ -193,7 +193,7 @@ def add(shelf: str, *attributes: str, require: Requirement = is_fit, **bare: Any
 
 
 def put(shelf: str, *attributes: str, require: Requirement = is_fit) -> Rule:
-    """Replaces these attributes."""
+    """The rule that replaces these attributes."""
 
     def rule(state: State, name: str, *words: str) -> tuple[Change, ...]:
         return ((shelf, name, {**found(state, shelf, name), **_valued(state, attributes, words, require)}),)
@@ -202,7 +202,7 @@ def put(shelf: str, *attributes: str, require: Requirement = is_fit) -> Rule:
 
 
 def extend(shelf: str, attribute: str, require: Requirement = is_fit) -> Rule:
-    """Adds a word to an attribute that is a list."""
+    """The rule that adds a word to an attribute that is a list."""
 
     def rule(state: State, name: str, word: str) -> tuple[Change, ...]:
         entity = found(state, shelf, name)
@@ -243,7 +243,7 @@ def mail_send() -> Rule:
 
 
 def found(state: State, shelf: str, name: str) -> Entity:
-    """The entity of that name; `Refused` where there is none."""
+    """The entity of that name. Raises `Refused` if there is none."""
     if (entity := state[shelf].get(name)) is None:
         raise Refused(f"no such {SINGULAR.get(shelf, 'record')}")
     return entity

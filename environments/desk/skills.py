@@ -1,11 +1,11 @@
-"""ONE table of skills, skills.txt, from which tasks, demonstrations and the grammar are made; and suites with skills.
+"""ONE table of skills, skills.txt, which tasks, demonstrations and the grammar share; and suites with skills.
 
 A row has the wording of the skill in a query and the calls that carry it out. `contacts_find(person) > found` binds the
-observation to `found`; every other name is a slot of the wording, whose kind is its name (`new_note` is a title not in
-use, `day2` a second day). The rows are in order of popularity, the most popular first.
+observation to `found`. Every other name is a slot of the wording, and names its kind (`new_note` is an unused title,
+`day2` a second day). The rows are in order of popularity, the most popular first.
 
-Every office is of one suite, which its shelves tell. So an episode offers the tools of its own suite alone. The desk of
-the demo is one suite; growth.py generates others.
+Every office belongs to one suite, which its shelves determine. An episode offers only the tools of its suite. The
+demo's desk is one suite; growth.py generates others.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ _SLOT = re.compile(r"{(\w+)}")
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-    """A call with names in place of words; a look-up, which only reads, `binds` its observation to a further name."""
+    """A call with names in place of words. A look-up, which only reads, `binds` its observation to another name."""
 
     tool: str
     names: tuple[str, ...]
@@ -34,18 +34,18 @@ class Template:
     binds: str = ""
 
     def fill(self, words: Mapping[str, str]) -> Call:
-        """The call with words in place of names."""
+        """The call, with words in place of the names."""
         values = (words[name] for name in self.names)
         return Call(self.tool, dict(zip(self.parameters, values, strict=True)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Skill:
-    """One thing a query can ask for.
+    """One kind of work that a query can ask for.
 
     `script` holds the calls. A conditional skill goes on with `then` if the words named in `when` are equal, else
-    with `otherwise`. `confused` is the tool that a mistaken policy takes for the one that matters. `tools` are those of
-    the skill's suite.
+    with `otherwise`. `confused` is the tool that a mistaken policy uses instead of the right one. `tools` are the tools
+    of the skill's suite.
     """
 
     wording: str
@@ -83,7 +83,7 @@ class Skill:
 
 
 def carry_out(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str]) -> None:
-    """Carries out the skill; `act` performs a call and returns the observation."""
+    """Carries out the skill; `act` makes a call and returns its observation."""
     if skill.when is None:
         follow(skill.branches[0], words, act)
         return
@@ -94,7 +94,7 @@ def carry_out(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str]
 
 
 def follow(templates: Sequence[Template], words: Mapping[str, str], act: Callable[[Call], str]) -> dict[str, str]:
-    """Performs the calls in order; returns the words, with those that look-ups bound."""
+    """Makes the calls in order; returns the words, with those that look-ups bound."""
     bindings = dict(words)
     for template in templates:
         observation = act(template.fill(bindings))
@@ -122,8 +122,8 @@ class Suite:
 
     A slot without number and prefix is a noun: `new_note` and `note2` are notes. `kinds` maps nouns to the kind of
     their words, where that is not the noun itself; `shelf_of` maps them to the shelf that holds their words. `shelves`
-    maps a shelf to the attributes of its entities. `choices` says how many words of a kind without a shelf an explorer
-    is offered freely. `reasons` are all that a tool may be refused for.
+    maps a shelf to the attributes of its entities. `choices` says how many random words of a kind without a shelf an
+    episode offers. `reasons` are all reasons for which a call may be refused.
     """
 
     kinds: Mapping[str, str]
@@ -162,5 +162,5 @@ DESK = Suite(
 
 
 def suite_of(setup: Mapping[str, Any], suites: Sequence[Suite]) -> Suite:
-    """The suite of an office, told by its shelves; the first one where none fits, which then refuses the office."""
+    """The suite with an office's shelves, or the first suite, which refuses the office, if none has them."""
     return next((suite for suite in suites if set(suite.shelves) == set(setup)), suites[0])

@@ -3,9 +3,9 @@
 engine.py       the simulator in a JVM within the process; the only importer of the wheel
 limits.py       how many commands an episode may have
 solving.py      the simulator's own solutions of official tasks, shortened
-data.py         where these are kept; finds Java
+data.py         makes and stores these solutions; finds Java
 commands.txt    the system message, which lists the commands
-inside.py       the environment and its worlds, as they run inside the wheel's own virtual environment; their state
+inside.py       the environment and its worlds, which run inside the wheel's own virtual environment; their state
 """
 
 from typing import Literal
@@ -16,20 +16,20 @@ from ..worker.venv import Recipe, interpreter
 from . import data as solutions
 
 RECIPE = Recipe(
-    # py4j, which the wheel imports, and packaging, which jpype imports, need nothing else.
+    # The wheel imports py4j, and jpype imports packaging; these two need nothing else.
     requirements=("scienceworld==1.2.3", "jpype1==1.7.1", "packaging>=24,<27", "py4j==0.10.9.9"),
     dependencies=False,
     proof="import jpype, scienceworld",
     programs=(("java", solutions.JAVA),),
 )
 
-# The splits whose tasks bring solutions, as `environments.check` replays them: the official ones.
+# The splits whose tasks bring solutions, which `environments.check` replays: the official ones.
 SPLITS = ("train", "dev", "test")
-# The splits that an evaluation of all splits takes.
+# The splits that an evaluation of all splits covers.
 EVALUATION = ("dev", "test")
 # The splits from which nothing may be learned.
 RESERVED = ("dev", "test")
-# Drops that the benchmark's own verdict lets through are listed by `environments.check`, and are no faults.
+# `environments.check` lists drops that the benchmark's own verdict lets through; they are no faults.
 OFFICIAL_VERDICT = True
 
 
@@ -38,8 +38,8 @@ def make(
 ) -> Environment:
     """The environment `scienceworld`, in workers; see docs/text-worlds.md. A call may take `deadline` seconds.
 
-    `data` says how many variations of each official split are tasks. `instructions` chooses the system message: with
-    the list of commands, or `brief`, without it. Raises InstallError where there is no Java, or
+    `data` says how many variations of each official split are tasks. `instructions` selects the system message: `full`
+    lists the commands, `brief` does not. Raises InstallError if there is no Java, or if
     `python -m environments.install scienceworld --data=…` was not run.
     """
     library, place = solutions.jvm(), str(solutions.complete_folder(data))
@@ -47,7 +47,7 @@ def make(
     return isolate(
         f"{__name__}.inside",
         python=python,
-        # A JVM reserves address space beyond what it uses, and has some threads of its own.
+        # A JVM reserves more address space than it uses, and has some threads of its own.
         bounds=Bounds(deadline=deadline, memory=4 * 2**30, processes=64),
         visible=(*solutions.files(library), place),
         place=place,

@@ -1,8 +1,8 @@
-"""The official tasks as the installed simulator tells and solves them: made once, kept in the cache.
+"""The official tasks and the installed simulator's solutions of them, made once and stored in the cache.
 
-    $COJAX_CACHE/scienceworld/three/TASK.json
+    $COJAX_CACHE/scienceworld/three-…/TASK.json
 
-Nothing of it is in the repository. Each file is written when it is complete, so that an installation goes on where it
+The repository has none of this. Each file is written when it is complete, so that an installation continues where it
 stopped. Standard library only.
 """
 
@@ -20,16 +20,16 @@ from .limits import TASKS
 
 # The first is the default of an installation.
 ROOTS = ("three", "ten")
-# So many variations of each official split of a task are solved.
+# Root → the variations of each official split of a task that are solved.
 _COUNTS = {"three": 3, "ten": 10}
-# Seconds in which the simulator must have solved those of one task.
+# Seconds in which the simulator must solve the variations of one task.
 _PATIENCE = 7_200
-# What the solutions depend on.
+# The files that the solutions depend on.
 _MAKERS = ("engine.py", "limits.py", "solving.py")
 
 
 def complete_folder(name: str) -> Path:
-    """The folder of the thirty tasks. Raises InstallError, which says what to do, where one is missing."""
+    """The folder of the thirty tasks. Raises InstallError, which says what to do, if one is missing."""
     place = folder(name)
     if missing := [task for task in TASKS if not _file(place, task).exists()]:
         raise InstallError(
@@ -45,7 +45,7 @@ def load(place: Path) -> list[dict[str, Any]]:
 
 
 def provide(name: str, python: str, say: Callable[[str], None]) -> None:
-    """Has the simulator solve the variations, or reports that it has. `python` is the interpreter with the wheel.
+    """Solves the variations with the simulator, or reports that it has. `python` is the interpreter with the wheel.
 
     Raises InstallError, which says what to do.
     """
@@ -70,7 +70,7 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
 
 
 def folder(name: str) -> Path:
-    """The folder of what this version makes."""
+    """The folder of the solutions that this version makes."""
     digest = hashlib.sha256()
     for maker in _MAKERS:
         digest.update((Path(__file__).parent / maker).read_bytes())
@@ -81,7 +81,7 @@ def _file(place: Path, task: str) -> Path:
     return place / f"{task}.json"
 
 
-# How Java is installed.
+# The command that installs Java.
 JAVA = "apt-get install default-jre-headless"
 _LIBRARY = "lib/server/libjvm.so"
 
@@ -92,7 +92,7 @@ def jvm() -> str:
     if java is None:
         raise InstallError(f"ScienceWorld runs on Java, and there is no `java` on PATH; on Debian and Ubuntu: {JAVA}")
     home = Path(java).resolve().parents[1]
-    # Java 8 has its runtime deeper.
+    # Java 8 has its runtime in a deeper folder.
     for library in (home / _LIBRARY, *home.glob("**/server/libjvm.so")):
         if library.exists():
             return str(library)
@@ -103,7 +103,7 @@ def jvm() -> str:
 
 
 def files(library: str) -> tuple[str, ...]:
-    """The folders that this JVM reads: its home, and those to which links in it lead."""
+    """The folders that this JVM reads: its home, and the folders that links in it lead to."""
     home = next(parent for parent in Path(library).parents if (parent / "bin").is_dir())
     targets = {str(path.resolve().parent) for path in home.rglob("*") if path.is_symlink()}
     return (str(home), *sorted(folder for folder in targets if not Path(folder).is_relative_to(home)))

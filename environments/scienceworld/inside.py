@@ -1,6 +1,6 @@
-"""The environment, as it runs in a worker inside the wheel's own virtual environment, and its worlds.
+"""The environment and its worlds, which run in a worker inside the wheel's own virtual environment.
 
-What the simulator tells of its objects becomes the state of a world, as JSON that is equal for equal worlds.
+The simulator's object tree becomes the state of a world, as JSON that is equal for equal worlds.
 """
 
 import functools
@@ -22,19 +22,19 @@ from .solving import SIMPLIFICATIONS
 NAME = "scienceworld"
 # A world is a JVM, with 200 MB of memory.
 _CONCURRENCY = 16
-# Verbs of which a task cannot consist: those that only show something, let time pass, or concern the official task.
+# Verbs that a task cannot consist of: they only show something, let time pass, or concern the official task.
 UNASKED = frozenset(("look", "examine", "read", "inventory", "task", "wait", "wait1", "focus", "reset"))
 _GOING = frozenset(("go", "teleport"))
-# Objects of which commands come to nothing, or to nothing that a state shows.
+# Objects whose commands have no effect, or none that a state shows.
 _FIXED = re.compile(r"\b(door|agent)\b")
 # The simulator asks which of several meanings a command has.
 _AMBIGUOUS = "Ambiguous request"
 
 
 def worth_trying(valid: Iterable[str], rooms: Iterable[str]) -> list[str]:
-    """The valid commands that a task may consist of, without those of which nothing comes.
+    """The valid commands that a task may consist of, without those that have no effect.
 
-    `focus` is not among them: it says that the official task is about an object, and ends the episode if it is not.
+    `focus` is not among them: it claims that the official task is about an object, and ends the episode if it is not.
     """
     pattern = re.compile("|".join((_FIXED.pattern, *(rf"\b(to|into|in|on|from) {re.escape(room)}$" for room in rooms))))
     return [
@@ -45,7 +45,7 @@ def worth_trying(valid: Iterable[str], rooms: Iterable[str]) -> list[str]:
 
 
 def phrase(steps: Sequence[Triplet]) -> str | None:
-    """The query that these steps answer; None where there is none, or a command had several meanings."""
+    """The query that these steps fulfil; None if there is none, or if a command had several meanings."""
     if any(step.observation.text.startswith(_AMBIGUOUS) for step in steps):
         return None
     return commands.phrase(steps, UNASKED)
@@ -55,7 +55,7 @@ _UNKNOWN = "No known action matches that input."
 
 
 class World:
-    """A world of one episode, single-use. A command that the simulator does not know raises ValueError."""
+    """A single-use world of one episode. A command that the simulator does not know raises ValueError."""
 
     def __init__(self, jvm: str, setup: Mapping[str, Any]) -> None:
         """Raises ValueError for a setup that names no variation of a task."""
@@ -67,7 +67,7 @@ class World:
         self._told: Mapping[str, Any] | None = None
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What the simulator says to a command."""
+        """Makes the command of a call; returns the simulator's reply."""
         if name == commands.ENDING:
             return ""
         command = commands.command_of(name, arguments)
@@ -79,7 +79,7 @@ class World:
         return reply
 
     def over(self) -> bool:
-        """Whether the task is completed or failed, or the episode has had its commands."""
+        """Whether the task is completed or failed, or the episode has used up its commands."""
         return self.simulator.over or self._done >= self._limit
 
     def state(self) -> Mapping[str, Any]:
@@ -90,19 +90,19 @@ class World:
 
 
 def offers(world: World) -> list[tuple[str, dict[str, Any]]]:
-    """(tool, arguments) of commands worth trying now."""
+    """The (tool, arguments) of commands worth trying now."""
     state = world.state()
     return commands.offers(worth_trying(world.simulator.valid(), state["rooms"]), canonical(state))
 
 
-# The benchmark has no system message; the words are ours.
+# The benchmark has no system message, so this one is ours.
 system_message = functools.partial(commands.system_message, Path(__file__).with_name("commands.txt"))
 
 
 def make(jvm: str, place: str, instructions: str = "full") -> ToolEnvironment:
     """The environment of the tasks in the folder `place`.
 
-    Reads everything from disk now. Starts no JVM, with which a process cannot be forked.
+    It reads everything from disk now, but starts no JVM, as a process with a JVM cannot fork.
     """
     official = load(Path(place))
     splits = {split: _tasks(official, split) for split in ("train", "dev", "test")}
@@ -136,22 +136,22 @@ def _setup(name: str, variation: int) -> dict[str, Any]:
 
 
 def _judge(world: World) -> Evaluation:
-    """The official verdict: full reward for the full score, and the score as the partial reward."""
+    """The official verdict: full reward for the full score; the score is the partial reward."""
     score = world.simulator.score
     checks = tuple(Check(name, success) for name, success in goals(world.simulator.progress))
     return Evaluation(float(score == FULL), checks, max(0, score) / FULL)
 
 
 _AGENT, _INVENTORY = "agent", "inventory"
-# Plants grow and drink, whatever the agent does; so of a plant only its kind counts, and no water in a pot of plants.
+# Plants grow and drink whatever the agent does. So only the kind of a plant counts, and water in a flower pot does not.
 _PLANT, _POT, _WATER = "plant matter", "flower pot", "water"
 
 
 def state_of(universe: Mapping[str, Any], score: int) -> dict[str, Any]:
-    """The room in which the agent is, what it carries, and the objects of each room, from the official object tree.
+    """The agent's room, its inventory, and the objects of each room, from the official object tree.
 
-    Of an object its name, its substance and phase, and whether it is open, on, broken, burning, burnt or connected
-    count. Temperatures and ages do not: they change with every move, whatever the agent does.
+    An object's name, its substance and phase, and whether it is open, on, broken, burning, burnt or connected count.
+    Temperatures and ages do not: they change with every move, whatever the agent does.
     """
     names = dict(_names(universe))
     rooms: dict[str, list[Any]] = {}
@@ -167,14 +167,14 @@ def state_of(universe: Mapping[str, Any], score: int) -> dict[str, Any]:
 
 
 def goals(progress: str) -> list[tuple[str, bool]]:
-    """(goal, whether it is reached) of the goals that the task has in a fixed order, from the simulator's report."""
+    """(goal, whether it is reached) for each goal that the task sets in a fixed order, from the simulator's report."""
     sequence = progress.partition("Sequential Subgoals:")[2].partition("Unordered")[0]
     rows = [line.split("\t") for line in sequence.splitlines() if line.count("\t") >= 3]
     return [(row[3].strip(), row[1].strip() == "true") for row in rows]
 
 
 def _object(told: Mapping[str, Any], named: Mapping[str, str]) -> dict[str, Any] | None:
-    """One object with what it holds; None for a terminal to which nothing is connected: every object has some."""
+    """One object and its contents; None for a terminal without connections, which every object has."""
     material = told["propMaterial"]
     if told["propLife"] and material and material["substanceName"] == _PLANT:
         return {"plant": told["propLife"]["lifeformType"]}
@@ -210,7 +210,7 @@ def _qualities(told: Mapping[str, Any], named: Mapping[str, str]) -> Iterator[st
 
 
 def _names(told: Mapping[str, Any], holder: str = "") -> Iterator[tuple[str, str]]:
-    """(id, name after the name of its holder) of all objects."""
+    """(id, name preceded by its holder's name) of all objects."""
     for inner in _inside(told):
         yield inner["uuid"], f"{holder} {inner['name']}".strip()
         yield from _names(inner, inner["name"])
@@ -221,5 +221,5 @@ def _inside(told: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _sorted(objects: Any) -> list[Any]:
-    """Objects in an order of their own: the simulator's differs from run to run."""
+    """The objects in a canonical order: the simulator's differs from run to run."""
     return sorted((entity for entity in objects if entity), key=lambda entity: json.dumps(entity, sort_keys=True))
