@@ -81,11 +81,11 @@ def _carry_out(
     parser: CommandLineParser,
     folders: Sequence[str | Path],
     show: Callable[[], None],
-    worded: tuple[type[Exception], ...] = (OSError,),
+    user_errors: tuple[type[Exception], ...] = (OSError,),
 ) -> int:
     """Shows these runs. Returns exit status 0, or prints one line that says why this failed and returns 2.
 
-    Errors of the types `worded` have a message for the user; any other error means a damaged record. A run that is
+    Errors of the types `user_errors` have a message for the user; any other error means a damaged record. A run that is
     named twice ends the command before anything is read.
     """
     try:
@@ -94,7 +94,7 @@ def _carry_out(
         parser.error(str(error))
     try:
         show()
-    except worded as error:
+    except user_errors as error:
         message = str(error.args[0] if isinstance(error, KeyError) else error)  # str() of a KeyError is a repr
     except NOT_WRITTEN as error:
         message = not_written(folders, error)
@@ -113,18 +113,18 @@ def not_written(folders: Iterable[str | Path], error: Exception) -> str:
     )
 
 
-def _act(chosen: argparse.Namespace) -> None:
+def _act(options: argparse.Namespace) -> None:
     """Does what the command line asks for."""
-    workdir = chosen.workdirs[0]
-    if len(chosen.workdirs) > 1:
-        _wrote("comparison", write_comparison(chosen.workdirs, chosen.out))
-    elif chosen.task is not None:
-        _show(_of_task(workdir, chosen.task))
-    elif chosen.draft is not None:
-        _show(_of_drafts(read_run(workdir), chosen.draft))
-    elif chosen.live:
+    workdir = options.workdirs[0]
+    if len(options.workdirs) > 1:
+        _wrote("comparison", write_comparison(options.workdirs, options.out))
+    elif options.task is not None:
+        _show(_of_task(workdir, options.task))
+    elif options.draft is not None:
+        _show(_of_drafts(read_run(workdir), options.draft))
+    elif options.live:
         with contextlib.suppress(KeyboardInterrupt):
-            serve(workdir, chosen.port, lambda address: _wrote("live, until Ctrl-C", address))
+            serve(workdir, options.port, lambda address: _wrote("live, until Ctrl-C", address))
     else:
         is_evaluation = (Path(workdir) / "result.json").exists()
         _wrote("report", (write_evaluation_report if is_evaluation else write_run_report)(workdir))
@@ -227,12 +227,12 @@ def _exchange(exchange: Json) -> Iterator[Text]:
     if shared_count := exchange["shared"]:
         yield Text(f"sent: the {shared_count} messages of the call before, word for word, then", style="dim")
     for role, content in exchange["messages"][shared_count:]:
-        yield Text.assemble((f"sent, {plain(role)}:\n", "dim"), _indented(content, 2))
+        yield Text.assemble((f"sent, {plain(role)}:\n", "dim"), _indent(content, 2))
     reply = exchange["text"]
-    yield Text.assemble(("received:\n", "dim"), "nothing" if reply is None else _indented(reply, 2))
+    yield Text.assemble(("received:\n", "dim"), "nothing" if reply is None else _indent(reply, 2))
 
 
-def _indented(text: str, depth: int) -> str:
+def _indent(text: str, depth: int) -> str:
     """Indents each line of the text, so that none can be mistaken for one of the report's own."""
     return "\n".join(" " * depth + line for line in plain(text).split("\n"))
 
@@ -264,4 +264,4 @@ def _visits(visits: Iterable[TaskVisit]) -> str:
 
 def _lines(rows: Iterable[Row]) -> Iterator[Text]:
     """One line for each row that has a text; where the text has several lines, they align."""
-    return (Text.assemble((f"{name:<11}", "dim"), _indented(text, 11).lstrip(" ")) for name, text in rows if text)
+    return (Text.assemble((f"{name:<11}", "dim"), _indent(text, 11).lstrip(" ")) for name, text in rows if text)

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from cojax.registry.source import shortened
 from cojax.report.console import TABLE, duration
-from cojax.report.figures import curves, headline, paired, totals
+from cojax.report.figures import curves, headline, paired_difference, totals
 from cojax.report.lineage import task_id_of
 from cojax.report.page import render
 from cojax.report.pieces import replace_text
@@ -83,7 +83,7 @@ def comparison(runs: Sequence[Run]) -> Json:
             name for name in dict.fromkeys(chain(*settings)) if len({leaves.get(name) for leaves in settings}) > 1
         ),
         # Each run's final success minus that of the first run, over the tasks they share.
-        "pairs": [None, *(paired(scores[0], other) for other in scores[1:])],
+        "pairs": [None, *(paired_difference(scores[0], other) for other in scores[1:])],
         "tasks": _tasks(runs, scores),
     }
 
@@ -161,7 +161,7 @@ def differences(results: Sequence[Run]) -> Table:
     for head in ("", "tasks", "points", "95 % interval", "better", "worse", "p"):
         grid.add_column(head, justify="right" if head else "left", style=None if head else "dim", overflow="fold")
     for run in results[1:]:
-        difference = paired(task_scores(results[0].final), task_scores(run.final))
+        difference = paired_difference(task_scores(results[0].final), task_scores(run.final))
         if difference is None:
             grid.add_row(str(run.folder), "fewer than 2 in common", *["–"] * 5)
             continue

@@ -17,7 +17,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from cojax.report.run import origin_line, probed, verdicts_of
+from cojax.report.run import origin_line, probe_line, verdicts_of
 from cojax.unicode_forms import plain
 
 _T = TypeVar("_T")
@@ -59,10 +59,10 @@ def duration(seconds: float) -> str:
     """Seconds in a readable form: 0.4 s, 12 s, 2:05, 1:02:05."""
     if seconds < 10:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    hours, in_hour = divmod(whole, 3600)
+    whole_seconds = round(seconds)
+    if whole_seconds < 60:
+        return f"{whole_seconds} s"
+    hours, in_hour = divmod(whole_seconds, 3600)
     minutes, in_minute = divmod(in_hour, 60)
     return f"{hours}:{minutes:02d}:{in_minute:02d}" if hours else f"{minutes}:{in_minute:02d}"
 
@@ -81,8 +81,8 @@ def seconds_left(seconds: Sequence[float], steps: int) -> float | None:
     return steps * sum(recent) / len(recent) if len(recent) >= 2 else None
 
 
-def step_line(record: Mapping[str, Any], steps: int, left: float | None = None) -> Text:
-    """A record of metrics.jsonl as one line of text; `left` is the estimated seconds to the end."""
+def step_line(record: Mapping[str, Any], steps: int, eta_s: float | None = None) -> Text:
+    """A record of metrics.jsonl as one line of text; `eta_s` is the estimated seconds to the end."""
     signals, seconds = record.get("signals", {}), record.get("seconds", {})
     step_seconds = seconds.get("total", sum(seconds.values()))
     line = Text.assemble(
@@ -100,8 +100,8 @@ def step_line(record: Mapping[str, Any], steps: int, left: float | None = None) 
     if record.get("loss") is not None:  # None if all groups of the step lack variance
         line.append_text(Text.assemble(("  loss ", "dim"), f"{record['loss']:+.4f}"))
     line.append_text(Text.assemble(("  ", ""), f"{duration(step_seconds):>6}"))
-    if left is not None:
-        line.append_text(Text.assemble(("  ETA ", "dim"), duration(left)))
+    if eta_s is not None:
+        line.append_text(Text.assemble(("  ETA ", "dim"), duration(eta_s)))
     return line
 
 
@@ -125,7 +125,7 @@ def extra_lines(record: Mapping[str, Any]) -> list[Text]:
     """Further lines of a step: its evolution, and its evaluation on the development split."""
     lines = []
     if evolution := record.get("evolution"):
-        lines.append(Text.assemble(("     evolved ", "bold magenta"), _evolved(evolution)))
+        lines.append(Text.assemble(("     evolved ", "bold magenta"), _describe_evolution(evolution)))
         if explorer := evolution.get("explorer"):
             lines.append(Text.assemble(("     explorer ", "bold magenta"), explorer_line(explorer)))
     if dev := record.get("dev"):
@@ -134,12 +134,12 @@ def extra_lines(record: Mapping[str, Any]) -> list[Text]:
     return lines
 
 
-def _evolved(evolution: Mapping[str, Any]) -> str:
+def _describe_evolution(evolution: Mapping[str, Any]) -> str:
     """What an evolution did, or why it did nothing."""
     if evolution.get("idle"):
         return f"no expedition: {evolution['idle']}"
     stages = [f"{evolution['expeditions']} expeditions", f"{evolution['drafts']} drafts"]
-    stages += [probed(evolution["probe"])] if evolution.get("probe") else []
+    stages += [probe_line(evolution["probe"])] if evolution.get("probe") else []
     stages += [_kinds(verdicts_of(evolution)), f"new tasks: {_kinds(evolution['added'])}"]
     return " → ".join(stages)
 
@@ -154,8 +154,8 @@ def explorer_line(figures: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def show_step(record: Mapping[str, Any], steps: int, left: float | None = None, console: Console = CONSOLE) -> None:
-    for line in (step_line(record, steps, left), *extra_lines(record)):
+def show_step(record: Mapping[str, Any], steps: int, eta_s: float | None = None, console: Console = CONSOLE) -> None:
+    for line in (step_line(record, steps, eta_s), *extra_lines(record)):
         console.print(line, soft_wrap=True)
 
 
@@ -229,23 +229,23 @@ def _show_origin(result: Mapping[str, Any], console: Console) -> None:
         console.print(f"policy: {origin_line(origin)}", soft_wrap=True, markup=False)
 
 
-def _kinds_table(split: str, one: Mapping[str, Any]) -> Table:
-    table = Table(title=f"\n{split}, by {one['by_key']}", **TABLE)
-    for head in (one["by_key"], "tasks", "success"):
-        table.add_column(head, justify="left" if head == one["by_key"] else "right")
-    rows = list(one["by"].items())[:_KINDS]
+def _kinds_table(split: str, result: Mapping[str, Any]) -> Table:
+    table = Table(title=f"\n{split}, by {result['by_key']}", **TABLE)
+    for head in (result["by_key"], "tasks", "success"):
+        table.add_column(head, justify="left" if head == result["by_key"] else "right")
+    rows = list(result["by"].items())[:_KINDS]
     for kind, figures in rows:
         table.add_row(Text(kind), str(figures["tasks"]), f"{100 * figures['success']:.1f} %")
-    if extra_count := len(one["by"]) - len(rows):
+    if extra_count := len(result["by"]) - len(rows):
         table.add_row(f"and {extra_count} more, in result.json", "", "")
     return table
 
 
-def _with_interval(found: Mapping[str, float] | None, scale: float) -> str:
+def _with_interval(estimate: Mapping[str, float] | None, scale: float) -> str:
     """An estimate with its confidence interval, in per cent; `scale` converts it to per cent."""
-    if found is None:
+    if estimate is None:
         return "–"
-    return f"{scale * found['value']:.1f} % ({scale * found['low']:.1f}–{scale * found['high']:.1f})"
+    return f"{scale * estimate['value']:.1f} % ({scale * estimate['low']:.1f}–{scale * estimate['high']:.1f})"
 
 
 def _results(summary: Mapping[str, Any]) -> Table:
@@ -268,7 +268,7 @@ def _results(summary: Mapping[str, Any]) -> Table:
         counts = summary.get(key, {})
         table.add_row(name, ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "none")
     if probe := summary.get("probe"):
-        table.add_row("probe", f"{probed(probe)}, {probe['tokens']:,} tokens")
+        table.add_row("probe", f"{probe_line(probe)}, {probe['tokens']:,} tokens")
     if (tokens := summary.get("tokens")) is not None:
         table.add_row("tokens", ", ".join(f"{count:,} {kind}" for kind, count in tokens.items()))
     if summary.get("logprob_mismatch") is not None:

@@ -43,8 +43,8 @@ def page_form(run: Run) -> Callable[[Json, str, int], Json]:
     return show
 
 
-def select(run: Run, sources: Collection[str], played: "EpisodeIndex", pieces: Pieces) -> tuple[list[Json], list[int]]:
-    """Reads every stored episode once, adds it to `played`, and selects those for the page, oldest first.
+def select(run: Run, sources: Collection[str], index: "EpisodeIndex", pieces: Pieces) -> tuple[list[Json], list[int]]:
+    """Reads every stored episode once, adds it to `index`, and selects those for the page, oldest first.
 
     Returns the selection, and the numbers of source episodes of lineages that it holds and that the run stored.
 
@@ -59,9 +59,9 @@ def select(run: Run, sources: Collection[str], played: "EpisodeIndex", pieces: P
     samples: list[Json] = []
     by_step: dict[int, list[Json]] | None = {}  # None once they take more than the page has room for
     used_bytes = 0
-    for index, step in enumerate(steps):
+    for place, step in enumerate(steps):
         episodes = run.episodes.read(step)
-        tasks = played.add(step, episodes, advantages)
+        tasks = index.add(step, episodes, advantages)
         views = {episode["episode"]: show(episode, task, step) for task, episode in zip(tasks, episodes, strict=True)}
         if by_step is not None:
             by_step[step] = list(views.values())
@@ -73,7 +73,7 @@ def select(run: Run, sources: Collection[str], played: "EpisodeIndex", pieces: P
         else:
             pieces.put(steps_piece(step), list(views.values()))
         all_origins += [views[name] for name in views if name in sources]
-        if index % stride == 0:
+        if place % stride == 0:
             others = (episode for episode in episodes if episode["episode"] not in sources)
             samples += [views[episode["episode"]] for episode in pick_varied(others, quota)]
     if by_step is not None:
@@ -84,12 +84,12 @@ def select(run: Run, sources: Collection[str], played: "EpisodeIndex", pieces: P
     return result, [len(origins), len(all_origins)]
 
 
-def follow(run: Run, played: "EpisodeIndex") -> None:
-    """Reads the steps that `played` does not have yet."""
+def follow(run: Run, index: "EpisodeIndex") -> None:
+    """Reads the steps that `index` does not have yet."""
     advantages = advantages_of(run)
     for step in run.episodes.steps():
-        if step not in played.steps:
-            played.add(step, run.episodes.read(step), advantages)
+        if step not in index.steps:
+            index.add(step, run.episodes.read(step), advantages)
 
 
 def pairs(run: Run) -> list[Json]:
@@ -218,11 +218,11 @@ def _advantages(advantage: Callable[..., Any], settings: Mapping[str, Any], epis
         return entries
     mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else np.zeros(len(valid), bool)
     for place, value, value_mask in zip(valid, values, mask, strict=True):
-        entries[place] = None if np.any(value_mask) else _rounded(value)
+        entries[place] = None if np.any(value_mask) else _round(value)
     return entries
 
 
-def _rounded(value: Any) -> Any:
+def _round(value: Any) -> Any:
     array = np.asarray(value, np.float64)
     if array.ndim == 0:
         return round(float(array), DIGITS) + 0.0

@@ -55,10 +55,10 @@ def places_of(journal: Path) -> dict[Key, list[Place]]:
     return {key: sorted(pair) for key, pair in places.items()}
 
 
-def _key(written: bytes) -> tuple[Key, str] | None:
+def _key(quoted_place: bytes) -> tuple[Key, str] | None:
     """The expedition or task that a place in JSON's spelling names, and the rest of it; None for any other place."""
     try:
-        place = json.loads(b'"' + written + b'"')
+        place = json.loads(b'"' + quoted_place + b'"')
     except ValueError:
         return None
     if match := _EXPEDITION.fullmatch(place):

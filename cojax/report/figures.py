@@ -121,11 +121,11 @@ def headline(run: Run) -> Json:
         "policy": origin_line(run.origin) if run.origin else "",
         "zero_shot": run.summary.get("zero_shot", run.zero_shot.get("success")),
         "final": run.summary.get("final", run.final.get("success")),
-        "gain": paired(task_scores(run.zero_shot), task_scores(run.final)),
+        "gain": paired_difference(task_scores(run.zero_shot), task_scores(run.final)),
         "dev": [dev[0], dev[-1] if len(dev) > 1 else None] if dev else None,
         "step": run.summary.get("steps", last.get("step", 0)),
         "steps": run.config.get("config", {}).get("steps"),
-        "tasks_initial": run.summary.get("tasks_initial", len(run.tasks) - len(run.synthesized)),
+        "tasks_initial": run.summary.get("tasks_initial", len(run.tasks) - len(run.synthesized_tasks)),
         "tasks_final": run.summary.get("tasks_final", len(run.tasks)),
         "tokens": run.summary.get("tokens"),
     }
@@ -266,14 +266,14 @@ def feedback(run: Run) -> Json:
     return {"step": [step for step, _ in pairs], "share": [share for _, share in pairs]}
 
 
-def paired(one: Mapping[str, float], other: Mapping[str, float]) -> Json | None:
-    """The mean of other − one over shared tasks, by id, its 95 % interval, and on how many other is better or worse.
+def paired_difference(base: Mapping[str, float], other: Mapping[str, float]) -> Json | None:
+    """The mean of other − base over shared tasks, by id, its 95 % interval, and on how many other is better or worse.
 
     Scores are in [0, 1]. The interval, Student's x̄ ± t₀.₉₇₅(n−1) · s/√n, is over tasks: it says nothing about other
     seeds of the two runs. If all differences are equal, it is x̄ ± 3/n, because a share of 3/n of the tasks may differ
     unseen (Hanley and Lippman-Hand 1983). Both ends stay within [−1, 1]. None for fewer than two shared tasks.
     """
-    differences = [other[task] - one[task] for task in sorted(one.keys() & other.keys())]
+    differences = [other[task] - base[task] for task in sorted(base.keys() & other.keys())]
     count = len(differences)
     if count < 2:
         return None

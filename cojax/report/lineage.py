@@ -74,15 +74,15 @@ def visits_of(rewards: Rewards, task: str) -> tuple[TaskVisit, ...]:
     )
 
 
-def histories(run: Run, rewards: Rewards | None = None, wanted: Iterable[str] | None = None) -> list[TaskHistory]:
-    """The histories of all tasks, or of those with the ids `wanted`, in the order of the pool.
+def histories(run: Run, rewards: Rewards | None = None, ids: Iterable[str] | None = None) -> list[TaskHistory]:
+    """The histories of all tasks, or of those with these `ids`, in the order of the pool.
 
     It reads every stored episode, unless it gets the rewards. Raises KeyError for an id that the pool lacks.
     """
     rewards = _rewards(run, run.tasks.keys()) if rewards is None else rewards
     kinds, drafts = run.kinds, {draft["task"]: draft for draft in run.drafts if draft.get("task")}
     result = []
-    for id in run.tasks if wanted is None else wanted:
+    for id in run.tasks if ids is None else ids:
         task, draft = run.tasks[id], drafts.get(id)
         lineage = task.get("lineage") or {}
         history = TaskHistory(
@@ -134,12 +134,12 @@ def lineage(folder: str | Path, task_id: str) -> TaskHistory:
     return histories(run, _rewards(run, ids), [task["id"]])[0]
 
 
-def _rewards(run: Run, wanted: Collection[str]) -> Rewards:
+def _rewards(run: Run, ids: Collection[str]) -> Rewards:
     """The rewards of these tasks' stored episodes."""
     rewards: Rewards = {}
     for step in run.episodes.steps():
         for episode in run.episodes.read(step):
-            if (task := task_id_of(episode)) in wanted:
+            if (task := task_id_of(episode)) in ids:
                 add_visit(rewards, task, step, episode)
     return rewards
 

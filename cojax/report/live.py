@@ -199,7 +199,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):
             return self._answer(403, "text/plain", f"open http://{HOST}:{port}/")
         try:
-            self._answer(*_found(self.server.report, self.path))
+            self._answer(*_find_answer(self.server.report, self.path))
         except (FileNotFoundError, StorageError, KeyError, TypeError, ValueError) as error:
             self._answer(503, "text/plain", f"{type(error).__name__}: {error}")
 
@@ -221,7 +221,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Logs nothing: a line for each request would bury the address."""
 
 
-def _found(report: LiveReport, path: str) -> tuple[int, str, str]:
+def _find_answer(report: LiveReport, path: str) -> tuple[int, str, str]:
     """Status, type and text of the answer."""
     parts = urlsplit(path)
     if parts.path == "/":

@@ -28,10 +28,10 @@ PREDICTORS = {"beliefs": "beliefs", "probe": "a probe"}
 _ATTEMPTS = re.compile(r"solved without hints: \d+ of (\d+) attempts")
 
 
-def _sums(counted: Iterable[tuple[str, Mapping[str, int]]]) -> Counts:
+def _sums(entries: Iterable[tuple[str, Mapping[str, int]]]) -> Counts:
     """The sums of the counts of each origin."""
     sums: Counts = defaultdict(Counter)
-    for origin, counts in counted:
+    for origin, counts in entries:
         sums[origin].update(counts)
     return sums
 
@@ -122,8 +122,8 @@ def rank_correlation(pairs: Sequence[Pair]) -> Json:
     for name, values in zip(("predicted", "realised"), zip(*pairs, strict=True), strict=True):
         if len(set(values)) == 1:
             return {**unknown, "why": f"the {name} success of all {len(pairs)} tasks is {values[0]:.2f}"}
-    one, other = (_ranks(values) for values in zip(*pairs, strict=True))
-    return {"rho": max(-1.0, min(1.0, statistics.correlation(one, other))), "pairs": len(pairs), "why": ""}
+    guess_ranks, real_ranks = (_ranks(values) for values in zip(*pairs, strict=True))
+    return {"rho": max(-1.0, min(1.0, statistics.correlation(guess_ranks, real_ranks))), "pairs": len(pairs), "why": ""}
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
@@ -133,17 +133,17 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def predictions(
-    drafts: Iterable[Record], predictor: str, realised: Callable[[str], float | None]
+    drafts: Iterable[Record], predictor: str, first_success: Callable[[str], float | None]
 ) -> dict[str, list[Pair]]:
     """Origin → (predicted, realised) of the drafts that became tasks, for one of PREDICTORS.
 
-    `realised` gives the success of a task, by its id, at its first visit; None if it is not known. A record of an older
-    version, without `predicted`, has no pair.
+    `first_success` gives the success of a task, by its id, at its first visit; None if it is not known. A record of an
+    older version, without `predicted`, has no pair.
     """
     pairs: dict[str, list[Pair]] = defaultdict(list)
     for draft in drafts:
         guess = draft.get("predicted", {}).get(predictor)
-        if guess is not None and draft.get("task") and (success := realised(draft["task"])) is not None:
+        if guess is not None and draft.get("task") and (success := first_success(draft["task"])) is not None:
             pairs[draft.get("origin", "")].append((guess, success))
     return pairs
 
@@ -191,18 +191,18 @@ def tools_in(run: Run, task: Record) -> set[str]:
     return {tool for action in actions for tool in tools_of(action, task.get("environment", ""))} - {ending}
 
 
-def _cost(found: Counts | None, origin: str) -> list[int] | None:
+def _cost(counts: Counts | None, origin: str) -> list[int] | None:
     """Episodes and environment steps; None where they are not known."""
-    return None if found is None else [found.get(origin, Counter())[name] for name in ("episodes", "actions")]
+    return None if counts is None else [counts.get(origin, Counter())[name] for name in ("episodes", "actions")]
 
 
-def _notes(run: Run, kept: int, unknown_probe: bool, ranks: Mapping[str, Json]) -> list[str]:
+def _notes(run: Run, earliest: int, unknown_probe: bool, ranks: Mapping[str, Json]) -> list[str]:
     notes = []
     if run.metrics and not any("origins" in row for row in run.metrics):
         notes.append("Groups by origin are not known: an older version made this run.")
-    if kept > 1 and run.metrics:
+    if earliest > 1 and run.metrics:
         notes.append(
-            f"Tools first solved are not known: the episodes of steps before {kept} are not stored (episodes_kept)."
+            f"Tools first solved are not known: the episodes of steps before {earliest} are not stored (episodes_kept)."
         )
     if unknown_probe:
         notes.append("What probes cost is not known by origin: an older version made them.")
@@ -226,7 +226,7 @@ def gains(run: Run) -> Json:
     """
     first, last = (result.get("by_tool") or {} for result in (run.zero_shot, run.final))
     if first and last:
-        added_counts = Counter(tool for task in run.synthesized for tool in tools_in(run, task))
+        added_counts = Counter(tool for task in run.synthesized_tasks for tool in tools_in(run, task))
         before, after = ({tool: entry["success"] for tool, entry in result.items()} for result in (first, last))
         rows = _rows(before, after)
         return {
@@ -247,9 +247,9 @@ def _by_kind(dev: Mapping[str, Any]) -> dict[str, float]:
     return {name.removeprefix(_BY): success for name, success in dev.items() if name.startswith(_BY)}
 
 
-def _rows(one: Mapping[str, float], other: Mapping[str, float]) -> list[Json]:
+def _rows(before: Mapping[str, float], after: Mapping[str, float]) -> list[Json]:
     return [
-        {"name": name, "first": one[name], "last": last, "gain": last - one[name], "tasks": None, "added": None}
-        for name, last in sorted(other.items())
-        if name in one
+        {"name": name, "first": before[name], "last": last, "gain": last - before[name], "tasks": None, "added": None}
+        for name, last in sorted(after.items())
+        if name in before
     ]

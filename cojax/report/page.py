@@ -109,18 +109,18 @@ def _read(path: Path) -> Json:
     return read_sound(path, "Evaluate again with the same --out.")
 
 
-def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None = None) -> Json:
+def contents(run: Run, pieces: Pieces | None = None, index: EpisodeIndex | None = None) -> Json:
     """Everything the page shows, as JSON; data that one page does not hold goes to `pieces`, by default in memory.
 
-    With `played`, the page holds no texts of episodes, and only steps that are new since the last call are read.
+    With `index`, the page holds no texts of episodes, and only steps that are new since the last call are read.
     """
     pieces, episodes, sources = pieces or Pieces(""), list[Json](), [0, 0]
-    if played is None:
-        source_names = {task["lineage"]["episode"] for task in run.synthesized}
-        episodes, sources = select(run, source_names, played := EpisodeIndex(), pieces)
+    if index is None:
+        source_names = {task["lineage"]["episode"] for task in run.synthesized_tasks}
+        episodes, sources = select(run, source_names, index := EpisodeIndex(), pieces)
     else:
-        follow(run, played)
-    all_tasks, synthesized_ids = histories(run, played.rewards), {task["id"] for task in run.synthesized}
+        follow(run, index)
+    all_tasks, synthesized_ids = histories(run, index.rewards), {task["id"] for task in run.synthesized_tasks}
     new_tasks = [task for task in all_tasks if task.id in synthesized_ids]
     tasks = [_task(task, run) for task in new_tasks]
     page_tasks = pick_within(tasks, HISTORIES)
@@ -136,19 +136,19 @@ def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None
         "exchanges": journal_texts([task for task in new_tasks if task.id in page_ids], run.folder / "journal.jsonl"),
         "pairs": pairs(run),
         "episodes": episodes,
-        "index": played.index(),
+        "index": index.index(),
         "pieces": pieces.about() if pieces.names else None,
         "counts": {
             "tasks": len(tasks),
             "histories": len(page_tasks),
-            "episodes": played.total,
+            "episodes": index.total,
             "sources": sources,
             "drafts": [initial, len(refusals) - initial],
         },
     }
 
 
-def _figures(run: Run, tasks: Sequence[TaskHistory], rejected: Sequence[tuple[str, Json]]) -> Json:
+def _figures(run: Run, tasks: Sequence[TaskHistory], refusals: Sequence[tuple[str, Json]]) -> Json:
     """What the page shows above its lists, and the drafts that were not accepted."""
     return {
         "name": run.folder.resolve().name,
@@ -167,7 +167,7 @@ def _figures(run: Run, tasks: Sequence[TaskHistory], rejected: Sequence[tuple[st
         "feedback": figures.feedback(run),
         "worth": origins.worth(run, tasks),
         "gains": origins.gains(run),
-        "drafts": pick_within([_draft(*entry) for entry in figures.evenly(rejected, DRAFTS)], DRAFT_BYTES),
+        "drafts": pick_within([_draft(*entry) for entry in figures.evenly(refusals, DRAFTS)], DRAFT_BYTES),
         "unit": "step",
     }
 
@@ -221,7 +221,7 @@ def _task(task: TaskHistory, run: Run) -> Json:
     values = {field.name: _cut(getattr(task, field.name)) for field in dataclasses.fields(task)}
     values["expedition"] = expedition_name(task.expedition) if task.expedition else ""
     expedition = run.expeditions.get(task.expedition) if task.expedition else None
-    values["explored"] = _explored(expedition) if expedition else None
+    values["explored"] = _expedition(expedition) if expedition else None
     values["parents"] = [[id, origin, _cut(query)] for id, origin, query in task.parents[:12]]
     for name in ("visits", "parent_visits"):
         rows = getattr(task, name)[-VISITS:]
@@ -229,7 +229,7 @@ def _task(task: TaskHistory, run: Run) -> Json:
     return values
 
 
-def _explored(record: Json) -> Json:
+def _expedition(record: Json) -> Json:
     """The record of an expedition for the page: the explorer's context, and the results of its runs."""
     context = record.get("context") or {}
     return {

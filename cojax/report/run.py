@@ -43,7 +43,7 @@ class Run:
     final: Json = dataclasses.field(default_factory=dict)
 
     @property
-    def synthesized(self) -> tuple[Json, ...]:
+    def synthesized_tasks(self) -> tuple[Json, ...]:
         """The tasks that evolution added. Initial tasks have no lineage, or one of step 0."""
         return tuple(task for task in self.tasks.values() if joined_at(task))
 
@@ -135,7 +135,7 @@ def verdicts_of(evolution: Mapping[str, Any]) -> dict[str, int]:
     return {**counts, "discarded": counts["discarded"] - left_out, NOT_ADMITTED: left_out}
 
 
-def probed(probe: Mapping[str, int]) -> str:
+def probe_line(probe: Mapping[str, int]) -> str:
     """How much a probe tried, in words."""
     return f"{probe['candidates']:,} valid tasks tried in {probe['episodes']:,} episodes"
 

@@ -54,20 +54,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             signal.signal(number, handler)
 
 
-def _carry_out(given: argparse.Namespace, rest: Sequence[str], stop: threading.Event) -> int:
+def _carry_out(options: argparse.Namespace, overrides: Sequence[str], stop: threading.Event) -> int:
     """Does what the flags say, until `stop` is set. Raises an error that `main` prints for wrong settings."""
-    further = settings_of(rest)
-    if not given.deadline > 0:
-        raise ValueError(f"--deadline={given.deadline:g}; expected seconds above 0")
-    if given.again and further:
+    further = settings_of(overrides)
+    if not options.deadline > 0:
+        raise ValueError(f"--deadline={options.deadline:g}; expected seconds above 0")
+    if options.again and further:
         raise ValueError("--again takes its settings from the stored record; leave --config.… out")
-    folder = given.runs or Path("runs/study-development" if given.development else "runs/study")
-    cores = schedule.available_cores(given.jobs)
-    plans = [] if given.again else plan_tables(given, further)
+    folder = options.runs or Path("runs/study-development" if options.development else "runs/study")
+    cores = schedule.available_cores(options.jobs)
+    plans = [] if options.again else plan_tables(options, further)
     with lock_folder(folder, "--runs"):
-        if given.again:
-            return again(given.again, given.out or KEPT, folder, cores[0], given.deadline, stop)
-        out = given.out or folder / "results"
+        if options.again:
+            return repeat_run(options.again, options.out or KEPT, folder, cores[0], options.deadline, stop)
+        out = options.out or folder / "results"
         if out.resolve() == folder.resolve():
             raise ValueError(f"--runs and --out are one folder, {out}; choose another --out")
         with lock_folder(out, "--out"):
@@ -75,7 +75,7 @@ def _carry_out(given: argparse.Namespace, rest: Sequence[str], stop: threading.E
             for name, _, jobs in plans:
                 expect_no_larger(out, name, jobs)
             for name, table, jobs in plans:
-                if status := study(name, table, jobs, folder, out, cores, given.deadline, stop):
+                if status := study(name, table, jobs, folder, out, cores, options.deadline, stop):
                     return status
             return 0
 
@@ -95,13 +95,13 @@ def _parser() -> CommandLineParser:
     return parser
 
 
-def plan_tables(given: argparse.Namespace, further: Mapping[str, Any]) -> list[tuple[str, Table, list[StudyRun]]]:
+def plan_tables(options: argparse.Namespace, further: Mapping[str, Any]) -> list[tuple[str, Table, list[StudyRun]]]:
     """Each requested table with its name and its runs. Raises ValueError, KeyError or TypeError."""
     plans = []
-    for name in TABLES if given.name == _ALL else (given.name,):
-        table = select_arms(name, given.arms)
-        output_name = name if given.arms is None else f"{name}-of-{'-'.join(table.arms)}"
-        jobs = tables.jobs(table.arms, seeds_of(given, table), given.development, {**table.settings, **further})
+    for name in TABLES if options.name == _ALL else (options.name,):
+        table = select_arms(name, options.arms)
+        output_name = name if options.arms is None else f"{name}-of-{'-'.join(table.arms)}"
+        jobs = tables.jobs(table.arms, seeds_of(options, table), options.development, {**table.settings, **further})
         # Wrong settings are found before anything runs.
         configurations = {job.arm: (configuration_of(job.settings), job.settings) for job in jobs}
         for config, settings in configurations.values():
@@ -128,10 +128,10 @@ def expect_no_larger(out: Path, name: str, jobs: Sequence[StudyRun]) -> None:
         )
 
 
-def seeds_of(given: argparse.Namespace, table: Table) -> Sequence[int]:
+def seeds_of(options: argparse.Namespace, table: Table) -> Sequence[int]:
     """The seeds of a table that the flags select. Raises ValueError for more seeds than there are."""
-    seeds = DEVELOPMENT_SEEDS if given.development else table.seeds
-    count = given.seeds if given.seeds is not None else tables.QUICK_SEEDS if given.quick else table.count
+    seeds = DEVELOPMENT_SEEDS if options.development else table.seeds
+    count = options.seeds if options.seeds is not None else tables.QUICK_SEEDS if options.quick else table.count
     if not 1 <= count <= len(seeds):
         raise ValueError(f"--seeds={count}; {len(seeds)} seeds are fixed beforehand ({seeds[0]} to {seeds[-1]})")
     return seeds[:count]
@@ -216,7 +216,7 @@ def publish(name: str, table: Table, seeds: Sequence[int], records: Records, out
     CONSOLE.print(f"table: {out / name}.md, {out / name}.json")
 
 
-def again(
+def repeat_run(
     name: str, out: Path, folder: Path, core: int | None, deadline: float, stop: threading.Event
 ) -> int:  # fmt: skip
     """Repeats a stored run by its settings alone, and prints whether results are equal; returns the exit status."""

@@ -47,20 +47,20 @@ class CarelessExplorer(ScriptedExplorer):
             yield confuse_name(draft, arguments, rng) if rng.random() < self.mistakes else draft
 
 
-def confuse_name(draft: TaskDraft, seen: Sequence[tuple[str, Any]], rng: random.Random) -> TaskDraft:
-    """Replaces one name of the draft's query by a value of `seen`, which holds (parameter, value) pairs.
+def confuse_name(draft: TaskDraft, arguments: Sequence[tuple[str, Any]], rng: random.Random) -> TaskDraft:
+    """Replaces one name of the draft's query by a value of `arguments`, which holds (parameter, value) pairs.
 
     The value is one that no parameter of the right name had; if there is none, the draft is returned unchanged. A name
     is a whole argument that is text: parts of longer texts, lists and mappings stay.
     """
-    used = [pair for action in draft.solution for pair in _arguments(action)]
-    names = {value for _, value in used if isinstance(value, str)} - {""}
+    draft_arguments = [pair for action in draft.solution for pair in _arguments(action)]
+    names = {value for _, value in draft_arguments if isinstance(value, str)} - {""}
     in_query = sorted(value for value in names if _whole_word(value).search(draft.query))
     if not in_query:
         return draft
     right = rng.choice(in_query)
-    parameters = {parameter for parameter, value in used if value == right}
-    elsewhere = {value for parameter, value in seen if parameter not in parameters and isinstance(value, str)}
+    parameters = {parameter for parameter, value in draft_arguments if value == right}
+    elsewhere = {value for parameter, value in arguments if parameter not in parameters and isinstance(value, str)}
     if not (others := sorted(elsewhere - names - {""})):
         return draft
     wrong = rng.choice(others)

@@ -49,7 +49,7 @@ def mismatch(record: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} was {was[name]}, now {here[name]}" for name in sorted(different))
 
 
-def _is_default(name: str, known: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def _is_default(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a setting of an entry has the default that the entry chosen now declares today."""
     section, _, key = name.rpartition(".")
     paper: Mapping[str, Any] = {}
@@ -66,7 +66,7 @@ def _is_default(name: str, known: Mapping[str, Any], now: Mapping[str, Any]) -> 
     if key not in schema:
         return False
     default = paper.get(key, schema[key].default)
-    return known[name] == (list(default) if isinstance(default, tuple) else default)
+    return before[name] == (list(default) if isinstance(default, tuple) else default)
 
 
 def _comparable(leaves: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,18 +93,18 @@ def differing_parts(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[st
     first, second = (json.loads(json.dumps({name: record.get(name) for name in names})) for record in (one, other))
     different = [name for name in RESULT if not _same(first[name], second[name], _UNITS.get(name, 0.0))]
     shared_names = [name for name in NEWER_PARTS if first[name] and second[name]]
-    return different + [name for name in shared_names if not _same(first[name], second[name], shared=True)]
+    return different + [name for name in shared_names if not _same(first[name], second[name], subset=True)]
 
 
-def _same(one: Any, other: Any, unit: float = 0.0, *, shared: bool = False) -> bool:
+def _same(one: Any, other: Any, unit: float = 0.0, *, subset: bool = False) -> bool:
     """Whether two values are equal, except that numbers with a fraction may differ by `unit`.
 
-    With `shared`, each may hold further keys.
+    With `subset`, each may hold further keys.
     """
     if isinstance(one, dict) and isinstance(other, dict):
         names = one.keys() & other.keys()
-        return (shared or len(names) == len(one) == len(other)) and all(
-            _same(one[name], other[name], unit, shared=shared) for name in names
+        return (subset or len(names) == len(one) == len(other)) and all(
+            _same(one[name], other[name], unit, subset=subset) for name in names
         )
     if unit and isinstance(one, float) and isinstance(other, float):
         return abs(one - other) < 1.5 * unit
@@ -126,7 +126,7 @@ def differing_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
         for name in was
         if name not in here or was[name] != here[name]
     ]
-    silent = [f"{name} (now {_shown(here[name])})" for name in here if name not in was]
+    silent = [f"{name} (now {_format(here[name])})" for name in here if name not in was]
     if silent:
         lines.append(f"the record does not say: {', '.join(silent)}")
     return lines
@@ -181,9 +181,9 @@ def variables_of(record: Mapping[str, Any]) -> dict[str, str]:
 def _difference(was: Any, here: Any) -> str:
     if isinstance(was, list) and isinstance(here, list):
         only = {"then": [item for item in was if item not in here], "now": [item for item in here if item not in was]}
-        return "; ".join(f"only {when} {_shown(items)}" for when, items in only.items() if items)
-    return f"{_shown(was)} then, {_shown(here)} now"
+        return "; ".join(f"only {when} {_format(items)}" for when, items in only.items() if items)
+    return f"{_format(was)} then, {_format(here)} now"
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -138,7 +138,7 @@ def live_groups(arms: Arms) -> Figure:
 
 def signals(arms: Arms) -> Figure | None:
     """Signals detected over steps, by kind, for the arms that signals guide."""
-    guided_arms = _guided(arms)
+    guided_arms = _find_guided(arms)
     if not guided_arms:
         return None
     picture, panels = figure(len(guided_arms), 1.6 + 4.2 * len(guided_arms))
@@ -195,7 +195,7 @@ def conversion(arms: Arms) -> Figure | None:
 
 def signal_shares(arms: Arms) -> Figure | None:
     """Shares of the kinds of signal among detected signals, and among the tasks made from them."""
-    guided_arms = _guided(arms)
+    guided_arms = _find_guided(arms)
     if not guided_arms:
         return None
     names, parts = [], {str(kind): list[float]() for kind in SIGNALS}
@@ -278,7 +278,7 @@ def draw(arms: Arms, folder: Path, differences: Sequence[Mapping[str, Any]] = ()
     return list(pictures)
 
 
-def _guided(arms: Arms) -> list[str]:
+def _find_guided(arms: Arms) -> list[str]:
     """The arms with tasks made from signals."""
     kinds = set(SIGNALS)
     return [arm for arm, records in arms.items() if any(kinds & set(r["tasks"]["origin"]) for r in records)]
@@ -296,12 +296,12 @@ def _rates(record: Record, part: str, whole: str) -> list[tuple[float, float]]:
 def _histogram(arms: Arms, column: str, bins: Sequence[float], label: str) -> Figure:
     picture, (axes,) = figure()
 
-    def draw_tasks(records: Iterable[Record], added: bool, shade: str, name: str) -> None:
+    def draw_tasks(records: Iterable[Record], are_new: bool, shade: str, name: str) -> None:
         tasks = [record["tasks"] for record in records]
-        values = [v for one in tasks for v, s in zip(one[column], one["step"], strict=True) if bool(s) is added]
-        if values or not added:
+        values = [v for one in tasks for v, s in zip(one[column], one["step"], strict=True) if bool(s) is are_new]
+        if values or not are_new:
             weights = np.full(len(values), 100 / max(1, len(values)))
-            style: Literal["step", "stepfilled"] = "step" if added else "stepfilled"
+            style: Literal["step", "stepfilled"] = "step" if are_new else "stepfilled"
             axes.hist(values, bins, weights=weights, histtype=style, color=shade, label=name, linewidth=1.5)
 
     draw_tasks(itertools.chain(*arms.values()), False, START, "D_0")

@@ -41,7 +41,7 @@ def frontier(
     candidates = [
         trajectory
         for episodes in in_groups(inputs.episodes, task_of, rng)[: _READ * inputs.contexts]
-        if (trajectory := _of_last_visit(episodes, inputs.find)) and _mastered(trajectory, inputs, mastered)
+        if (trajectory := _of_last_visit(episodes, inputs.find)) and _is_mastered(trajectory, inputs, mastered)
     ]
     ending = inputs.explorer.ending
     tools = {
@@ -86,7 +86,7 @@ def _of_last_visit(episodes: Sequence[str], find: Callable[[str], Trajectory]) -
     return next((one for name in episodes if step_of(name) == last and (one := find(name)).valid), None)
 
 
-def _mastered(trajectory: Trajectory, inputs: EvolutionInputs, share: float) -> bool:
+def _is_mastered(trajectory: Trajectory, inputs: EvolutionInputs, share: float) -> bool:
     """Whether at least `share` of the episodes of the task's last visit solved it.
 
     A reward of one half or more counts as solved, as for signals; beliefs and admission count only rewards of 1.

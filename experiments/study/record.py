@@ -143,7 +143,7 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
     tasks = [task_from_record(record, line) for line, record in enumerate(run.tasks.values(), 1)]
     evaluation = config["config"]["evaluation"]
     environment = environment_of(config["config"])
-    targets = _evaluated(environment, evaluation, workdir)
+    targets = _evaluation_tasks(environment, evaluation, workdir)
     # A run that has used up its budget has steps without episodes, which have no means.
     rows = [row for row in metrics if "success" in row and sum(row["outcomes"].values())]
     return {
@@ -185,7 +185,7 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
     }  # fmt: skip
 
 
-def _evaluated(environment: Environment, evaluation: Mapping[str, Any], workdir: Path) -> Sequence[Task]:
+def _evaluation_tasks(environment: Environment, evaluation: Mapping[str, Any], workdir: Path) -> Sequence[Task]:
     """The evaluation tasks: those of the environment, or those that the run held out."""
     tasks = environment.tasks(evaluation["split"], evaluation["tasks"], evaluation["seed"])
     if not tasks and (workdir / states.HELD_OUT).exists():
@@ -308,8 +308,8 @@ def failures_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             if counts.get("distance") is not None:
                 distance[agent] = counts["distance"]
 
-    def share(count: float, of: float) -> float | None:
-        return round(count / of, _DIGITS) if of else None
+    def share(count: float, total: float) -> float | None:
+        return round(count / total, _DIGITS) if total else None
 
     agents = {
         agent: {

@@ -86,11 +86,11 @@ def command(job: StudyRun, workdir: Path) -> list[str]:
 
 
 def run(
-    job: StudyRun, workdir: Path, core: int | None, deadline: float, stop: threading.Event, warmed: Callable[[], None]
+    job: StudyRun, workdir: Path, core: int | None, deadline: float, stop: threading.Event, on_warm: Callable[[], None]
 ) -> str:
     """Makes one run. Returns why it has not finished, or an empty text. Its output goes to WORKDIR.log.
 
-    `warmed` is called again and again once the warm start exists.
+    `on_warm` is called repeatedly once the warm start exists.
     """
     log = workdir.with_name(f"{workdir.name}.log")
     wait_until_free(workdir, stop)  # if another process still holds it, the run says so
@@ -109,7 +109,7 @@ def run(
         while process.poll() is None:
             time.sleep(_POLL)
             if (workdir / "model.json").exists():
-                warmed()
+                on_warm()
             now = time.monotonic()
             if not terminated_at and (stop.is_set() or now - began > deadline):
                 process.terminate()

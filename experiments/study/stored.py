@@ -98,10 +98,10 @@ _LENGTHS: Sequence[tuple[tuple[str, ...], str]] = (
 )
 
 
-def check_record(found: Mapping[str, Any], arm: str) -> Record:
-    """Returns `found` if it is a record of that arm. Raises ValueError if it is not."""
+def check_record(record: Mapping[str, Any], arm: str) -> Record:
+    """Returns `record` if it is a record of that arm. Raises ValueError if it is not."""
     try:
-        _SCHEMA.model_validate(found)
+        _SCHEMA.model_validate(record)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         key = ".".join(map(str, fault["loc"]))
@@ -111,22 +111,22 @@ def check_record(found: Mapping[str, Any], arm: str) -> Record:
         if fault["type"] == "model_type":
             expectation = "expected an object"
         raise ValueError(f"{key} is {shown(fault['input'])}; {expectation}") from None
-    for keys, count_key in _LENGTHS:
-        length = _at(found, count_key) if count_key else len(_at(found, keys[0]))
-        if wrong := [key for key in keys if len(_at(found, key)) != length]:
-            raise ValueError(f"{wrong[0]} has {len(_at(found, wrong[0]))} values; {count_key or keys[0]} says {length}")
+    for keys, counter in _LENGTHS:
+        length = _at(record, counter) if counter else len(_at(record, keys[0]))
+        if wrong := [key for key in keys if len(_at(record, key)) != length]:
+            raise ValueError(f"{wrong[0]} has {len(_at(record, wrong[0]))} values; {counter or keys[0]} says {length}")
     for key in ("zero_shot", "final"):
-        bits = found["held_out"][key]
-        if bits and found[key] is not None and abs(found[key] - bits.count("1") / len(bits)) > _LEFT_OUT:
-            raise ValueError(f"{key} is {found[key]}, but held_out.{key} says {bits.count('1')} of {len(bits)} tasks")
-    if found["arm"] != arm:
-        raise ValueError(f"it is of the run {found['arm']}-{found['seed']}")
-    return dict(found)
+        bits = record["held_out"][key]
+        if bits and record[key] is not None and abs(record[key] - bits.count("1") / len(bits)) > _LEFT_OUT:
+            raise ValueError(f"{key} is {record[key]}, but held_out.{key} says {bits.count('1')} of {len(bits)} tasks")
+    if record["arm"] != arm:
+        raise ValueError(f"it is of the run {record['arm']}-{record['seed']}")
+    return dict(record)
 
 
-def _at(found: Mapping[str, Any], key: str) -> Any:
+def _at(record: Mapping[str, Any], key: str) -> Any:
     """The value at a dotted key."""
-    return functools.reduce(lambda part, name: part[name], key.split("."), found)
+    return functools.reduce(lambda part, name: part[name], key.split("."), record)
 
 
 _ENDING = ".jsonl.gz"

@@ -50,7 +50,7 @@ def breakdowns(arms: Mapping[str, Sequence[Record]]) -> dict[str, list[dict[str,
         if len(tools) >= MANY:
             tenths = {kind: 1 + 10 * place // len(tools) for place, kind in enumerate(tools)}
             kinds["popularity"] = [(tenths[kind], f"tenth {tenths[kind]}") for kind in kinds["tool"]]
-    return {name: _rows(of, arms) for name, of in kinds.items()}
+    return {name: _rows(task_kinds, arms) for name, task_kinds in kinds.items()}
 
 
 def _tools_of(record: Record) -> tuple[list[str], Mapping[str, float]]:
@@ -256,8 +256,8 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
     by_kind = breakdowns(by_arm)
     finals = {arm: {seed: records[arm, seed]["final"] for seed in complete} for arm in table.arms}
     parts = {
-        name: {arm: successes for arm, arm_records in by_arm.items() if by_kind and (successes := of(arm_records))}
-        for name, of in (("weakest_tenth", weakest_tenth), ("worst_tenth", worst_tenth), ("long_tasks", long_tasks))
+        name: {arm: successes for arm, arm_records in by_arm.items() if by_kind and (successes := score(arm_records))}
+        for name, score in (("weakest_tenth", weakest_tenth), ("worst_tenth", worst_tenth), ("long_tasks", long_tasks))
     }
     return {
         "name": name,
@@ -325,8 +325,8 @@ def _row(
 
 def _mean_counts(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of each count over all records, in the counts' order; a missing count is 0."""
-    names = dict.fromkeys(name for one in counts for name in one)
-    return {name: _mean([one.get(name, 0) for one in counts]) for name in names}
+    names = dict.fromkeys(name for row in counts for name in row)
+    return {name: _mean([row.get(name, 0) for row in counts]) for name in names}
 
 
 def _evaluation_episodes(record: Record) -> int:
@@ -448,23 +448,23 @@ _PAGES = jinja2.Environment(
 
 def percent(share: Any, digits: int = 1, unknown: str = "–", unit: str = "") -> str:
     """A share in per cent, or `unknown`, a dash, if it is not known."""
-    return _told(100 * share if isinstance(share, (int, float)) else None, f".{digits}f", unknown, unit)
+    return _format(100 * share if isinstance(share, (int, float)) else None, f".{digits}f", unknown, unit)
 
 
-def _told(value: Any, form: str, unknown: str = "–", unit: str = "") -> str:
+def _format(value: Any, form: str, unknown: str = "–", unit: str = "") -> str:
     """The value in this form, such as ".1f", with its unit, or `unknown`, a dash, if it is not known."""
     return f"{value:{form}}{unit}" if isinstance(value, (int, float)) else unknown
 
 
-def _interval(found: Mapping[str, Any]) -> str:
+def _interval(share: Mapping[str, Any]) -> str:
     """A mean share (keys mean, low, high) in per cent, with half the width of its interval if it has one."""
-    half = "" if found["low"] is None else f" ± {100 * (found['high'] - found['mean']):.1f}"
-    return percent(found["mean"]) + half
+    half = "" if share["low"] is None else f" ± {100 * (share['high'] - share['mean']):.1f}"
+    return percent(share["mean"]) + half
 
 
 def _points(value: float | None) -> str:
     """A difference of shares in points, with its sign."""
-    return _told(None if value is None else 100 * value, "+.1f")
+    return _format(None if value is None else 100 * value, "+.1f")
 
 
 def _bounds(row: Mapping[str, Any]) -> str:
@@ -472,7 +472,7 @@ def _bounds(row: Mapping[str, Any]) -> str:
     return "" if row["low"] is None else f"[{_points(row['low'])}, {_points(row['high'])}]"
 
 
-def _compared(arm: Mapping[str, Any], name: str, reference: Mapping[str, Any] | None) -> str:
+def _compare_budget(arm: Mapping[str, Any], name: str, reference: Mapping[str, Any] | None) -> str:
     """A budget of an arm, and in brackets how much it exceeds the reference's."""
     value = arm["budget"].get(name, 0)
     against = reference["budget"].get(name, 0) if reference and reference is not arm else 0
@@ -481,7 +481,7 @@ def _compared(arm: Mapping[str, Any], name: str, reference: Mapping[str, Any] | 
 
 def _rate(gain: float, unit: int, cost: float) -> str:
     """Points gained per `unit` of a cost; a dash if the arm cost nothing."""
-    return _told(unit * (100 * gain) / cost if cost else None, ".2f")
+    return _format(unit * (100 * gain) / cost if cost else None, ".2f")
 
 
 def _one_line(text: str) -> str:
@@ -493,8 +493,8 @@ def _head(*cells: str) -> str:
 
 
 _PAGES.filters |= {
-    "percent": percent, "told": _told, "interval": _interval, "points": _points, "bounds": _bounds,
-    "compared": _compared, "rate": _rate, "one_line": _one_line, "shortened": shortened,
+    "percent": percent, "told": _format, "interval": _interval, "points": _points, "bounds": _bounds,
+    "compared": _compare_budget, "rate": _rate, "one_line": _one_line, "shortened": shortened,
 }  # fmt: skip
 _PAGES.globals |= {
     "head": _head, "EXAMPLES": EXAMPLES, "FAILURE_SHARES": list(FAILURE_SHARES), "LONG": LONG, "MOST_ROWS": _MOST_ROWS,
@@ -504,7 +504,7 @@ _PAGES.globals |= {
 def render_page(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
     """The text of the page; `figures` are names of pictures in the folder NAME/ beside it."""
     arms = summary["arms"]
-    counts = sorted({one.get("NPROC", "1") for one in summary["made_with"]["threads"]})
+    counts = sorted({variables.get("NPROC", "1") for variables in summary["made_with"]["threads"]})
     text = _PAGES.get_template("page.md.jinja").render(
         summary,
         folder=summary["name"],

@@ -133,8 +133,8 @@ ON_DEVELOPMENT_TASKS: Settings = _settings(_SECTIONS["development"])
 TITLES: Mapping[str, str] = {arm: section["title"] for arm, section in _ARMS.items()}
 ARMS: Mapping[str, Settings] = {arm: _settings(section) for arm, section in _ARMS.items()}
 
-_FOUND = tomllib.loads(Path(__file__).with_name("tables.toml").read_text("utf-8"))
-SEEDS: Mapping[str, tuple[int, ...]] = {name: tuple(seeds) for name, seeds in _FOUND["seeds"].items()}
+_TABLES_TOML = tomllib.loads(Path(__file__).with_name("tables.toml").read_text("utf-8"))
+SEEDS: Mapping[str, tuple[int, ...]] = {name: tuple(seeds) for name, seeds in _TABLES_TOML["seeds"].items()}
 DEVELOPMENT_SEEDS = SEEDS["development"]
 DEFAULT_SEEDS, QUICK_SEEDS = 6, 2
 
@@ -165,7 +165,7 @@ TABLES: Mapping[str, Table] = {
             "seeds": SEEDS[entry.get("seeds", "evaluation")],
         }
     )
-    for name, entry in _FOUND["tables"].items()
+    for name, entry in _TABLES_TOML["tables"].items()
 }
 
 

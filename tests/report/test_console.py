@@ -47,7 +47,7 @@ def test_readable_durations() -> None:
 
 
 def test_the_line_of_a_step() -> None:
-    assert step_line(RECORD, steps=80, left=146.0).plain == (
+    assert step_line(RECORD, steps=80, eta_s=146.0).plain == (
         "step  7/80  success  41 %  reward 0.50  live 100 %  signals F1  B8  R3    pool  140"
         "  loss -0.0132   2.0 s  ETA 2:26"
     )

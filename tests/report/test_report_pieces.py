@@ -17,7 +17,7 @@ from test_report import ATTACK, CHILD, SEED, episode, metrics
 from cojax.pool import task_record
 from cojax.report import episodes, page
 from cojax.report.episodes import EpisodeIndex, advantages_of
-from cojax.report.figures import paired
+from cojax.report.figures import paired_difference
 from cojax.report.page import contents, write_report
 from cojax.report.pieces import Pieces, piece
 from cojax.report.run import read_run
@@ -160,12 +160,12 @@ def test_the_index_leaves_out_steps_evenly(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_paired_difference_and_its_interval() -> None:
     one, other = {"a": 0.0, "b": 1.0, "c": 0.0, "d": 0.5}, {"b": 1.0, "c": 1.0, "a": 0.0, "d": 1.0, "e": 1.0}
-    found = paired(one, other)
+    found = paired_difference(one, other)
     assert found is not None
     # Differences 0, 0, 1, ½: mean 0.375, s = 0.4787, t₀.₉₇₅(3) = 3.1824.
     assert (found["mean"], found["count"], found["better"], found["worse"]) == (0.375, 4, 2, 0)
     assert (round(found["low"], 4), round(found["high"], 4)) == (-0.3867, 1.0)
-    same = paired({str(n): 1.0 for n in range(300)}, {str(n): 1.0 for n in range(300)})
+    same = paired_difference({str(n): 1.0 for n in range(300)}, {str(n): 1.0 for n in range(300)})
     assert same is not None
     assert (same["mean"], same["low"], same["high"]) == (0.0, -0.01, 0.01)
-    assert paired({"a": 1.0}, {"a": 0.0}) is None
+    assert paired_difference({"a": 1.0}, {"a": 0.0}) is None
