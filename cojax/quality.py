@@ -43,7 +43,7 @@ def neighbour_similarity(embeddings: Floats, k: int) -> float | None:
     return within(embeddings, k)[0]
 
 
-def energy_distance(target: Floats, generated: Floats) -> float | None:
+def energy_distance(targets: Floats, embeddings: Floats) -> float | None:
     """ED_rel: energy distance of the generated to the target queries, relative to the target's spread; lower is closer.
 
     ED_rel = (2 E‖x − y‖ − E‖x − x'‖ − E‖y − y'‖) / E‖y − y'‖, with x, x' generated and y, y' target (Székely and Rizzo,
@@ -52,7 +52,7 @@ def energy_distance(target: Floats, generated: Floats) -> float | None:
     itself, a set would come closer merely by growing. ED_rel can therefore fall somewhat below 0 if both sets are
     alike. It is None if a set has fewer than two rows, or if all targets are the same.
     """
-    return relative_energy(across(generated, target)[1], within(generated, 1)[1], within(target, 1)[1])
+    return relative_energy(across(embeddings, targets)[1], within(embeddings, 1)[1], within(targets, 1)[1])
 
 
 def greatest_similarity(embeddings: Floats, targets: Floats) -> Floats:
@@ -144,14 +144,14 @@ def hashed_ngrams() -> Embed:
     def embed(texts: Sequence[str]) -> Floats:
         nonlocal cache
         fresh = [text for text in dict.fromkeys(texts) if text not in cache]
-        rows = {**cache, **dict(zip(fresh, _hashed(fresh), strict=True))} if fresh else cache
+        rows = {**cache, **dict(zip(fresh, _hash_texts(fresh), strict=True))} if fresh else cache
         cache = {text: rows[text] for text in texts}
         return np.stack([cache[text] for text in texts]) if texts else np.zeros((0, 2 * _DIMENSIONS), np.float32)
 
     return embed
 
 
-def _hashed(texts: Sequence[str]) -> Floats:
+def _hash_texts(texts: Sequence[str]) -> Floats:
     # The import takes a second, and most users of this file embed nothing.
     from sklearn.feature_extraction.text import HashingVectorizer
 
@@ -165,7 +165,7 @@ def _hashed(texts: Sequence[str]) -> Floats:
 def endpoint_embedding(
     base_url: str,
     model: str,
-    kept: Log | None = None,
+    cache: Log | None = None,
     *,
     timeout: float = 60.0,
     deadline: float = 300.0,
@@ -174,7 +174,7 @@ def endpoint_embedding(
 ) -> Embed:
     """Texts → float32[N, D] by `model` at an endpoint; `base_url` is like http://HOST:PORT/v1. For one thread.
 
-    Embeddings that `kept` holds are not requested, and those that arrive are kept even if a later text gets no
+    Embeddings that `cache` holds are not requested, and those that arrive are kept even if a later text gets no
     embedding. `timeout` bounds one request and `deadline` one whole call, in seconds; a batch of `batch` texts takes
     at most `attempts` requests. Raises ValueError for an address that cannot work.
     """
@@ -201,17 +201,17 @@ def endpoint_embedding(
             raise EmbeddingError(f"{model} gave no embeddings: {failed.reason}") from None
 
     def embed(texts: Sequence[str]) -> Floats:
-        if kept is not None and not embeddings:
-            embeddings.update(_read(kept.read()))
+        if cache is not None and not embeddings:
+            embeddings.update(_read(cache.read()))
         names = {key(text): text for text in texts}
         missing = [name for name in names if name not in embeddings]
         until = time.monotonic() + deadline
         for start in range(0, len(missing), batch):
             keys = missing[start : start + batch]
             new_rows = dict(zip(keys, ask([names[name] for name in keys], until), strict=True))
-            if kept is not None:
+            if cache is not None:
                 vectors = {name: base64.b64encode(row.astype("<f4").tobytes()) for name, row in new_rows.items()}
-                kept.append({"key": name, "vector": data.decode()} for name, data in vectors.items())
+                cache.append({"key": name, "vector": data.decode()} for name, data in vectors.items())
             embeddings.update(new_rows)
         rows = [embeddings[key(text)] for text in texts]
         if len({len(row) for row in rows}) > 1:
@@ -329,6 +329,6 @@ def _step(task: Task) -> int:
 
 # (base URL, model, cache) → an embedding. Raises ValueError for settings that cannot work.
 EMBEDDINGS: dict[str, Callable[[str, str, Log | None], Embed]] = {
-    "local": lambda base_url, model, kept: hashed_ngrams(),
+    "local": lambda base_url, model, cache: hashed_ngrams(),
     "endpoint": endpoint_embedding,
 }

@@ -41,7 +41,7 @@ def nearest(texts: Iterable[str]) -> Callable[[str], tuple[float, str]]:
     found in another. Weights are TF-IDF, fitted to these texts at the first call.
     """
     entries = [(part, text) for text in texts for part in paragraphs(text)]
-    fit = functools.cache(lambda: _fitted([part for part, _ in entries]))
+    fit = functools.cache(lambda: _fit_weights([part for part, _ in entries]))
 
     def find(text: str) -> tuple[float, str]:
         if not any(part.strip() for part, _ in entries):
@@ -54,7 +54,7 @@ def nearest(texts: Iterable[str]) -> Callable[[str], tuple[float, str]]:
     return find
 
 
-def _fitted(texts: Sequence[str]) -> tuple[Any, Any]:
+def _fit_weights(texts: Sequence[str]) -> tuple[Any, Any]:
     """A vectorizer of TF-IDF weights that is fitted to these texts, and the weights of the texts."""
     # The import takes a second, and only some runs compare texts.
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -71,7 +71,7 @@ def usual_similarity(texts: Iterable[str], percent: float = 99.0) -> float:
     sample = sorted({normalise(text) for text in texts}, key=content_hash)[:_MEASURED]
     if len(sample) < 2:
         return 0.0
-    vectorizer, _ = _fitted([part for text in sample for part in paragraphs(text)])
+    vectorizer, _ = _fit_weights([part for text in sample for part in paragraphs(text)])
     rows = vectorizer.transform(sample)
     cosines = (rows @ rows.T).toarray()[np.triu_indices(len(sample), 1)]
     return min(1.0, float(np.percentile(cosines, percent)))
@@ -112,7 +112,7 @@ class NearDuplicates:
 
     def why(self, task: Task) -> str:
         """One line that names the near duplicate of a task; empty if there is none."""
-        indexes = self._known(setup_hash(task)) if self.threshold else []
+        indexes = self._indexes_on(setup_hash(task)) if self.threshold else []
         if not indexes:
             return ""
         _, query, calls, values = _query(task)
@@ -130,19 +130,19 @@ class NearDuplicates:
                 return f"near duplicate of task {task_id}: similarity {-cosine:.2f}, above {self.threshold:g}"
         return ""
 
-    def why_draft(self, draft: TaskDraft, taken: Callable[[str], bool]) -> str:
-        """As `why` of the task that a draft would become; empty also for one that is `taken` or malformed.
+    def why_draft(self, draft: TaskDraft, in_pool: Callable[[str], bool]) -> str:
+        """As `why` of the task that a draft would become; empty also for one that is `in_pool` or malformed.
 
         Validation refuses malformed drafts later. They may be too long to compare.
         """
         if draft.objections or flaw(draft.query, MOST_CHARACTERS) or oversize(draft.solution):
             return ""
         task = Task(draft.environment, draft.query, draft.setup, draft.solution)
-        return "" if taken(task.id) else self.why(task)
+        return "" if in_pool(task.id) else self.why(task)
 
-    def _known(self, setup: str) -> list[tuple[list[_Query], Wordings]]:
+    def _indexes_on(self, setup: str) -> list[tuple[list[_Query], Wordings]]:
         """The tasks on this setup, those of the parent first."""
-        parent_indexes = self.parent._known(setup) if self.parent is not None else []
+        parent_indexes = self.parent._indexes_on(setup) if self.parent is not None else []
         return [*parent_indexes, self._on_setup[setup]] if setup in self._on_setup else parent_indexes
 
 
@@ -190,7 +190,7 @@ class Wordings:
         self._numbers: list[np.ndarray] = []  # of each text: its n-grams, as increasing numbers
         self._weights: list[np.ndarray] = []  # their weights, of norm 1
         # n-gram → the places of the texts that have it, and its weights in them
-        self._having: dict[int, tuple[array[int], array[float]]] = {}
+        self._postings: dict[int, tuple[array[int], array[float]]] = {}
         self._lock = threading.Lock()
 
     def add(self, text: str) -> None:
@@ -217,14 +217,14 @@ class Wordings:
             self._numbers.append(numbers)
             self._weights.append(weights)
             for number, weight in zip(numbers.tolist(), weights.tolist(), strict=True):
-                places, place_weights = self._having.setdefault(number, (array("i"), array("d")))
+                places, place_weights = self._postings.setdefault(number, (array("i"), array("d")))
                 places.append(place)
                 place_weights.append(weight)
 
     def _candidates(self, numbers: np.ndarray, weights: np.ndarray, threshold: float) -> list[int]:
         """The places of all texts whose cosine may be above the threshold, in order."""
         empty = array("i"), array("d")
-        postings = [self._having.get(number, empty) for number in numbers.tolist()]
+        postings = [self._postings.get(number, empty) for number in numbers.tolist()]
         frequent = sorted(range(len(postings)), key=lambda i: -len(postings[i][0]))
         norms = np.sqrt(np.cumsum(np.square(weights[frequent])))
         skip_count = int(np.searchsorted(norms, threshold / 4, side="right"))

@@ -17,7 +17,7 @@ _OTHERS = re.compile(r"[^\x00-\u02ff]+")
 
 def normal_form(form: Form, text: str) -> str:
     """`unicodedata.normalize(form, text)`."""
-    if not any(_marked(run) for run in _OTHERS.findall(text) if len(run) > _MARKS):
+    if not any(_has_mark_run(run) for run in _OTHERS.findall(text) if len(run) > _MARKS):
         return unicodedata.normalize(form, text)
     decomposition: Form = "NFKD" if form in ("NFKC", "NFKD") else "NFD"
     parts = {letter: unicodedata.normalize(decomposition, letter) for letter in set(text)}
@@ -30,7 +30,7 @@ def normal_form(form: Form, text: str) -> str:
     return unicodedata.normalize(form, "".join(itertools.chain.from_iterable(sorted_runs)))
 
 
-def _marked(text: str) -> bool:
+def _has_mark_run(text: str) -> bool:
     """Whether more than _MARKS marks stand in a row."""
     runs = itertools.groupby(text, lambda letter: unicodedata.combining(letter) > 0 or letter in _HIDDEN)
     return any(marks and next(itertools.islice(run, _MARKS, None), None) is not None for marks, run in runs)

@@ -45,7 +45,7 @@ from typing import Any
 from cojax import worlds
 from cojax.command import worded
 from cojax.environment import Environment, EnvironmentFailure, traits_of
-from cojax.environment.watch import HangingCall, watched
+from cojax.environment.watch import HangingCall, run_watched
 from cojax.types import Task, to_json
 from .cluster import place
 from .soundness import SetupReport, SplitReport, examine_openings
@@ -135,7 +135,7 @@ def _hanging(environment: Environment, examine: Callable[[Environment], None]) -
     """Examines the environment; returns the message about a call that hangs, which ends the examination."""
     patience = max(_PATIENCE, _OF_ITS_OWN * (traits_of(environment).deadline or 0.0))
     try:
-        watched(environment, patience, examine)
+        run_watched(environment, patience, examine)
     except HangingCall as hanging:
         return [str(hanging)]
     return []

@@ -45,8 +45,8 @@ def replay(environment: Environment, task: Task, actions: Sequence[Action], play
         episode = environment.start(task)
 
         def record(call: Callable[..., Any]) -> Callable[..., Any]:
-            def call_and_record(*given: Any) -> Any:
-                reply = call(*given)
+            def call_and_record(*arguments: Any) -> Any:
+                reply = call(*arguments)
                 states.append(episode.state())
                 return reply
 

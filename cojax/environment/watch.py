@@ -60,7 +60,7 @@ def ask_within(seconds: float, call: Callable[[], _T]) -> _T:
     return answer.result()
 
 
-def watched(environment: Environment, patience: float, work: Callable[[Environment], _T]) -> _T:
+def run_watched(environment: Environment, patience: float, work: Callable[[Environment], _T]) -> _T:
     """The result of `work` on the environment, which runs on a thread of its own, as all its calls do.
 
     Raises HangingCall once a call of an episode has run for `patience` seconds; the thread is left behind. Other

@@ -247,7 +247,7 @@ def play(
     directory: EvaluationDirectory,
 ) -> dict[str, list[Group]]:
     """The groups of each split; episodes that are stored in the directory are not played again."""
-    trajectories = directory.known()
+    trajectories = directory.valid_episodes()
     episodes = {f"{split}-{task.id}-{k}" for split, subset in tasks.items() for task in subset for k in range(samples)}
     count = len(episodes & trajectories.keys())
     if count:

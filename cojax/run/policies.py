@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from cojax import warm_start
 from cojax.environment import Demonstrated, Environment, EnvironmentFailure, ask
 from cojax.environment.replay import follow
-from cojax.environment.watch import HangingCall, watched
+from cojax.environment.watch import HangingCall, run_watched
 from cojax.policy.config import ModelConfig
 from cojax.report.console import CONSOLE, bar
 from cojax.rollout.chat import Chat, names_only, whole_document
@@ -99,7 +99,7 @@ def open_world(config: ConfigDict, environment: Environment) -> PreTrainedTokeni
     with bar("tokenizer: replays", len(tasks)) as advance:
         try:
             patience = limits(config, environment).environment_deadline
-            corpus = watched(environment, patience, lambda watching: list(texts(watching, tasks, advance)))
+            corpus = run_watched(environment, patience, lambda watching: list(texts(watching, tasks, advance)))
         except HangingCall as hanging:
             raise EnvironmentFailure(str(hanging)) from hanging
     return byte_tokenizer(corpus, config.model.vocabulary)

@@ -37,7 +37,7 @@ from cojax.run.processes import read_params
 from cojax.storage.checksums import has_valid_checksum, with_checksum
 from cojax.storage.files import read_json, write_json
 from cojax.storage.run_directory import RunDirectory
-from cojax.storage.run_files import Verified
+from cojax.storage.run_files import Checkpoint
 from cojax.synthesis import Synthesis
 from cojax.types import Task, content_hash, normalise, setup_hash
 
@@ -125,7 +125,7 @@ def resume(config: ConfigDict, loop: Loop, train_state: TrainState, directory: R
     )
 
 
-def parts(config: ConfigDict, directory: RunDirectory, found: Verified | None) -> Parts:
+def parts(config: ConfigDict, directory: RunDirectory, found: Checkpoint | None) -> Parts:
     """Calls `assemble.parts`; a run resumed from `found` gets the slots of the local engine that it began with.
 
     Raises ValueError as `engines.remembered` does.
@@ -140,7 +140,7 @@ def parts(config: ConfigDict, directory: RunDirectory, found: Verified | None) -
     return engines.remembered(config, path, found is not None, assemble.parts, slots_of)
 
 
-def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, found: Verified | None) -> None:
+def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, found: Checkpoint | None) -> None:
     """Saves the tokenizer of a run. A run resumed from `found` saves it only if it is lost.
 
     Raises ValueError if the run began with another tokenizer, StorageError if a rewritten file differs.
@@ -153,7 +153,7 @@ def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, 
 
 
 def initial_policy(
-    config: ConfigDict, made: Parts, initial: Callable[[], Synthesis], directory: RunDirectory, found: Verified | None
+    config: ConfigDict, made: Parts, initial: Callable[[], Synthesis], directory: RunDirectory, found: Checkpoint | None
 ) -> tuple[Params, Mapping[str, Any]]:
     """Returns the policy before the first step.
 
@@ -178,7 +178,7 @@ def keep_model(
     origin: Mapping[str, Any],
     config: ConfigDict,
     directory: RunDirectory,
-    found: Verified | None,
+    found: Checkpoint | None,
 ) -> None:
     """Writes model.json and base/ of a run that begins with this policy, on the conditions of `keep_tokenizer`."""
     places = ("model.json", "base")

@@ -38,7 +38,7 @@ from cojax.settings.compatibility import in_todays_keys
 from cojax.storage.checksums import with_checksum
 from cojax.storage.files import write_json
 from cojax.storage.run_directory import RunDirectory
-from cojax.storage.run_files import Verified
+from cojax.storage.run_files import Checkpoint
 
 _LOG = logging.getLogger("cojax")
 
@@ -148,7 +148,7 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
     return 0
 
 
-def _claimed(config: ConfigDict, together: Together) -> tuple[RunDirectory, Verified | None]:
+def _claimed(config: ConfigDict, together: Together) -> tuple[RunDirectory, Checkpoint | None]:
     """Claims the run directory; returns it with its verified checkpoint to resume from, None if it has none."""
     directory = RunDirectory(
         Path(config.workdir),
@@ -166,7 +166,7 @@ def _claimed(config: ConfigDict, together: Together) -> tuple[RunDirectory, Veri
     return directory, checkpoint
 
 
-def _is_finished(config: ConfigDict, directory: RunDirectory, verified: Verified | None) -> bool:
+def _is_finished(config: ConfigDict, directory: RunDirectory, verified: Checkpoint | None) -> bool:
     """Whether the run has made all its steps. If so, shows its results."""
     summary = directory.summary(verified)
     if summary is None or summary["steps"] < config.steps:

@@ -90,7 +90,7 @@ class Checkpointer:
             temporary.rename(final)
             sync_folder(folder)
             # A later step can only be one that was damaged and skipped: the run is writing it again.
-            for old in set(self.steps()) - set(self.kept(step)):
+            for old in set(self.steps()) - set(self.steps_to_keep(step)):
                 shutil.rmtree(folder / str(old))
             self._sweep()
         except Exception as error:
@@ -140,7 +140,7 @@ class Checkpointer:
             return restore(folder / "arrays", abstract)
 
     def part(
-        self, name: str, step: int | None = None, check: Callable[[Any], None] = lambda found: None
+        self, name: str, step: int | None = None, check: Callable[[Any], None] = lambda tree: None
     ) -> tuple[int, Any, str]:
         """One branch of a checkpoint, such as the parameters without the optimiser's state: (step, arrays, content).
 
@@ -169,7 +169,7 @@ class Checkpointer:
         fix = f"Choose another step ({', '.join(others)})" if step is not None and others else "Restore it from a copy"
         raise CheckpointError(f"{'; '.join(faults)}. {fix}.")
 
-    def kept(self, step: int) -> list[int]:
+    def steps_to_keep(self, step: int) -> list[int]:
         """The steps that are kept once `step` is saved."""
         return sorted({*(other for other in self.steps() if other < step), step})[-self.keep :]
 
@@ -238,7 +238,7 @@ def _reason(error: BaseException) -> str:
     return f"no {error}" if isinstance(error, KeyError) else str(error)
 
 
-def _listing(folder: Path, expected: Mapping[str, Any] | None = None) -> dict[str, list[int]]:
+def _listing(folder: Path, reference: Mapping[str, Any] | None = None) -> dict[str, list[int]]:
     """File → [bytes, CRC-32], without the CRC-32 if the size is not the expected one.
 
     Raises OSError for a pipe or a device.
@@ -249,7 +249,7 @@ def _listing(folder: Path, expected: Mapping[str, Any] | None = None) -> dict[st
             name, size = str(path.relative_to(folder)), path.stat().st_size
             listing[name] = [size]
             # A file of another size may have terabytes.
-            if expected is None or expected.get(name, [])[:1] == [size]:
+            if reference is None or reference.get(name, [])[:1] == [size]:
                 listing[name].append(_crc32(path))
     return listing
 

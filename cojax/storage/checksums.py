@@ -62,7 +62,7 @@ class CheckedLog:
             self.absorb()
         end = self.log.extend(text)
         if end - len(text) != self._bytes:
-            raise self._changed(end - len(text))
+            raise self._change_error(end - len(text))
         self._count(text)
         return end
 
@@ -71,7 +71,7 @@ class CheckedLog:
         if self._shared or not self._known:
             self.absorb()
         elif (length := self.log.length) != self._bytes:
-            raise self._changed(length)
+            raise self._change_error(length)
         return self._bytes, self._lines, self._digest.hexdigest()
 
     def take_new_sums(self) -> list[str]:
@@ -112,7 +112,7 @@ class CheckedLog:
         """
         self._known = True
         if (length := self.length) < self._bytes:
-            raise self._changed(length)
+            raise self._change_error(length)
         if not length:
             return
         with open_file(self.path) as file:
@@ -136,9 +136,9 @@ class CheckedLog:
         self._lines += len(lines)
         self._new_sums += [_line_checksum(line) for line in lines]
 
-    def _changed(self, found: int) -> StorageError:
+    def _change_error(self, length: int) -> StorageError:
         return StorageError(
-            f"{self.path} was changed while the run was going: found {found} bytes, expected {self._bytes}. "
+            f"{self.path} was changed while the run was going: found {length} bytes, expected {self._bytes}. "
             "Leave the folder to the run; run the same command again to go on from its last checkpoint."
         )
 
@@ -246,15 +246,15 @@ def _describe_damage(path: Path, extent: Extent, sums: Sequence[str]) -> str:
     return f"{path}, one of lines 1 to {lines}: {_CHANGED}. {_RESTORE}"
 
 
-def _line_fault(line: bytes, before: bytes, wanted: Sequence[str], later: Sequence[str]) -> str:
+def _line_fault(line: bytes, before: bytes, stored_sums: Sequence[str], later: Sequence[str]) -> str:
     """What is wrong with a line; empty if nothing is known to be wrong.
 
-    `before` is the previous line, `wanted` at most one checksum, that of this line, and `later` those of later lines.
+    `before` is the previous line, `stored_sums` at most the checksum of this line, and `later` those of later lines.
     """
     if not line.endswith(b"\n"):
         return "it is cut short"
     line_sum = _line_checksum(line[:-1])
-    if wanted and line_sum == wanted[0]:
+    if stored_sums and line_sum == stored_sums[0]:
         return ""
     try:
         parse_record(line)
@@ -262,6 +262,6 @@ def _line_fault(line: bytes, before: bytes, wanted: Sequence[str], later: Sequen
         return str(error)
     if line == before:
         return "it repeats the line before"
-    if not wanted:
+    if not stored_sums:
         return ""
     return "it belongs further down: lines are missing or in another order" if line_sum in later else _CHANGED

@@ -56,9 +56,9 @@ class Episodes:
         """
         return read_episodes(self.path(step))
 
-    def drop(self, unwanted: Callable[[int], bool]) -> None:
+    def drop(self, is_unwanted: Callable[[int], bool]) -> None:
         """Drops the episodes of every step that is unwanted."""
-        for step in filter(unwanted, self.steps()):
+        for step in filter(is_unwanted, self.steps()):
             with files.explaining(self.path(step)):
                 self.path(step).unlink(missing_ok=True)
 
@@ -87,7 +87,7 @@ def read_episodes(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        return [files.parse_record(line) for line in io.BytesIO(expanded(path))]
+        return [files.parse_record(line) for line in io.BytesIO(expand(path))]
     except files.StorageError:
         raise
     # zlib raises an error of its own for a damaged stream.
@@ -95,7 +95,7 @@ def read_episodes(path: Path) -> list[dict[str, Any]]:
         raise files.StorageError(f"{path} cannot be read: {error}. Restore it from a copy.") from error
 
 
-def expanded(path: Path) -> bytes:
+def expand(path: Path) -> bytes:
     """The content of a compressed file. Raises ValueError for one that holds far more than episodes do.
 
     A damaged one raises EOFError, OSError or zlib.error.

@@ -68,7 +68,7 @@ class EvaluationDirectory:
         """Stores an episode that has ended."""
         self.episodes.append([with_checksum({"split": split, **to_json(trajectory)})])
 
-    def known(self) -> dict[str, Trajectory]:
+    def valid_episodes(self) -> dict[str, Trajectory]:
         """Episode id → trajectory. Episodes lost to infrastructure failures are left out, to be played again.
 
         Raises StorageError, which names the line, for an episode that has changed since it was written.

@@ -22,7 +22,7 @@ from cojax.storage.checksums import fingerprint, has_valid_checksum, with_checks
 from cojax.storage.differences import changed_code, check_facts, differences, history, stored_config
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, policy_episodes, record_of, trajectory_of
 from cojax.storage.files import RunDirectoryError, explain_reading, lock_folder, read_json, write_json
-from cojax.storage.run_files import FOLDERS, LOGS, REMADE, RunFiles, Verified, verify
+from cojax.storage.run_files import FOLDERS, LOGS, REMADE, Checkpoint, RunFiles, verify
 from cojax.synthesis import Synthesis
 from cojax.types import Group, Signal, Task, Trajectory, to_json
 
@@ -49,7 +49,7 @@ class RunDirectory:
         self.metrics, self.tasks, self.signals, self.drafts = (self.logs[name] for name in LOGS[:4])
         self.expeditions, self.quarantine, self.memory = (self.logs[name] for name in LOGS[4:])
         self.episodes, self.checkpointer = self.files.episodes, self.files.checkpointer
-        self._verified: Verified | None = None
+        self._verified: Checkpoint | None = None
         # The first step whose episodes retention has not dropped.
         self._first_episodes = 0
 
@@ -61,7 +61,7 @@ class RunDirectory:
 
     def claim(
         self, config: Mapping[str, Any], facts: Mapping[str, Any], *, accept_changed_code: bool = False
-    ) -> Verified | None:
+    ) -> Checkpoint | None:
         """Verifies all files of the run, then writes config.json; returns the checkpoint to resume from, or None.
 
         `facts` are stored with the configuration: versions, commit, hardware, and the source files of user code under
@@ -76,7 +76,7 @@ class RunDirectory:
         before: Mapping[str, Any] = {}
         if has_progress:
             before = self._expect_same(path, config, {} if accept_changed_code else facts.get("code", {}))
-        elif not path.exists() and (foreign := [log.path for log in self.files.checksummed.values() if log.length]):
+        elif not path.exists() and (foreign := [log.path for log in self.files.checked_logs.values() if log.length]):
             raise RunDirectoryError(
                 f"{foreign[0]} belongs to no run: config.json is missing. Choose another --config.workdir."
             )
@@ -136,11 +136,11 @@ class RunDirectory:
                 "Restore checkpoints/ from a copy, or choose another --config.workdir."
             )
 
-    def cut(self, found: Verified) -> None:
+    def cut(self, checkpoint: Checkpoint) -> None:
         """Truncates the logs and episodes to the verified checkpoint."""
         for log in (*self.logs.values(), self.files.checksums.log):
             log.cut()
-        self.episodes.drop(lambda step: step > found.step)
+        self.episodes.drop(lambda step: step > checkpoint.step)
 
     def begin(self) -> None:
         """Clears the files of a run that never reached its first checkpoint.
@@ -154,7 +154,7 @@ class RunDirectory:
             episodes.drop(lambda step: True)
         self.files.note(REMADE)
 
-    def resume(self, like: Any, memory: Memory) -> Verified | None:
+    def resume(self, like: Any, memory: Memory) -> Checkpoint | None:
         """The state of the newest sound checkpoint, or None if none was ever saved; truncates the logs to it.
 
         All files are verified before any is truncated. `like` are arrays, or their shapes, to restore into. `memory` is
@@ -219,7 +219,7 @@ class RunDirectory:
         if trajectories:
             self.files.checksums.add_file(self.files.waiting.path(step), self.files.waiting.write(step, trajectories))
         # The run may be resumed from any checkpoint kept, and its next evolution reads the episodes since the last one.
-        evolutions = [state["evolved"] for state in self.checkpointer.hosts(self.checkpointer.kept(step)[:-1])]
+        evolutions = [state["evolved"] for state in self.checkpointer.hosts(self.checkpointer.steps_to_keep(step)[:-1])]
         first = self.episodes.first_kept(1 + min([*evolutions, host["evolved"]]))
         self._first_episodes = max(self._first_episodes, first)
         files = {"first_episodes": self._first_episodes, "waiting": len(trajectories), "logs": self._extents()}
@@ -236,8 +236,8 @@ class RunDirectory:
         extents["checksums"] = self.files.checksums.log.extent()
         return {name: list(extent) for name, extent in extents.items()}
 
-    def summary(self, found: Verified | None) -> dict[str, Any] | None:
-        """The content of summary.json if the run with the checkpoint `found` has finished; else None.
+    def summary(self, latest: Checkpoint | None) -> dict[str, Any] | None:
+        """The content of summary.json if the run with the checkpoint `latest` has finished; else None.
 
         A run counts as unfinished while summary.json, final.json, the final episodes or a file that every start writes
         is missing or changed.
@@ -247,7 +247,7 @@ class RunDirectory:
             is_sound = has_valid_checksum(summary) and has_valid_checksum(final)
             if "episodes" in final and fingerprint(self.folder / FINAL_EPISODES) != final["episodes"]:
                 raise ValueError(f"{FINAL_EPISODES} differs")
-            is_complete = found is None or (found.step >= summary["steps"] and not any(map(self.files.lacks, REMADE)))
+            is_complete = latest is None or (latest.step >= summary["steps"] and not any(map(self.files.lacks, REMADE)))
             return summary if is_sound and is_complete else None
         except FileNotFoundError:
             return None

@@ -48,7 +48,7 @@ class RunFiles:
         self.checkpointer = Checkpointer(folder / "checkpoints", checkpoints_kept, array_files)
 
     @property
-    def checksummed(self) -> dict[str, CheckedLog]:
+    def checked_logs(self) -> dict[str, CheckedLog]:
         """Every log whose extent a checkpoint stores, by name."""
         return {**self.logs, **self.paid, "checksums": self.checksums.log}
 
@@ -89,7 +89,7 @@ class RunFiles:
 
 
 @dataclasses.dataclass(frozen=True)
-class Verified:
+class Checkpoint:
     """A checkpoint, after every file of the run was verified.
 
     `changes` are those of the detectors' memory, oldest first. `pending` are the signals that no evolution has used
@@ -107,7 +107,7 @@ class Verified:
     memory: Memory = dataclasses.field(default_factory=dict)
 
 
-def verify(files: RunFiles | Path) -> Verified | None:
+def verify(files: RunFiles | Path) -> Checkpoint | None:
     """The newest sound checkpoint, from which the run can be resumed; None if no checkpoint was ever saved.
 
     Changes nothing. Raises StorageError or CheckpointError, which name the file and what to do, for any file that has
@@ -117,7 +117,7 @@ def verify(files: RunFiles | Path) -> Verified | None:
     try:
         _check_kinds(files.folder)
         checkpoint = files.checkpointer.newest()
-        result = None if checkpoint is None else _verified(files, checkpoint)
+        result = None if checkpoint is None else _verify_checkpoint(files, checkpoint)
         # Later lines of the paid logs are verified by the checksums that they carry.
         for log in files.paid.values():
             log.absorb()
@@ -128,17 +128,17 @@ def verify(files: RunFiles | Path) -> Verified | None:
         raise explain_reading(error, files.folder) from error
 
 
-def _verified(files: RunFiles, found: SoundCheckpoint) -> Verified:
+def _verify_checkpoint(files: RunFiles, checkpoint: SoundCheckpoint) -> Checkpoint:
     """Verifies the logs first, then the files whose checksums they hold, then the records."""
-    step, host, faults = found
+    step, host, faults = checkpoint
     path = files.checkpointer.folder / str(step) / "host.json"
     _check_host(host, path)
     _check_logs(files, host["logs"], path)
-    _check_files(files, found)
+    _check_files(files, checkpoint)
     tasks = _tasks(files.logs["tasks"])
     if host["fresh"] > len(tasks):
         raise CheckpointError(f"{path} counts {host['fresh']} fresh tasks, but there are {len(tasks)} tasks. {RESTORE}")
-    return Verified(
+    return Checkpoint(
         step,
         host,
         TaskPool.of(tasks, fresh=host["fresh"]),
@@ -183,19 +183,19 @@ def _check_logs(files: RunFiles, extents: Mapping[str, list[Any]], path: Path) -
 
     Raises CheckpointError for the name of a log that this version does not have.
     """
-    if unknown := sorted(extents.keys() - files.checksummed.keys()):
+    if unknown := sorted(extents.keys() - files.checked_logs.keys()):
         raise CheckpointError(
             f"{path} knows a log {unknown[0]!r}, which this version does not have. Use the version that wrote it."
         )
     files.checksums.verify(tuple(extents["checksums"]))
-    for name, log in files.checksummed.items():
+    for name, log in files.checked_logs.items():
         if name in extents and name != "checksums":
             log.verify(tuple(extents[name]), lambda name=name: files.checksums.lines(name))  # type: ignore[misc]
 
 
-def _check_files(files: RunFiles, found: SoundCheckpoint) -> None:
+def _check_files(files: RunFiles, checkpoint: SoundCheckpoint) -> None:
     """Raises StorageError for a file that is missing, or differs from the fingerprint taken when it was written."""
-    checkpoint_step, state, faults = found
+    checkpoint_step, state, faults = checkpoint
     hosts = [state] if faults else files.checkpointer.hosts(files.checkpointer.steps())
     # If a later checkpoint cannot be read, it is not known which episodes it had dropped.
     first_step = state["evolved"] + 1 if faults else max(host.get("first_episodes", 0) for host in hosts)
@@ -213,9 +213,9 @@ def _check_files(files: RunFiles, found: SoundCheckpoint) -> None:
             raise StorageError(f"{path} is not what the run wrote: its size or checksum differs. {fix}")
 
 
-def _need(folder: str, step: int | None, evolved: int) -> str:
+def _need(folder: str, step: int | None, evolution_step: int) -> str:
     """Why a file in this folder of the run is needed."""
-    if folder == "episodes" and step is not None and step > evolved:
+    if folder == "episodes" and step is not None and step > evolution_step:
         return "signals that are still to be explored point to its episodes"
     return "the next step begins with its episodes" if folder == "waiting" else "the run wrote it"
 
@@ -243,12 +243,12 @@ def _changes(log: CheckedLog) -> Iterator[Mapping[str, Any]]:
         yield changes
 
 
-def _pending(log: CheckedLog, evolved: int) -> Iterator[Signal]:
+def _pending(log: CheckedLog, evolution_step: int) -> Iterator[Signal]:
     """The signals that no evolution has used yet. Raises StorageError for a line that is not a signal."""
     for line, record in enumerate(log.records(), 1):
         try:
             signal = from_json(Signal, {name: value for name, value in record.items() if name != "step"})
-            if record["step"] > evolved:
+            if record["step"] > evolution_step:
                 yield signal
         except _MALFORMED as error:
             raise StorageError(f"{log.path}, line {line}: no signal: {error}. {RESTORE}") from error

@@ -114,11 +114,11 @@ class Validation:
     control_tokens: tuple[str, ...] = ()
 
     def __call__(
-        self, draft: TaskDraft, known: Callable[[str], bool], explorer: Explorer
+        self, draft: TaskDraft, in_pool: Callable[[str], bool], explorer: Explorer
     ) -> tuple[Verdict, Task | None]:
         """The verdict, and the task if it was accepted. The caller adds the task's origin and lineage.
 
-        `known` says whether the pool already holds a task with that id. If the environment fails, the draft is
+        `in_pool` says whether the pool already holds a task with that id. If the environment fails, the draft is
         discarded with a line of evidence that begins "environment failed". Raises TypeError if a judge or attempts
         need a budget and the explorer has none.
         """
@@ -126,7 +126,7 @@ class Validation:
         try:
             _refuse(flaw(draft.query, self.longest_query, self.control_tokens) or oversize(draft.solution))
             task = Task(draft.environment, draft.query, draft.setup, draft.solution)
-            self._admissible(task, draft, known, evidence)
+            self._check_draft(task, draft, in_pool, evidence)
             if not self.enabled:
                 return Verdict("accepted", (*evidence, "not validated: validation is off")), task
             run = self._run(task, task.solution)
@@ -136,18 +136,18 @@ class Validation:
                 return Verdict("retained" if run.trajectory.reward > 0 else "discarded", tuple(evidence)), None
             evidence.append(f"runs: {len(task.solution)} actions, full reward")
             _refuse(self.exclusions.why_done(task, run, self._run))
-            self._repeatable(task, run, evidence)
+            self._check_repeatable(task, run, evidence)
             bare = self._bare_ending(task, explorer.ending)
-            nothing = self._worth_doing(task, run, bare, evidence)
-            match = self._agrees(task, run, bare, nothing, explorer.ending, evidence)
+            idle_run = self._check_effect(task, run, bare, evidence)
+            match = self._compare_query(task, run, bare, idle_run, explorer.ending, evidence)
             bare_end = None if _only_ends(task.solution[-1], bare) else bare
             phrase = functools.partial(ask, self.environment.phrase)
             controls = NegativeControls(task, run, explorer.ending, bare_end, match, self._documents, phrase, self._run)
             controls.examine(evidence)
             if self.judge is not None:
-                evidence.append(self.judge(task, draft, _metered(explorer).remaining_budget(), self.safe))
+                evidence.append(self.judge(task, draft, _require_metered(explorer).remaining_budget(), self.safe))
             if self.attempts is not None:
-                attempts_verdict = self.attempts(self.environment, task, _metered(explorer), self.play)
+                attempts_verdict = self.attempts(self.environment, task, _require_metered(explorer), self.play)
                 verdict = dataclasses.replace(attempts_verdict, evidence=(*evidence, *attempts_verdict.evidence))
                 return verdict, task if verdict.status == "accepted" else None
         except DraftRefused as reason:
@@ -160,21 +160,21 @@ class Validation:
     def _documents(self) -> Documents:
         return ask(tool_documentation, self.environment)
 
-    def _admissible(self, task: Task, draft: TaskDraft, known: Callable[[str], bool], evidence: list[str]) -> None:
+    def _check_draft(self, task: Task, draft: TaskDraft, in_pool: Callable[[str], bool], evidence: list[str]) -> None:
         """Raises DraftRefused if the draft has objections, is in the pool, is an evaluation task or is unsafe."""
         if draft.objections:
             evidence += draft.objections[:-1]
             raise DraftRefused(draft.objections[-1])
         if not task.solution:
             raise DraftRefused("has no actions")
-        if known(task.id):
+        if in_pool(task.id):
             raise DraftRefused(f"duplicate of task {task.id}")
         _refuse(self.exclusions.why(task))
         evidence.append("new, and no evaluation task")
         if self.safe and (rule := violated_rule(draft)):
             raise DraftRefused(f"set aside for review: {rule}", quarantine=rule)
 
-    def _repeatable(self, task: Task, run: Replay, evidence: list[str]) -> None:
+    def _check_repeatable(self, task: Task, run: Replay, evidence: list[str]) -> None:
         """Raises DraftRefused if a second run passes through other states."""
         second_run = self._run(task, task.solution)
         if second_run.states != run.states:
@@ -205,20 +205,20 @@ class Validation:
             raise EnvironmentFailure(trajectory.error)
         return next((action for action in last_actions if not action.calls), Action())
 
-    def _worth_doing(self, task: Task, run: Replay, bare: Action, evidence: list[str]) -> Replay:
+    def _check_effect(self, task: Task, run: Replay, bare: Action, evidence: list[str]) -> Replay:
         """Replays doing nothing. Raises DraftRefused if that ends in the same state, or earns full reward."""
         # In a dialogue, doing nothing ends each of the user's turns immediately.
         turns = 1 if bare.calls else sum(not action.calls for action in task.solution[:-1]) + 1
-        nothing = self._run(task, (bare,) * turns)
-        if nothing.states[-1] == run.states[-1]:
+        idle_run = self._run(task, (bare,) * turns)
+        if idle_run.states[-1] == run.states[-1]:
             raise DraftRefused("no effect: ends in the same state as doing nothing, and gives no answer")
-        if nothing.trajectory.reward >= 1.0:
+        if idle_run.trajectory.reward >= 1.0:
             raise DraftRefused("doing nothing earns full reward")
         evidence.append("has an effect, and doing nothing fails")
-        return nothing
+        return idle_run
 
-    def _agrees(
-        self, task: Task, run: Replay, bare: Action, nothing: Replay, ending: str, evidence: list[str]
+    def _compare_query(
+        self, task: Task, run: Replay, bare: Action, idle_run: Replay, ending: str, evidence: list[str]
     ) -> QueryMatch:
         """Compares the query with the solution. Raises DraftRefused if no action showed the answer, the query gives it
         away or does not ask for it, the query asks for one that is missing, or its condition does not hold."""
@@ -231,14 +231,14 @@ class Validation:
             bare_run = self._run(task, (*task.solution[:-1], bare))
             bare_wording = ask(self.environment.phrase, triplets(bare_run))
             # If the solution does nothing else, the query can only ask for the answer.
-            checks_asking = bare_run.complete and bare_run.states[-1] != nothing.states[-1]
+            checks_asking = bare_run.complete and bare_run.states[-1] != idle_run.states[-1]
         else:
-            bare_wording, checks_asking = wording, not match.worded and takes_answer(run.states[-1], ending, document)
+            bare_wording, checks_asking = wording, not match.verbatim and takes_answer(run.states[-1], ending, document)
         if match.against:
             return match  # raised once the look-ups have been examined
         if checks_asking:
             _refuse(asking_flaw(task.query, steps, run.effective, bare_wording, bool(answer), self._documents))
-        if not match.worded and (condition := false_condition(task.query, steps, run.effective, run.states)):
+        if not match.verbatim and (condition := false_condition(task.query, steps, run.effective, run.states)):
             raise DraftRefused(f"the query makes it depend on {condition!r:.60}, which does not hold")
         evidence.append(match.line)
         return match
@@ -276,7 +276,7 @@ def _only_ends(action: Action, bare: Action) -> bool:
     return not action.calls and action.text.strip() == bare.text.strip()
 
 
-def _metered(explorer: Explorer) -> Metered:
+def _require_metered(explorer: Explorer) -> Metered:
     if not isinstance(explorer, Metered):
         raise TypeError(
             f"explorer {explorer.name!r} has no budget to pay a judge or attempts from; make its Validation without"

@@ -72,22 +72,22 @@ def takes_answer(end: Mapping[str, Any], ending: str, document: Mapping[str, Any
 
 
 def asking_flaw(
-    query: str, steps: Sequence[Triplet], changing: Collection[int], bare: str | None, given: bool, documents: Documents
+    query: str, steps: Sequence[Triplet], changes: Collection[int], bare: str | None, answer: bool, documents: Documents
 ) -> str:
     """Why query and answer do not fit: one is given that was not asked for, or the reverse; "" if they fit.
 
-    `changing` are the positions of the steps that change the world, and `bare` the environment's wording of the steps
-    with a bare ending, None if it has none.
+    `changes` are the positions of the steps that change the world, `answer` says whether the solution gives one, and
+    `bare` is the environment's wording of the steps with a bare ending, None if it has none.
     """
-    if given and bare is not None and normalise(bare) == normalise(query):
+    if answer and bare is not None and normalise(bare) == normalise(query):
         return "the solution gives an answer, and the query asks for none: the environment words it so without one"
     calls = [(place, call) for place, step in enumerate(steps[:-1]) for call in step.action.calls]
-    done = {word for place in changing for word in words(action_words(documents, steps[place].action))}
+    done = {word for place in changes for word in words(action_words(documents, steps[place].action))}
     done |= {word for _, call in calls for word in words(str([*call.arguments.values()]))} | {*words(bare or "")}
-    if not given:
-        request = asks(query, done, len(changing) < len(steps) - 1)
+    if not answer:
+        request = asks(query, done, len(changes) < len(steps) - 1)
         return f"the query asks for an answer, {request!r:.{_SHORT}}, and the solution gives none" if request else ""
-    lookup_texts = (documentation_words(documents, call.name) for place, call in calls if place not in changing)
+    lookup_texts = (documentation_words(documents, call.name) for place, call in calls if place not in changes)
     about = {word for text in lookup_texts for word in words(text)} - done
     return "" if may_ask(query, done, about) else "the solution gives an answer, and the query asks for none"
 
@@ -161,12 +161,12 @@ def hint(query: str, answer: str) -> str:
         return "in words" if word in WORD.findall(fold(query)) else ""
     if len("".join(words_alike(answer[:_MOST]))) < _SPELLED:
         return ""
-    find_form = _forms(answer[:_MOST])
+    find_form = _form_finder(answer[:_MOST])
     hints = (", ".join(filter(None, (how, form))) for how, reading in readings(query) if (form := find_form(reading)))
     return next(hints, "")
 
 
-def _forms(answer: str) -> Callable[[str], str]:
+def _form_finder(answer: str) -> Callable[[str], str]:
     """A function that names the form in which a text contains the answer; "" for none.
 
     The forms are in plain letters, with one letter for all that look alike.
@@ -174,11 +174,11 @@ def _forms(answer: str) -> Callable[[str], str]:
     answer_words = words_alike(answer)
     letters, stems = "".join(answer_words), "".join(map(stem, answer_words))
     plain = "".join(WORD.findall(plain_letters(answer)))
-    cipher_forms = dict(_turned(plain)) if len(plain) >= _TURNED else {}
+    cipher_forms = dict(_encipher(plain)) if len(plain) >= _TURNED else {}
     sorted_letters = sorted(plain) if len(plain) > _TURNED else []
     consonants = re.sub("[aeiou]", "", plain)
     consonants = consonants if _SPELLED <= len(consonants) < len(plain) else ""
-    encodings = dict(_encoded(answer))
+    encodings = dict(_encode(answer))
     morse = " ".join(MORSE.get(letter, "") for letter in plain)
 
     def name_form(text: str) -> str:
@@ -186,29 +186,29 @@ def _forms(answer: str) -> Callable[[str], str]:
         if morse in " ".join(folded_text.translate(MORSE_MARKS).split()) and morse.strip():
             return "Morse"
         spoken = [_OTHERWISE.get(word, word) for word in WORD.findall(_HEX.sub("", folded_text))]
-        if form := _held(spoken, encodings):
+        if form := _find_form(spoken, encodings):
             return encodings[form]
         text_words, reversed_letters = words_alike(text), [letters[::-1]] if len(letters) >= _TURNED else []
-        if _held(text_words, [letters, *reversed_letters]):
+        if _find_form(text_words, [letters, *reversed_letters]):
             return "taken apart, backwards or in letters that look alike"
         content_words = words_alike(_BETWEEN.sub(" ", folded_text))
-        if _held([*map(stem, text_words)], [stems]) or _held(content_words, [letters]):
+        if _find_form([*map(stem, text_words)], [stems]) or _find_form(content_words, [letters]):
             return "in the plural, or letter by letter"
         plain_words = WORD.findall(plain_letters(text))
         if any(sorted_letters == sorted(word) for word in plain_words) or consonants in plain_words:
             return "its letters mixed, or without vowels"
-        return cipher_forms.get(_held(plain_words, cipher_forms), "")
+        return cipher_forms.get(_find_form(plain_words, cipher_forms), "")
 
     return name_form
 
 
-def _held(text: Sequence[str], forms: Iterable[str]) -> str:
+def _find_form(text: Sequence[str], forms: Iterable[str]) -> str:
     """The first of the forms that these words contain; "" if they contain none."""
     holds = finder(text, _PLACES)
     return next((form for form in forms if len(form) >= _SPELLED and holds(form)), "")
 
 
-def _turned(plain: str) -> Iterator[tuple[str, str]]:
+def _encipher(plain: str) -> Iterator[tuple[str, str]]:
     """(form, how) for every shift of the alphabet, and for the alphabet backwards, each also read backwards."""
     for how, alphabet in CIPHERS.items():
         form = plain.translate(str.maketrans(ALPHABET, alphabet))
@@ -217,7 +217,7 @@ def _turned(plain: str) -> Iterator[tuple[str, str]]:
             yield form[::-1], f"{how}, backwards"
 
 
-def _encoded(answer: str) -> Iterator[tuple[str, str]]:
+def _encode(answer: str) -> Iterator[tuple[str, str]]:
     """(form, how) for usual encodings of the answer, reduced to lower-case letters and digits."""
     lower_text = fold(answer)
     for text in dict.fromkeys((answer, lower_text, answer.upper(), answer.title(), lower_text[::-1])):

@@ -57,23 +57,23 @@ Documents = Mapping[str, Mapping[str, Any]]  # tool → its documentation
 class QueryMatch:
     """How a query fits a solution.
 
-    `against` is the reason to refuse it, if any. `worded` says that it is the environment's own wording of the steps.
-    `named` counts the arguments that are accounted for, and `open` lists those that cannot be checked.
+    `against` is the reason to refuse it, if any. `verbatim` says that it is the environment's own wording of the steps.
+    `count` is the number of arguments that are accounted for, and `open` lists those that cannot be checked.
     """
 
     against: str = ""
-    worded: bool = False
-    named: int = 0
+    verbatim: bool = False
+    count: int = 0
     open: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
-        if self.worded:
+        if self.verbatim:
             return "query and solution agree: the environment words these steps so"
         if not self.open:
-            return f"query and solution agree: {self.named} arguments are named, shown or documented"
+            return f"query and solution agree: {self.count} arguments are named, shown or documented"
         return (
-            f"query and solution have words in common, and {self.named} arguments are named, shown or documented; it "
+            f"query and solution have words in common, and {self.count} arguments are named, shown or documented; it "
             f"cannot be told of {', '.join(self.open[:_LISTED])}"
         )
 
@@ -83,24 +83,24 @@ def compare_query(
     world: str,
     steps: Sequence[Triplet],
     opening: str,
-    worded: str | None,
+    wording: str | None,
     documents: Documents,
     ending: str,
 ) -> QueryMatch:
     """How the query fits the steps of a replay.
 
-    `world` is the environment's name, `opening` the text that the episode shows before the first action, and `worded`
+    `world` is the environment's name, `opening` the text that the episode shows before the first action, and `wording`
     the environment's wording of the steps, or None. `ending` is the tool that ends an episode.
     """
-    if worded is not None and normalise(worded) == normalise(query):
-        return QueryMatch(worded=True)
-    if worded is not None and _word_counts(worded) == _word_counts(query):
+    if wording is not None and normalise(wording) == normalise(query):
+        return QueryMatch(verbatim=True)
+    if wording is not None and _word_counts(wording) == _word_counts(query):
         return QueryMatch("the query says the words of these steps in another order")
     if call_text := raw_call(query, [step.action for step in steps], documents):
         return QueryMatch(f"the query holds a call, {call_text!r:.{_SHORT}}; expected words")
     mentions = Mentions(query)
     calls = [(place, call) for place, step in enumerate(steps, 1) for call in step.action.calls if call.name != ending]
-    if against := _unrelated(mentions, steps, calls, f"{worded or ''} {world}", documents):
+    if against := _mismatch(mentions, steps, calls, f"{wording or ''} {world}", documents):
         return QueryMatch(against)
     texts = [opening.replace(query, " "), *(shown_text(step, query) for step in steps)]
     named_count, open_ = 0, list[str]()
@@ -109,7 +109,7 @@ def compare_query(
         for name, value in _arguments(call):
             if mentions.names(value) or _is_shown(value, mentions, earlier, document):
                 named_count += 1
-            elif codified(value):
+            elif has_other_names(value):
                 open_.append(f"{value!r:.{_SHORT}}")
             else:
                 return QueryMatch(
@@ -118,7 +118,7 @@ def compare_query(
                 )
     if any(step.action.text.strip() and not step.action.calls for step in steps):
         open_.append("code")
-    return QueryMatch(named=named_count, open=tuple(open_))
+    return QueryMatch(count=named_count, open=tuple(open_))
 
 
 def shown_text(step: Triplet, query: str) -> str:
@@ -127,15 +127,15 @@ def shown_text(step: Triplet, query: str) -> str:
     return "\n".join(text for text in texts if not (text.strip() and text.strip() in query))
 
 
-def _is_shown(value: Any, asked: Mentions, shown: Mentions, documented: str) -> bool:
+def _is_shown(value: Any, query: Mentions, earlier: Mentions, document: str) -> bool:
     """Whether the value was shown or documented, or consists of words or numbers that were shown or queried."""
     text = value if isinstance(value, str) else json.dumps(value)
-    if text and re.search(rf"(?<![\w.]){re.escape(text)}(?![\w.]*\w)", documented, re.IGNORECASE):
+    if text and re.search(rf"(?<![\w.]){re.escape(text)}(?![\w.]*\w)", document, re.IGNORECASE):
         return True
     if not isinstance(value, str):
-        return value in shown.numbers or computed(value, asked.numbers | shown.numbers)
-    return shown.holds(fold(value)) or all(
-        any(word in one.words or number_of(word) in one.numbers for one in (asked, shown)) for word in words(value)
+        return value in earlier.numbers or is_computable(value, query.numbers | earlier.numbers)
+    return earlier.holds(fold(value)) or all(
+        any(word in one.words or number_of(word) in one.numbers for one in (query, earlier)) for word in words(value)
     )
 
 
@@ -146,18 +146,18 @@ def specific(value: Any) -> bool:
     return not isinstance(value, str) or any(words(value))
 
 
-def codified(value: Any) -> bool:
+def has_other_names(value: Any) -> bool:
     """Whether people may call the value by another name: a code such as USD, AAPL, SFO, or a number below ten."""
     if isinstance(value, str):
         return bool(_CODE.fullmatch(value))
     return isinstance(value, int | float) and abs(value) < 10
 
 
-def computed(value: Any, known: frozenset[float]) -> bool:
+def is_computable(value: Any, numbers: frozenset[float]) -> bool:
     """Whether one operation on two of these numbers, or on one of them and a usual factor, gives the value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    terms = sorted(known, key=abs)[:_FEW]
+    terms = sorted(numbers, key=abs)[:_FEW]
     return any(near(value, result) for one in terms for other in (*terms, *_FACTORS) for result in _results(one, other))
 
 
@@ -169,18 +169,18 @@ def _results(one: float, other: float) -> Iterator[float]:
         yield other / one
 
 
-def _unrelated(
+def _mismatch(
     query: Mentions, steps: Sequence[Triplet], calls: Sequence[tuple[int, Call]], scene: str, documents: Documents
 ) -> str:
     """Why the query seems to ask for something unrelated; "" if it does not. `scene`: other words about the steps."""
     query_words = {word for word in query.words if not word[0].isdigit()}
     argument_words = {word for _, call in calls for _, value in _arguments(call) for word in words(str(value))}
-    tool_words = {word for _, call in calls for word in words(documentation_words(documents, call.name))}
-    tool_words |= {word for step in steps for word in _code_words(step.action)} | set(words(scene))
-    about = Mentions(" ".join(tool_words | argument_words))
+    solution_words = {word for _, call in calls for word in words(documentation_words(documents, call.name))}
+    solution_words |= {word for step in steps for word in _code_words(step.action)} | set(words(scene))
+    about = Mentions(" ".join(solution_words | argument_words))
     if not any(about.names(word) for word in query_words) and not (query.numbers & about.numbers):
         return "the query has no word in common with what the solution does"
-    return _contradiction(query_words, {call.name for _, call in calls}, tool_words, documents)
+    return _contradiction(query_words, {call.name for _, call in calls}, solution_words, documents)
 
 
 def synonym(word: str) -> str:
@@ -188,7 +188,7 @@ def synonym(word: str) -> str:
     return _FIRST_SYNONYM.get(word, word)
 
 
-def _contradiction(asked: set[str], called: set[str], done: set[str], documents: Documents) -> str:
+def _contradiction(query_words: set[str], tools: set[str], solution_words: set[str], documents: Documents) -> str:
     """Why the query asks for a tool of these applications that was not called; "" if it does not."""
     names = {tool: name for tool in documents if (name := [*words(tool)])}
     # The first word of a name is an application if several tools share it and it is not a verb.
@@ -200,12 +200,12 @@ def _contradiction(asked: set[str], called: set[str], done: set[str], documents:
     else:
         words_by_tool = {tool: set(name[1:] if name[0] in app_words else name) for tool, name in names.items()}
         applications = {tool: name[0] for tool, name in names.items() if name[0] in app_words}
-    called_words = {word for tool in called for word in words_by_tool.get(tool, ())}
-    if not called_words or {*map(synonym, called_words)} & {*map(synonym, asked)}:
+    called_words = {word for tool in tools for word in words_by_tool.get(tool, ())}
+    if not called_words or {*map(synonym, called_words)} & {*map(synonym, query_words)}:
         return ""
-    called_apps = {applications[tool] for tool in called if tool in applications}
+    called_apps = {applications[tool] for tool in tools if tool in applications}
     for tool in names:
-        if applications.get(tool) in called_apps and (other := (words_by_tool[tool] - done) & asked):
+        if applications.get(tool) in called_apps and (other := (words_by_tool[tool] - solution_words) & query_words):
             return f"the query says {min(other)!r}, which is what {tool} does, and not what the solution does"
     return ""
 
@@ -316,19 +316,19 @@ _VAGUE = mention.ENGLISH["conditions"]["VAGUE"][0].split()
 
 
 def false_condition(
-    query: str, steps: Sequence[Triplet], changing: Collection[int], states: Sequence[Mapping[str, Any]]
+    query: str, steps: Sequence[Triplet], changes: Collection[int], states: Sequence[Mapping[str, Any]]
 ) -> str:
     """The first condition that holds in no state up to the last change, although the solution acts on it; "" if none.
 
-    `changing` are the positions of the steps that change the world, and `states` those before and after every step.
+    `changes` are the positions of the steps that change the world, and `states` those before and after every step.
     If the query also says what to do otherwise, the solution must take the right one of the two branches.
     """
     texts = sentences(query)
     # A person's query has one or two.
     conditions = [(i, match) for i, text in enumerate(texts) if (match := _SAID["if"].search(text))][:_CONDITIONS]
-    if not changing or not conditions:
+    if not changes or not conditions:
         return ""
-    worlds = [_World(state) for place, state in enumerate(states) if place == 0 or place - 1 in changing][:-1]
+    worlds = [_World(state) for place, state in enumerate(states) if place == 0 or place - 1 in changes][:-1]
     for place, match in conditions:
         before, after = texts[place][: match.start()], texts[place][match.end() :]
         end = _SAID["end"].search(after) or _SAID["else"].search(after)
@@ -341,7 +341,7 @@ def false_condition(
             after = f"{after} {others.pop(place)}"
         branch = _SAID["else"].search(after)
         then, other = (after[: branch.start()], after[branch.end() :]) if branch else (after, "")
-        actions = [steps[step].action for step in changing]
+        actions = [steps[step].action for step in changes]
         if _acts_wrongly(f"{before} {then}", other, " ".join(others), actions, truths != {match[1] == "unless"}):
             return condition.strip()
     return ""
@@ -350,7 +350,7 @@ def false_condition(
 def _acts_wrongly(then: str, other: str, elsewhere: str, actions: Sequence[Action], holds: bool) -> bool:
     """Whether the actions do what the query asks for in the other case: by verbs and values that only one branch has
     or, if the query has one branch, by those that appear nowhere else in it."""
-    calls = [call for action in actions for call in _said(action)]
+    calls = [call for action in actions for call in _call_words(action)]
     if not other:
         then_words = {*map(synonym, words(then))}
         return not holds and any(call & then_words and not call <= {*map(synonym, words(elsewhere))} for call in calls)
@@ -359,7 +359,7 @@ def _acts_wrongly(then: str, other: str, elsewhere: str, actions: Sequence[Actio
     return bool(all_words & (wrong_words - right_words)) and not all_words & (right_words - wrong_words)
 
 
-def _said(action: Action) -> Iterator[set[str]]:
+def _call_words(action: Action) -> Iterator[set[str]]:
     """The words of each call of an action, or of its code, with one word for all synonyms."""
     for call in action.calls:
         yield {*map(synonym, words(f"{call.name} {[*call.arguments.values()]}"))}
@@ -367,34 +367,34 @@ def _said(action: Action) -> Iterator[set[str]]:
         yield {synonym(word) for text in names_and_literals(action) for word in words(text)}
 
 
-def _truth(said: str, before: str, world: "_World") -> bool | None:
+def _truth(condition: str, before: str, world: "_World") -> bool | None:
     """Whether the condition holds in the world; None if that cannot be decided."""
-    parts = _SAID["number_of"].sub(r"there are \2 \1", said.replace("exceeds", "is more than")).split(" and ")
+    parts = _SAID["number_of"].sub(r"there are \2 \1", condition.replace("exceeds", "is more than")).split(" and ")
     truths = [_truth_of_one(part, before, world) for part in parts]
-    return None if _SAID["or"].search(said) else False if False in truths else None if None in truths else True
+    return None if _SAID["or"].search(condition) else False if False in truths else None if None in truths else True
 
 
-def _truth_of_one(said: str, before: str, world: "_World") -> bool | None:
+def _truth_of_one(condition: str, before: str, world: "_World") -> bool | None:
     """Whether one of several conditions that "and" joins holds."""
-    count = _SAID["count"].search(said)
-    sizes = (world.sizes(count["noun"]) or world.amounts(said[: count.start()], count["noun"])) if count else []
-    if (exists := _SAID["exists"].search(said)) and (exists["value"] or not sizes):
+    count = _SAID["count"].search(condition)
+    sizes = (world.sizes(count["noun"]) or world.amounts(condition[: count.start()], count["noun"])) if count else []
+    if (exists := _SAID["exists"].search(condition)) and (exists["value"] or not sizes):
         return ((exists["value"] or exists["name"]) in world.names) != bool(exists["no"] or exists["not"])
-    if some := _SAID["some"].search(said):
+    if some := _SAID["some"].search(condition):
         return any(counts) if (counts := world.sizes(some["noun"])) else None
     if count and sizes:
-        return None if _SAID["not"].search(said) else _counted(count, sizes)
-    if value := _SAID["is"].search(said):
-        subject = said[: value.start()].strip()
+        return None if _SAID["not"].search(condition) else _count_fits(count, sizes)
+    if value := _SAID["is"].search(condition):
+        subject = condition[: value.start()].strip()
         return world.has(before if _SAID["pronoun"].fullmatch(subject) else subject, value)
     return None
 
 
-def _counted(said: re.Match[str], sizes: Sequence[float]) -> bool | None:
+def _count_fits(match: re.Match[str], sizes: Sequence[float]) -> bool | None:
     """Whether collections of these sizes fit the number that is said; None if it counts only some entries."""
-    number = int(said["number"]) if said["number"].isdigit() else _NUMBERS[said["number"]]
-    fits = _BOUNDS.get(said["how"] or said["tail"], operator.eq)
-    is_partial = bool(said["filter"] or said["more"]) or len(sizes) > 1
+    number = int(match["number"]) if match["number"].isdigit() else _NUMBERS[match["number"]]
+    fits = _BOUNDS.get(match["how"] or match["tail"], operator.eq)
+    is_partial = bool(match["filter"] or match["more"]) or len(sizes) > 1
     if fits in (operator.gt, operator.ge):
         return (None if is_partial else True) if fits(sum(sizes), number) else False
     return None if is_partial else fits(sizes[0], number)
@@ -458,18 +458,18 @@ class _World:
             and any(path[:size] in inner_paths for size in range(len(path) + 1))
         ]
 
-    def has(self, subject: str, said: re.Match[str]) -> bool | None:
+    def has(self, subject: str, match: re.Match[str]) -> bool | None:
         """Whether an entry that the subject names has the value; None if it names none, or the value is unknown."""
-        mentions, value, inner = Mentions(subject), said["value"], self._of(subject)
+        mentions, value, inner = Mentions(subject), match["value"], self._of(subject)
         if not inner:
             return None
         flags = [leaf for name, leaf in inner if name == value and isinstance(leaf, bool)]
         kinds = [names for name, names in self._collections if stem(name) == stem(value)]
         # "The day of lunch is …" tells which of its values is meant.
         targets = [(name, leaf) for name, leaf in inner if mentions.holds(name)]
-        is_definite = said["says"] or (targets and value not in _VAGUE) or any(map(str.isdigit, value))
+        is_definite = match["says"] or (targets and value not in _VAGUE) or any(map(str.isdigit, value))
         if not (flags or kinds or is_definite or value in self.names or value in mention.WEEKDAYS):
             return None
         holds = any(flags) if flags else any(Mentions(str(leaf)).holds(value) for _, leaf in targets or inner)
         holds = holds or any(mentions.holds(fold(str(name))) for names in kinds for name in names)
-        return holds != bool(said["no"])
+        return holds != bool(match["no"])

@@ -59,7 +59,7 @@ class NegativeControls:
     """The negative controls of one task, whose solution was replayed as `run`.
 
     `bare` is the action that ends the episode in place of the last one, or None if the last one does nothing else.
-    `agreed` is the comparison of query and solution, `phrase` returns the environment's wording of steps, and `replay`
+    `match` is the comparison of query and solution, `phrase` returns the environment's wording of steps, and `replay`
     plays other actions.
     """
 
@@ -67,7 +67,7 @@ class NegativeControls:
     run: Replay
     ending: str
     bare: Action | None
-    agreed: consistency.QueryMatch
+    match: consistency.QueryMatch
     documents: consistency.Documents
     phrase: Callable[[Sequence[Triplet]], str | None]
     replay: Callable[[Task, tuple[Action, ...]], Replay]
@@ -84,8 +84,8 @@ class NegativeControls:
         if self.bare is not None:
             effective.append(self._last)
         evidence += [self._use_of_lookup(part, None) for part in parts if part not in changing]
-        if self.agreed.against:
-            raise DraftRefused(self.agreed.against)
+        if self.match.against:
+            raise DraftRefused(self.match.against)
         for part in effective:
             evidence += self._control(part)
 
@@ -129,17 +129,17 @@ class NegativeControls:
         """The evidence on a part that changes the state. Raises DraftRefused if it is not needed."""
         solution = self.task.solution
         substitute = (self.bare,) if self.bare is not None and part == self._last else ()
-        less = self.replay(self.task, (*part.without(solution), *substitute))
-        if substitute and less.states[-1] == self.run.states[-1]:
+        shorter = self.replay(self.task, (*part.without(solution), *substitute))
+        if substitute and shorter.states[-1] == self.run.states[-1]:
             return []  # it did nothing but end the episode
-        if less.trajectory.reward >= 1.0:
+        if shorter.trajectory.reward >= 1.0:
             raise DraftRefused(f"negative control: passes without {part.name(solution)}")
-        if not substitute and self._only_shows(part, less):
-            return [self._use_of_lookup(part, less)]
+        if not substitute and self._only_shows(part, shorter):
+            return [self._use_of_lookup(part, shorter)]
         return [f"negative control: fails without {part.name(solution)}"]
 
-    def _use_of_lookup(self, part: Part, less: Replay | None) -> str:
-        """How the solution uses a part that only shows something; `less` is the replay without it, if there is one.
+    def _use_of_lookup(self, part: Part, shorter: Replay | None) -> str:
+        """How the solution uses a part that only shows something; `shorter` is the replay without it, if there is one.
 
         Raises DraftRefused if the part is superfluous.
         """
@@ -149,29 +149,29 @@ class NegativeControls:
         # If the query is the environment's wording of the steps without the part, it does not ask for the part.
         wording_without = self.phrase(_steps_without(part, self._steps))
         is_unasked = wording_without is not None and normalise(wording_without) == normalise(self.task.query)
-        if self.agreed.worded and not is_unasked:
+        if self.match.verbatim and not is_unasked:
             return f"look-up asked for, as the environment words it: {name}"
-        less = less or self.replay(self.task, part.without(solution))
-        if not less.complete or len(less.trajectory.turns) < len(solution) - (part.call is None):
+        shorter = shorter or self.replay(self.task, part.without(solution))
+        if not shorter.complete or len(shorter.trajectory.turns) < len(solution) - (part.call is None):
             return f"look-up needed: the rest fails without {name}"
-        if not self._only_shows(part, less):
+        if not self._only_shows(part, shorter):
             return f"look-up needed: the end differs without {name}"
         if not is_unasked and self._is_condition(part):
             return f"look-up asked for, as the query makes it a condition: {name}"
-        output_counts = less.trajectory.reward < 1.0  # its output counts for the reward
+        output_counts = shorter.trajectory.reward < 1.0  # its output counts for the reward
         if not is_unasked and output_counts and self._may_be_asked(part):
             return f"look-up perhaps asked for, which cannot be told: {name}"
         raise DraftRefused(f"superfluous: nothing that it shows is used or asked for, {name}")
 
-    def _only_shows(self, part: Part, less: Replay) -> bool:
+    def _only_shows(self, part: Part, shorter: Replay) -> bool:
         """Whether the final states with and without the part differ at most by its output.
 
-        Some environments keep outputs, or hashes of them, in their state, to compare them. `less` is the replay without
-        the part.
+        Some environments keep outputs, or hashes of them, in their state, to compare them. `shorter` is the replay
+        without the part.
         """
-        if not self.run.states or not less.states:
+        if not self.run.states or not shorter.states:
             return False
-        with_part, without_part = _values_by_path(self.run.states[-1]), _values_by_path(less.states[-1])
+        with_part, without_part = _values_by_path(self.run.states[-1]), _values_by_path(shorter.states[-1])
         outputs = Counter(message.content for message in _messages(part, self._steps))
         outputs += Counter({f"hash:{content_hash(text)}": count for text, count in outputs.items()})
         extra_values = Counter(leaf for _, leaf in (with_part - without_part).elements())
@@ -180,12 +180,12 @@ class NegativeControls:
     def _first_shown(self, part: Part) -> str:
         """The longest value that the part was the first to show and a later action contains; empty if there is none."""
         steps, query = self._steps, self.task.query
-        before = [query, opening(self.run), _written(part.of(self.task.solution))]
-        before += [f"{_written(step.action)}\n{consistency.shown_text(step, query)}" for step in steps[: part.action]]
-        later = [_written(step.action) for step in steps[part.action + 1 :]]
+        before = [query, opening(self.run), _as_lines(part.of(self.task.solution))]
+        before += [f"{_as_lines(step.action)}\n{consistency.shown_text(step, query)}" for step in steps[: part.action]]
+        later = [_as_lines(step.action) for step in steps[part.action + 1 :]]
         if part.call is not None:
             before += [message.content for message in steps[part.action].observation.messages[: part.call]]
-            later.append(_written(Action(calls=steps[part.action].action.calls[part.call + 1 :])))
+            later.append(_as_lines(Action(calls=steps[part.action].action.calls[part.call + 1 :])))
         output = "\n".join(message.content for message in _messages(part, steps))
         values = (_values(output) - _values("\n".join(before))) & _values("\n".join(later))
         return max(values, key=lambda value: (len(value), value), default="")
@@ -228,13 +228,13 @@ def opening(run: Replay) -> str:
     return "\n".join(message.content for message in run.trajectory.opening)
 
 
-def after_the_end(actions: Sequence[Action], played: int, ending: str) -> str:
+def after_the_end(actions: Sequence[Action], turns: int, ending: str) -> str:
     """How a solution goes on after the episode is over, as a line of evidence; empty if it does not.
 
     In code, a later call at the top level counts if it is on the same object, or ends the episode again.
     """
-    if played < len(actions):
-        return f"calls after the end: action {played} ends the episode, and {len(actions) - played} more follow"
+    if turns < len(actions):
+        return f"calls after the end: action {turns} ends the episode, and {len(actions) - turns} more follow"
     for place, action in enumerate(actions, 1):
         if ending and ending in [call.name for call in action.calls[:-1]]:
             return f"calls after the end: action {place} goes on after {ending}"
@@ -248,15 +248,15 @@ def _goes_on(action: Action, ending: str) -> str:
     owner = ""
     for statement in consistency.syntax_tree(action).body:
         for node in ast.walk(statement) if owner else ():
-            if isinstance(node, ast.Call) and ((name := _dotted(node.func))[0] == owner or name[-1] == ending):
+            if isinstance(node, ast.Call) and ((name := _chain_names(node.func))[0] == owner or name[-1] == ending):
                 return ast.unparse(node)[:100]
         if isinstance(statement, ast.Expr | ast.Assign) and isinstance(statement.value, ast.Call):
-            name = _dotted(statement.value.func)
+            name = _chain_names(statement.value.func)
             owner = owner or (name[0] if name[-1] == ending else "")
     return ""
 
 
-def _dotted(func: ast.expr) -> list[str]:
+def _chain_names(func: ast.expr) -> list[str]:
     """The names of a chain of attributes; the first is empty if the chain does not begin with a name."""
     names = []
     while isinstance(func, ast.Attribute):
@@ -300,7 +300,7 @@ def _values_by_path(state: Any) -> Counter[tuple[str, str]]:
     return counts
 
 
-def _written(action: Action) -> str:
+def _as_lines(action: Action) -> str:
     """The values of an action, one per line: the arguments of its calls, or the names and literals of its code."""
     code = () if action.calls else consistency.names_and_literals(action)
     return "\n".join((*map(str, leaves([call.arguments for call in action.calls])), *code))

@@ -112,11 +112,11 @@ def _places(text: str, form: str) -> Iterator[int]:
 
 
 def readings(
-    text: str, deciphered: Callable[[str], Iterable[tuple[str, str]]] = lambda text: ()
+    text: str, decipher: Callable[[str], Iterable[tuple[str, str]]] = lambda text: ()
 ) -> Iterator[tuple[str, str]]:
     """(how, reading): the text itself, then its decodings and the decodings of these; at most 32 in all.
 
-    `deciphered` gives readings of a text in addition to `decodings`.
+    `decipher` gives readings of a text in addition to `decodings`.
     """
     texts = {text}
     level = [("", text)]
@@ -124,7 +124,7 @@ def readings(
     for _ in range(_DEEPEST):
         next_level: list[tuple[str, str]] = []
         for how, reading in level:
-            for name, decoding in (*decodings(reading), *deciphered(reading)):
+            for name, decoding in (*decodings(reading), *decipher(reading)):
                 if decoding not in texts and len(decoding) <= 2 * len(text) + 64 and len(texts) < _READINGS:
                     texts.add(decoding)
                     next_level.append((f"{how}, {name}".removeprefix(", "), decoding))
@@ -245,8 +245,8 @@ def _from_base32(token: str) -> str:
     return _as_text(base64.b32decode(bare + "=" * (-len(bare) % 8)))
 
 
-def _from_hex(token: str, turned: bool = False) -> str:
-    digits = re.sub(r"0x|\\x|[^0-9a-fA-F]", "", token)[:: -1 if turned else 1]
+def _from_hex(token: str, backwards: bool = False) -> str:
+    digits = re.sub(r"0x|\\x|[^0-9a-fA-F]", "", token)[:: -1 if backwards else 1]
     return _as_text(bytes.fromhex(digits[: len(digits) // 2 * 2]))
 
 
@@ -270,10 +270,10 @@ def _escapes(text: str) -> Iterator[str]:
     if "&" in text:
         yield html.unescape(text)
     if _ESCAPES.search(text):
-        yield _ESCAPES.sub(_escaped, text)
+        yield _ESCAPES.sub(_unescape, text)
 
 
-def _escaped(match: re.Match[str]) -> str:
+def _unescape(match: re.Match[str]) -> str:
     code = int(match[4], 8) if match[4] else int(match[1] or match[2] or match[3], 16)
     return match[0] if 0xD800 <= code < 0xE000 else chr(code)
 
@@ -303,7 +303,7 @@ def _upside_down(text: str) -> Iterator[str]:
         yield text[::-1].lower().translate(_TURNED)
 
 
-def _spaced(text: str) -> Iterator[str]:
+def _join_letters(text: str) -> Iterator[str]:
     if len(_SPACED.findall(text)) >= 3:
         yield _MARKED.sub("", text)
         yield _SPACED.sub("", text)
@@ -339,14 +339,14 @@ _DECODINGS: dict[str, Callable[[str], Iterator[str]]] = {
         lambda token: _as_text(base64.b85decode(token)),
         lambda token: _as_text(base64.a85decode(token.removeprefix("<~").removesuffix("~>"))),
     ),
-    "hexadecimal": _in_place(_HEX, _from_hex, functools.partial(_from_hex, turned=True)),
+    "hexadecimal": _in_place(_HEX, _from_hex, functools.partial(_from_hex, backwards=True)),
     "binary": _in_place(_BITS, _from_bits),
     "numbers for letters": _in_place(_CODES, _from_codes),
     "escapes": _escapes,
     "Morse": _morse,
     "characters that show nothing": _invisible,
     "upside down": _upside_down,
-    "letters apart": _spaced,
+    "letters apart": _join_letters,
     "digits for letters": _leet,
     "parts": _parts,
 }

@@ -141,21 +141,21 @@ class Exclusions:
         """The cosine with the nearest evaluation query; 0 if wording is not compared."""
         return self.nearest(text)[0] if self.nearest is not None else 0.0
 
-    def why_done(self, task: Task, run: Replay, again: Callable[[Task, tuple[Action, ...]], Replay]) -> str:
+    def why_done(self, task: Task, run: Replay, replay: Callable[[Task, tuple[Action, ...]], Replay]) -> str:
         """The rule that excludes the task by the end of its solution, replayed as `run`; empty if none does.
 
         The run must not change the world in the same way as the solution of an evaluation task on the same setup;
         look-ups do not count. If that solution changes nothing, the run must not earn full reward on that task.
-        Evaluation tasks without a solution, or whose solution does not run, are not compared. `again` replays actions
+        Evaluation tasks without a solution, or whose solution does not run, are not compared. `replay` replays actions
         on a task, and raises EnvironmentFailure if the environment failed.
         """
         setup = setup_hash(task)
         if setup not in self.ends:
-            runs = [(other, again(other, other.solution)) for other in self.by_setup.get(setup, ())]
+            runs = [(other, replay(other, other.solution)) for other in self.by_setup.get(setup, ())]
             self.ends[setup] = tuple((other, _change(other_run)) for other, other_run in runs if other_run.complete)
         change = _change(run)
         for other, their_change in self.ends[setup]:
-            if their_change == change and (change or again(other, task.solution).trajectory.reward >= 1.0):
+            if their_change == change and (change or replay(other, task.solution).trajectory.reward >= 1.0):
                 return "an evaluation task on the same setup comes to the same end"
         return ""
 
@@ -163,32 +163,32 @@ class Exclusions:
 class Disguises:
     """Finds queries that are disguised in other texts."""
 
-    def __init__(self, queries: Iterable[str], scattered: int = 0):
-        """Queries of at least `scattered` words are also found with other words in between; 0 turns this off."""
+    def __init__(self, queries: Iterable[str], fewest_scattered: int = 0):
+        """Queries of at least `fewest_scattered` words are also found with other words in between; 0 turns this off."""
         queries = sorted(set(queries))
         self._whole: set[str] = set()
-        self._unfilled: set[str] = set()
+        self._bare: set[str] = set()
         self._starts: dict[str, set[str]] = {}
         self._spellings: dict[str, set[str]] = {}  # query in one letter for all that look alike → in its own letters
-        self._known: set[str] = set()
+        self._words: set[str] = set()
         self._backwards: set[str] = set()
         for query in queries:
             self._learn(query)
         self._representative = len(queries) >= _REPRESENTATIVE
         self._by_word: dict[str, list[list[str]]] = {}  # the rarest word of a query → its words
-        if scattered:
+        if fewest_scattered:
             parts = [words_of(part) for query in queries for part in {query, *_paragraphs(query)}]
             counts = collections.Counter(word for part in parts for word in set(part))
             for part in parts:
-                if len(part) >= scattered:
+                if len(part) >= fewest_scattered:
                     self._by_word.setdefault(min(part, key=lambda word: (counts[word], word)), []).append(part)
 
     def _learn(self, query: str) -> None:
         words = words_of(query)
-        self._known.update(words)
+        self._words.update(words)
         self._backwards.update(one_letter(word[::-1]) for word in words)
         if len(words) > 1:
-            self._unfilled.add(_without_filler(words))
+            self._bare.add(_without_filler(words))
         for letters in filter(None, _orders(query)):
             self._whole.add(one_letter(letters))
         # A single turn of a dialogue may be disguised too.
@@ -201,7 +201,7 @@ class Disguises:
 
     def readings(self, text: str) -> Iterator[tuple[str, str]]:
         """(how, reading) of the text, as in `decodings.readings`, and by ciphers that turn it into known words."""
-        return readings_of(text, self._deciphered)
+        return readings_of(text, self._decipher)
 
     def why(self, how: str, reading: str, text: str) -> str:
         """The disguise in which a reading of the text is, or contains, a query; empty if there is none.
@@ -218,32 +218,32 @@ class Disguises:
             if any(self._is_whole(core) for core in self._unfamiliar_left_out(piece, words, _FEWEST - bool(how))):
                 return how or "other words between its parts"
         words = words_of(reading)
-        if queries := self._contained(one_letter("".join(words))):
+        if queries := self._queries_in(one_letter("".join(words))):
             open_letters = "".join(WORD.findall(text.casefold()))
             if not all(any(spelling in open_letters for spelling in self._spellings[query]) for query in queries):
                 return how or "letters that look alike or stand in reverse"
-        return (how or "other words between its parts") if self._scattered(words) else ""
+        return (how or "other words between its parts") if self._is_scattered(words) else ""
 
-    def _is_whole(self, own: Sequence[str]) -> bool:
-        return len(own) > 1 and (one_letter("".join(own)) in self._whole or _without_filler(own) in self._unfilled)
+    def _is_whole(self, words: Sequence[str]) -> bool:
+        return len(words) > 1 and (one_letter("".join(words)) in self._whole or _without_filler(words) in self._bare)
 
-    def _unfamiliar_left_out(self, text: str, own: Sequence[str], fewest: int) -> Iterator[list[str]]:
+    def _unfamiliar_left_out(self, text: str, words: Sequence[str], fewest: int) -> Iterator[list[str]]:
         """The words that some query contains, then the words of clauses that consist mostly of such words."""
         # If few queries are known, a word that none contains may matter.
-        if not self._representative or self._known.issuperset(own):
+        if not self._representative or self._words.issuperset(words):
             return
         clauses = [words_of(clause) for clause in _CLAUSE.split(text)]
         familiar = [word for clause in clauses if 2 * self._count_known(clause) > len(clause) for word in clause]
-        yield from (core for core in ([word for word in own if word in self._known], familiar) if len(core) >= fewest)
+        yield from (core for core in ([word for word in words if word in self._words], familiar) if len(core) >= fewest)
 
-    def _count_known(self, own: Sequence[str]) -> int:
-        return sum(word in self._known for word in own)
+    def _count_known(self, words: Sequence[str]) -> int:
+        return sum(word in self._words for word in words)
 
-    def _scattered(self, own: Sequence[str]) -> bool:
+    def _is_scattered(self, words: Sequence[str]) -> bool:
         """Whether these words contain all words of a query in order, most of them right after the one before."""
-        word_set, pairs = set(own), set(itertools.pairwise(own))
+        word_set, pairs = set(words), set(itertools.pairwise(words))
         likely_queries = (query for word in word_set for query in self._by_word.get(word, ()))
-        return any(word_set.issuperset(query) and _in_order(query, own, pairs) for query in likely_queries)
+        return any(word_set.issuperset(query) and _in_order(query, words, pairs) for query in likely_queries)
 
     def _is_enciphered(self, text: str) -> bool:
         letters = "".join(WORD.findall(plain_letters(text)))
@@ -251,7 +251,7 @@ class Disguises:
             one_letter(letters.translate(table)) in self._whole for table in _CIPHER_TABLES.values()
         )
 
-    def _contained(self, letters: str) -> set[str]:
+    def _queries_in(self, letters: str) -> set[str]:
         """The queries, as letters, that the letters contain."""
         return {
             query
@@ -260,13 +260,13 @@ class Disguises:
             if letters.startswith(query, place)
         }
 
-    def _deciphered(self, text: str) -> Iterator[tuple[str, str]]:
+    def _decipher(self, text: str) -> Iterator[tuple[str, str]]:
         """(cipher, reading) for the ciphers, or spelling backwards, that turn most words into known ones."""
         small_letters = plain_letters(text)
         unknown = [
             word
             for word in dict.fromkeys(WORD.findall(small_letters))
-            if len(word) > 2 and one_letter(word) not in self._known
+            if len(word) > 2 and one_letter(word) not in self._words
         ]
         if not unknown:
             return
@@ -292,14 +292,14 @@ def _orders(text: str) -> list[str]:
     return [letters, letters[::-1], reversed_words, reversed_words[::-1]]
 
 
-def _without_filler(own: Sequence[str]) -> str:
+def _without_filler(words: Sequence[str]) -> str:
     """The words without filler, joined; all of them if all are filler."""
-    return "".join(word for word in own if word not in _FILLER) or "".join(own)
+    return "".join(word for word in words if word not in _FILLER) or "".join(words)
 
 
-def _in_order(query: Sequence[str], own: Sequence[str], pairs: set[tuple[str, str]]) -> bool:
+def _in_order(query: Sequence[str], words: Sequence[str], pairs: set[tuple[str, str]]) -> bool:
     neighbours = sum(pair in pairs for pair in itertools.pairwise(query))
-    words_left = iter(own)
+    words_left = iter(words)
     return neighbours >= _NEIGHBOURS * (len(query) - 1) and all(word in words_left for word in query)
 
 
@@ -350,8 +350,8 @@ def _paragraphs(text: str) -> list[str]:
     return pieces if len(pieces := _turns(text)) > 1 else []
 
 
-def _distinctive_parts(text: str, words: int) -> set[str]:
+def _distinctive_parts(text: str, fewest: int) -> set[str]:
     """The letters of the query and of its turns, each only if it has enough words not to match by chance."""
-    least = {text: words, **{turn: _TURN_FACTOR * words for turn in _turns(text) if turn != text}}
+    least = {text: fewest, **{turn: _TURN_FACTOR * fewest for turn in _turns(text) if turn != text}}
     tokens_by_part = {part: _shown_words(part) for part in least}
     return {"".join(tokens) for part, tokens in tokens_by_part.items() if len(tokens) >= least[part]}

@@ -52,13 +52,13 @@ class Mentions:
     text: str
 
     @functools.cached_property
-    def folded(self) -> str:
+    def folded_text(self) -> str:
         return fold(self.text)
 
     @functools.cached_property
     def letters(self) -> str:
         """The letters and digits of the text alone."""
-        return re.sub(r"[\W_]+", "", self.folded)
+        return re.sub(r"[\W_]+", "", self.folded_text)
 
     @functools.cached_property
     def words(self) -> frozenset[str]:
@@ -69,9 +69,9 @@ class Mentions:
     def numbers(self) -> frozenset[float]:
         return frozenset(_numbers(self.text))
 
-    def holds(self, folded: str) -> bool:
+    def holds(self, phrase: str) -> bool:
         """Whether a folded text appears in this one as whole words."""
-        return folded in self.folded and bool(re.search(rf"(?<!\w){re.escape(folded)}(?!\w)", self.folded))
+        return phrase in self.folded_text and bool(re.search(rf"(?<!\w){re.escape(phrase)}(?!\w)", self.folded_text))
 
     def names(self, value: str | int | float) -> bool:
         """Whether the text names the value; of a value of several words, one in three is enough."""
@@ -102,7 +102,7 @@ class Mentions:
 
     def _names_date(self, value: str) -> bool:
         """Whether the text names a day relative to today, or each number of the date or time, without the year."""
-        if any(word in self.folded for word in _DAYS):
+        if any(word in self.folded_text for word in _DAYS):
             return True
         parts = [float(number) for number in re.findall(r"\d+", value)]
         day = parts[1:] if "-" in value else parts[:2]

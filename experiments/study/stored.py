@@ -17,7 +17,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_
 from cojax.registry.annotations import shown
 from cojax.report.figures import CONVERSION
 from cojax.signals import SIGNALS
-from cojax.storage.episodes import expanded
+from cojax.storage.episodes import expand
 from cojax.storage.files import encode_record, parse_record, replace_file
 from .comparison import mismatch
 from .record import COLUMNS, CURVES, ORIGIN_COUNTS, ORIGIN_MEASURES, Record
@@ -146,7 +146,7 @@ def read_arm(out: Path, arm: str) -> dict[int, Record]:
     records: dict[int, Record] = {}
     where = str(path)
     try:
-        for number, line in enumerate(expanded(path).splitlines(), 1):
+        for number, line in enumerate(expand(path).splitlines(), 1):
             where = f"{path}, line {number}"
             record = check_record(parse_record(line), arm)
             if record["seed"] in records:

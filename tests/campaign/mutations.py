@@ -14,7 +14,7 @@ from typing import Any
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.files import RunDirectoryError, StorageError
 from cojax.storage.run_directory import RunDirectory
-from cojax.storage.run_files import DERIVED, REMADE, Verified, verify
+from cojax.storage.run_files import DERIVED, REMADE, Checkpoint, verify
 
 Mutation = Callable[[bytes, random.Random], bytes | None]
 
@@ -130,7 +130,7 @@ class Whole:
     """A run directory before any mutation: its settings, its verified state, and its logs."""
 
     config: Mapping[str, Any]
-    found: Verified
+    found: Checkpoint
     logs: Mapping[str, bytes]
 
     @classmethod
@@ -176,7 +176,7 @@ def judge(folder: Path, path: Path, whole: Whole) -> tuple[str, str]:
     return ("heals" if same and _healed(folder, path, found, whole, summary) else "lost"), said
 
 
-def _state(found: Verified) -> tuple[Any, ...]:
+def _state(found: Checkpoint) -> tuple[Any, ...]:
     return found.step, tuple(found.pool), found.pool.fresh, found.changes, found.pending, found.waiting
 
 
@@ -189,7 +189,7 @@ def _refused(folder: Path, path: Path, said: str, changed: Collection[Any]) -> t
     return ("lost", f"refusing changed {others[0]}: {said}") if others else ("refused", said)
 
 
-def _healed(folder: Path, path: Path, found: Verified, whole: Whole, summary: Mapping[str, Any] | None) -> bool:
+def _healed(folder: Path, path: Path, found: Checkpoint, whole: Whole, summary: Mapping[str, Any] | None) -> bool:
     """Whether the run may go on with that file: it is made again, cut back, or not read."""
     name = path.relative_to(folder).parts[0]
     if path.name in whole.logs:

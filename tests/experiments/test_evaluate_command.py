@@ -52,7 +52,7 @@ def episodes(out: Path) -> dict[str, list]:
     with EvaluationDirectory(out) as directory:
         return {
             name: [(turn.action, turn.observation, turn.action_tokens, turn.action_logprobs) for turn in known.turns]
-            for name, known in directory.known().items()
+            for name, known in directory.valid_episodes().items()
         }
 
 

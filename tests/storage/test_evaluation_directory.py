@@ -28,7 +28,7 @@ def begun(folder: Path) -> Path:
 def known(folder: Path) -> dict:
     with EvaluationDirectory(folder) as directory:
         directory.claim(IDENTITY, {})
-        return directory.known()
+        return directory.valid_episodes()
 
 
 @pytest.mark.parametrize("kind", mutations.KINDS)

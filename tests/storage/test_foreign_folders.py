@@ -83,7 +83,7 @@ def claimed(folder: Path) -> None:
 def evaluated(folder: Path) -> None:
     with EvaluationDirectory(folder) as directory:
         directory.claim({}, {})
-        directory.known()
+        directory.valid_episodes()
 
 
 # Every other reader: the file, and the call with its folder.
