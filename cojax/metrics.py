@@ -53,7 +53,7 @@ class Metrics:
         # tensorboardX's own writing thread is not used: a full disk ends it, and its caller then waits for ever.
         self._board: EventsWriter | None = None
         records = [record for record in self.log.read() if record["step"] <= step]
-        with self._told():
+        with self._guard_board():
             self._board = _new_board(folder / "tensorboard", records)
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -64,7 +64,7 @@ class Metrics:
         step = record["step"]
         record = plain(record)
         self.log.append([record])
-        with self._told():
+        with self._guard_board():
             if self._board is not None:
                 _draw(self._board, record, time.time())
                 self._board.flush()
@@ -72,14 +72,14 @@ class Metrics:
             self._wandb.log(scalars(record), step=step)
 
     def close(self) -> None:
-        with self._told():
+        with self._guard_board():
             if self._board is not None:
                 self._board.close()
         if self._wandb is not None:
             self._wandb.finish()
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _guard_board(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -106,7 +106,7 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
 
 def _new_board(folder: Path, records: Sequence[Mapping[str, Any]]) -> "EventsWriter":
     """The writer of TensorBoard's file, which holds these records and replaces earlier files. Raises OSError."""
-    # It imports torch where that is installed, which takes seconds.
+    # Imported here: it imports torch if that is installed, which takes seconds.
     from tensorboardX.event_file_writer import EventsWriter
 
     end = time.time() - sum(map(_total, records))

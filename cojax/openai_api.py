@@ -53,14 +53,14 @@ class CallFailed(Exception):
     unreachable, timeout, server, rate, malformed   another attempt may succeed
     """
 
-    def __init__(self, kind: CallKind, reason: str, *, status: int = 0, wait: float = 0.0, lost: bool = False):
+    def __init__(self, kind: CallKind, reason: str, *, status: int = 0, wait: float = 0.0, may_charge: bool = False):
         """`status` is HTTP's, 0 if none came.
 
-        `wait` is the number of seconds that the endpoint asks for. `lost` says that the endpoint may have worked on the
-        request, and may charge for it.
+        `wait` is the number of seconds that the endpoint asks for. `may_charge` says that the endpoint may have worked
+        on the request and charge for it.
         """
         super().__init__(reason)
-        self.kind, self.reason, self.status, self.wait, self.lost = kind, reason, status, wait, lost
+        self.kind, self.reason, self.status, self.wait, self.may_charge = kind, reason, status, wait, may_charge
         # Set if the client will spell the request differently. It is sent again at once, which does not count as an
         # attempt.
         self.respelled = False
@@ -160,7 +160,7 @@ class ApiClient:
 
     def chat(self, body: Mapping[str, Any], seconds: float, read: Callable[[Any], _T]) -> _T:
         """What `read` returns for the reply to a chat request. Raises CallFailed, even for an error of `read`."""
-        request = self.spelled(body)
+        request = self.spell(body)
         try:
             return self._post(self._api.chat.completions, request, seconds, _MOST_CHAT, read)
         except CallFailed as failure:
@@ -175,7 +175,7 @@ class ApiClient:
         """
         return self._post(self._api.embeddings, body, seconds, _MOST_EMBEDDINGS, read)
 
-    def spelled(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def spell(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """A chat request as it is sent, with the newer name of `max_tokens` if the endpoint has asked for that."""
         if not self._newer_limit or "max_tokens" not in body:
             return dict(body)
@@ -195,7 +195,7 @@ class ApiClient:
         try:
             content = answer.result(timeout=seconds)
         except (TimeoutError, openai.APITimeoutError, httpx.TimeoutException):  # the last while a body is read
-            raise CallFailed("timeout", f"no reply within {seconds:.3g} s", lost=True) from None
+            raise CallFailed("timeout", f"no reply within {seconds:.3g} s", may_charge=True) from None
         except CallFailed as failure:
             raise failure from None
         except Exception as error:
@@ -204,12 +204,12 @@ class ApiClient:
             # Not only openai's own errors: those of the HTTP library pass through while a body is read.
             reason = self._one_line(f"{type(error).__name__}: {error.__cause__ or error}")
             may_charge = not isinstance(error, openai.APIConnectionError)
-            raise CallFailed("unreachable", reason, lost=may_charge) from None
+            raise CallFailed("unreachable", reason, may_charge=may_charge) from None
         try:
             return read(json.loads(content.decode("utf-8", "replace")))
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             reason = self._one_line(f"the reply cannot be used: {type(error).__name__}: {error}")
-            raise CallFailed("malformed", reason, lost=True) from None
+            raise CallFailed("malformed", reason, may_charge=True) from None
 
     def _refuse(self, response: Any) -> None:
         """Raises CallFailed for every status but success."""
@@ -225,7 +225,7 @@ class ApiClient:
         except Exception:  # with or without the body the status counts, unless time is up
             if time.monotonic() > _UNTIL.get():
                 reason = f"HTTP {status}, and its body did not end in time"
-                raise CallFailed("timeout", reason, status=status, lost=True) from None
+                raise CallFailed("timeout", reason, status=status, may_charge=True) from None
             content = b""
         # A body that is cut off is not quoted: half a key could not be recognised.
         message = f"its body is longer than {_MOST_ERROR:,} bytes" if content is None else error_message(content)
@@ -253,7 +253,7 @@ def _read(resource: Any, body: Mapping[str, Any], until: float, most: int) -> by
     with create(**body, timeout=max(0.001, until - time.monotonic())) as response:
         content = _body(response.http_response, most)
     if content is None:
-        raise CallFailed("malformed", f"the reply is longer than {most:,} bytes", lost=True)
+        raise CallFailed("malformed", f"the reply is longer than {most:,} bytes", may_charge=True)
     return content
 
 

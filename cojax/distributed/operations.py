@@ -36,20 +36,20 @@ Operations = MutableMapping[str, Callable[..., Any]]
 # Bytes that travel at once: all messages have one of two shapes, so that two programs serve them.
 _SMALL, _LARGE = 2**16, 2**24
 # What a command says of an array: the name of its dtype, and its shape.
-Described = tuple[str, Sequence[int]]
+Description = tuple[str, Sequence[int]]
 
 
 class Lead:
-    """`Hosts` of process 0. Used on the main thread alone, where all collectives are."""
+    """`Hosts` of process 0. Only the main thread, which runs all collectives, may use it."""
 
     def __init__(self, wire: Wire, others: int) -> None:
         self._wire, self._others = wire, others
         self._number = 0
         # By all arrays of a result: two results may share some, as a policy with merged adapters does with its base.
         self._places: dict[_Leaves, tuple[Place, list[weakref.ref[Any]]]] = {}
-        # Filled by whichever thread lets go of a result.
+        # Filled by any thread that drops a result.
         self._freed = collections.deque[Place]()
-        # When the operation that runs began, for whoever watches over its deadline.
+        # When the current operation began, for the watch over its deadline.
         self.busy_since: float | None = None
 
     @contextlib.contextmanager
@@ -61,7 +61,7 @@ class Lead:
                 "together must be called on the main thread: read the arrays of Weights within Engine.load"
             )
         data: list[np.ndarray] = []
-        descriptions = [self._described(argument, data) for argument in arguments]
+        descriptions = [self._encode(argument, data) for argument in arguments]
         places = [self._freed.popleft() for _ in range(len(self._freed))]
         self._number += 1
         number, results = self._number, list[Any]()
@@ -96,7 +96,7 @@ class Lead:
             _, message = self._wire.receive()
             missing -= message.get("kind") == "at" and message["number"] == self._number
 
-    def _described(self, argument: Any, data: list[np.ndarray]) -> dict[str, Any]:
+    def _encode(self, argument: Any, data: list[np.ndarray]) -> dict[str, Any]:
         """An argument in the form that a command has; adds arrays on the host to `data`."""
         if isinstance(argument, (np.ndarray, np.generic)):
             data.append(np.asarray(argument))
@@ -105,9 +105,9 @@ class Lead:
             return {"plain": argument}
         if isinstance(argument, TrainBatch) and isinstance(argument.tokens, np.ndarray):
             fields = {field.name: getattr(argument, field.name) for field in dataclasses.fields(argument)}
-            return {"batch": {name: self._described(value, data) for name, value in fields.items()}}
+            return {"batch": {name: self._encode(value, data) for name, value in fields.items()}}
         if isinstance(argument, tuple) and not hasattr(argument, "_fields"):
-            return {"tuple": [self._described(part, data) for part in argument]}
+            return {"tuple": [self._encode(part, data) for part in argument]}
         leaves = jax.tree.leaves(argument)
         entry = self._places.get(tuple(map(id, leaves)))
         if entry is None or any(ref() is not leaf for ref, leaf in zip(entry[1], leaves, strict=True)):
@@ -121,14 +121,14 @@ class Lead:
             return
         key, refs = tuple(map(id, leaves)), list[weakref.ref[Any]]()
 
-        def free(gone: weakref.ref[Any]) -> None:
+        def free(_ref: weakref.ref[Any]) -> None:
             """Once one of its arrays is gone, nobody holds the whole result, so nobody can name it."""
             if (entry := self._places.get(key)) and entry[1] is refs and self._places.pop(key, None):
                 self._freed.append(place)
 
         refs += [weakref.ref(leaf, free) for leaf in leaves]
         if entry := self._places.get(key):
-            self._freed.append(entry[0])  # from now on the same arrays name the newer result
+            self._freed.append(entry[0])  # the arrays name the newer result from now on
         self._places[key] = (place, refs)
 
 
@@ -167,8 +167,8 @@ class Follower:
         values = result if isinstance(result, tuple) else (result,)
         self.results[command["number"]] = dict(enumerate(values))
 
-    def _argument(self, given: Mapping[str, Any], data: Sequence[np.ndarray]) -> Any:
-        ((kind, value),) = given.items()
+    def _argument(self, spec: Mapping[str, Any], data: Sequence[np.ndarray]) -> Any:
+        ((kind, value),) = spec.items()
         match kind:
             case "plain":
                 return value
@@ -184,7 +184,7 @@ class Follower:
         raise WireError(f"process 0 sent an argument of the kind {kind!r}, which this process does not know")
 
 
-def describe(array: np.ndarray) -> Described:
+def describe(array: np.ndarray) -> Description:
     return array.dtype.name, list(array.shape)
 
 
@@ -198,16 +198,16 @@ def send_arrays(arrays: Sequence[np.ndarray]) -> None:
         multihost_utils.broadcast_one_to_all(part, is_source=True)
 
 
-def receive_arrays(described: Sequence[Described]) -> list[np.ndarray]:
+def receive_arrays(descriptions: Sequence[Description]) -> list[np.ndarray]:
     """In every other process: the arrays that process 0 sends."""
-    counts = [math.prod(shape) * jnp.dtype(name).itemsize for name, shape in described]
+    counts = [math.prod(shape) * jnp.dtype(name).itemsize for name, shape in descriptions]
     data = np.empty(sum(counts), np.uint8)
     for start, size in _parts(data.size):
         part = multihost_utils.broadcast_one_to_all(np.zeros(size, np.uint8), is_source=False)
         data[start : start + size] = part[: data.size - start]
     arrays, start = [], 0
-    for (name, shape), count in zip(described, counts, strict=True):
-        # A copy begins where its dtype may begin.
+    for (name, shape), count in zip(descriptions, counts, strict=True):
+        # A copy is aligned as its dtype requires.
         arrays.append(data[start : start + count].copy().view(jnp.dtype(name)).reshape(shape))
         start += count
     return arrays

@@ -56,7 +56,7 @@ def start(how: DistributedSettings) -> tuple[int, int, dict[int, socket.socket]]
     """
     # Its handler of SIGTERM would replace ours, by which process 0 decides when to stop.
     jax.config.update("jax_enable_preemption_service", False)
-    with _explained(how), _watched(how):
+    with _explain_errors(how), _watch_start(how):
         jax.distributed.initialize(
             how.coordinator or None,
             how.processes,
@@ -70,7 +70,7 @@ def start(how: DistributedSettings) -> tuple[int, int, dict[int, socket.socket]]
     client, address = global_state.client, global_state.coordinator_address
     assert client is not None
     assert address is not None
-    with _explained(how):
+    with _explain_errors(how):
         if process == 0:
             dual_stack = socket.has_dualstack_ipv6()
             family = socket.AF_INET6 if dual_stack else socket.AF_INET
@@ -90,7 +90,7 @@ def find_devices() -> None:
 
 
 @contextlib.contextmanager
-def _watched(how: DistributedSettings) -> Iterator[None]:
+def _watch_start(how: DistributedSettings) -> Iterator[None]:
     """Reports a long wait for the other processes, and ends this process with status 1 if they do not come.
 
     JAX waits in native code, which ends the process by SIGABRT and runs no handlers of signals. Meanwhile, signals end
@@ -124,7 +124,7 @@ def _say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def _explained(how: DistributedSettings) -> Iterator[None]:
+def _explain_errors(how: DistributedSettings) -> Iterator[None]:
     try:
         yield
     except WireError as error:

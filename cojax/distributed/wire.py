@@ -28,7 +28,7 @@ _LENGTH = struct.Struct(">I")
 _LARGEST = 2**24  # bytes of a message
 _BEAT = 0.5  # seconds
 _SIGN, _FAREWELL = {"kind": "sign"}, {"kind": "farewell"}
-# Bytes of a greeting, seconds for the whole of one, and how many more may be under way than there are processes.
+# Bytes of a greeting, seconds for a whole one, and how many more may be under way than there are processes.
 _GREETING, _GREETED, _SPARE = 2**12, 5.0, 64
 _LOOK_EVERY = 0.05  # seconds between two checks of the greetings
 
@@ -40,21 +40,21 @@ class WireError(RuntimeError):
 class Wire:
     """The connections of this process, by the number of the process at the other end.
 
-    `lost` is called once, on a thread of its own, with the number of a lost process and what was noticed. `beat` is
-    called twice a second on another one. `heard` is called with each message as it arrives, and says whether it has
-    dealt with it; `receive` gives the others.
+    `on_loss` is called once, on its own thread, with the number of a lost process and the reason. `on_beat` is called
+    twice a second on another one. `on_message` is called with each message as it arrives, and returns whether it has
+    handled it; `receive` gives the others.
     """
 
     def __init__(
         self,
         connections: Mapping[int, socket.socket],
         silence: float,
-        lost: Callable[[int, str], None],
-        beat: Callable[[], None] = lambda: None,
-        heard: Callable[[int, Message], bool] = lambda number, message: False,
+        on_loss: Callable[[int, str], None],
+        on_beat: Callable[[], None] = lambda: None,
+        on_message: Callable[[int, Message], bool] = lambda number, message: False,
     ) -> None:
         self._connections, self._silence = connections, silence
-        self._lost, self._beat, self._heard = lost, beat, heard
+        self._on_loss, self._on_beat, self._on_message = on_loss, on_beat, on_message
         self._locks = {number: threading.Lock() for number in connections}
         self._received = queue.SimpleQueue[tuple[int, Message]]()
         self._parting = threading.Event()
@@ -72,7 +72,7 @@ class Wire:
                 self._report(number, f"it cannot be reached ({error})")
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:
-        """The next message and its sender. Raises WireError where none comes in time."""
+        """The next message and its sender. Raises WireError if none comes in time."""
         try:
             return self._received.get(timeout=timeout)
         except queue.Empty:
@@ -87,7 +87,7 @@ class Wire:
         connection = self._connections[number]
         try:
             while (message := read(connection)).get("kind") != "farewell":
-                if message.get("kind") != "sign" and not self._heard(number, message):
+                if message.get("kind") != "sign" and not self._on_message(number, message):
                     self._received.put((number, message))
         except TimeoutError:
             self._report(number, f"it has been silent for {self._silence:g} s")
@@ -98,13 +98,13 @@ class Wire:
 
     def _send_signs(self) -> None:
         while not self._parting.wait(_BEAT):
-            self._beat()
+            self._on_beat()
             self.send(_SIGN)
 
     def _report(self, number: int, reason: str) -> None:
         if not self._parting.is_set():
             self._parting.set()
-            threading.Thread(target=self._lost, args=(number, reason), daemon=True).start()
+            threading.Thread(target=self._on_loss, args=(number, reason), daemon=True).start()
 
 
 def connect(host: str, port: int, token: str, process: int, deadline: float, silence: float) -> socket.socket:
@@ -139,8 +139,8 @@ def _write(connection: socket.socket, message: Message) -> None:
 def read(connection: socket.socket, largest: int = _LARGEST, until: float | None = None) -> Message:
     """The next message.
 
-    Raises OSError, TimeoutError, also at `until`, or WireError if the connection ends or if it brings anything but a
-    message of at most `largest` bytes.
+    Raises OSError; TimeoutError, also at `until`; WireError if the connection ends or sends anything but a message of
+    at most `largest` bytes.
     """
     (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, until))
     if size > largest:
@@ -149,9 +149,9 @@ def read(connection: socket.socket, largest: int = _LARGEST, until: float | None
     try:
         message = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise WireError(f"it sent what is no message: {error}") from error
+        raise WireError(f"it sent an invalid message: {error}") from error
     if not isinstance(message, dict):
-        raise WireError("it sent what is no message: expected an object")
+        raise WireError("it sent an invalid message: expected an object")
     return message
 
 

@@ -119,7 +119,7 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
                 subject.identity["model"],
                 temperature=temperature,
                 max_tokens=config.sampling.max_tokens,
-                # It must end before the watch over the episode gives up.
+                # It must end before the episode's own deadline.
                 deadline=0.9 * config.limits.engine_deadline,
             )
         )
@@ -137,7 +137,7 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
         yield PolicyActors(engine, chat, parts.sampling(config, chat, temperature))
     finally:
         engine.close()
-        # A copy for servers, as large as the model.
+        # The servers' copy is as large as the model.
         shutil.rmtree(folder / "weights", ignore_errors=True)
 
 
@@ -186,14 +186,14 @@ def _same_shape(here: Path, there: Path, workdir: Path) -> None:
         )
 
 
-def measured(config: ConfigDict, groups: Sequence[Group]) -> dict[str, Any]:
+def measure(config: ConfigDict, groups: Sequence[Group]) -> dict[str, Any]:
     """The environment's own measures of a split, in per cent, each with its interval."""
 
     def percent(values: Sequence[float], episodes: int, **whole: float) -> dict[str, float]:
         numbers = {**estimate(values, episodes), **whole}
         return {name: value if name == "count" else 100 * value for name, value in numbers.items()}
 
-    return {name: percent(**measure) for name, measure in worlds.measures(config.environment.name, groups).items()}
+    return {name: percent(**sample) for name, sample in worlds.measures(config.environment.name, groups).items()}
 
 
 def kinds_of(config: ConfigDict) -> tuple[str, Callable[[Task], Iterable[str]]]:
@@ -204,15 +204,15 @@ def kinds_of(config: ConfigDict) -> tuple[str, Callable[[Task], Iterable[str]]]:
 
 
 def evaluate(
-    config: ConfigDict, subject: Subject, splits: Sequence[str], samples: int, out: Path, held: Sequence[Task] = ()
+    config: ConfigDict, subject: Subject, splits: Sequence[str], samples: int, out: Path, held_out: Sequence[Task] = ()
 ) -> dict[str, Any]:
     """Plays the episodes that are missing in `out`, then writes and returns the result.
 
-    `held` are the tasks that the policy's run held out; they stand for an evaluation.split without tasks.
+    `held_out` are the tasks that the policy's run held out; they stand for an evaluation.split without tasks.
     """
     with EvaluationDirectory(out) as directory:
         environment = entries.made_environment(config)
-        tasks = {split: tasks_of(config, environment, split, held) for split in splits}
+        tasks = {split: tasks_of(config, environment, split, held_out) for split in splits}
         code = {"code": {"environment.name": entries.entry(config, "environment.name").described()}}
         directory.claim(identity(config, subject, tasks, samples), {**facts(), **code})
         log_to(out / "evaluate.log")
@@ -230,7 +230,7 @@ def evaluate(
             "temperature": config.evaluation.temperature,
             "interval": _INTERVAL,
             "splits": {
-                split: {**describe(groups, samples, kinds), "by_key": by_key, "measures": measured(config, groups)}
+                split: {**describe(groups, samples, kinds), "by_key": by_key, "measures": measure(config, groups)}
                 for split, groups in by_split.items()
             },
         }
@@ -247,11 +247,11 @@ def play(
     directory: EvaluationDirectory,
 ) -> dict[str, list[Group]]:
     """The groups of each split; episodes that are stored in the directory are not played again."""
-    trajectories = directory.valid_episodes()
+    results = directory.valid_episodes()
     episodes = {f"{split}-{task.id}-{k}" for split, subset in tasks.items() for task in subset for k in range(samples)}
-    count = len(episodes & trajectories.keys())
+    count = len(episodes & results.keys())
     if count:
-        CONSOLE.print(f"{count} of {len(episodes)} episodes are there already")
+        CONSOLE.print(f"{count} of {len(episodes)} episodes are stored already")
 
     def play_split(actors: Any, split: str, subset: Sequence[Task], advance: Callable[[], None]) -> list[Group]:
         def store(trajectory: Trajectory) -> None:
@@ -259,21 +259,21 @@ def play(
             advance()
 
         collector = EpisodeCollector(actors, environment, parts.limits(config, environment), samples)
-        return collector.collect(subset, seed=(config.seed, 0), label=split, known=trajectories, on_episode=store)
+        return collector.collect(subset, seed=(config.seed, 0), label=split, known_episodes=results, on_episode=store)
 
     if count == len(episodes):
         return {split: play_split(None, split, subset, lambda: None) for split, subset in tasks.items()}
     groups = {}
     with playing(subject, config, directory.folder) as actors:
         for split, subset in tasks.items():
-            missing = sum(f"{split}-{task.id}-{k}" not in trajectories for task in subset for k in range(samples))
+            missing = sum(f"{split}-{task.id}-{k}" not in results for task in subset for k in range(samples))
             with bar(f"episodes of {split}", missing) as advance:
                 groups[split] = play_split(actors, split, subset, advance)
     return groups
 
 
-def tasks_of(config: ConfigDict, environment: Environment, split: str, held: Sequence[Task] = ()) -> tuple[Task, ...]:
-    """The tasks of a split, as many as the configuration says; `held` for an evaluation.split without tasks.
+def tasks_of(config: ConfigDict, environment: Environment, split: str, spare: Sequence[Task] = ()) -> tuple[Task, ...]:
+    """The tasks of a split, as many as the configuration says; `spare` for an evaluation.split without tasks.
 
     Raises ValueError for a split without tasks.
     """
@@ -289,22 +289,22 @@ def tasks_of(config: ConfigDict, environment: Environment, split: str, held: Seq
     seed = section.seed if split == section.split else 0
     tasks = environment.tasks(split, counts.get(split, section.tasks), seed)
     if not tasks and split == section.split:
-        tasks = tuple(task for task in held if task.environment == environment.name)
+        tasks = tuple(task for task in spare if task.environment == environment.name)
     if not tasks:
         raise ValueError(f"split {split!r} of environment {environment.name!r} has no task; choose others in --splits")
     return tuple({task.id: task for task in tasks}.values())
 
 
-def splits_of(config: ConfigDict, named: Sequence[str] | None) -> list[str]:
+def splits_of(config: ConfigDict, names: Sequence[str] | None) -> list[str]:
     """The splits to evaluate, each once. "all" means those in EVALUATION of the environment's module, or, without it,
     the configuration's three. Raises ValueError for an empty list."""
     section = config.evaluation
-    if not named:
+    if not names:
         return [section.split]
-    if list(named) == ["all"]:
+    if list(names) == ["all"]:
         module = worlds.module(config.environment.name)
-        named = vars(module).get("EVALUATION", (section.split, section.dev_split, section.challenge_split))
-    splits = list(dict.fromkeys(name.strip() for name in named if name.strip()))
+        names = vars(module).get("EVALUATION", (section.split, section.dev_split, section.challenge_split))
+    splits = list(dict.fromkeys(name.strip() for name in names if name.strip()))
     if not splits:
         raise ValueError(
             "--splits is empty; leave it out for evaluation.split, or name splits with commas between them"
@@ -378,9 +378,9 @@ def _stop(number: int, frame: Any) -> None:
     raise KeyboardInterrupt(number)
 
 
-def run(named: Sequence[str | None], only_splits: Sequence[str] | None, samples: int, folder: str | None) -> None:
+def run(flags: Sequence[str | None], only_splits: Sequence[str] | None, samples: int, folder: str | None) -> None:
     """Evaluates the policy that the flags name: checkpoint, model folder, endpoint and its model."""
-    checkpoint, _, endpoint, _ = named
+    checkpoint, _, endpoint, _ = flags
     end_descendants_at_exit()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
@@ -391,7 +391,7 @@ def run(named: Sequence[str | None], only_splits: Sequence[str] | None, samples:
             engines.check_servers(config)
         keep_compiled()
         splits = splits_of(config, only_splits)
-        subject, parent = subject_of(config, *named)
+        subject, parent = subject_of(config, *flags)
         name = f"{subject.name}-{config.environment.name}-{'+'.join(splits)}-x{samples}"
         out = Path(folder) if folder else parent / name.replace("/", "-")  # a name must not lead to another folder
         if checkpoint and not folder:

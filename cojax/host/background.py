@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 _BEGUN: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # the threads of `in_background`
-_LOOK = 0.2  # seconds between two calls of `left`
+_LOOK = 0.2  # seconds between two calls of `seconds_left`
 # Seconds between two readings of the clock, and the most seconds that such a gap counts. A longer gap means that the
 # process was stopped.
 _EVERY, _MOST = 0.1, 0.5
@@ -44,13 +44,13 @@ def _start(name: str, work: Callable[[], _T]) -> tuple[Future[_T], threading.Thr
     return result, thread
 
 
-def done_within(result: Future[Any], left: Callable[[], float]) -> bool:
-    """Waits for the result while `left()`, which is called repeatedly, returns seconds above 0.
+def done_within(result: Future[Any], seconds_left: Callable[[], float]) -> bool:
+    """Waits for the result while `seconds_left()`, which is called repeatedly, returns seconds above 0.
 
     Returns whether the result came.
     """
-    while not wait([result], max(0.0, min(_LOOK, left()))).done:
-        if left() <= 0:
+    while not wait([result], max(0.0, min(_LOOK, seconds_left()))).done:
+        if seconds_left() <= 0:
             return False
     return True
 

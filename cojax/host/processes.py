@@ -44,7 +44,7 @@ def family(pid: int) -> list[int]:
     """The process, then the running processes that it started, then those that they started, and so on."""
     children, running = defaultdict(set), {pid}
     for entry, parent, _, runs in _processes():
-        # A process that ended meanwhile still leads to its children.
+        # A process that has ended may still have children in the list.
         children[parent].add(entry)
         running |= {entry} if runs else set()
     members = [pid]
@@ -77,7 +77,7 @@ def session(sid: int) -> set[int]:
     return {entry for entry, _, session, runs in _processes() if runs and session == sid}
 
 
-def end(left: Callable[[], Iterable[int]], grace: float = 0.0, deadline: float = KILLED) -> set[int]:
+def end(processes: Callable[[], Iterable[int]], grace: float = 0.0, deadline: float = KILLED) -> set[int]:
     """Waits up to `grace` seconds until no process is left, then kills those left.
 
     Returns those left after another `deadline` seconds.
@@ -87,7 +87,7 @@ def end(left: Callable[[], Iterable[int]], grace: float = 0.0, deadline: float =
     """
 
     def look_twice() -> set[int]:
-        return set(left()) or set(left())
+        return set(processes()) or set(processes())
 
     until = time.monotonic() + grace
     while (pids := look_twice()) and time.monotonic() < until:
@@ -143,15 +143,15 @@ def _processes() -> Iterator[tuple[int, int, int, bool]]:
                 yield int(entry), int(fields[1]), int(fields[3]), fields[0] not in "ZX" or int(fields[17]) > 1
 
 
-def end_with_owner(owner: int, told: int) -> None:
-    """Sends this process SIGTERM once the other end of the pipe `owner` is closed; `tell` writes to the pipe `told`."""
-    for pipe in (owner, told):
+def end_with_owner(owner_pipe: int, report_pipe: int) -> None:
+    """Sends this process SIGTERM once the other end of the `owner_pipe` is closed; `tell` writes to `report_pipe`."""
+    for pipe in (owner_pipe, report_pipe):
         os.set_inheritable(pipe, False)
-    _TOLD[:] = [told]
+    _TOLD[:] = [report_pipe]
 
     def end_with() -> None:
         with contextlib.suppress(OSError):
-            while os.read(owner, 1):
+            while os.read(owner_pipe, 1):
                 pass
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -228,7 +228,7 @@ def guard(arguments: list[str]) -> None:
     parent, command = int(arguments[0]), arguments[1:]
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda received, _: signals.append(received))
+        signal.signal(number, lambda signal_number, _: signals.append(signal_number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
     libc = ctypes.CDLL(None)

@@ -37,16 +37,16 @@ _DECODES_PER_PREFILL = 2  # decode steps after which a prefill runs although som
 
 @dataclasses.dataclass(eq=False)
 class Session:
-    """A growing conversation: its tokens, the first `cached` of which are in its slot's cache, under weights `version`.
+    """A growing conversation: its tokens, the first `cache_length` of which its slot caches, under weights `version`.
 
-    `reported` is the number of tokens whose routes earlier completions reported.
+    `reported_count` is the number of tokens whose routes earlier completions reported.
     """
 
     tokens: list[int] = dataclasses.field(default_factory=list)
     slot: int = -1
-    cached: int = 0
+    cache_length: int = 0
     version: int | None = None
-    reported: int = 0
+    reported_count: int = 0
     request: "Request | None" = None
 
 
@@ -55,7 +55,7 @@ class Request:
     """One `generate` call. `uniforms` are its random numbers, one for each token that may be sampled.
 
     `names` are the names of the prompt's whole chunks, () if part of the prompt is cached already. The chunks from
-    index `fed` on are still to be computed. Another thread may end `result` early, which aborts the request.
+    index `next_chunk` on are still to be computed. Another thread may end `result` early, which aborts the request.
     """
 
     session: Session
@@ -64,10 +64,10 @@ class Request:
     uniforms: np.ndarray
     chunks: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
     names: tuple[bytes, ...] = ()
-    fed: int = 0
-    sampled: list[int] = dataclasses.field(default_factory=list)
+    next_chunk: int = 0
+    new_tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
-    routes: list[Any] = dataclasses.field(default_factory=list)  # (array, index) of tokens fed; read if routed
+    routes: list[Any] = dataclasses.field(default_factory=list)  # (array, index) of tokens fed; read if reported
     completion: Completion | None = None
     result: Future[Completion] = dataclasses.field(default_factory=Future)
 
@@ -85,10 +85,10 @@ class Batcher:
         length: int,
         rows: int,
         chunk_sizes: Sequence[int],
-        routed: bool,
+        with_routes: bool,
         mesh: Mesh | None,
     ) -> None:
-        self._config, self._slots, self._length, self._routed, self._mesh = config, slots, length, routed, mesh
+        self._config, self._slots, self._length, self._routes, self._mesh = config, slots, length, with_routes, mesh
         self._rows, self._chunk_sizes = rows, tuple(sorted(chunk_sizes))
         self._cache = transformer.make_cache(config, slots, length, mesh)
         self._params: Params = {}
@@ -115,11 +115,11 @@ class Batcher:
         """Admits the request. If its session has no slot, one must be free."""
         session = request.session
         if session.version != self._version:
-            session.version, session.cached = self._version, 0
-        request.chunks.extend(chunks(len(request.prompt) - 1 - session.cached, self._chunk_sizes))
-        if not session.cached:
+            session.version, session.cache_length = self._version, 0
+        request.chunks.extend(chunks(len(request.prompt) - 1 - session.cache_length, self._chunk_sizes))
+        if not session.cache_length:
             request.names = chunk_names(request.prompt[:-1], request.chunks)
-            request.fed = len(request.names)
+            request.next_chunk = len(request.names)
         if session.slot < 0:
             session.slot = self._take_slot(request.names)
         self._start(request)
@@ -141,20 +141,20 @@ class Batcher:
         if leading(request.names, self._prefixes.pending) > count:
             self._waiting_for_chunks.append(request)
             return
-        request.fed = count
+        request.next_chunk = count
         if count:
             self._reuse(request)
         self._prefixes.pending.update(request.names[count:])
         (self._prefilling if request.chunks else self._decoding).append(request)
 
     def _reuse(self, request: Request) -> None:
-        """Gives the request's slot the chunks before `fed`, which some slot holds."""
-        session, names, holders = request.session, request.names[: request.fed], self._prefixes.holders
+        """Gives the request's slot the chunks before `next_chunk`, which some slot holds."""
+        session, names, holders = request.session, request.names[: request.next_chunk], self._prefixes.holders
         source = next(iter(holders[names[-1]]))
-        session.cached = sum(request.chunks.popleft() for _ in names)
-        self.reused += session.cached
+        session.cache_length = sum(request.chunks.popleft() for _ in names)
+        self.reused += session.cache_length
         if session.slot not in holders[names[-1]]:
-            self._copies.append((source, session.slot, self._span(session.cached)))
+            self._copies.append((source, session.slot, self._span(session.cache_length)))
         for name in names:
             request.routes.append(holders[name][source])
             self._prefixes.add(session.slot, name, holders[name][source])
@@ -176,7 +176,7 @@ class Batcher:
         for requests in (self._waiting_for_chunks, self._prefilling, self._decoding):
             for request in [request for request in requests if request.result.done()]:
                 requests.remove(request)
-                self._prefixes.pending.difference_update(request.names[request.fed :])
+                self._prefixes.pending.difference_update(request.names[request.next_chunk :])
         self._start_waiting()
 
     def wait(self) -> None:
@@ -215,7 +215,7 @@ class Batcher:
 
     def _prefill_shape(self, request: Request) -> tuple[int, int]:
         """Size of the next chunk, and the number of positions that it attends to; both depend on the request only."""
-        end = min(request.session.cached + request.chunks[0], len(request.prompt) - 1)
+        end = min(request.session.cache_length + request.chunks[0], len(request.prompt) - 1)
         return request.chunks[0], self._span(end)
 
     def _span(self, end: int) -> int:
@@ -230,25 +230,25 @@ class Batcher:
         slots = np.full(self._rows, self._slots, np.int32)
         for row, request in enumerate(batch):
             session = request.session
-            piece = request.prompt[session.cached : min(session.cached + size, len(request.prompt) - 1)]
+            piece = request.prompt[session.cache_length : min(session.cache_length + size, len(request.prompt) - 1)]
             tokens[row, : len(piece)] = piece
-            start[row], slots[row] = session.cached, session.slot
-            session.cached += len(piece)
+            start[row], slots[row] = session.cache_length, session.slot
+            session.cache_length += len(piece)
             self.computed += len(piece)
             request.chunks.popleft()
             if not request.chunks:
                 self._decoding.append(request)
         self._prefilling = [request for request in self._prefilling if request.chunks]
         self._cache, routes = prefill(
-            self._config, self._params, self._cache, tokens, start, slots, span, self._routed, self._mesh
+            self._config, self._params, self._cache, tokens, start, slots, span, self._routes, self._mesh
         )
         for row, request in enumerate(batch):
-            # Only the row's own: a chunk that is held keeps its routes.
+            # Of this row alone: a chunk that a slot holds keeps its routes in memory.
             row_routes = None if routes is None else (routes[row], np.s_[: int((tokens[row] >= 0).sum())])
             request.routes.append(row_routes)
-            if request.fed < len(request.names):
-                self._prefixes.add(request.session.slot, request.names[request.fed], row_routes)
-                request.fed += 1
+            if request.next_chunk < len(request.names):
+                self._prefixes.add(request.session.slot, request.names[request.next_chunk], row_routes)
+                request.next_chunk += 1
         self._steps_since_prefill = 0
         self._start_waiting()
 
@@ -257,19 +257,19 @@ class Batcher:
         inputs[1] = self._length  # idle slots write nothing
         chance = np.zeros((2, self._slots), np.float32)
         for request in self._decoding:
-            slot, index = request.session.slot, len(request.sampled)
-            inputs[:, slot] = (request.sampled[-1] if index else request.prompt[-1]), request.session.cached
+            slot, index = request.session.slot, len(request.new_tokens)
+            inputs[:, slot] = (request.new_tokens[-1] if index else request.prompt[-1]), request.session.cache_length
             chance[:, slot] = request.uniforms[index], request.sampling.temperature
         next_tokens, next_logprobs, self._cache, routes = decode(
-            self._config, self._params, self._cache, inputs, chance, self._routed, self._mesh
+            self._config, self._params, self._cache, inputs, chance, self._routes, self._mesh
         )
         tokens, logprobs = np.asarray(next_tokens).tolist(), np.asarray(next_logprobs).tolist()
         for request in self._decoding:
             slot = request.session.slot
             if not math.isfinite(logprobs[slot]):
                 raise FloatingPointError(f"log-probability {logprobs[slot]} with weights version {self._version}")
-            request.session.cached += 1
-            request.sampled.append(tokens[slot])
+            request.session.cache_length += 1
+            request.new_tokens.append(tokens[slot])
             request.logprobs.append(logprobs[slot])
             request.routes.append((routes, np.s_[slot : slot + 1]))
             request.completion = self._completion(request)
@@ -279,22 +279,22 @@ class Batcher:
 
     def _completion(self, request: Request) -> Completion | None:
         """The completion, or None while more tokens are to be sampled."""
-        at_stop = request.sampled[-1] in request.sampling.stop_tokens
-        if not at_stop and len(request.sampled) < len(request.uniforms):
+        at_stop = request.new_tokens[-1] in request.sampling.stop_tokens
+        if not at_stop and len(request.new_tokens) < len(request.uniforms):
             return None
         assert self._version is not None
         reason: Literal["stop", "length"] = "stop" if at_stop else "length"
-        tokens, logprobs = tuple(request.sampled), tuple(request.logprobs)
+        tokens, logprobs = tuple(request.new_tokens), tuple(request.logprobs)
         return Completion(tokens, logprobs, self._version, reason, routes=self._new_routes(request))
 
     def _new_routes(self, request: Request) -> str:
         """The routes of tokens not reported before. After new weights, tokens reported earlier were fed again."""
-        if not self._routed:
+        if not self._routes:
             return ""
         routes = np.concatenate([np.asarray(array)[index] for array, index in request.routes])
         session = request.session
-        start, session.reported = session.reported, session.cached
-        return RouteShape.of(self._config).encode(routes[len(routes) - (session.cached - start) :])
+        start, session.reported_count = session.reported_count, session.cache_length
+        return RouteShape.of(self._config).encode(routes[len(routes) - (session.cache_length - start) :])
 
 
 def chunk_names(tokens: Sequence[int], sizes: Sequence[int]) -> tuple[bytes, ...]:
@@ -333,13 +333,13 @@ class Prefixes:
             self.holders[name][slot] = routes
             self._chunks[slot].append(name)
 
-    def drop(self, slot: int, kept: int = 0) -> None:
-        """The slot will be overwritten, except for its first `kept` chunks."""
-        for name in self._chunks[slot][kept:]:
+    def drop(self, slot: int, count: int = 0) -> None:
+        """The slot will be overwritten, except for its first `count` chunks."""
+        for name in self._chunks[slot][count:]:
             del self.holders[name][slot]
             if not self.holders[name]:
                 del self.holders[name]
-        del self._chunks[slot][kept:]
+        del self._chunks[slot][count:]
 
 
 def prefill(
@@ -350,12 +350,12 @@ def prefill(
     start: np.ndarray,
     slots: np.ndarray,
     span: int,
-    routed: bool = False,
+    with_routes: bool = False,
     mesh: Mesh | None = None,
 ) -> tuple[tuple[Cache, ...], jax.Array | None]:
     """Writes tokens int32[P, C] to the cache of slots int32[P], from position start int32[P] on. The cache is donated.
 
-    Returns the cache and, if `routed`, the tokens' routes int[P, C, L, k]. A negative token is padding; a slot ≥ S
+    Returns the cache and, if `with_routes`, the tokens' routes int[P, C, L, k]. A negative token is padding; a slot ≥ S
     marks an unused row. Every position must be below `span`. `mesh` is as in `cached_hidden_states`.
 
     Each layer is one run of a small program. A program of all layers would take L times as long to compile, for each
@@ -368,11 +368,11 @@ def prefill(
     windows = config.layer_windows or (None,) * len(layers)
     for number, (old, arrays, window) in enumerate(zip(cache, layers, windows, strict=True), 1):
         last = number == len(layers)
-        x, new, routes = _layer(config, arrays, old, x, positions, slots, span, window, last, routed, mesh)
+        x, new, routes = _layer(config, arrays, old, x, positions, slots, span, window, last, with_routes, mesh)
         new_cache.append(new)
         if routes is not None:
             layer_routes.append(routes)
-    return tuple(new_cache), jnp.stack(layer_routes, axis=2) if routed else None
+    return tuple(new_cache), jnp.stack(layer_routes, axis=2) if with_routes else None
 
 
 @functools.partial(jax.jit, static_argnames=("config", "length", "mesh"))
@@ -383,7 +383,7 @@ def _embed(
     return constrain(transformer.embedding_and_head(config, ends).embed(jnp.maximum(tokens, 0)), mesh), positions
 
 
-@functools.partial(jax.jit, static_argnames=("config", "span", "last", "routed", "mesh"), donate_argnames="old")
+@functools.partial(jax.jit, static_argnames=("config", "span", "last", "with_routes", "mesh"), donate_argnames="old")
 def _layer(
     config: ModelConfig,
     arrays: Params,
@@ -394,12 +394,12 @@ def _layer(
     span: int,
     window: jax.Array | int | None,
     last: bool,
-    routed: bool,
+    with_routes: bool,
     mesh: Mesh | None,
 ) -> tuple[jax.Array | None, Cache, jax.Array | None]:
     """Runs one layer. Nobody reads the output of the `last` layer, so it is not computed."""
     x, new, routes = transformer.cached_layer(
-        config, arrays, old, x, positions, slots, span, window, routed=routed, mesh=mesh
+        config, arrays, old, x, positions, slots, span, window, routed=with_routes, mesh=mesh
     )
     return None if last else x, new, routes
 
@@ -426,25 +426,25 @@ def copy_prefixes(
     return jax.lax.fori_loop(0, count, copy, cache)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "routed", "mesh"), donate_argnames="cache")
+@functools.partial(jax.jit, static_argnames=("config", "with_routes", "mesh"), donate_argnames="cache")
 def decode(
     config: ModelConfig,
     params: Params,
     cache: tuple[Cache, ...],
-    fed: jax.Array,
+    inputs: jax.Array,
     chance: jax.Array,
-    routed: bool = False,
+    with_routes: bool = False,
     mesh: Mesh | None = None,
 ) -> tuple[jax.Array, jax.Array, tuple[Cache, ...], jax.Array | None]:
     """Feeds one token to every slot and samples the next.
 
-    fed int32[2, S] holds token and position; a position ≥ the cache's length marks an idle slot. chance float32[2, S]
-    holds a uniform random number and the temperature. Returns the sampled tokens int32[S], their log-probabilities
-    float32[S], the cache and, if `routed`, the routes of the tokens fed, int[S, L, k]. `mesh` is as in
+    inputs int32[2, S] holds tokens and positions; a position ≥ the cache's length marks an idle slot. chance float32[2,
+    S] holds a uniform random number and the temperature. Returns the sampled tokens int32[S], their log-probabilities
+    float32[S], the cache and, if `with_routes`, the routes of the tokens fed, int[S, L, k]. `mesh` is as in
     `cached_hidden_states`.
     """
     hidden, cache, routes = transformer.cached_hidden_states(
-        config, params, cache, fed[0][:, None], fed[1][:, None], routed=routed, mesh=mesh
+        config, params, cache, inputs[0][:, None], inputs[1][:, None], routed=with_routes, mesh=mesh
     )
     # Each device scores its part of the vocabulary and samples from all scores; otherwise XLA would gather the matrix.
     scores = constrain(constrain(transformer.logits(config, params, hidden[:, 0]), mesh, "vocabulary"), mesh)

@@ -46,7 +46,7 @@ def parse(text: str, thinks: bool = False) -> Action:
         try:
             value = read_json(body)
         except ValueError as error:
-            # The string of a call that was only begun, in a thought, does not end before the thought does.
+            # An unfinished call in a thought may leave a string open, which hides the end of the thought.
             action = parse(text[:_TEXT_CHARACTERS].rpartition("</think>")[2]) if "</think>" in body else Action()
             return Action(text, action.calls, "" if action.calls else f"tool call is {error}")
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
@@ -120,7 +120,7 @@ def shows_tools(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any]) -> 
     """Whether the template documents this tool, and writes a call, if it writes any, in a form that `parse` reads."""
     try:
         visible = _documents(tokenizer, tool, [_USER])
-        call = rendered(tokenizer, [_USER, {"role": "assistant", "content": "", "tool_calls": [_CALL]}])
+        call = render_messages(tokenizer, [_USER, {"role": "assistant", "content": "", "tool_calls": [_CALL]}])
     except ValueError:
         return False
     return visible and ("lookup" not in call or bool(parse(call).calls))
@@ -133,7 +133,7 @@ def require_tools(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any]) -
     """
     openings = [[_USER]]
     try:
-        rendered(tokenizer, [_SYSTEM, _USER])
+        render_messages(tokenizer, [_SYSTEM, _USER])
         openings.append([_SYSTEM, _USER])
     except ValueError:
         pass
@@ -152,7 +152,7 @@ def require_tools(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any]) -
 
 def _documents(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any], messages: list[dict[str, Any]]) -> bool:
     """Whether offering the tool changes how these messages are rendered."""
-    return rendered(tokenizer, messages, tools=[dict(tool)]) != rendered(tokenizer, messages)
+    return render_messages(tokenizer, messages, tools=[dict(tool)]) != render_messages(tokenizer, messages)
 
 
 def injected_system_message(tokenizer: PreTrainedTokenizerBase, literals: Iterable[str]) -> str:
@@ -160,15 +160,15 @@ def injected_system_message(tokenizer: PreTrainedTokenizerBase, literals: Iterab
 
     Only text that ends like a turn, with the tokenizer's eos_token, is a message.
     """
-    before = rendered(tokenizer, [_USER]).partition(MARK)[0].rpartition(tokenizer.eos_token)[0]
+    before = render_messages(tokenizer, [_USER]).partition(MARK)[0].rpartition(tokenizer.eos_token)[0]
     words = re.sub("|".join(map(re.escape, literals)), " ", before).split()
     return " ".join(words[1:] if words[:1] == ["system"] else words)
 
 
-def rendered(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **given: Any) -> str:
+def render_messages(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **options: Any) -> str:
     """The text of the messages, by the template. Raises ValueError, which names their roles, if it refuses them."""
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, **given))
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
     except _FAILURES as error:
         roles = ", ".join(message["role"] for message in messages)
         raise ValueError(
@@ -212,18 +212,18 @@ TOOL_DOCUMENTS: dict[str, Callable[[Tool], Tool | None]] = {
 class Chat:
     """Renders messages with one tokenizer and its template.
 
-    `shown`, one of `TOOL_DOCUMENTS`, decides how much of a tool's documentation the policy sees. If the template would
-    not show it, or asks for calls in a form that `parse` does not read, `tokenizer` is a copy of the caller's whose
-    template begins with our TOOLS_SECTION; a folder saved with the copy renders the same tokens. `notes` tells the user
-    of this, and of a system message that the template adds by itself. `stops` are the tokens that end an action: `end`,
-    and every other end of a text or turn.
+    `document`, one of `TOOL_DOCUMENTS`, decides how much of each tool's documentation the policy sees. If the template
+    would not show it, or asks for calls in a form that `parse` does not read, `tokenizer` is a copy of the caller's
+    whose template begins with our TOOLS_SECTION; a folder saved with the copy renders the same tokens. `notes` tells
+    the user of this, and of a system message that the template adds by itself. `stops` are the tokens that end an
+    action: `end`, and every other end of a text or turn.
 
-    Raises ValueError at construction, with the tokenizer's folder and the fix, where the tokenizer has no template or
-    no token that ends an action, and where the template refuses a user's or a tool's message, shows no tools, cannot be
+    Raises ValueError at construction, with the tokenizer's folder and the fix, if the tokenizer has no template or no
+    token that ends an action, or if the template refuses a user's or a tool's message, shows no tools, cannot be
     extended turn by turn or disagrees with the tokenizer's own rendering.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, shown: Callable[[Tool], Tool | None] = whole_document):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, document: Callable[[Tool], Tool | None] = whole_document):
         for name in ("chat_template", "eos_token"):
             if not getattr(tokenizer, name):
                 raise ValueError(
@@ -231,7 +231,7 @@ class Chat:
                     "tokenizer_config.json"
                 )
         self.tokenizer = tokenizer
-        self.shown = shown
+        self.document = document
         self.end: int = tokenizer.eos_token_id
         self._end_text: str = tokenizer.eos_token
         self._controls = ControlTokens(tokenizer)
@@ -251,7 +251,7 @@ class Chat:
     def open(self, messages: tuple[Message, ...], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
         """Tokens of the opening messages, with the tools on offer documented, and of the generation prompt."""
         # Keys keep the environment's order: models were trained to read them in that order.
-        documents = [document for tool in tools if (document := self.shown(tool)) is not None]
+        documents = [document for tool in tools if (document := self.document(tool)) is not None]
         return self._open_cached(messages, json.dumps(documents, ensure_ascii=False))
 
     def _open(self, messages: tuple[Message, ...], tools: str) -> tuple[int, ...]:
@@ -259,17 +259,17 @@ class Chat:
 
         def render(mask: Mask) -> str:
             masked_documents = self._controls.mask_json(documents, mask)
-            return self._template(_masked(messages, mask), generate=True, tools=masked_documents)
+            return self._template(_mask(messages, mask), generate=True, tools=masked_documents)
 
         return self._controls.render(render, tools + _contents(messages))
 
-    def _extend(self, messages: tuple[Message, ...], ended: bool) -> tuple[int, ...]:
+    def _extend(self, messages: tuple[Message, ...], at_stop: bool) -> tuple[int, ...]:
         """Tokens that follow a sampled action: the new messages and the generation prompt.
 
-        `ended` says whether the action ended in the stop token. If not, the stop token comes first.
+        `at_stop` says whether the action ended in the stop token. If not, the stop token comes first.
         """
-        tokens = self._controls.render(lambda mask: self._cut(_masked(messages, mask))[1], _contents(messages))
-        return (() if ended else (self.end,)) + tokens
+        tokens = self._controls.render(lambda mask: self._cut(_mask(messages, mask))[1], _contents(messages))
+        return (() if at_stop else (self.end,)) + tokens
 
     @staticmethod
     def write(calls: Iterable[Call]) -> str:
@@ -291,7 +291,7 @@ class Chat:
         return parse(str(text), self._thinks)
 
     def _template(self, messages: Sequence[Message], *, generate: bool, tools: Sequence[Tool] = ()) -> str:
-        return rendered(
+        return render_messages(
             self.tokenizer,
             [{"role": message.role, "content": message.content} for message in messages],
             tools=[dict(tool) for tool in tools] or None,
@@ -309,16 +309,16 @@ class Chat:
 
     def _adapt(self) -> Iterator[str]:
         """Adds a tools section to a template that needs one; yields what a user should know about the template."""
-        tool, template = self.shown(PROBE), self.tokenizer.get_chat_template()
+        tool, template = self.document(PROBE), self.tokenizer.get_chat_template()
         if tool and not template.startswith(TOOLS_SECTION) and not shows_tools(self.tokenizer, tool):
             self.tokenizer = copy.copy(self.tokenizer)
             self.tokenizer.chat_template = template = TOOLS_SECTION + template
         if tool:
             require_tools(self.tokenizer, tool)
         if tool and template.startswith(TOOLS_SECTION):
-            yield "it shows no tools in the form in which calls are read; a section of cojax's own shows them"
+            yield "it does not show tools in the form that cojax parses; cojax adds a section that does"
         if system_message := injected_system_message(self.tokenizer, self._controls.ids):
-            yield f"where a conversation begins without a system message, it adds {system_message!r}"
+            yield f"if a conversation begins without a system message, it adds {system_message!r}"
 
     def _check(self) -> None:
         """Raises ValueError unless turns can be appended and harmless text is rendered as by the tokenizer itself."""
@@ -353,7 +353,7 @@ def _contents(messages: Iterable[Message]) -> str:
     return "".join(message.content for message in messages)
 
 
-def _masked(messages: Iterable[Message], mask: Mask) -> list[Message]:
+def _mask(messages: Iterable[Message], mask: Mask) -> list[Message]:
     """The messages with their text masked. Raises ValueError for an unknown role."""
     messages = list(messages)
     if unknown := [message.role for message in messages if message.role not in ROLES]:

@@ -55,7 +55,7 @@ class Limits:
 class EpisodeRequest:
     """One episode to play: its index in the results, its seed, and the attempt under way.
 
-    `suspected` is a loss that its own actions may have caused, until further plays have decided that. `follows` are
+    `loss` is a loss that its own actions may have caused, until further plays have decided that. `follows` are
     then the actions of the current play: those of the loss, or none. If it is None, the policy acts.
     """
 
@@ -64,17 +64,17 @@ class EpisodeRequest:
     episode: str
     seed: tuple[int, ...]
     attempt: int = 0
-    lost: int = 0  # attempts lost to the infrastructure
+    losses: int = 0  # attempts lost to the infrastructure
     hung: bool = False  # an earlier attempt hung, possibly because of the policy's action
     progress: Progress = dataclasses.field(default_factory=Progress)
-    suspected: Trajectory | None = None
+    loss: Trajectory | None = None
     follows: tuple[Action, ...] | None = None
 
     @property
     def session(self) -> str:
         return f"{self.episode}-{self.attempt}"
 
-    def ended(self, outcome: Outcome, error: str) -> Trajectory:
+    def to_trajectory(self, outcome: Outcome, error: str) -> Trajectory:
         """The turns so far, with an outcome that the episode itself did not reach."""
         turns, opening = tuple(self.progress.turns), self.progress.opening
         return Trajectory(self.task, self.episode, opening, turns, outcome=outcome, error=error)
@@ -118,10 +118,10 @@ class EpisodeThreads:
         finally:
             for job in list(self.running.values()):
                 self._abandon(job)
-        return [results.get(job.index) or job.ended("cut", "not waited for") for job in jobs]
+        return [results.get(job.index) or job.to_trajectory("cut", "not waited for") for job in jobs]
 
     def _start(self, job: EpisodeRequest) -> None:
-        """Plays the episode on a thread of its own, which puts its future into `done`."""
+        """Plays the episode on its own thread, which puts its future into `done`."""
         progress, session, actions = job.progress, job.session, job.follows
 
         def work() -> Trajectory:
@@ -155,26 +155,26 @@ class EpisodeThreads:
 
     def _note(self, job: EpisodeRequest, result: Trajectory, results: dict[int, Trajectory]) -> None:
         """Adds the result to `results`, unless its episode is played again."""
-        trajectory = self._attributed(job, result)
+        trajectory = self._attribute(job, result)
         if trajectory is None or self._retry(job, trajectory):
             return
         results[job.index] = trajectory
         self.on_episode(trajectory)
 
-    def _attributed(self, job: EpisodeRequest, result: Trajectory) -> Trajectory | None:
+    def _attribute(self, job: EpisodeRequest, result: Trajectory) -> Trajectory | None:
         """The result, a timeout if its actions made the environment fail; None while further plays must decide that."""
         suspicious = job.progress.suspect or (job.follows is not None and result.outcome == "timeout")
-        if job.suspected is None:
+        if job.loss is None:
             if suspicious:
-                job.suspected = result
+                job.loss = result
                 self._queue(job, tuple(turn.action for turn in result.turns))
             return None if suspicious else result
         if job.follows and suspicious:
             self._queue(job, ())
             return None
-        # Of an episode without actions, `truncated` means that it was evaluated.
+        # If an episode without actions is `truncated`, it was evaluated.
         at_fault = job.follows == () and result.outcome == "truncated"
-        loss, job.suspected, job.follows = job.suspected, None, None
+        loss, job.loss, job.follows = job.loss, None, None
         if not at_fault:
             return loss
         job.hung = True  # it was played again already
@@ -191,8 +191,8 @@ class EpisodeThreads:
             if job.hung:
                 return False
             job.hung = True
-        elif result.outcome in INFRASTRUCTURE and job.lost < self.limits.retries:
-            job.lost += 1
+        elif result.outcome in INFRASTRUCTURE and job.losses < self.limits.retries:
+            job.losses += 1
         else:
             return False
         _LOG.warning("episode %s lost (%s: %s); playing it again", result.episode, result.outcome, result.error)
@@ -225,7 +225,7 @@ class EpisodeThreads:
                 error += ADVICE
             outcomes = _OUTCOME_OF_CODE_HANG if self.policy_code else _OUTCOME_OF_HANG
             outcome: Outcome = outcomes.get(phase, "environment_error")
-            trajectory = job.ended(outcome, error)
+            trajectory = job.to_trajectory(outcome, error)
             progress.suspect = phase == "evaluate" and outcome == "environment_error" and bool(trajectory.turns)
             self._note(job, trajectory, results)
 
@@ -258,16 +258,16 @@ class EpisodeCollector:
         *,
         seed: tuple[int, ...],
         label: str,
-        known: Mapping[str, Trajectory] = _NONE,
+        known_episodes: Mapping[str, Trajectory] = _NONE,
         on_episode: Callable[[Trajectory], None] = lambda trajectory: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> list[Group]:
         """The groups of the tasks, ordered by task and sample, never by arrival.
 
         The random numbers of an episode derive from (seed, task, sample, turn); its id is LABEL-TASK-SAMPLE. An episode
-        whose id is in `known` is not played: the known trajectory is used. `on_episode` is called with each episode
-        played, to show progress. Raises RolloutError, which names the commonest cause, if more than `limits.error_rate`
-        of the episodes are lost, and Interrupted soon after `stop` turns true.
+        whose id is in `known_episodes` is not played: its known trajectory is used. `on_episode` is called with each
+        episode played, to show progress. Raises RolloutError, which names the commonest cause, if more than
+        `limits.error_rate` of the episodes are lost, and Interrupted soon after `stop` turns true.
         """
         size = self.group_size
         jobs = [
@@ -280,7 +280,7 @@ class EpisodeCollector:
             for index, task in enumerate(tasks)
             for sample in range(self.first_sample, self.first_sample + size)
         ]
-        by_index = {job.index: known[job.episode] for job in jobs if job.episode in known}
+        by_index = {job.index: known_episodes[job.episode] for job in jobs if job.episode in known_episodes}
         threads = EpisodeThreads(self.actors, self.environment, self.limits, on_episode)
         trajectories = threads.play(jobs, by_index, lambda results: self._enough(results, len(jobs)), stop)
         _raise_above(self.limits.error_rate, trajectories)

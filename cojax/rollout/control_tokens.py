@@ -49,14 +49,14 @@ class ControlTokens:
         self._letters = sorted(set("".join(self.ids)))
         self._placeholders = functools.lru_cache(maxsize=8)(self._choose_placeholders)
 
-    def render(self, template: Callable[[Mask], str], given: str) -> tuple[int, ...]:
-        """The tokens of a rendered template; `given` is all text that is masked in its input.
+    def render(self, template: Callable[[Mask], str], source: str) -> tuple[int, ...]:
+        """The tokens of a rendered template; `source` is all text that is masked in its input.
 
         If masking single characters changes the rendered text, the template inspects its input. Then only whole
         literals are masked, so that harmless text has the same tokens as without a mask. But if that changes the
         control tokens, every character of a literal is masked.
         """
-        private_codes = frozenset(map(ord, _PRIVATE_CHARACTERS.findall(given)))
+        private_codes = frozenset(map(ord, _PRIVATE_CHARACTERS.findall(source)))
         mask_literals, mask_characters, restore = self._placeholders(private_codes)
         by_literal, by_character = template(mask_literals), template(mask_characters)
         inspects = restore(by_literal) != restore(by_character)
@@ -110,14 +110,14 @@ class ControlTokens:
                 tokens += [part for part in parts if part not in self._forbidden]
         return tokens
 
-    def _choose_placeholders(self, used: frozenset[int]) -> tuple[Mask, Mask, Mask]:
+    def _choose_placeholders(self, private_codes: frozenset[int]) -> tuple[Mask, Mask, Mask]:
         """Functions that mask whole literals, that mask every character that occurs in one, and that undo both.
 
         Placeholders are characters that the text does not contain; if too few are left, the private-use characters of
         the text are replaced.
         """
         count = len(self.ids) + len(self._letters)
-        codes = list(itertools.islice((code for code in _PRIVATE if code not in used), count))
+        codes = list(itertools.islice((code for code in _PRIVATE if code not in private_codes), count))
         replacements: dict[int, str] = {}
         if len(codes) < count:
             codes, replacements = list(_PRIVATE[:count]), dict.fromkeys(_PRIVATE, "\ufffd")

@@ -46,7 +46,7 @@ def chat_endpoint(
     api = ApiClient(url, model, "--endpoint", "--endpoint_model")
 
     def complete(
-        messages: Sequence[JsonObject], tools: Sequence[Mapping[str, Any]], unwanted: threading.Event
+        messages: Sequence[JsonObject], tools: Sequence[Mapping[str, Any]], stop: threading.Event
     ) -> ChatReply:
         nonlocal down
         until = time.monotonic() + deadline
@@ -54,14 +54,14 @@ def chat_endpoint(
         body |= {"temperature": temperature, "max_tokens": max_tokens}
 
         def attempt() -> ChatReply:
-            if unwanted.is_set():
+            if stop.is_set():
                 raise EngineError(f"{url}: nobody waits for the reply any more")
             if down:
                 raise EngineError(down)
             return api.chat(body, max(0.1, until - time.monotonic()), lambda reply: _first_choice(reply, api.redact))
 
         try:
-            return with_retries(attempt, attempts, lambda: until - time.monotonic(), unwanted.wait)
+            return with_retries(attempt, attempts, lambda: until - time.monotonic(), stop.wait)
         except CallFailed as failure:
             if failure.kind == "too_long":
                 raise OutOfContext(failure.reason) from None
@@ -99,11 +99,11 @@ class EndpointActors:
     """`Actors` that all ask one endpoint. Seeds are ignored: they are not sent."""
 
     complete: Complete
-    _ended: dict[str, threading.Event] = dataclasses.field(default_factory=dict)
+    _stops: dict[str, threading.Event] = dataclasses.field(default_factory=dict)
 
     def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
         """The actor of one episode. It keeps the messages so far, and the ids of the calls that wait for results."""
-        stop = self._ended.setdefault(session, threading.Event())
+        stop = self._stops.setdefault(session, threading.Event())
         history, tools, waiting = list[JsonObject](), tuple[Mapping[str, Any], ...](), tuple[str, ...]()
 
         def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
@@ -122,7 +122,7 @@ class EndpointActors:
         return act
 
     def release(self, session: str) -> None:
-        if (stop := self._ended.pop(session, None)) is not None:
+        if (stop := self._stops.pop(session, None)) is not None:
             stop.set()
 
 
@@ -167,8 +167,8 @@ def assistant_message(reply: ChatReply, action: Action, turn: int) -> tuple[Json
 def environment_messages(messages: Sequence[Message], waiting: Sequence[str]) -> list[JsonObject]:
     """New messages of the environment as messages of the history.
 
-    Each waiting call gets one result, and the last call also any extra results. If no call waits, results become user
-    messages.
+    Each waiting call gets one result, and the last one also gets any extra results. If no call waits, results become
+    user messages.
     """
     results = [message.content for message in messages if message.role == "tool"] if waiting else []
     last = len(waiting) - 1

@@ -115,12 +115,12 @@ def write_weights(
     that name then stays.
     """
     config = dataclasses.replace(config, param_dtype=dtype or config.param_dtype)
-    with replaced(folder, label) as new_folder:
+    with replace_folder(folder, label) as new_folder:
         pretrained.write_arrays(new_folder, config, _finite_arrays(arrays, np.dtype(config.param_dtype)), largest)
 
 
 @contextlib.contextmanager
-def replaced(folder: Path, label: str = "") -> Iterator[Path]:
+def replace_folder(folder: Path, label: str = "") -> Iterator[Path]:
     """A new folder to fill. When the block ends it becomes `folder`, under the label, and replaces an older one.
 
     If the block fails, an older folder stays. Raises OSError with the fix if writing fails.
@@ -206,7 +206,7 @@ def write_item(folder: Path, config: ModelConfig, save: Callable[[str, str], Non
     Raises what `save` raises, and OSError with the fix if writing fails; an older folder of that name then stays.
     """
     config = dataclasses.replace(config, param_dtype=dtype or config.param_dtype)
-    with replaced(folder, label) as new_folder:
+    with replace_folder(folder, label) as new_folder:
         try:
             save(str(new_folder / _PARAMS), config.param_dtype)
         except Exception as error:
@@ -239,9 +239,9 @@ def item_bytes(folder: Path) -> int:
     return sum(_sizes(folder / _PARAMS).values())
 
 
-def other_model(folder: Path, expected: ModelConfig) -> str:
+def other_model(folder: Path, config: ModelConfig) -> str:
     """How the model of a version differs from the expected one; empty if only in its dtype."""
-    values, expected_values = dataclasses.asdict(ModelConfig.from_hf(folder)), dataclasses.asdict(expected)
+    values, expected_values = dataclasses.asdict(ModelConfig.from_hf(folder)), dataclasses.asdict(config)
     names = [name for name in expected_values if name not in _DTYPES and values[name] != expected_values[name]]
     return ", ".join(f"{name} {values[name]}, expected {expected_values[name]}" for name in names)
 
@@ -249,7 +249,7 @@ def other_model(folder: Path, expected: ModelConfig) -> str:
 def restore_item(item: Path, folder: Path, label: str) -> None:
     """Writes the model folder that a trainer would have written, one array in memory at a time.
 
-    Raises FileNotFoundError where a file is missing, ValueError for arrays that do not match config.json.
+    Raises FileNotFoundError if a file is missing, ValueError for arrays that do not match config.json.
     """
     config = ModelConfig.from_hf(item)
     specs = {row.path: (row.shape(config), config.param_dtype) for row in parameters(config)}
@@ -263,10 +263,10 @@ def restore_item(item: Path, folder: Path, label: str) -> None:
     write_weights(folder, config, _arrays(config, item / _PARAMS), label=label)
 
 
-def _arrays(config: ModelConfig, saved: Path) -> Iterator[tuple[str, np.ndarray]]:
+def _arrays(config: ModelConfig, params: Path) -> Iterator[tuple[str, np.ndarray]]:
     reader = reader_of_arrays()
     for row in parameters(config):
-        leaf = read_saved(reader, saved, row.path, row.shape(config), config.param_dtype)
+        leaf = read_saved(reader, params, row.path, row.shape(config), config.param_dtype)
         for index, name in row.pieces(config):
             yield name, row.to_hf(leaf[index], config)
 

@@ -179,12 +179,12 @@ class Lane:
                 self._wake.wait()
             return False
 
-    def _deliver(self, finished: list[Request]) -> None:
+    def _deliver(self, requests: list[Request]) -> None:
         with self._wake:
-            for request in finished:
+            for request in requests:
                 if request.result.done():
                     continue
-                request.session.tokens = request.prompt + request.sampled
+                request.session.tokens = request.prompt + request.new_tokens
                 request.session.request = None
                 assert request.completion is not None
                 request.result.set_result(request.completion)

@@ -2,16 +2,16 @@
 
     python -m experiments.serve --config=FILE [--config.sglang.KEY=VALUE …] [--host=H] [--follow=RUN] [--router=R]
 
-They serve the newest version in sglang.folder/weights, or the folder model.path where there is none, on sglang.port and
-the ports after it, until this process is stopped. A server that dies or hangs is started again. A trainer attaches with
---config.engine=sglang --config.sglang.urls=http://HOST:PORT,… and gives every server its weights before it sends
-requests, also one that was started again. With --config.sglang.follow=True, here and at the trainer, the trainer only
-writes versions, and this process has its servers load each new one. sglang.folder must be the trainer's, at the same
-path. A version that all processes of a trainer saved together (sglang.sync) is first restored here. With --follow=RUN
-the servers load the newest checkpoint of the run directory RUN instead, also while nothing trains it.
-With --router=PORT an sglang-router is started on that port, in front of the servers; with --router=URL the servers join
-a router elsewhere, and leave it when this process is stopped. A trainer then needs only --config.sglang.router=URL.
---host must be an address by which router and trainer reach the servers.
+They serve the newest version in sglang.folder/weights, or the folder model.path if there is none, on sglang.port and
+the ports after it, until this process is stopped. A server that dies or hangs is restarted. A trainer attaches with
+--config.engine=sglang --config.sglang.urls=http://HOST:PORT,… and gives every server, even a restarted one, its weights
+before it sends requests. With --config.sglang.follow=True, here and at the trainer, the trainer only writes versions,
+and this process has its servers load each new one. sglang.folder must be the trainer's, at the same path. A version
+that all processes of a trainer saved together (sglang.sync) is first restored here. With --follow=RUN the servers load
+the newest checkpoint of the run directory RUN instead, even while nothing trains it. With --router=PORT an
+sglang-router is started on that port, in front of the servers; with --router=URL the servers join a router elsewhere,
+and leave it when this process is stopped. A trainer then needs only --config.sglang.router=URL. --host must be an
+address by which router and trainer reach the servers.
 """
 
 import functools

@@ -105,54 +105,54 @@ class LocalFolders:
 
 
 class Versions:
-    """The versions that a trainer writes to `folder`/weights/. `expected`, once set, is their model."""
+    """The versions that a trainer writes to `folder`/weights/. `model`, once set, is the one that they must be of."""
 
-    def __init__(self, folder: Path, local: LocalFolders, expected: ModelConfig | None = None) -> None:
-        self.expected = expected
+    def __init__(self, folder: Path, local: LocalFolders, model: ModelConfig | None = None) -> None:
+        self.model = model
         self._folder, self._local = folder, local
-        self._known: LabelledWeights | None = None
-        self._served: LabelledWeights | None = None
-        self._damaged: tuple[LabelledWeights, int, ValueError] | None = None  # its time of writing, and its error
+        self._version: LabelledWeights | None = None
+        self._weights: LabelledWeights | None = None
+        self._damage: tuple[LabelledWeights, int, ValueError] | None = None  # its time of writing, and its error
 
     def newest(self) -> LabelledWeights | None:
         """The newest version as a model folder of this host; None if there is none. Raises one of FAULTS."""
-        version = newest_version(self._folder, self._known)
-        if version is None or version == self._known:
-            return self._served
-        if self.expected is not None and (difference := export.other_model(version.folder, self.expected)):
+        version = newest_version(self._folder, self._version)
+        if version is None or version == self._version:
+            return self._weights
+        if self.model is not None and (difference := export.other_model(version.folder, self.model)):
             raise ValueError(
                 f"{version.folder} is of another model: {difference}. Another run writes there: give each its own "
                 "--config.sglang.folder, and this host the --config.model.path of its run"
             )
-        weights = LabelledWeights(self._restored(version), version.label) if export.is_item(version.folder) else version
-        self._known, self._served = version, weights
+        weights = LabelledWeights(self._restore(version), version.label) if export.is_item(version.folder) else version
+        self._version, self._weights = version, weights
         return weights
 
-    def _restored(self, found: LabelledWeights) -> Path:
+    def _restore(self, version: LabelledWeights) -> Path:
         """The version as a model folder here. One that cannot be read is read only once."""
-        start, time_ns, size = time.monotonic(), found.folder.stat().st_mtime_ns, export.item_bytes(found.folder)
-        if self._damaged is not None and self._damaged[:2] == (found, time_ns):
-            raise self._damaged[2]
+        start, time_ns, size = time.monotonic(), version.folder.stat().st_mtime_ns, export.item_bytes(version.folder)
+        if self._damage is not None and self._damage[:2] == (version, time_ns):
+            raise self._damage[2]
         try:
-            path = self._local.make(size, lambda folder: export.restore_item(found.folder, folder, found.label))
+            path = self._local.make(size, lambda folder: export.restore_item(version.folder, folder, version.label))
         except ValueError as error:
-            self._damaged = found, time_ns, error
+            self._damage = version, time_ns, error
             raise
-        _LOG.info("%s restored to %s in %.1f s", found.folder, path, time.monotonic() - start)
+        _LOG.info("%s restored to %s in %.1f s", version.folder, path, time.monotonic() - start)
         return path
 
 
 class Checkpoints:
     """The newest sound checkpoint of the run directory `run`, as `dtype`; "" is the dtype that the run computes in.
 
-    No trainer needs to run. `expected` and `newest` are as in `Versions`.
+    No trainer needs to run. `model` and `newest` are as in `Versions`.
     """
 
-    def __init__(self, run: Path, local: LocalFolders, dtype: str = "", expected: ModelConfig | None = None) -> None:
-        self.expected = expected
+    def __init__(self, run: Path, local: LocalFolders, dtype: str = "", model: ModelConfig | None = None) -> None:
+        self.model = model
         self._run, self._local, self._dtype = run, local, dtype
-        self._known: tuple[int, int] | None = None
-        self._served: LabelledWeights | None = None
+        self._stamp: tuple[int, int] | None = None
+        self._weights: LabelledWeights | None = None
 
     def newest(self) -> LabelledWeights | None:
         folder = self._run / "checkpoints"
@@ -162,20 +162,20 @@ class Checkpoints:
             return None
         # A run that is resumed from an older step writes the same numbers again.
         stamp = steps[-1], (folder / str(steps[-1])).stat().st_mtime_ns
-        if stamp != self._known:
-            self._served, self._known = self._written(trained.of_run(self._run)), stamp
-        return self._served
+        if stamp != self._stamp:
+            self._weights, self._stamp = self._write(trained.of_run(self._run)), stamp
+        return self._weights
 
-    def _written(self, policy: trained.TrainedPolicy) -> LabelledWeights:
+    def _write(self, policy: trained.TrainedPolicy) -> LabelledWeights:
         label, model = f"step-{policy.step}-{policy.content}", policy.model
-        if self._served is not None and self._served.label == label:
-            return self._served
+        if self._weights is not None and self._weights.label == label:
+            return self._weights
         dtype = self._dtype or model.dtype
         count = sum(math.prod(row.shape(model)) for row in parameters(model))
 
         def write(folder: Path) -> None:
             export.write_weights(folder, model, policy.weights().arrays(), dtype, label=label)
-            if self.expected is not None and (difference := export.other_model(folder, self.expected)):
+            if self.model is not None and (difference := export.other_model(folder, self.model)):
                 raise ValueError(f"{self._run} is a run of another model: {difference}; correct --config.model.path")
 
         return LabelledWeights(self._local.make(count * np.dtype(dtype).itemsize, write), label)
@@ -184,18 +184,18 @@ class Checkpoints:
 class Watch:
     """Looks for the newest version every `poll` seconds, on its own thread: a network folder may hang.
 
-    `found` is the newest version that could be read; `changed` is called on that thread after each new one. `fault`
+    `newest` is the newest version that could be read; `on_change` is called on that thread after each new one. `fault`
     says why the last check failed. A check that takes longer than `deadline` seconds is late.
     """
 
     def __init__(
-        self, source: Versions | Checkpoints, poll: float, deadline: float, changed: Callable[[], object]
+        self, source: Versions | Checkpoints, poll: float, deadline: float, on_change: Callable[[], object]
     ) -> None:
-        self._source, self._poll, self._deadline, self._changed = source, poll, deadline, changed
-        self.found: LabelledWeights | None = None
+        self._source, self._poll, self._deadline, self._on_change = source, poll, deadline, on_change
+        self.newest: LabelledWeights | None = None
         self.fault: Exception | None = None
-        self.looked, self._stopped = threading.Event(), threading.Event()
-        self._since = self._told = 0.0  # when the current check began, on the monotonic clock; 0 between two checks
+        self.first_check, self._stopped = threading.Event(), threading.Event()
+        self._since = self._logged_since = 0.0  # monotonic start of the current check; 0 between two checks
         self._thread = threading.Thread(target=self._look, name="newest weights", daemon=True)
         self._thread.start()
 
@@ -211,9 +211,9 @@ class Watch:
         try:
             self.raise_if_late()
         except TimeoutError as error:
-            if self._told != self._since:
-                _LOG.error("%s; the one before stays", error)
-                self._told = self._since
+            if self._logged_since != self._since:
+                _LOG.error("%s; the previous one stays in use", error)
+                self._logged_since = self._since
 
     def stop(self) -> None:
         """Ends the thread; one that hangs is left behind."""
@@ -223,18 +223,18 @@ class Watch:
     def _look(self) -> None:
         while not self._stopped.is_set():
             self._since = time.monotonic()
-            previous = self.found
+            previous = self.newest
             try:
-                self.found, self.fault = self._source.newest() or self.found, None
+                self.newest, self.fault = self._source.newest() or self.newest, None
             except Exception as error:  # of any type: the thread must go on
                 error = error if isinstance(error, FAULTS) else ValueError(f"{type(error).__name__}: {error}")
                 if str(error) != str(self.fault):
-                    _LOG.warning("the newest version cannot be served, the one before stays: %s", error)
+                    _LOG.warning("the newest version cannot be served, the previous one stays in use: %s", error)
                 self.fault = error
             self._since = 0.0
-            self.looked.set()
-            if self.found != previous and not self._stopped.is_set():
-                self._changed()
+            self.first_check.set()
+            if self.newest != previous and not self._stopped.is_set():
+                self._on_change()
             self._stopped.wait(self._poll)
 
 
@@ -260,7 +260,7 @@ def serve(config: ConfigDict, host: str, stop: threading.Event, run: str = "", r
 
     With a `run` they serve the newest checkpoint of that run directory. With a `router` they are behind it.
 
-    Raises ValueError for wrong settings, FileNotFoundError or ValueError where there are no weights to start with.
+    Raises ValueError for wrong settings, FileNotFoundError or ValueError if there are no weights to start with.
     """
     check(config)
     is_port = router.isascii() and router.isdigit() and 1 <= int(router) <= LAST_PORT
@@ -305,13 +305,13 @@ async def _keep(config: ConfigDict, host: str, run: str, router: str) -> None:
     try:
         target = previous = await _first_version(config, watch, follows, run)
         model = ModelConfig.from_hf(target.folder)
-        source.expected = source.expected or model
+        source.model = source.model or model
         dtype = section.dtype or config.model.dtype or model.dtype
         # Several rollout hosts may share the folder.
         logs = folder / "sglang" / socket.gethostname()
         launch = dataclasses.replace(engines.launch(config, logs, dtype), host=host)
         processes = [ServerProcess(launch, index) for index in range(section.servers)]
-        # Weights come from here, and no router is in front of what is launched.
+        # Weights come from this process, and the fleet calls its servers directly.
         fleet_settings = dataclasses.replace(SGLangSettings(**settings(section)), follow=False, router="")
         fleet = Fleet(connections, [], processes, fleet_settings, any_weights=not follows)
         if router:
@@ -320,13 +320,13 @@ async def _keep(config: ConfigDict, host: str, run: str, router: str) -> None:
         _LOG.info("%d servers start with %s on ports from %d", section.servers, target.folder, section.port)
         await fleet.sync(target)
         while not fleet.all_lost:
-            # At once: a trainer may remove a version soon after.
+            # A change is served at once: a trainer may remove a version soon.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_POLL):
                     await change.wait()
             change.clear()
             watch.tell_if_late()
-            if (newest := watch.found and _with_label(watch.found)) and newest != target:
+            if (newest := watch.newest and _with_label(watch.newest)) and newest != target:
                 target, previous = newest, target
                 _LOG.info("%s as %s", target.folder, target.label)
                 fleet.set_target(target)
@@ -348,11 +348,11 @@ async def _keep(config: ConfigDict, host: str, run: str, router: str) -> None:
 async def _first_version(config: ConfigDict, watch: Watch, follows: bool, run: str) -> LabelledWeights:
     """The weights to start with. Servers that follow, without a model.path, wait for the first version."""
     has_logged = False
-    while watch.found is None:
+    while watch.newest is None:
         watch.raise_if_late()
         if watch.fault is not None:
             raise watch.fault
-        if watch.looked.is_set():
+        if watch.first_check.is_set():
             if config.model.path:
                 export.check_weights(Path(config.model.path))
                 return LabelledWeights(Path(config.model.path).absolute(), _LABEL)
@@ -366,7 +366,7 @@ async def _first_version(config: ConfigDict, watch: Watch, follows: bool, run: s
                 _LOG.info("waiting for the first version in %s", source_folder)
                 has_logged = True
         await asyncio.sleep(_POLL / 5)
-    return _with_label(watch.found)
+    return _with_label(watch.newest)
 
 
 def _with_label(target: LabelledWeights) -> LabelledWeights:
@@ -383,7 +383,7 @@ def run(host: str, follow: str, router: str) -> None:
     logging.basicConfig(stream=sys.stdout, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("cojax").setLevel(logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
-    # The accelerators are the servers'.
+    # The accelerators belong to the servers.
     jax.config.update("jax_platforms", "cpu")
     try:
         config = configuration()
@@ -402,11 +402,11 @@ class RoutedFleet:
     def __init__(self, router: str, launch: LaunchSettings, fleet: Fleet, connections: Connections) -> None:
         self._launch, self._port = launch, int(router) if router.isdigit() else 0  # 0: the router is elsewhere
         self._process = GuardedProcess()
-        # Where others reach this host.
+        # The name by which other hosts reach this one.
         self._host = socket.gethostname() if launch.host in ("0.0.0.0", "::") else launch.host
         self._router = ServerClient(launch.url(self._port) if self._port else router.rstrip("/"), connections)
         self._fleet = fleet
-        self._given: dict[str, float] = {}  # address → when the router was given it
+        self._times: dict[str, float] = {}  # address → when the router was given it
 
     async def keep(self) -> None:
         """Starts the router if need be, and keeps it informed, until this is cancelled."""
@@ -419,12 +419,12 @@ class RoutedFleet:
                     await asyncio.to_thread(self._process.end, signal.SIGUSR1)
                     command = self._launch.router_command(self._port)
                     await asyncio.to_thread(self._process.start, command, log, self._launch.environment())
-                    self._given.clear()
+                    self._times.clear()
                 await self._update()
                 fault = ""
             except (RequestFailed, RequestRefused, OSError) as error:
-                # One that starts does not answer for a while.
-                if str(error) != fault and not (self._port and not self._given):
+                # A router that starts does not answer for a while.
+                if str(error) != fault and not (self._port and not self._times):
                     _LOG.warning("the router: %s", error)
                 fault = str(error)
             await asyncio.sleep(_ROUTER_POLL)
@@ -433,9 +433,9 @@ class RoutedFleet:
         present, now = await self._router.servers(), time.monotonic()
         for server in self._fleet.servers:
             url = self._address(server)
-            if server.up and url not in present and now - self._given.get(url, -_ROUTER_PATIENCE) >= _ROUTER_PATIENCE:
+            if server.up and url not in present and now - self._times.get(url, -_ROUTER_PATIENCE) >= _ROUTER_PATIENCE:
                 await self._router.add(url)
-                self._given[url] = now
+                self._times[url] = now
                 _LOG.info("%s is behind the router %s", url, self._router.url)
             if server.state == "lost" and url in present:
                 await self._router.remove(url)

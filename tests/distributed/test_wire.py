@@ -33,7 +33,7 @@ class Losses:
 def test_messages_arrive_in_order_and_signs_of_life_are_not_messages():
     beats = threading.Semaphore(0)
     with Connected() as connected:
-        first, second = connected.process(0, beat=beats.release), connected.process(1)
+        first, second = connected.process(0, on_beat=beats.release), connected.process(1)
         for number in range(100):
             first.send({"kind": "run", "number": number})
         assert [second.receive(SILENCE) for _ in range(100)] == [(0, {"kind": "run", "number": n}) for n in range(100)]
@@ -47,7 +47,7 @@ def test_a_message_that_is_heard_is_not_received():
     heard: list[int] = []
     with Connected() as connected:
         first = connected.process(0)
-        second = connected.process(1, heard=lambda n, m: m["kind"] == "stop" and not heard.append(m["signal"]))
+        second = connected.process(1, on_message=lambda n, m: m["kind"] == "stop" and not heard.append(m["signal"]))
         first.send({"kind": "stop", "signal": 15})
         first.send({"kind": "run"})
         assert second.receive(SILENCE) == (0, {"kind": "run"})
@@ -83,8 +83,8 @@ def test_silence_is_a_loss():
     ("sent", "why"),
     [
         (struct.pack(">I", 2**31), "it sent a message of 2147483648 bytes; expected at most 16777216"),
-        (struct.pack(">I", 2) + b"[]", "it sent what is no message: expected an object"),
-        (struct.pack(">I", 2) + b"{x", "it sent what is no message"),
+        (struct.pack(">I", 2) + b"[]", "it sent an invalid message: expected an object"),
+        (struct.pack(">I", 2) + b"{x", "it sent an invalid message"),
         (struct.pack(">I", 9) + b"{}", "its connection ended"),
     ],
 )

@@ -247,7 +247,7 @@ def test_a_killed_command_goes_on_where_it_was(commands, tmp_path):
         assert not (tmp_path / "out/result.json").exists()
         done = commands.run(*arguments, environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{have} of 8 episodes are there already" in done.stdout
+    assert f"{have} of 8 episodes are stored already" in done.stdout
     assert "100.0 % (67.6–100.0)" in done.stdout
     assert "Traceback" not in done.stderr
     result = json.loads((tmp_path / "out/result.json").read_text())

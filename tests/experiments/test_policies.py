@@ -208,8 +208,8 @@ def test_what_the_policy_is_shown_and_what_its_template_adds_are_printed(capsys)
     policies.announce(Chat(tokenizer, names_only), "brief")
     assert capsys.readouterr().out.splitlines() == [
         "tools: their documentation is cut to names and arguments (model.tools=brief)",
-        "template: it shows no tools in the form in which calls are read; a section of cojax's own shows them",
-        "template: where a conversation begins without a system message, it adds 'You are Nobody.'",
+        "template: it does not show tools in the form that cojax parses; cojax adds a section that does",
+        "template: if a conversation begins without a system message, it adds 'You are Nobody.'",
     ]
 
 

@@ -121,8 +121,8 @@ def test_a_template_that_ignores_tools_and_adds_a_system_message_is_told(config)
     world = types.SimpleNamespace(start=lambda task: episode)
     made = types.SimpleNamespace(environment=world, development=[None], chat=Chat(tokenizer))
     assert preflight._template(config, {"parts": made}).endswith(
-        "shown: full; it shows no tools in the form in which calls are read; a section of cojax's own shows them; "
-        "where a conversation begins without a system message, it adds 'Be kind.'"
+        "shown: full; it does not show tools in the form that cojax parses; cojax adds a section that does; "
+        "if a conversation begins without a system message, it adds 'Be kind.'"
     )
 
 

@@ -125,13 +125,13 @@ def test_a_version_of_another_model_is_refused_by_name_and_the_one_before_stays(
     assert changed.wait(patience(20))
     save(tmp_path, 2, "other", OTHER)
     until(lambda: "weights/2 is of another model: intermediate_size 64, expected 48" in caplog.text)
-    assert watch.found.label == "one"
+    assert watch.newest.label == "one"
     time.sleep(0.3)
     assert caplog.text.count("of another model") == 1
     store = WeightsFolder(tmp_path)
     store.write(Weights(3, functools.partial(iter, list(weights(0).arrays()))), CONFIG, "", "three")
     store.close()
-    until(lambda: watch.found.label == "three")
+    until(lambda: watch.newest.label == "three")
     watch.stop()
 
 
@@ -184,10 +184,10 @@ def test_a_damaged_version_is_told_of_once_and_the_next_one_is_served(
     (tmp_path / "made/2").rename(tmp_path / "weights/2")
     until(lambda: re.search(said, caplog.text))
     time.sleep(0.3)
-    assert caplog.text.count("the newest version cannot be served, the one before stays") == 1
-    assert watch.found.label == "one"
+    assert caplog.text.count("the newest version cannot be served, the previous one stays in use") == 1
+    assert watch.newest.label == "one"
     save(tmp_path, 3, "three")
-    until(lambda: watch.found.label == "three")
+    until(lambda: watch.newest.label == "three")
     watch.stop()
 
 
@@ -223,7 +223,7 @@ def test_a_look_that_hangs_is_told_of(caplog) -> None:
         watch.raise_if_late()
     watch.tell_if_late()
     watch.tell_if_late()
-    assert caplog.text.count("the one before stays") == 1
+    assert caplog.text.count("the previous one stays in use") == 1
     over.set()
     watch.stop()
 
@@ -258,7 +258,7 @@ def test_what_is_no_run_is_named(tmp_path: Path, local) -> None:
     assert Checkpoints(tmp_path / "run", local).newest() is None
     make_run(tmp_path / "run", run_settings())
     with pytest.raises(ValueError, match=r"is a run of another model: .*correct --config\.model\.path"):
-        Checkpoints(tmp_path / "run", local, expected=OTHER).newest()
+        Checkpoints(tmp_path / "run", local, model=OTHER).newest()
 
 
 def test_a_host_serves_a_run_that_nobody_trains(config, launched, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_refusal_without_end_is_read_no_further(status: int, kind: str) -> Non
         began = time.monotonic()
         found = refused(url)
         assert time.monotonic() - began < patience(3)
-        assert (found.kind, found.lost) == (kind, False)
+        assert (found.kind, found.may_charge) == (kind, False)
         assert status == 307 or "its body is longer than 65,536 bytes" in found.reason
         assert endpoint.left.wait(patience(3))  # as the connection was closed
         # What fits into the buffers of both ends.
@@ -66,7 +66,7 @@ def test_a_refusal_that_is_late_is_late_whoever_notices_first() -> None:
         client._read(at(url)._api.chat.completions, BODY, time.monotonic() + 0.3, 2**20)
     found = caught.value if isinstance(caught.value, CallFailed) else caught.value.__cause__
     assert isinstance(found, CallFailed)
-    assert (found.kind, found.lost) == ("timeout", True)
+    assert (found.kind, found.may_charge) == ("timeout", True)
 
 
 def test_who_is_sent_elsewhere_is_told_and_does_not_go_there() -> None:

@@ -70,7 +70,7 @@ def test_known_episodes_are_taken_as_they_are_and_the_rest_comes_out_the_same():
     known = {t.episode: t for group in first[1:] for t in group.trajectories[:5]}
     engine, seen = DiceEngine(), []
     collector = EpisodeCollector(PolicyActors(engine, CHAT, SAMPLING), WORLD, Limits(), group_size=8)
-    again = collector.collect(TASKS, seed=(0, 7), label="7", known=known, on_episode=seen.append)
+    again = collector.collect(TASKS, seed=(0, 7), label="7", known_episodes=known, on_episode=seen.append)
     assert plain(again) == plain(first)
     assert len(seen) == 32 - len(known)
     assert not known.keys() & {t.episode for t in seen}

@@ -134,7 +134,7 @@ def test_a_template_that_asks_for_other_calls_gets_the_section_too():
     for chat in (first, Chat(first.tokenizer)):  # a tokenizer that has the section keeps it
         assert chat.tokenizer.chat_template == TOOLS_SECTION + FOREIGN
         assert "parameters:" not in tokenizer.decode(chat.open(OPENINGS["user"], [PROBE]))
-        assert chat.notes[0].startswith("it shows no tools in the form in which calls are read")
+        assert chat.notes[0].startswith("it does not show tools in the form that cojax parses")
 
 
 _TURN = "{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
@@ -220,8 +220,8 @@ def test_without_shown_tools_a_template_stays_as_it_is():
 
 
 def test_what_a_template_does_by_itself_is_said():
-    section = "it shows no tools in the form in which calls are read; a section of cojax's own shows them"
-    adds = "where a conversation begins without a system message, it adds "
+    section = "it does not show tools in the form that cojax parses; cojax adds a section that does"
+    adds = "if a conversation begins without a system message, it adds "
     smollm = adds + "'You are a helpful AI assistant named SmolLM, trained by Hugging Face'"
     assert {family: chat.notes for family, chat in CHATS.items()} == {
         "qwen2_5": (adds + "'You are Qwen, created by Alibaba Cloud. You are a helpful assistant.'",),

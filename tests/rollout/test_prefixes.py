@@ -201,7 +201,7 @@ def test_what_a_slot_holds_ends_where_it_is_overwritten() -> None:
         for name in names[: slot - 2]:
             prefixes.add(slot, name, None)
     assert leading(names, prefixes.holders) == 4
-    prefixes.drop(6, kept=1)
+    prefixes.drop(6, count=1)
     assert leading(names, prefixes.holders) == 3
     assert [list(prefixes.holders[name]) for name in names[:2]] == [[5, 6], [5]]
     prefixes.drop(5)

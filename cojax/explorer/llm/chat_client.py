@@ -224,7 +224,7 @@ class ChatClient:
             raise
         answer = {"text": reply.text, "truncated": reply.truncated, "usage": [*reply.usage]}
         cost = tokens - budget.tokens, requests - budget.requests
-        return chat_model.call_record(place, self.settings.model, self._api.spelled(request), cost, **answer)
+        return chat_model.call_record(place, self.settings.model, self._api.spell(request), cost, **answer)
 
     def _completion(self, sent: dict[str, Any], budget: Budget, worst: int) -> ModelReply:
         """The completion of the first successful attempt. Raises ChatFailure."""
@@ -264,7 +264,7 @@ class ChatClient:
                 lambda answer: read_completion(answer, worst - self.settings.max_tokens),
             )
         except CallFailed as error:
-            if error.lost:
+            if error.may_charge:
                 budget.pay(worst, 0)
                 self._counters.count(tokens_lost=worst)
             raise

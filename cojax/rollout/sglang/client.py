@@ -107,7 +107,7 @@ class Connections:
                 return json.loads(content) if content.strip() else None
             except (ValueError, RecursionError) as error:
                 excerpt = one_line(content[:_QUOTED].decode("utf-8", "replace"))
-                raise ServerFailed(f"{url} answered what is no JSON: {excerpt!r}") from error
+                raise ServerFailed(f"{url} answered with invalid JSON: {excerpt!r}") from error
         retry, client_error = status in (408, 429, 503), 400 <= status < 500
         failure = RequestFailed if retry else RequestRefused if client_error else ServerFailed
         raise failure(f"{url} answered {status}: {one_line(error_message(content)[:_QUOTED])}")
@@ -154,13 +154,13 @@ def route_shape(config: ModelConfig, routes: bool, mixed: bool) -> RouteShape | 
     return RouteShape.of(config) if routes else None
 
 
-def read_routes(about: Mapping[str, Any], shape: RouteShape, start: int, tokens: int) -> str:
+def read_routes(meta: Mapping[str, Any], shape: RouteShape, start: int, tokens: int) -> str:
     """The routes in a reply's `meta_info`, as `RouteShape.encode` writes them.
 
     The conversation has `tokens` tokens; the last was never fed and has no route. Raises KeyError, TypeError or
     ValueError for an answer that is not the routes of exactly the other tokens from `start` on.
     """
-    text = about["routed_experts"]
+    text = meta["routed_experts"]
     if not isinstance(text, str):
         raise TypeError(f"routed_experts is {type(text).__name__}; expected base64")
     routes = shape.decode(text, _WIRE)
@@ -174,14 +174,15 @@ class ServerReply:
     """One sampled continuation.
 
     `spans` holds (label of the weights, number of tokens) for each stretch sampled by one version, oldest first.
-    `cached` is the number of prompt tokens in the server's prefix cache. `routes` are the experts asked for, as text.
+    `cached_tokens` counts the prompt tokens that the server had in its prefix cache. `routes` are the experts asked
+    for, as text.
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     spans: tuple[tuple[str, int], ...]
-    stopped: bool
-    cached: int = 0
+    at_stop: bool
+    cached_tokens: int = 0
     routes: str = ""
 
 
@@ -215,9 +216,9 @@ def read_reply(answer: Any, room: int, vocabulary: int, stops: Collection[int] =
     return ServerReply(tokens, logprobs, spans, finish["type"] == "stop", int(meta.get("cached_tokens", 0)))
 
 
-def label_of(found: Any) -> str:
+def label_of(version: Any) -> str:
     """The label of weights that a server names, cut to a bounded length."""
-    return str(found)[:_LONGEST_LABEL]
+    return str(version)[:_LONGEST_LABEL]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,7 +278,7 @@ class ServerClient:
             return dataclasses.replace(reply, routes=route_text)
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise RequestFailed(
-                f"{self.url} answered what is no completion: {type(error).__name__}: {one_line(str(error))[:300]}"
+                f"{self.url} answered with an invalid completion: {type(error).__name__}: {one_line(str(error))[:300]}"
             ) from error
 
     async def abort(self, rid: str) -> None:
@@ -305,71 +306,71 @@ class ServerClient:
         times = await self._read("server_info", lambda info: [part["startup_time"] for part in info["internal_states"]])
         return json.dumps(times)
 
-    async def rest(self, released: "ReleasedMemory") -> None:
-        """Has it release the memory of cache, weights and graphs; it answers no completion until it is woken.
+    async def rest(self, memory: "ReleasedMemory") -> None:
+        """Has the server release the memory of cache, weights and graphs; it answers no completion until it is woken.
 
         Running requests are put back in the queue first: a server that is not idle would crash. Raises RequestFailed or
         RequestRefused. Raises StorageError if the release cannot be recorded; then nothing is released.
         """
-        async with released.lock:
-            released.incarnation = await self.incarnation()
+        async with memory.lock:
+            memory.incarnation = await self.incarnation()
             await self._pause()
             try:
                 # Recorded before the request: the memory may be gone even if no answer comes.
-                await released.add((_WEIGHTS, *_OTHER_MEMORY))
+                await memory.add((_WEIGHTS, *_OTHER_MEMORY))
             except BaseException:
                 await asyncio.shield(self._unpause())
                 raise
-            await self._post("release_memory_occupation", {"tags": sorted(released.kinds)}, _SLOW)
+            await self._post("release_memory_occupation", {"tags": sorted(memory.kinds)}, _SLOW)
 
-    async def wake(self, released: "ReleasedMemory") -> None:
+    async def wake(self, memory: "ReleasedMemory") -> None:
         """Ends a `rest`, if there is one, without new weights: their memory is allocated again, without their values.
 
         Raises RequestFailed or RequestRefused.
         """
-        async with released.lock:
-            await self._forget_restarted(released)
-            if not released:
+        async with memory.lock:
+            await self._forget_restarted(memory)
+            if not memory:
                 return
-            for tag in sorted(released.kinds):
+            for tag in sorted(memory.kinds):
                 await self._post("resume_memory_occupation", {"tags": [tag]}, _SLOW)
-                await released.remove([tag])
+                await memory.remove([tag])
             await self._post("continue_generation", {}, _QUICK)
 
-    async def _forget_restarted(self, released: "ReleasedMemory") -> None:
+    async def _forget_restarted(self, memory: "ReleasedMemory") -> None:
         """Forgets the record of a server that was restarted: it has all its memory, and a restore would crash it."""
-        if released and await self.incarnation() != released.incarnation:
-            await released.remove(released.kinds)
+        if memory and await self.incarnation() != memory.incarnation:
+            await memory.remove(memory.kinds)
 
-    async def update(self, folder: Path, label: str, released: "ReleasedMemory") -> None:
-        """Has it load the weights in `folder`, which must have the same path on the server. The caller bounds the time.
+    async def update(self, folder: Path, label: str, memory: "ReleasedMemory") -> None:
+        """Has the server load the weights in `folder`, which must have the same path there. The caller bounds the time.
 
-        Running requests are put back in the queue. They continue with the new weights and a recomputed cache. Memory in
-        `released` is taken again: that of the weights before the update, the rest after it, so that the server never
-        takes more than it needs while it shares the accelerator with the learner. Raises RequestFailed or
+        Running requests are put back in the queue. They continue with the new weights and a recomputed cache. Memory
+        that it has released is allocated again: that of the weights before the update, the rest after it, so that the
+        server never takes more than it needs while it shares the accelerator with the learner. Raises RequestFailed or
         RequestRefused.
         """
-        async with released.lock:
-            await self._forget_restarted(released)
-            await self._update(folder, label, released)
+        async with memory.lock:
+            await self._forget_restarted(memory)
+            await self._update(folder, label, memory)
 
-    async def _update(self, folder: Path, label: str, released: "ReleasedMemory") -> None:
+    async def _update(self, folder: Path, label: str, memory: "ReleasedMemory") -> None:
         await self._pause()
         try:
-            if _WEIGHTS in released.kinds:
+            if _WEIGHTS in memory.kinds:
                 await self._post("resume_memory_occupation", {"tags": [_WEIGHTS]}, _SLOW)
-                await released.remove([_WEIGHTS])
+                await memory.remove([_WEIGHTS])
             await self._post(
                 "update_weights_from_disk",
                 {"model_path": str(folder), "weight_version": label, "flush_cache": True},
                 None,
             )
-            if released:
-                await self._post("resume_memory_occupation", {"tags": sorted(released.kinds)}, _SLOW)
-                await released.remove(released.kinds)
+            if memory:
+                await self._post("resume_memory_occupation", {"tags": sorted(memory.kinds)}, _SLOW)
+                await memory.remove(memory.kinds)
         except BaseException:
             # A server that stays paused answers no request. But one without its memory must stay paused.
-            if not released:
+            if not memory:
                 await asyncio.shield(self._unpause())
             raise
         await asyncio.shield(self._post("continue_generation", {}, _QUICK))
@@ -411,13 +412,13 @@ class ServerClient:
             path = f"workers/{quote(number, safe='')}"
             await self.connections.call("DELETE", self.url, path, None, _QUICK)
 
-    async def _read(self, path: str, read: Callable[[Any], _T], expected: str = "SGLang 0.5.23") -> _T:
+    async def _read(self, path: str, read: Callable[[Any], _T], package: str = "SGLang 0.5.23") -> _T:
         """The result of `read` for the answer. Raises ServerFailed if the answer lacks a field."""
         answer = await self.connections.call("GET", self.url, path, seconds=_QUICK)
         try:
             return read(answer)
         except (KeyError, TypeError) as error:
-            raise ServerFailed(f"{self.url}/{path} answered without {error}; expected {expected}") from error
+            raise ServerFailed(f"{self.url}/{path} answered without {error}; expected {package}") from error
 
     async def _post(self, path: str, body: dict[str, Any], seconds: float | None, **more: Any) -> Any:
         return await self.connections.call("POST", self.url, path, body, seconds, **more)
@@ -428,27 +429,27 @@ class ReleasedMemoryFile:
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.Lock()
-        self._found: dict[str, tuple[str, list[str]]] = {}
+        self._entries: dict[str, tuple[str, list[str]]] = {}
         try:
             for url, (incarnation, kinds) in read_json(path).items():
-                self._found[url] = str(incarnation), list(map(str, kinds))
+                self._entries[url] = str(incarnation), list(map(str, kinds))
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            _LOG.warning("%s is not read: %s. Start those servers again that still lack their memory", path, error)
+            _LOG.warning("%s cannot be read: %s. Restart the servers that still lack their memory", path, error)
 
     def find(self, url: str) -> tuple[str, list[str]]:
         """The `ServerClient.incarnation` that released memory at this address, and the kinds; both empty if none."""
-        return self._found.get(url, ("", []))
+        return self._entries.get(url, ("", []))
 
     def write(self, url: str, incarnation: str, kinds: Iterable[str]) -> None:
         """Records the kinds of memory that a server has released; no kinds remove its entry. Raises StorageError."""
         with self._lock:
             if names := sorted(kinds):
-                self._found[url] = incarnation, names
+                self._entries[url] = incarnation, names
             else:
-                self._found.pop(url, None)
-            write_json(self._path, self._found)
+                self._entries.pop(url, None)
+            write_json(self._path, self._entries)
 
 
 @dataclasses.dataclass(eq=False)

@@ -70,7 +70,7 @@ class WeightsFolder:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise explain(error, lock) from error
-            _LOG.warning("%s cannot be locked: see to it that no other run uses this folder", lock)
+            _LOG.warning("%s cannot be locked: make sure that no other run uses this folder", lock)
 
     def write(
         self, weights: Weights, config: ModelConfig, dtype: str, label: str, together: bool = False
@@ -100,10 +100,10 @@ class WeightsFolder:
             self._lock = -1
 
 
-def newest_version(folder: Path, known: LabelledWeights | None = None) -> LabelledWeights | None:
+def newest_version(folder: Path, current: LabelledWeights | None = None) -> LabelledWeights | None:
     """The version written last to `folder`/weights/, with the label that its trainer gave it; None for no version.
 
-    Its files are checked, unless it is the `known` one. If a version is removed while it is read, its successor is
+    Its files are checked, unless it is the `current` one. If a version is removed while it is read, its successor is
     returned. Raises DamagedFile for a version that is damaged or not whole.
     """
     missing: list[tuple[Path, int]] = []
@@ -119,15 +119,15 @@ def newest_version(folder: Path, known: LabelledWeights | None = None) -> Labell
         newest = max(times, key=lambda path: (times[path], int(path.name)))
         try:
             label = export.read_label(newest)
-            if LabelledWeights(newest, label) == known:
-                return known
+            if LabelledWeights(newest, label) == current:
+                return current
             (export.check_item if export.is_item(newest) else export.check_weights)(newest)
             # It may have been replaced between reading the label and checking the files.
             if export.read_label(newest) == label:
                 return LabelledWeights(newest, label)
         except FileNotFoundError as error:
             missing.append((newest, times[newest]))
-            # One that is being removed changes meanwhile.
+            # A version that is being removed would have changed meanwhile.
             stable = time.time() - times[newest] / 1e9 > _SETTLED
             if stable and missing == [missing[0]] * _ATTEMPTS:
                 raise DamagedFile(f"{newest} is not whole: {error}") from error
@@ -155,20 +155,20 @@ class LoopThread:
         if self._down:
             raise EngineError(self._down)
 
-    def call(self, coroutine: Coroutine[Any, Any, _T], cancelled: str = "") -> _T:
+    def call(self, coroutine: Coroutine[Any, Any, _T], reason: str = "") -> _T:
         """Returns the coroutine's result.
 
-        Raises EngineError if the loop is closed, or, with the message `cancelled`, if the coroutine is cancelled.
+        Raises EngineError if the loop is closed, or, with the message `reason`, if the coroutine is cancelled.
         """
         with self._entry:
             if self._down:
                 coroutine.close()
                 raise EngineError(self._down)
-            future = asyncio.run_coroutine_threadsafe(self._tracked(coroutine), self._loop)
+            future = asyncio.run_coroutine_threadsafe(self._track(coroutine), self._loop)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
-            raise EngineError(self._down or cancelled) from None
+            raise EngineError(self._down or reason) from None
 
     def call_soon(self, function: Callable[[str], None], argument: str) -> None:
         """Calls the function on the loop without waiting for it; does nothing once the loop is closed."""
@@ -193,7 +193,7 @@ class LoopThread:
         self._loop.close()
         return True
 
-    async def _tracked(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+    async def _track(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         task = asyncio.current_task()
         assert task is not None
         self._calls.add(task)
@@ -264,7 +264,7 @@ class SGLangEngine:
             [url.rstrip("/") for url in urls],
             [ServerProcess(launch, index) for index in range(settings.servers)] if launch else [],
             settings,
-            released=client.ReleasedMemoryFile(folder / client.RELEASED_MEMORY),
+            memory_file=client.ReleasedMemoryFile(folder / client.RELEASED_MEMORY),
             routes=routes,
         )
         self._loop = LoopThread()
@@ -305,7 +305,7 @@ class SGLangEngine:
     def _write(self, weights: Weights) -> LabelledWeights:
         """Writes the weights to disk under a unique label."""
         label = f"{self._run}-{len(self._versions)}-{weights.version}"
-        # Registered before the folder exists: a server that follows may sample from it immediately.
+        # Registered before the folder exists: a following server may sample from it immediately.
         self._versions[label] = weights.version
         together = self._settings.sync == "orbax" and weights.save is not None
         if together or weights.path is None or self._settings.follow:
@@ -403,7 +403,7 @@ class SGLangEngine:
         try:
             reply = await request
             server.replies += 1
-            hits = min(max(0, reply.cached), len(tokens))
+            hits = min(max(0, reply.cached_tokens), len(tokens))
             self.served.update(completions=1, prompt_tokens=len(tokens), cached_tokens=hits)
             completion = self._completion(reply, server, label, sampling)
             if routes is not None:
@@ -436,7 +436,7 @@ class SGLangEngine:
             raise RequestFailed(f"{server.name} sampled from weights {' and '.join(labels)}, asked for {label}")
         by_version = itertools.groupby(reply.spans, key=lambda span: self._versions[span[0]])
         spans = [(version, sum(count for _, count in spans)) for version, spans in by_version]
-        at_stop = reply.stopped or reply.tokens[-1] in sampling.stop_tokens
+        at_stop = reply.at_stop or reply.tokens[-1] in sampling.stop_tokens
         return Completion(
             reply.tokens,
             reply.logprobs,

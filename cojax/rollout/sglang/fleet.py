@@ -32,7 +32,7 @@ class Fleet:
 
     A router in `settings`, an address in front of all servers, chooses the server of each conversation. If `urls` and
     `processes` are both empty, the servers are those behind the router at any time: they come and go. The file
-    `released` says which of the servers at `urls` have released memory, possibly for a trainer that was killed.
+    `memory_file` says which of the servers at `urls` have released memory, possibly for a trainer that was killed.
 
     Two modes are for servers that get their weights from another process. With `follow` in `settings` they load new
     weights by themselves, and a sync waits until they have. With `any_weights` a server may serve any weights; launched
@@ -49,16 +49,16 @@ class Fleet:
         processes: Sequence[ServerProcess],
         settings: SGLangSettings,
         *,
-        released: client.ReleasedMemoryFile | None = None,
+        memory_file: client.ReleasedMemoryFile | None = None,
         any_weights: bool = False,
         routes: bool = False,
     ) -> None:
-        self._connections, self._released, self.settings = connections, released, settings
+        self._connections, self._memory_file, self.settings = connections, memory_file, settings
         self._any_weights, self._routes, router = any_weights, routes, settings.router
         self._discovers = ServerClient(router, connections) if router and not urls and not processes else None
-        self.servers = [self._attached(url) for url in urls]
+        self.servers = [self._attach(url) for url in urls]
         self.servers += [Server(ServerClient("", connections), process, settings.restarts) for process in processes]
-        # Represents whichever server the router chooses; its health is not checked.
+        # Represents the server that the router chooses; its health is not checked.
         self._router = Server(ServerClient(router, connections), None, 0, "up") if router else None
         self._assigned: dict[str, Server] = {}  # session → its server
         self.target: LabelledWeights | None = None
@@ -173,9 +173,9 @@ class Fleet:
             reasons = "; ".join(filter(None, (self.faults(), advice)))
             raise EngineError(f"no SGLang server took the weights in {target.folder}: {reasons}")
 
-    def _attached(self, url: str) -> Server:
-        memory = client.ReleasedMemory(url, self._released)
-        return Server(ServerClient(url, self._connections), None, 0, released=memory)
+    def _attach(self, url: str) -> Server:
+        memory = client.ReleasedMemory(url, self._memory_file)
+        return Server(ServerClient(url, self._connections), None, 0, released_memory=memory)
 
     def _watch(self, server: Server) -> None:
         if server not in self._watches:
@@ -214,7 +214,7 @@ class Fleet:
         urls, members = await router.servers(), {server.client.url: server for server in self.servers}
         for url in urls:
             if url not in members:
-                self.servers.append(server := self._attached(url))
+                self.servers.append(server := self._attach(url))
                 if self._watches:  # its watch brings it to the current weights, between two syncs
                     _LOG.warning("%s joins", url)
                     server.state, server.fault = "down", "it has just joined"
@@ -274,8 +274,8 @@ class Fleet:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        resting = (server for server in self.servers if server.released and server.process is None)
-        await asyncio.gather(*(server.client.wake(server.released) for server in resting), return_exceptions=True)
+        asleep = (server for server in self.servers if server.released_memory and server.process is None)
+        await asyncio.gather(*(server.client.wake(server.released_memory) for server in asleep), return_exceptions=True)
         stops = (asyncio.to_thread(server.process.stop) for server in self.servers if server.process)
         await asyncio.gather(*stops)
 
@@ -299,17 +299,17 @@ class Fleet:
                 if server.state == "recovering":
                     await self._set_state(server, "down", repr(error))
 
-    async def _update(self, server: Server, target: LabelledWeights, known: bool) -> None:
+    async def _update(self, server: Server, target: LabelledWeights, alive: bool) -> None:
         """Brings one server to the target, or leaves it out. A launched server that hangs is ended, and its watch
         restarts it.
 
-        `known` says whether it has answered before.
+        `alive` says whether it has answered before.
         """
         if server.process is not None and not server.process.starts:
             await self._recover(server)
             return
         try:
-            await self._give(server, target, known)
+            await self._give(server, target, alive)
             if self.target is target:
                 await self._set_state(server, "up")
                 return
@@ -331,7 +331,7 @@ class Fleet:
         """Has one server release its memory; one that fails is left out until its watch has checked it."""
         server.state, server.fault = "resting", "has given its memory back"
         try:
-            await server.client.rest(server.released)
+            await server.client.rest(server.released_memory)
         except (RequestFailed, RequestRefused, OSError) as error:
             _LOG.warning("%s did not give its memory back: %s", server.name, error)
             await self._set_state(server, "down", str(error))
@@ -352,7 +352,7 @@ class Fleet:
                 request.cancel()
         await self._notify()
 
-    async def _give(self, server: Server, target: LabelledWeights, known: bool = True) -> None:
+    async def _give(self, server: Server, target: LabelledWeights, alive: bool = True) -> None:
         """Gives one server the target.
 
         Raises what `Server.take` raises, and RequestRefused for a server at `urls` that was started without a flag that
@@ -368,7 +368,7 @@ class Fleet:
                 "learner.routes"
             )
         limit, follow = self.settings.sync_deadline, self.settings.follow
-        await server.take(target, limit, lambda: self.target is target, follow=follow, known=known)
+        await server.take(target, limit, lambda: self.target is target, follow=follow, alive=alive)
 
     def _describe(self, error: Exception) -> str:
         timeout = f"did not take new weights within {self.settings.sync_deadline:g} s (sglang.sync_deadline)"
@@ -397,7 +397,7 @@ class Fleet:
                 # No other task runs in between: a sync either finds it up, or has already set the next target.
                 if self.target is target or self._any_weights:
                     server.missed_checks = 0
-                    server.refused.clear()
+                    server.refusals.clear()
                     await self._bring_up(server)
             except (RequestFailed, RequestRefused, OSError) as error:  # TimeoutError is an OSError
                 server.fault, server.absent = self._describe(error), isinstance(error, ServerFailed)
@@ -408,8 +408,8 @@ class Fleet:
                     server.restarts = restarts
                     if is_refusal:
                         continue
-                server.refused += [target.label] if is_refusal else []
-                if process is None or (is_refusal and server.refused.count(target.label) < _REFUSALS):
+                server.refusals += [target.label] if is_refusal else []
+                if process is None or (is_refusal and server.refusals.count(target.label) < _REFUSALS):
                     await self._set_state(server, "down", server.fault)
                     self._check_in(server, _RETRY_SECONDS)
                     return
@@ -452,7 +452,7 @@ class Fleet:
         else:
             server.replies = server.missed_checks = 0
             server.silent_since = 0.0
-            if server.released or (label != target.label and not self._any_weights):
+            if server.released_memory or (label != target.label and not self._any_weights):
                 await self._set_state(server, "down", f"it serves weights {label!r}")
                 await self._recover(server)
             elif state == "down":
@@ -467,7 +467,7 @@ class Fleet:
         if process is not None and not process.running:
             raise ServerFailed(f"it has ended; {process.log} ends:\n{process.tail()}")
         # The health check is a completion, and a resting server has no memory for one.
-        resting = server.released or (self._any_weights and self.settings.release_memory)
+        resting = server.released_memory or (self._any_weights and self.settings.release_memory)
         if not (server.up and server.replies) and not resting:
             await server.client.check_health()
         return await server.client.version()

@@ -103,7 +103,7 @@ class LaunchSettings:
 
 
 class ServerProcess:
-    """One launched server. Once it has ended, `start` may be called again, also with other weights.
+    """One launched server. Once it has ended, `start` may be called again, even with other weights.
 
     Methods may be called from any thread.
     """
@@ -207,8 +207,8 @@ class Server:
     replies: int = 0  # since the last check; one reply shows that it is alive
     missed_checks: int = 0  # in a row without an answer
     silent_since: float = 0.0  # on the monotonic clock; 0 while it answers
-    refused: list[str] = dataclasses.field(default_factory=list)  # labels of weights refused since it was up
-    released: ReleasedMemory = dataclasses.field(default_factory=ReleasedMemory)
+    refusals: list[str] = dataclasses.field(default_factory=list)  # labels of weights refused since it was up
+    released_memory: ReleasedMemory = dataclasses.field(default_factory=ReleasedMemory)
     reading: Path | None = None  # the folder that it is loading, which must not be removed
     requests: set[asyncio.Task[Any]] = dataclasses.field(default_factory=set)
     check_now: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
@@ -222,18 +222,19 @@ class Server:
         return self.state == "up"
 
     async def take(
-        self, target: LabelledWeights, deadline: float, current: Callable[[], bool], *, follow: bool, known: bool = True
+        self, target: LabelledWeights, deadline: float, current: Callable[[], bool], *, follow: bool, alive: bool = True
     ) -> None:
         """Has the server load the target. With `follow` it does so by itself: this waits while the target is `current`.
 
         Raises TimeoutError after `deadline` seconds, RequestRefused, and RequestFailed. Exception: a following server
-        that is not `known` to have answered before may still be starting, so RequestFailed is not raised for it.
+        that is not `alive`, because it has never answered, may still be starting, so RequestFailed is not raised for
+        it.
         """
         self.reading = target.folder
         try:
             async with asyncio.timeout(deadline):
                 if follow:
-                    await self._wait_for(target, known, current)
+                    await self._wait_for(target, alive, current)
                 else:
                     await self._update(target)
         except (RequestFailed, RequestRefused):  # after a timeout it may still be reading
@@ -244,17 +245,17 @@ class Server:
 
     async def _update(self, target: LabelledWeights) -> None:
         try:
-            await self.client.update(target.folder, target.label, self.released)
+            await self.client.update(target.folder, target.label, self.released_memory)
         except RequestRefused as refusal:
             raise RequestRefused(f"{refusal}. The folder must be there for the server under the same path") from refusal
 
-    async def _wait_for(self, target: LabelledWeights, known: bool, current: Callable[[], bool]) -> None:
+    async def _wait_for(self, target: LabelledWeights, alive: bool, current: Callable[[], bool]) -> None:
         while current():  # a server that reads slowly may skip a version
             try:
                 if await self.client.version() == target.label:
                     return
             except RequestFailed:
-                if known:
+                if alive:
                     raise
             await asyncio.sleep(_WEIGHTS_POLL)
 
@@ -263,7 +264,7 @@ class Server:
         assert self.process is not None
         if not self.process.starts:
             return True
-        self.refused.clear()
+        self.refusals.clear()
         if not self.restarts:
             self.fault = f"it was restarted as often as sglang.restarts allows; {self.fault}"
             _LOG.error("%s is given up: %s", self.name, self.fault)
@@ -280,7 +281,7 @@ class Server:
         assert self.process is not None
         self.reading = target.folder
         try:
-            await self.released.remove(self.released.kinds)
+            await self.released_memory.remove(self.released_memory.kinds)
             await asyncio.to_thread(self.process.start, target.folder, target.label)
             self.client = dataclasses.replace(self.client, url=self.process.url)
             async with asyncio.timeout(deadline):

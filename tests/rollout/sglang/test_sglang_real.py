@@ -190,7 +190,7 @@ def test_after_a_rest_it_serves_as_before(fresh: SGLangEngine, monkeypatch: pyte
     restarts, asked = only(fresh).restarts, prompts(8, seed=5)
     for version in (1, 0):
         fresh.rest()
-        assert (only(fresh).state, len(only(fresh).released.kinds)) == ("resting", 3)
+        assert (only(fresh).state, len(only(fresh).released_memory.kinds)) == ("resting", 3)
         fresh.load(weights(version))
         for prompt, completion in zip(asked, sample_all(fresh, asked, Sampling(0.0, 30)), strict=True):
             assert completion.weights_version == version

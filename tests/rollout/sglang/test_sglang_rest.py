@@ -123,7 +123,7 @@ def test_servers_that_a_killed_trainer_left_asleep_are_woken_by_the_next(pair, m
 def test_a_rest_that_cannot_be_noted_is_not_taken_and_damaged_notes_are_told(pair, make, tmp_path, caplog) -> None:
     (tmp_path / "asleep.json").mkdir()
     engine = make(pair[:1], release_memory=True, limits=QUIET)
-    assert "asleep.json is not read" in caplog.text
+    assert "asleep.json cannot be read" in caplog.text
     engine.load(weights(0))
     engine.rest()
     assert "did not give its memory back" in caplog.text

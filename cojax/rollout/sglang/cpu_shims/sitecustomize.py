@@ -10,5 +10,5 @@ with contextlib.suppress(ImportError):
     _torchvision.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _torchvision.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     if not torch.cuda.is_available():
-        _registered = types.SimpleNamespace(cudaHostRegister=lambda *_: 0)
-        torch.cuda.cudart = lambda: _registered
+        _cudart = types.SimpleNamespace(cudaHostRegister=lambda *_: 0)
+        torch.cuda.cudart = lambda: _cudart
