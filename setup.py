@@ -30,6 +30,7 @@ setup(
     entry_points={"console_scripts": ["cojax = cojax.command:main"]},
     install_requires=[
         "absl-py>=2.3.1",
+        "chex>=0.1.92",
         "confusable-homoglyphs>=3.3",  # Unicode's table of letters that look alike
         "flax>=0.12.8",
         "gguf>=0.17",

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import chex
 import jax
 import numpy as np
 
@@ -67,6 +68,20 @@ DTYPES = {
     for field in dataclasses.fields(TrainBatch)
     if field.name != "routes"
 }
+
+
+def assert_columns(batch: TrainBatch, axes: int) -> None:
+    """Raises AssertionError unless every column has the dtype of DTYPES and one shape, of `axes` axes, as [M, b, T].
+
+    Shapes and dtypes are known while a program is traced: it costs nothing when the program runs.
+    """
+    columns = [getattr(batch, name) for name in DTYPES]
+    chex.assert_rank(columns, axes)
+    chex.assert_equal_shape(columns)
+    chex.assert_type(columns, list(DTYPES.values()))
+    if batch.routes is not None:
+        chex.assert_shape(batch.routes, (*batch.tokens.shape, None, None))
+        chex.assert_type(batch.routes, int)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from cojax.learner.batch import TrainBatch
+from cojax.learner.batch import TrainBatch, assert_columns
 from cojax.learner.objective import BoundLoss
 from cojax.policy.logprobs import TokenScores
 
@@ -106,6 +107,7 @@ def update(
         terms.append((*pairs, pair_loss, True))
     sums: list[Sums] = []
     for rows, live, term, current in terms:
+        assert_columns(rows, axes=3)
         term_loss = functools.partial(micro_loss, score=functools.partial(score, frozen), loss=term, on_policy=current)
         gradient = jax.value_and_grad(term_loss, has_aux=True)
         shapes = jax.eval_shape(gradient, state.params, micro_batch(rows, 0))
@@ -162,6 +164,7 @@ def micro_loss(
     mask = micro.weights > 0
     mismatch = jnp.where(micro.versions >= 0, jnp.abs(micro.old_logprobs - micro.sampler_logprobs), 0.0)
     facts = {"entropy": current.entropy, "logprob_mismatch": mismatch, **facts}
+    chex.assert_shape([per_token, current.logprobs, *facts.values()], micro.tokens.shape)
     if current.routes_differing is not None and current.routes_known is not None:
         facts |= {"routes_differing": current.routes_differing, "routes_known": current.routes_known}
     sums = {name: jnp.sum(jnp.where(mask, fact, 0.0)) for name, fact in facts.items()}
@@ -171,6 +174,7 @@ def micro_loss(
 
 def batch_logprobs(score: Callable[[TrainBatch], TokenScores], batch: TrainBatch, count: jax.Array) -> jax.Array:
     """float32[M, b, T]: log-probs of the first `count` of M micro-batches, 0 beyond."""
+    assert_columns(batch, axes=3)
 
     def fill(index: jax.Array, out: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_index_in_dim(out, score(micro_batch(batch, index)).logprobs, index, 0)

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
@@ -84,6 +85,7 @@ def token_scores(
     # The state at t scores the token at t + 1.
     mask = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] != 0)
     if wanted is not None:
+        chex.assert_equal_shape([tokens, wanted])
         mask &= wanted[:, 1:]
     matrix = scoring_matrix(config, params)
     chunk = chunk_size(tokens.shape[0], tokens.shape[1], mesh) if chunk is None else min(chunk, tokens.shape[1] - 1)

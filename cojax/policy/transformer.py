@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -249,6 +250,11 @@ def routed_hidden_states(
     `routes` int[B, T, L, k] are the sampler's, -1 where they are not known; without them the share is None. With
     `replay` tokens go through the experts of their routes, and each router scores the states that result.
     """
+    chex.assert_rank(tokens, 2)
+    chex.assert_equal_shape([tokens, positions, segment_ids])
+    chex.assert_type([tokens, positions, segment_ids], int)
+    if routes is not None:
+        chex.assert_shape(routes, (*tokens.shape, config.num_hidden_layers, config.num_experts_per_tok))
     shape, count = tokens.shape, tokens.size
     # Tokens are one axis between attentions: a kernel's gradient that sums over two axes is slow on CPU.
     ends, rotate = embedding_and_head(config, params), rotation(config, positions.reshape(count))

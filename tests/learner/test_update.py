@@ -64,6 +64,33 @@ def test_off_policy_the_old_log_probs_are_read():
     assert float(metrics["ratio"]) == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(
+    ("name", "column", "message"),
+    [
+        ("tokens", np.zeros((1, 1, 1), np.float32), "int32"),
+        ("weights", np.ones((1, 1, 1), np.int32), "float32"),
+        ("turns", np.zeros((1, 1, 2), np.int32), "shape"),
+        ("rewards", np.zeros((1, 1), np.float32), "rank"),
+        ("routes", np.zeros((1, 1, 1, 2), np.int8), "shape"),
+    ],
+)
+def test_a_column_of_another_dtype_or_shape_is_an_error(name, column, message):
+    state = TrainState(jnp.int32(0), {"table": jnp.zeros(4)}, SGD.init({"table": jnp.zeros(4)}))
+    batch = dataclasses.replace(_one_token(2, 2.0, 0.5), **{name: column})
+    with pytest.raises(AssertionError, match=message):
+        update(state, None, batch, np.int32(1), score=_table, loss=GRPO, optimizer=SGD, on_policy=True)
+
+
+def test_a_loss_of_another_shape_is_an_error():
+    """A loss is tried on rows of 8 tokens when it is bound; on one of 1 token these sums would broadcast."""
+    loss = dataclasses.replace(GRPO, function=lambda logprobs, *_, **settings: (jnp.zeros((2, 8)) + logprobs, {}))
+    state = TrainState(jnp.int32(0), {"table": jnp.zeros(4)}, SGD.init({"table": jnp.zeros(4)}))
+    with pytest.raises(AssertionError, match="shape"):
+        update(
+            state, None, _one_token(2, 2.0, 0.5), np.int32(1), score=_table, loss=loss, optimizer=SGD, on_policy=True
+        )
+
+
 @pytest.mark.parametrize("micro_rows", [1, 4])
 def test_micro_batches_add_up_to_the_full_batch(micro_rows):
     def gradient(rows):
@@ -88,23 +115,29 @@ def test_packing_does_not_change_the_gradient():
     np.testing.assert_allclose(gradient(64), gradient(16), rtol=1e-4, atol=1e-7)
 
 
-def test_one_compilation_serves_any_number_of_live_rows():
+def test_a_second_compilation_is_an_error(traced_once):
+    """Without `sizes` a step of fewer groups has fewer rows."""
+    learner = make_learner(micro_rows=1)
+    state, _ = learner.update(learner.init(PARAMS), GROUPS)
+    with pytest.raises(AssertionError, match="'update' is traced > 1 times"):
+        learner.update(state, GROUPS[:1])
+
+
+def test_one_compilation_serves_any_number_of_live_rows(traced_once):
     learner = make_learner(micro_rows=1)
     state = learner.init(PARAMS)
     for flat in range(3):
         groups = [Group(g.task, g.trajectories[:1] * 4) if index < flat else g for index, g in enumerate(GROUPS)]
         state, metrics = learner.update(state, groups)
         assert metrics["groups_live"] == 3 - flat
-    assert learner._update._cache_size() == 1
 
 
-def test_one_compilation_serves_fewer_groups_than_a_step_may_have():
+def test_one_compilation_serves_fewer_groups_than_a_step_may_have(traced_once):
     learner, sizes = make_learner(micro_rows=1), [4] * len(GROUPS)
     state = learner.init(PARAMS)
     for count in (len(GROUPS), 1, 0):
         state, metrics = learner.update(state, GROUPS[:count], sizes)
         assert (metrics["groups"], metrics["updates"]) == (count, float(count > 0))
-    assert learner._update._cache_size() == 1
 
 
 def test_the_metric_called_entropy_is_that_of_the_distribution():
@@ -223,7 +256,7 @@ def test_updates_of_parts_are_those_of_their_groups_one_after_another():
     np.testing.assert_allclose(flat_array(state.params), flat_array(expected), rtol=1e-4, atol=1e-6)
 
 
-def test_parts_are_dealt_anew_at_every_step_and_share_one_program():
+def test_parts_are_dealt_anew_at_every_step_and_share_one_program(traced_once):
     learner = make_learner(updates_per_batch=2, each_update="part")
     groups = make_groups(5)
     dealt = {tuple(len(part) for part in learner.objective._deal(groups, (0, step))) for step in range(4)}
@@ -234,7 +267,6 @@ def test_parts_are_dealt_anew_at_every_step_and_share_one_program():
     state = learner.init(PARAMS)
     for _ in range(2):
         state, _ = learner.update(state, groups)
-    assert learner._update._cache_size() == 1
 
 
 def test_a_part_without_a_live_group_makes_no_update():

@@ -229,6 +229,26 @@ def test_refuses_an_unknown_kind_of_entropy() -> None:
         token_scores(config, params, values["tokens"], *one_segment(values["tokens"]), entropy="mean")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokens": np.ones((1, 8), np.float32)},
+        {"positions": np.arange(8, dtype=np.int32)},
+        {"segments": np.ones((1, 1), np.int32)},  # broadcasts
+        {"wanted": np.ones((1, 1), bool)},
+        {"routes": np.zeros((1, 8, 2, 1), np.int8)},  # config: no experts
+    ],
+)
+def test_an_array_of_another_shape_or_dtype_is_an_error(changes: dict[str, Any]) -> None:
+    config, params, _ = reference("qwen3")
+    rows = {"tokens": np.ones((1, 8), np.int32), "positions": np.arange(8, dtype=np.int32)[None],
+            "segments": np.ones((1, 8), np.int32)}  # fmt: skip
+    rows |= {name: array for name, array in changes.items() if name in rows}
+    others = {name: array for name, array in changes.items() if name not in rows}
+    with pytest.raises(AssertionError, match=r"shape|rank|type"):
+        logprobs.token_scores(config, params, *rows.values(), **others)
+
+
 def test_refuses_temperature_zero() -> None:
     config, params, values = reference("qwen3")
     with pytest.raises(ValueError, match="temperature is 0"):

@@ -96,10 +96,10 @@ from pathlib import Path
 root = Path(sys.argv[1])
 for one in listed(root)[::20]:
     world = World(games(root), {"game": one["game"]})
-    print(json.dumps([world.introduction(), world.state(), world.game.commands()]))
+    print(json.dumps([world.introduction(), world.state(), world.commands()]))
     for command in one["walkthrough"]:
         said = world.call("act", {"command": command})
-        print(json.dumps([said, world.state(), world.game.commands(), world.over()]))
+        print(json.dumps([said, world.state(), world.commands(), world.over()]))
 """
 
 
