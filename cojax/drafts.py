@@ -12,7 +12,7 @@ from cojax.unicode_forms import normal_form
 # The greatest value that `longest_query` may be set to.
 MOST_CHARACTERS = 100_000
 # Bounds of a solution: actions, calls of one action; and over all of it values, characters and depth.
-_ACTIONS, _CALLS, _VALUES, _WRITTEN, _DEPTH = 200, 64, 10_000, 200_000, 32
+_ACTIONS, _CALLS, _VALUES, _CHARACTERS, _DEPTH = 200, 64, 10_000, 200_000, 32
 # The control tokens of common chat templates, which are refused in addition to the policy's own.
 _TEMPLATE = re.compile(
     r"<\|[^\s<>|]{1,40}\|>|</?(?:s|bos|eos|pad|unk|think|tool_call|tool_response|start_of_turn|end_of_turn)>|\[/?inst\]"
@@ -54,12 +54,12 @@ def flaw(query: str, longest: int, control_tokens: Sequence[str] = ()) -> str:
             return f"the query holds {name}, U+{ord(character):04X}; expected plain text"
     if not any(unicodedata.category(c)[0] in "LN" and c not in _FILLERS for c in query):
         return "the query has no letter and no digit; expected words that ask for something"
-    folded_query = _folded(query)
+    folded_query = _fold(query)
     if match := _TEMPLATE.search(folded_query):
         return f"the query holds {match[0]!r}, a control token of chat templates"
     for literal in control_tokens:
         # Some tokenizers have runs of spaces, or other ordinary text, among their control tokens.
-        if len(literal.strip()) > 2 and _SIGN.search(literal) and _folded(literal) in folded_query:
+        if len(literal.strip()) > 2 and _SIGN.search(literal) and _fold(literal) in folded_query:
             return f"the query holds {literal!r}, a control token of the policy's template"
     return ""
 
@@ -80,7 +80,7 @@ def oversize(solution: Sequence[Action]) -> str:
         values += 1
         if isinstance(value, str):
             characters += len(value)
-            if characters <= _WRITTEN and any(unicodedata.category(c) == "Cs" for c in value):
+            if characters <= _CHARACTERS and any(unicodedata.category(c) == "Cs" for c in value):
                 return "the solution holds half a surrogate pair; expected text"
         elif isinstance(value, Mapping | list | tuple):
             children = [child for pair in value.items() for child in pair] if isinstance(value, Mapping) else value
@@ -96,8 +96,8 @@ def oversize(solution: Sequence[Action]) -> str:
             return f"an argument of the solution is {value!r:.60}; expected what JSON holds"
         if depth > _DEPTH:
             return f"arguments of the solution nest deeper than {_DEPTH} levels"
-        if characters > _WRITTEN or values > _VALUES:
-            return f"the solution holds more than {_WRITTEN:,} characters or {_VALUES:,} values"
+        if characters > _CHARACTERS or values > _VALUES:
+            return f"the solution holds more than {_CHARACTERS:,} characters or {_VALUES:,} values"
     return ""
 
 
@@ -110,7 +110,7 @@ def _unreadable(character: str) -> str:
     return _UNREADABLE.get(unicodedata.category(character), "")
 
 
-def _folded(text: str) -> str:
+def _fold(text: str) -> str:
     """The text in one case and width, without white space and invisible characters."""
     plain = normal_form("NFKC", text).casefold()
     visible = (c for c in plain if not c.isspace() and c not in _FILLERS)

@@ -84,13 +84,13 @@ class TaskPool:
         newest = range(self._length - self._fresh, self._length)
         positions = rng.sample(newest, min(round(count * fresh_fraction), len(newest)))
         fresh_positions = set(positions)
-        draws = rng.sample(range(self._length), count) if weight is None else self._weighted(count, rng, weight)
+        draws = rng.sample(range(self._length), count) if weight is None else self._draw_weighted(count, rng, weight)
         others = [position for position in draws if position not in fresh_positions]
         positions += others[: count - len(positions)]
         rng.shuffle(positions)
         return tuple(self._tasks[position] for position in positions)
 
-    def _weighted(self, count: int, rng: random.Random, weight: Callable[[str], float]) -> list[int]:
+    def _draw_weighted(self, count: int, rng: random.Random, weight: Callable[[str], float]) -> list[int]:
         """Draws positions without replacement, each in proportion to its weight among those left.
 
         Each task has an exponential waiting time whose rate is its weight; the shortest times win (Efraimidis and
@@ -101,7 +101,7 @@ class TaskPool:
 
     def since(self, position: int) -> Iterator[Task]:
         """The tasks from this position on, in the order of their arrival; costs O(tasks returned)."""
-        return (self._tasks[place] for place in range(position, self._length))
+        return (self._tasks[index] for index in range(position, self._length))
 
     def get(self, id: str) -> Task:
         """The task of that id. Raises KeyError."""

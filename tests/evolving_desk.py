@@ -30,4 +30,4 @@ def mastered(rates, episodes=1e6):
 
 
 def focus(expedition):
-    return expedition.prepared(EXPLORER).context.focus_patterns
+    return expedition.prepare(EXPLORER).context.focus_patterns

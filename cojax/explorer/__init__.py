@@ -124,17 +124,17 @@ def context_of(
         failure_cause=_failure_cause(trajectory, failed_turns),
         instability_pattern=signal.evidence if signal else "",
         focus_patterns=focus,
-        objectives=guides[kind].worded(tools),
+        objectives=guides[kind].objectives_with(tools),
         do_not_repeat=tuple(dict.fromkeys(signature(turn.action) for turn in failed_turns)),
     )
 
 
-def _failure_cause(trajectory: Trajectory, failed: list[Turn]) -> str:
+def _failure_cause(trajectory: Trajectory, failed_turns: list[Turn]) -> str:
     """The failed checks, the first errors, and the outcome unless it is finished; "" for a success without errors."""
     causes = []
     if failed_checks := [check.name for check in trajectory.checks if not check.passed]:
         causes.append(f"checks failed: {', '.join(failed_checks)}")
-    causes += [f"{signature(turn.action)}: {turn.observation.text}" for turn in failed[:_ERRORS_NAMED]]
+    causes += [f"{signature(turn.action)}: {turn.observation.text}" for turn in failed_turns[:_ERRORS_NAMED]]
     if trajectory.outcome != "finished":
         causes.append(f"ended as {trajectory.outcome} {trajectory.error}".rstrip())
     return "; ".join(causes)

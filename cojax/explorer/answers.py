@@ -74,7 +74,7 @@ def _answers(
     """For each step: the answers that it writes, the text that it showed, and the literals that its code printed."""
     argument = parameter or ("" if ending else "answer")
     trees = [parse_code(step) for step in steps]
-    names = _last_set(trees)
+    names = _assignments(trees)
     for index, (step, tree) in enumerate(zip(steps, trees, strict=True)):
         ends_episode = index == len(steps) - 1 and step.observation.done
         answers = [
@@ -84,8 +84,8 @@ def _answers(
             for value in answer_values(call.arguments)
         ]
         for call in _calls(tree) if argument else ():
-            answers += _written_in(call, ending.rpartition(".")[2], argument, ends_episode, names)
-        yield answers, (_Text(step.observation.text), _Text("\n".join(map(str, _printed(tree, names)))))
+            answers += _answers_in_call(call, ending.rpartition(".")[2], argument, ends_episode, names)
+        yield answers, (_Text(step.observation.text), _Text("\n".join(map(str, _printed_literals(tree, names)))))
 
 
 def _objections(steps: Sequence[Triplet], ending: str, parameter: str | None, answer: str) -> Iterator[str]:
@@ -94,10 +94,10 @@ def _objections(steps: Sequence[Triplet], ending: str, parameter: str | None, an
         if len(answers) > _MOST_VALUES:
             yield f"its answer holds more than {_MOST_VALUES} values"
         for value in answers[:_MOST_VALUES]:
-            yield from _unshown(value, [*shown_texts, *_before_the_end(step, ending)])
+            yield from _object_unless_shown(value, [*shown_texts, *_before_the_end(step, ending)])
         shown_texts.append(texts)
     if answer:
-        yield from _unshown(answer, shown_texts)
+        yield from _object_unless_shown(answer, shown_texts)
 
 
 def _before_the_end(step: Triplet, ending: str) -> "Iterator[tuple[_Text, _Text]]":
@@ -119,16 +119,16 @@ class _Text:
         return {Decimal(token) for text in (self.text, _GROUPING.sub("", self.text)) for token in _NUMBER.findall(text)}
 
     @functools.cached_property
-    def marked(self) -> str:
+    def marked_text(self) -> str:
         return _mark_edges(self.text)
 
-    def shows(self, said: str) -> bool:
-        if _NUMBER.fullmatch(plain := _GROUPING.sub("", said)):
+    def shows(self, value: str) -> bool:
+        if _NUMBER.fullmatch(plain := _GROUPING.sub("", value)):
             return Decimal(plain) in self.numbers
-        if said.lower() in ("true", "false"):
-            return bool(re.search(rf"(?<!\w){said}(?!\w)", self.text, re.IGNORECASE))
+        if value.lower() in ("true", "false"):
+            return bool(re.search(rf"(?<!\w){value}(?!\w)", self.text, re.IGNORECASE))
         # The time of a search by pattern would grow with the product of both lengths.
-        return said in self.text and _mark_edges(said) in self.marked
+        return value in self.text and _mark_edges(value) in self.marked_text
 
 
 def _mark_edges(text: str) -> str:
@@ -136,12 +136,12 @@ def _mark_edges(text: str) -> str:
     return _EDGE.sub(lambda edge: "\ufdd0" if edge[1] is None else "\ufdd1", text)
 
 
-def _unshown(value: Any, shown: Sequence[tuple[_Text, _Text]]) -> Iterator[str]:
+def _object_unless_shown(value: Any, texts: Sequence[tuple[_Text, _Text]]) -> Iterator[str]:
     """An objection unless one of the steps showed the value and did not itself print it as a literal."""
     if value is None:
         return
     word = str(value).strip()
-    if not (0 < len(word) <= _LONGEST_ANSWER and any(text.shows(word) and not own.shows(word) for text, own in shown)):
+    if not (0 < len(word) <= _LONGEST_ANSWER and any(text.shows(word) and not own.shows(word) for text, own in texts)):
         yield f"no step shows the answer {word[:100]!r}"
 
 
@@ -165,7 +165,7 @@ def parse_code(step: Triplet) -> ast.Module:
         return ast.Module([], [])
 
 
-def _last_set(trees: Sequence[ast.Module]) -> Names:
+def _assignments(trees: Sequence[ast.Module]) -> Names:
     """The names whose last top-level setting is a plain assignment, each with the expression assigned."""
     names: dict[str, ast.expr] = {}
     global_names: set[str] = set()
@@ -192,12 +192,12 @@ def _calls(tree: ast.Module) -> Iterator[ast.Call]:
             yield statement.value
 
 
-def _written_in(call: ast.Call, name: str, parameter: str, last: bool, names: Names) -> Iterator[Any]:
+def _answers_in_call(call: ast.Call, name: str, parameter: str, ends_episode: bool, names: Names) -> Iterator[Any]:
     """The written values that a call gives as an answer: a call of `name`, or one with `parameter` in the last step."""
     func = call.func
     callee = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
     ends = bool(name) and callee == name
-    if not (ends or last):
+    if not (ends or ends_episode):
         return
     expressions = [keyword.value for keyword in call.keywords if keyword.arg == parameter]
     for keyword in call.keywords:
@@ -229,9 +229,9 @@ def _literal(node: ast.expr, names: Names) -> Any:
         case ast.FormattedValue(format_spec=None):
             return _literal(node.value, names)
         case ast.UnaryOp(op=ast.USub()):
-            return _sum(0, _literal(node.operand, names), -1)
+            return _add(0, _literal(node.operand, names), -1)
         case ast.BinOp(op=ast.Add()):
-            return _sum(_literal(node.left, names), _literal(node.right, names))
+            return _add(_literal(node.left, names), _literal(node.right, names))
         case ast.Call(func=ast.Name(id=cast), args=[argument], keywords=[]) if cast in _CASTS and cast not in names:
             return _cast(_CASTS[cast], _literal(argument, names))
         case ast.List() | ast.Tuple() | ast.Set():
@@ -248,16 +248,16 @@ def _cast(to: Callable[[Any], Any], value: Any) -> Any:
         raise _NotLiteral from None
 
 
-def _sum(one: Any, other: Any, sign: int = 1) -> Any:
-    if isinstance(one, str) and isinstance(other, str):
-        return one + other
-    if isinstance(one, int | float) and isinstance(other, int | float):
+def _add(left: Any, right: Any, sign: int = 1) -> Any:
+    if isinstance(left, str) and isinstance(right, str):
+        return left + right
+    if isinstance(left, int | float) and isinstance(right, int | float):
         with contextlib.suppress(OverflowError):
-            return one + sign * other
+            return left + sign * right
     raise _NotLiteral
 
 
-def _printed(tree: ast.Module, names: Names) -> Iterator[Any]:
+def _printed_literals(tree: ast.Module, names: Names) -> Iterator[Any]:
     """The literals that a block prints or ends in. To show them does not prove that the block found them."""
     for node in ast.walk(tree):
         expressions: Sequence[ast.AST] = ()

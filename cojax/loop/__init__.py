@@ -30,9 +30,9 @@ Prefix = Callable[[Task, Mapping[str, Any]], Sequence[Action]]
 class State:
     """Everything that changes from step to step.
 
-    `memory` holds the memories of all detectors; it grows with the run, so the loop changes it in place. `evolved` is
-    the step of the last evolution, and `pending` holds the signals since then. `waiting` holds the next step's groups
-    if they were sampled ahead. `record` is None, except in a step that was stopped during its evolution. Then it is the
+    `memory` holds the memories of all detectors; it grows with the run, so the loop changes it in place.
+    `last_evolution` is a step, and `pending` holds the signals since then. `waiting` holds the next step's groups if
+    they were sampled ahead. `record` is None, except in a step that was stopped during its evolution. Then it is the
     step's record so far, and the evolution starts again when the run is resumed. `second` is the second agent of a run
     of co-evolving agents, None in every other run.
     """
@@ -42,7 +42,7 @@ class State:
     pool: TaskPool
     memory: Memory
     pending: tuple[Signal, ...] = ()
-    evolved: int = 0
+    last_evolution: int = 0
     waiting: tuple[Group, ...] = ()
     record: Mapping[str, Any] | None = None
     second: TrainState | None = None

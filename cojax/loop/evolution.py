@@ -34,7 +34,7 @@ class Evolutions:
 
     def due(self, state: State) -> bool:
         """Whether an evolution is due after the state's step and has not run yet."""
-        return state.step > state.evolved and state.step % self.loop.evolve_every == 0
+        return state.step > state.last_evolution and state.step % self.loop.evolve_every == 0
 
     def due_beside(self, state: State) -> bool:
         """Whether the evolution that is due runs in parallel with the next step."""
@@ -52,7 +52,7 @@ class Evolutions:
             return
         with self.loop.clock("feedback"):
             evolve = self.prepare(state)
-        with in_background("evolution", lambda unwanted: evolve(lambda: self.stop() or unwanted())) as future:
+        with in_background("evolution", lambda is_unwanted: evolve(lambda: self.stop() or is_unwanted())) as future:
             yield syntheses
             with self.loop.clock("feedback"):
                 syntheses.append(future.result())
@@ -64,13 +64,13 @@ class Evolutions:
         with self.loop.clock("feedback"):
             synthesis = self.prepare(state)(self.stop)
         state = self.add(state, synthesis)
-        return state, {**record, "tasks": len(state.pool), **evolution_record(synthesis, state.evolved)}
+        return state, {**record, "tasks": len(state.pool), **evolution_record(synthesis, state.last_evolution)}
 
     def add(self, state: State, synthesis: Synthesis) -> State:
         """Stores the result of the evolution after the state's step. Returns the state with the new tasks."""
         with self.loop.clock("feedback"):
             self.directory.add_evolution(synthesis)
-        return dataclasses.replace(state, pool=state.pool.add(synthesis.tasks), pending=(), evolved=state.step)
+        return dataclasses.replace(state, pool=state.pool.add(synthesis.tasks), pending=(), last_evolution=state.step)
 
     def prepare(self, state: State) -> Callable[[Callable[[], bool]], Synthesis]:
         """Gathers the inputs of the evolution after the state's step, and returns a function that runs the evolution.
@@ -79,7 +79,7 @@ class Evolutions:
         """
         loop, seed = self.loop, (self.loop.seed, state.step - 1)
         factor = loop.admission.candidates if loop.admission else 1
-        episodes, find = self.directory.recall(range(state.evolved + 1, state.step + 1))
+        episodes, find = self.directory.recall(range(state.last_evolution + 1, state.step + 1))
         if loop.near_duplicates:
             loop.near_duplicates.update(state.pool)
         kind = loop.kinds.get("forgetting")
@@ -118,7 +118,7 @@ class Evolutions:
             )
             if not synthesis.counts["expeditions"]:
                 environment_failed, used_up = bool(synthesis.counts["failures"]), groups_left(loop, state) <= 0
-                idle = why_idle(loop.evolve, inputs, failed=environment_failed, used_up=used_up)
+                idle = why_idle(loop.evolve, inputs, environment_failed=environment_failed, used_up=used_up)
                 synthesis = dataclasses.replace(synthesis, idle=idle)
             elif not synthesis.tasks:
                 _LOG.warning(
@@ -126,11 +126,11 @@ class Evolutions:
                     state.step, synthesis.counts["expeditions"],
                     "; ".join(synthesis.reasons()) or "the explorer wrote no draft",
                 )  # fmt: skip
-            return self._admitted(synthesis, state.step, seed, stop)
+            return self._admit(synthesis, state.step, seed, stop)
 
         return make
 
-    def _admitted(self, synthesis: Synthesis, step: int, seed: tuple, stop: Callable[[], bool]) -> Synthesis:
+    def _admit(self, synthesis: Synthesis, step: int, seed: tuple, stop: Callable[[], bool]) -> Synthesis:
         """The synthesis with the tasks that the loop's admission chooses; without an admission, with all of them."""
         admission = self.loop.admission
         if admission is None:
@@ -149,6 +149,6 @@ def evolution_record(synthesis: Synthesis, step: int) -> dict[str, Any]:
             **({"idle": synthesis.idle} if synthesis.idle else {}),
             "added": {origin: origins.count(origin) for origin in sorted(set(origins))},
             **({"explorer": synthesis.figures} if synthesis.figures else {}),
-            **({"probe": dict(synthesis.probe)} if synthesis.probe else {}),
+            **({"probe": dict(synthesis.probe_cost)} if synthesis.probe_cost else {}),
         }
     }

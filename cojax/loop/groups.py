@@ -35,7 +35,7 @@ class PlayedCount:
 def sample_groups(loop: Loop, state: State, step: int) -> list[Group]:
     """Plays the groups of `step`; `state` is the state before the step."""
     with time_rollout(loop):
-        return _play_and_refill(loop, state, step, draw_tasks(loop, state, step), _prefixes(loop, state))
+        return _play_and_refill(loop, state, step, draw_tasks(loop, state, step), _copy_prefix_memory(loop, state))
 
 
 @contextlib.contextmanager
@@ -50,9 +50,9 @@ def sample_ahead(loop: Loop, state: State, step: int) -> Iterator[list[Group]]:
         yield groups
         return
     tasks = draw_tasks(loop, state, step)
-    prefixes = _prefixes(loop, state)
+    prefix_memory = _copy_prefix_memory(loop, state)
     with in_background(
-        "ahead", lambda unwanted: _play_and_refill(loop, state, step, tasks, prefixes, unwanted)
+        "ahead", lambda is_unwanted: _play_and_refill(loop, state, step, tasks, prefix_memory, is_unwanted)
     ) as future:
         yield groups
         with time_rollout(loop):
@@ -64,7 +64,7 @@ def _play_and_refill(
     state: State,
     step: int,
     tasks: Sequence[Task],
-    prefixes: Mapping[str, Any],
+    prefix_memory: Mapping[str, Any],
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Group]:
     """Plays these tasks and, with dynamic sampling, further ones (DAPO, arXiv 2503.14476, §3.2).
@@ -72,14 +72,14 @@ def _play_and_refill(
     Tasks are added until `batch_size` groups are live, `dynamic_sampling` groups have been sampled, the run's episodes
     are used up, or the pool has no other task. All groups are sampled from the same weights.
     """
-    groups, refill = _play(loop, tasks, step, stop, prefixes=prefixes), 0
+    groups, refill = _play(loop, tasks, step, stop, prefixes=prefix_memory), 0
     while (missing := _missing(loop, state, groups)) > 0:
         refill += 1
         task_ids = {group.task.id for group in groups}
         new_tasks = [task for task in draw_tasks(loop, state, step, refill) if task.id not in task_ids]
         if not new_tasks:
             break
-        groups += _play(loop, new_tasks[:missing], step, stop, prefixes=prefixes)
+        groups += _play(loop, new_tasks[:missing], step, stop, prefixes=prefix_memory)
     return groups
 
 
@@ -150,16 +150,16 @@ def _play(
     step: int,
     stop: Callable[[], bool],
     samples: range | None = None,
-    prefixes: Mapping[str, Any] = MappingProxyType({}),
+    prefix_memory: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Group]:
     """Plays the groups of these tasks, or only the episodes with the numbers `samples`.
 
-    An episode's random numbers depend only on the seed, the step and its number. `prefixes` is the memory from which
-    `loop.prefix` derives the actions that the episodes begin with.
+    An episode's random numbers depend only on the seed, the step and its number. `prefix_memory` is what
+    `loop.prefix` derives the episodes' first actions from.
     """
     if not tasks:
         return []
-    actors = _actors(loop, tasks, prefixes)
+    actors = _actors(loop, tasks, prefix_memory)
     numbers = range(loop.group_size) if samples is None else samples
     collector = EpisodeCollector(
         actors, loop.environment, loop.limits, len(numbers), loop.quorum, first_sample=numbers.start
@@ -173,7 +173,7 @@ def _actors(loop: Loop, tasks: Sequence[Task], memory: Mapping[str, Any]) -> Pol
     return PolicyActors(loop.engine, loop.chat, loop.sampling, lambda session: prefixes.get(task_of(session), ()))
 
 
-def _prefixes(loop: Loop, state: State) -> Mapping[str, Any]:
+def _copy_prefix_memory(loop: Loop, state: State) -> Mapping[str, Any]:
     """Copies the memory that `loop.prefix` reads, because the step may change it; empty in a run without prefixes."""
     return dict(state.memory.get("prefixes", {}))
 

@@ -42,34 +42,34 @@ def step_record(
     loop: Loop,
     state: State,
     groups: Sequence[Group],
-    found: Sequence[Signal],
-    figures: Mapping[str, float],
+    new_signals: Sequence[Signal],
+    metrics: Mapping[str, float],
     syntheses: Sequence[Synthesis],
 ) -> dict[str, Any]:
     """The record of the state's step.
 
-    It is made from the step's `groups`, the signals `found` in them, the learner's `figures`, and the `syntheses` of
+    It is made from the step's `groups`, the signals in them, the learner's `metrics`, and the `syntheses` of
     evolutions that ran in parallel with the step. It depends only on the seed, and holds no times.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     record: dict[str, Any] = {
         "step": state.step,
-        **_means(loop, groups, figures),
+        **_means(loop, groups, metrics),
         "tokens_sampled": sum(len(turn.action_tokens) for t in trajectories for turn in t.turns),
         "tasks": len(state.pool),
         **({"groups_sampled": len(groups)} if loop.dynamic_sampling else {}),
         "outcomes": count_outcomes(trajectories),
         "origins": _origins(groups),
-        **({"replayed": _replayed(groups)} if "prefixes" in loop.detectors else {}),
-        "signals": {kind: sum(s.kind == kind for s in found) for kind in signals.kind_names(loop.kinds)},
-        **figures,
+        **({"replayed": _count_replayed(groups)} if "prefixes" in loop.detectors else {}),
+        "signals": {kind: sum(s.kind == kind for s in new_signals) for kind in signals.kind_names(loop.kinds)},
+        **metrics,
     }
     for synthesis in syntheses:
-        record |= evolution_record(synthesis, state.evolved)
+        record |= evolution_record(synthesis, state.last_evolution)
     return record
 
 
-def _means(loop: Loop, groups: Sequence[Group], figures: Mapping[str, float]) -> dict[str, float]:
+def _means(loop: Loop, groups: Sequence[Group], metrics: Mapping[str, float]) -> dict[str, float]:
     """Means over the groups' valid episodes, and the share of live groups; empty if no episode is valid.
 
     Zeros would make the policy look as if it had forgotten everything once the run's episodes are used up.
@@ -82,7 +82,7 @@ def _means(loop: Loop, groups: Sequence[Group], figures: Mapping[str, float]) ->
         "reward": sum(t.reward for t in valid) / len(valid),
         "partial": sum(t.partial for t in valid) / len(valid),
         "turns": sum(len(t.turns) for t in valid) / len(valid),
-        "live_groups": figures["groups_live"] / max(1.0, len(groups) if loop.dynamic_sampling else figures["groups"]),
+        "live_groups": metrics["groups_live"] / max(1.0, len(groups) if loop.dynamic_sampling else metrics["groups"]),
     }
 
 
@@ -97,7 +97,7 @@ def _origins(groups: Sequence[Group]) -> dict[str, dict[str, int]]:
     return dict(sorted(counts_by_origin.items()))
 
 
-def _replayed(groups: Sequence[Group]) -> dict[str, float]:
+def _count_replayed(groups: Sequence[Group]) -> dict[str, float]:
     """The number of groups whose episodes began with replayed actions, and the mean number of these actions."""
     lengths = [length for group in groups if group.valid and (length := group.valid[0].replayed)]
     return {"groups": len(lengths), "actions": sum(lengths) / max(1, len(lengths))}
@@ -118,7 +118,7 @@ def save(loop: Loop, state: State, directory: "RunDirectory") -> None:
     """Checkpoints the state."""
     with loop.clock("checkpoint"):
         host = {
-            "evolved": state.evolved,
+            "evolved": state.last_evolution,
             "fresh": len(state.pool.fresh),
             "clock": loop.clock.state(),
             "record": state.record,

@@ -38,14 +38,14 @@ def others(settings: RoundsSettings, group_size: int) -> int:
 class Method:
     """A method that learns in rounds.
 
-    `loss` is "dpo" for pairs or "sft" for imitation. `plays` says whether the policy plays episodes. `fixed` holds the
-    settings that the method itself decides. Settings in `unread` have no effect.
+    `loss` is "dpo" for pairs or "sft" for imitation. `plays` says whether the policy plays episodes. `fixes` holds the
+    settings that the method itself decides. Settings in `ignores` have no effect.
     """
 
     loss: str
     plays: bool = True
-    fixed: Mapping[str, float | str] = dataclasses.field(default_factory=dict)
-    unread: frozenset[str] = frozenset()
+    fixes: Mapping[str, float | str] = dataclasses.field(default_factory=dict)
+    ignores: frozenset[str] = frozenset()
 
 
 _PAIRS = frozenset({"beta", "dpo", "sft", "own", "other", "failures", "margin", "extra_turns", "reference", "share"})
@@ -53,9 +53,9 @@ METHODS: Mapping[str, Method] = {
     "coevolving": Method("dpo"),
     "eto": Method(
         "dpo",
-        fixed={"dpo": 1.0, "sft": 0.0, "other": 0.0, "failures": 0.0, "agent": "none"},
-        unread=frozenset({"margin", "share"}),
+        fixes={"dpo": 1.0, "sft": 0.0, "other": 0.0, "failures": 0.0, "agent": "none"},
+        ignores=frozenset({"margin", "share"}),
     ),
-    "rft": Method("sft", fixed={"agent": "none", "experts": "both"}, unread=_PAIRS),
-    "sft": Method("sft", plays=False, fixed={"agent": "none", "experts": "solutions"}, unread=_PAIRS | {"hard"}),
+    "rft": Method("sft", fixes={"agent": "none", "experts": "both"}, ignores=_PAIRS),
+    "sft": Method("sft", plays=False, fixes={"agent": "none", "experts": "solutions"}, ignores=_PAIRS | {"hard"}),
 }

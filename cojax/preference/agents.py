@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from cojax.environment import Actor, Environment, Episode, OutOfContext, ask
 from cojax.learner.batch import Pair, sampled_mask
 from cojax.preference import coefficients, weights
-from cojax.preference.failures import Failure, failure_pairs, failures_of, unsampled
+from cojax.preference.failures import Failure, failure_pairs, failures_of, mark_unsampled
 from cojax.rollout.chat import Chat
 from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.settings.tree import RoundsSettings
@@ -40,7 +40,7 @@ def agent_pairs(
     """Kind (one of KINDS) → the pairs that one agent learns from. It played the groups `own`, the other agent `other`.
 
     `experts` maps the id of a task to its experts. Each expert pair takes one of them, drawn by `seed` and the failure.
-    An expert that this agent did not play must be marked by `unsampled`. A kind of weight 0 has no pairs.
+    An expert that this agent did not play must be marked by `mark_unsampled`. A kind of weight 0 has no pairs.
     """
     mine, theirs = failures_of(own), failures_of(other)
     ids = {failure.trajectory.episode for failure in theirs}
@@ -49,7 +49,7 @@ def agent_pairs(
     pairs: dict[str, list[Pair]] = {kind: [] for kind in scales}
     for kind, failures in (("own", mine), ("other", theirs)):
         for failure in failures if scales[kind] else ():
-            worse = failure.trajectory if kind == "own" else unsampled(failure.trajectory)
+            worse = failure.trajectory if kind == "own" else mark_unsampled(failure.trajectory)
             if task_experts := experts.get(worse.task.id):
                 better = random.Random(repr((*seed, worse.task.id, worse.episode))).choice(task_experts)
                 # Drops the turns beyond `extra_turns` more than the expert has.
@@ -70,7 +70,7 @@ def experts_by_task(
     if settings.experts == "solutions":
         return experts
     successes: dict[str, list[Trajectory]] = {}
-    for trajectory in (*distinct_successes(own), *map(unsampled, distinct_successes(other))):
+    for trajectory in (*distinct_successes(own), *map(mark_unsampled, distinct_successes(other))):
         successes.setdefault(trajectory.task.id, []).append(trajectory)
     return {**successes, **experts}
 

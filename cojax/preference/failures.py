@@ -55,12 +55,12 @@ def failure_pairs(
         candidates = [other for other in by_task[task] if other.trajectory.partial > worse.trajectory.partial + margin]
         if candidates:
             better = random.Random(repr((*seed, task, worse.trajectory.episode))).choice(candidates)
-            sides = [unsampled(t) if played_by_other(t) else t for t in (better.trajectory, worse.trajectory)]
+            sides = [mark_unsampled(t) if played_by_other(t) else t for t in (better.trajectory, worse.trajectory)]
             pairs.append(Pair(sides[0], sides[1], weight))
     return pairs
 
 
-def unsampled(trajectory: Trajectory) -> Trajectory:
+def mark_unsampled(trajectory: Trajectory) -> Trajectory:
     """Marks the trajectory as one that the learning policy did not sample, so that its log-probs are not compared."""
     turns = (dataclasses.replace(turn, weights_version=-1, spans=()) for turn in trajectory.turns)
     return dataclasses.replace(trajectory, turns=tuple(turns))

@@ -19,13 +19,13 @@ from cojax.signals import Memory, apply, detect
 from cojax.types import Group, Signal, Task, Trajectory, signature
 
 # Metrics of the second agent's learning that are recorded.
-_LEARNED = ("loss", "grad_norm", "updates", "pairs")
+_SECOND_METRICS = ("loss", "grad_norm", "updates", "pairs")
 # The number of nearest neighbours in SR@k, and the most failures that it compares.
 _K, _MOST = 5, 2_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Played:
+class Rollouts:
     """The groups of a round by agent, and the distance of the second agent from the target, in nats per token."""
 
     target: Sequence[Group] = ()
@@ -60,7 +60,7 @@ class Rounds:
         with loop.clock("environment"):
             return agents.expert_trajectories(loop.environment, loop.chat, loop.limits, tasks, self.longest)
 
-    def play(self, state: State, tasks: Sequence[Task], step: int) -> Played:
+    def play(self, state: State, tasks: Sequence[Task], step: int) -> Rollouts:
         """Plays the groups of the target, then those of the second agent on the same tasks.
 
         The engine must hold the target's weights when this is called. Afterwards it rests until the next `load`.
@@ -75,29 +75,29 @@ class Rounds:
         with loop.clock("sync"):
             loop.engine.rest()
         if state.second is None:
-            return Played(target)
+            return Rollouts(target)
         with loop.clock("update"):
             valid = [trajectory for group in second for trajectory in group.valid if trajectory.turns]
             distance = mean_log_ratio(loop.learner, state.learner, valid, self.settings.batch_size) if valid else None
-        return Played(target, second, distance)
+        return Rollouts(target, second, distance)
 
     def learn_target(
-        self, state: State, solutions: Mapping[str, Trajectory], played: Played, step: int
+        self, state: State, solutions: Mapping[str, Trajectory], rollouts: Rollouts, step: int
     ) -> tuple[TrainState, Metrics, dict[str, int]]:
         """Trains the target. Returns its new state, metrics, and the number of examples by kind; donates its state."""
         examples: Mapping[str, Sequence[Example]]
         if self.method.loss == "sft":
-            examples = {"experts": list(solutions.values()), "successes": agents.distinct_successes(played.target)}
+            examples = {"experts": list(solutions.values()), "successes": agents.distinct_successes(rollouts.target)}
         else:
-            experts = agents.experts_by_task(self.settings, solutions, played.target, played.second)
-            examples = agents.agent_pairs(self.settings, experts, played.target, played.second, self._seed(step))
+            experts = agents.experts_by_task(self.settings, solutions, rollouts.target, rollouts.second)
+            examples = agents.agent_pairs(self.settings, experts, rollouts.target, rollouts.second, self._seed(step))
         with self.loop.clock("update"):
-            all_examples = [example for some in examples.values() for example in some]
+            all_examples = [example for kind_examples in examples.values() for example in kind_examples]
             target, metrics = self._learn(state.learner, all_examples, self._seed(step))
-        return target, {**metrics, **count_groups(played.target)}, {kind: len(some) for kind, some in examples.items()}
+        return target, {**metrics, **count_groups(rollouts.target)}, {kind: len(x) for kind, x in examples.items()}
 
     def learn_second(
-        self, state: State, solutions: Mapping[str, Trajectory], played: Played, step: int
+        self, state: State, solutions: Mapping[str, Trajectory], rollouts: Rollouts, step: int
     ) -> tuple[TrainState | None, Metrics]:
         """Trains the second agent, if there is one. Returns its new state and metrics; donates its state."""
         if state.second is None:
@@ -105,45 +105,45 @@ class Rounds:
         settings, seed = self.settings, (*self._seed(step), "second")
         with self.loop.clock("update"):
             if settings.agent == "failure":
-                own, other = failures_of(played.second), failures_of(played.target)
+                own, other = failures_of(rollouts.second), failures_of(rollouts.target)
                 pairs = agents.pairs_of_failures(own, other, settings.margin, seed)
             else:
-                experts = agents.experts_by_task(settings, solutions, played.second, played.target)
-                by_kind = agents.agent_pairs(settings, experts, played.second, played.target, self._seed(step))
+                experts = agents.experts_by_task(settings, solutions, rollouts.second, rollouts.target)
+                by_kind = agents.agent_pairs(settings, experts, rollouts.second, rollouts.target, self._seed(step))
                 pairs = [pair for kind_pairs in by_kind.values() for pair in kind_pairs]
             second, metrics = self._learn(state.second, pairs, seed)
         return second, {**metrics, "pairs": float(len(pairs))}
 
-    def count_second(self, state: State, played: Played) -> Memory:
+    def count_second(self, state: State, rollouts: Rollouts) -> Memory:
         """Adds the second agent's episodes to the detector `played`, in place; returns the changes."""
         counters = {name: detector for name, detector in self.loop.detectors.items() if name == "played"}
-        changes, _ = detect(counters, state.memory, played.second)
+        changes, _ = detect(counters, state.memory, rollouts.second)
         apply(state.memory, changes)
         return changes
 
     def record(
         self,
         state: State,
-        played: Played,
-        found: Sequence[Signal],
-        figures: Metrics,
+        rollouts: Rollouts,
+        new_signals: Sequence[Signal],
+        metrics: Metrics,
         examples: Mapping[str, int],
-        second: Metrics,
+        second_metrics: Metrics,
     ) -> dict[str, Any]:
         """The record of the state's step: figures of the target, and under `preference` the measures of all agents."""
-        groups = [*played.target, *played.second]
+        groups = [*rollouts.target, *rollouts.second]
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        record = step_record(self.loop, state, played.target, found, figures, ())
+        record = step_record(self.loop, state, rollouts.target, new_signals, metrics, ())
         hard = self.settings.hard
-        by_agent = {"target": measures_of(played.target, hard)} if self.method.plays else {}
+        by_agent = {"target": measures_of(rollouts.target, hard)} if self.method.plays else {}
         if state.second is not None:
-            learning = {name: value for name, value in second.items() if name in _LEARNED}
-            distance = {} if played.distance is None else {"distance": played.distance}
-            by_agent["second"] = {**measures_of(played.second, hard), **distance, **learning}
+            learning = {name: value for name, value in second_metrics.items() if name in _SECOND_METRICS}
+            distance = {} if rollouts.distance is None else {"distance": rollouts.distance}
+            by_agent["second"] = {**measures_of(rollouts.second, hard), **distance, **learning}
         return {
             **record,
             "tokens_sampled": sum(len(turn.action_tokens) for t in trajectories for turn in t.turns),
-            "tokens_trained": figures["tokens_trained"] + second.get("tokens_trained", 0.0),
+            "tokens_trained": metrics["tokens_trained"] + second_metrics.get("tokens_trained", 0.0),
             "outcomes": count_outcomes(trajectories),
             "preference": {"examples": dict(examples), **by_agent},
         }

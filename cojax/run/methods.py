@@ -47,7 +47,7 @@ def rounds_of(config: ConfigDict) -> tuple[Method, RoundsSettings] | None:
         return None
     method, values = METHODS[config.method], config.preference
     overrides = {name: values[name] for name in _OF_ROUNDS if not _is_default(name, values[name])}
-    return method, RoundsSettings(**{**method.fixed, **overrides})
+    return method, RoundsSettings(**{**method.fixes, **overrides})
 
 
 def has_second_agent(config: ConfigDict) -> bool:
@@ -103,9 +103,9 @@ def check(config: ConfigDict) -> None:
             )
         return
     method, settings = rounds
-    unused_names = {*method.fixed, *method.unread, "hard_negatives"}
+    unused_names = {*method.fixes, *method.ignores, "hard_negatives"}
     unread = sorted(name for name in overrides - {"dpo", "sft"} if name in unused_names)
-    unread += [name for name in ("dpo", "sft") if name in overrides and name in method.unread]
+    unread += [name for name in ("dpo", "sft") if name in overrides and name in method.ignores]
     if unread:
         raise ValueError(
             f"preference.{unread[0]} is {config.preference[unread[0]]!r}, but method {config.method!r} does not read "
@@ -117,7 +117,7 @@ def check(config: ConfigDict) -> None:
                 f"{name} is {value!r}, but method {config.method!r} learns in rounds, which do not have it; set "
                 f"--config.{name}={default}, or --config.method=coevolve"
             )
-    has_one_agent = settings.agent == "none" and not method.fixed.get("agent")
+    has_one_agent = settings.agent == "none" and not method.fixes.get("agent")
     if has_one_agent and (idle := sorted(overrides & {"share", "other"})):
         raise ValueError(
             f"preference.{idle[0]} is {config.preference[idle[0]]!r}, but it concerns the second agent, and "

@@ -57,15 +57,15 @@ class SignalKind(Detector, Protocol):
 
 SIGNALS: dict[str, Callable[..., SignalKind]] = {"forgetting": Forgetting, "boundary": Boundary, "rare": Rare}
 # Origins of tasks, which no signal may have as its name.
-_TAKEN = ("seed", "trajectory", *PLANNED)
+_RESERVED = ("seed", "trajectory", *PLANNED)
 
 
-def check(kind: Any, taken: Iterable[str] = ()) -> SignalKind:
+def check(kind: Any, reserved_names: Iterable[str] = ()) -> SignalKind:
     """Returns the object if it is a kind of signal. Raises ValueError, which names what is missing or wrong.
 
-    `taken` lists names that it must not have, in addition to the origins of tasks.
+    `reserved_names` lists names that it must not have, in addition to the origins of tasks.
     """
-    names = sorted({*_TAKEN, *taken})
+    names = sorted({*_RESERVED, *reserved_names})
     members = ("name", "colour", "guidance", "confidence", "init", "update")
     if missing := [member for member in members if not hasattr(kind, member)]:
         raise ValueError(
@@ -93,7 +93,7 @@ def kind_names(kinds: Iterable[str]) -> list[str]:
 def init(detectors: Mapping[str, Detector]) -> Memory:
     """The memory of all detectors before the first step. Raises ValueError for a value that JSON changes."""
     memory = {kind: detector.init() for kind, detector in detectors.items()}
-    _check_kept(memory)
+    _check_json(memory)
     return memory
 
 
@@ -114,11 +114,11 @@ def detect(
                 f"the detector of {kind!r} raised a signal of kind {other_kind!r}; give the signal the detector's name"
             )
         signals += kind_signals
-    _check_kept(changes)
+    _check_json(changes)
     return changes, signals
 
 
-def _check_kept(memory: Mapping[str, Mapping[str, Any]]) -> None:
+def _check_json(memory: Mapping[str, Mapping[str, Any]]) -> None:
     """Raises ValueError for a value that JSON changes: a resumed run reads the memory from JSON."""
     for kind, values in memory.items():
         for key, value in values.items():

@@ -37,9 +37,9 @@ class Guidance:
         for name, share in (("rehearse", self.rehearse), ("change", self.change)):
             if not 0.0 <= share <= 1.0:
                 raise ValueError(f"guidance: {name} is {share}; expected a share from 0 to 1")
-        self.worded("")
+        self.objectives_with("")
 
-    def worded(self, tools: str) -> tuple[str, ...]:
+    def objectives_with(self, tools: str) -> tuple[str, ...]:
         """The objectives with `tools` filled in."""
         try:
             return tuple(objective.format(tools=tools) for objective in self.objectives)

@@ -180,7 +180,7 @@ class RunDirectory:
         self.add_tasks(evolution.tasks)
         self.drafts.append(evolution.drafts)
         self.expeditions.append(evolution.expeditions)
-        self.quarantine.append(evolution.quarantined)
+        self.quarantine.append(evolution.quarantined_drafts)
 
     def add_episodes(
         self, step: int, groups: Sequence[Group], signals: Iterable[Signal], second: Sequence[Group] = ()

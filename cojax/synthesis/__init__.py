@@ -54,7 +54,7 @@ def reads(evolve: Evolve) -> tuple[str, ...]:
     names = tuple(param.name for param in positional[1:] if param.default is param.empty)
     if unknown := [name for name in names if name not in MEMORIES]:
         raise RegistryError(
-            f"{_named(evolve)} takes the parameter {unknown[0]!r}; beside its inputs it can read "
+            f"{_describe(evolve)} takes the parameter {unknown[0]!r}; beside its inputs it can read "
             f"{', '.join(MEMORIES)}, and its settings stand after a *"
         )
     return names
@@ -65,23 +65,23 @@ def expeditions_of(evolve: Evolve, inputs: EvolutionInputs, *memories: Mapping[s
     expeditions = evolve(inputs, *memories)
     if not isinstance(expeditions, Iterable):
         raise RegistryError(
-            f"{_named(evolve)} returned {shown(expeditions)}; expected an iterator of cojax.synthesis.Expedition"
+            f"{_describe(evolve)} returned {shown(expeditions)}; expected an iterator of cojax.synthesis.Expedition"
         )
     for expedition in expeditions:
         if not isinstance(expedition, Expedition):
-            raise RegistryError(f"{_named(evolve)} gave {shown(expedition)}; expected a cojax.synthesis.Expedition")
+            raise RegistryError(f"{_describe(evolve)} gave {shown(expedition)}; expected a cojax.synthesis.Expedition")
         yield expedition
 
 
-def _named(evolve: Evolve) -> str:
+def _describe(evolve: Evolve) -> str:
     """The evolution as a configuration would name it."""
     function = _function(evolve)
     return f"evolve '{function.__module__}:{getattr(function, '__qualname__', type(function).__qualname__)}'"
 
 
-def why_idle(evolve: Evolve, inputs: EvolutionInputs, *, failed: bool, used_up: bool) -> str:
-    """Why `evolve` made no expedition. `failed`: the environment did. `used_up`: the run may play no more episodes."""
-    if failed:
+def why_idle(evolve: Evolve, inputs: EvolutionInputs, *, environment_failed: bool, used_up: bool) -> str:
+    """Why `evolve` made no expedition. `used_up` says that the run may play no more episodes."""
+    if environment_failed:
         return "the environment failed to give a setup"
     function = _function(evolve)
     if function is evolutions.static:

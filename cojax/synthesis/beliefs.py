@@ -64,14 +64,14 @@ def add_evidence(memory: Mapping[str, Any], seen: Iterable[tuple[Iterable[str], 
     now = memory[_STEPS] + 1
     changes: dict[str, Any] = {_STEPS: now}
     for key, counts in step_evidence.items():
-        past = _discounted(memory.get(key), now, memory[_DISCOUNT])
+        past = _discount_evidence(memory.get(key), now, memory[_DISCOUNT])
         changes[key] = [past[0] + counts[0], past[1] + counts[1], now]
     return changes
 
 
 def evidence(memory: Mapping[str, Any], key: str) -> Evidence:
     """The evidence that the memory holds for the key, discounted to the last step."""
-    return _discounted(memory.get(key), memory[_STEPS], memory[_DISCOUNT])
+    return _discount_evidence(memory.get(key), memory[_STEPS], memory[_DISCOUNT])
 
 
 def tool_key(tool: str) -> str:
@@ -117,7 +117,7 @@ def _keys(actions: Sequence[Action]) -> list[str]:
     return [*map(tool_key, tools), *(pair_key(one, other, len(actions)) for one, other in pairs)]
 
 
-def _discounted(entry: Sequence[float] | None, now: int, discount: float) -> Evidence:
+def _discount_evidence(entry: Sequence[float] | None, now: int, discount: float) -> Evidence:
     if entry is None:
         return 0.0, 0.0
     successes, failures, step = entry
@@ -146,7 +146,7 @@ class Posterior:
 
     def tool_belief(self, tool: str) -> BetaParameters:
         """The belief about tasks that need the tool."""
-        return self._belief(tool_key(tool), self._borrowed(tool))
+        return self._belief(tool_key(tool), self._prior_mean(tool))
 
     def pair_belief(self, one: str, other: str, length: int) -> BetaParameters:
         """The belief about tasks that need both tools, with solutions of `length` actions."""
@@ -177,7 +177,7 @@ class Posterior:
         """Whether the belief about the tool has at least this mean and rests on so many episodes, discounted."""
         return self.known(tool) >= episodes and self.tool_mean(tool) >= mean
 
-    def _borrowed(self, tool: str) -> float:
+    def _prior_mean(self, tool: str) -> float:
         """The prior mean of a tool, between 1/4 and 3/4.
 
         The success rate of its neighbours counts as two episodes, added to one success and one failure. So an untried

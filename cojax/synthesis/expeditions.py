@@ -35,7 +35,7 @@ _POLL = 0.05
 _GRACE = 1.0
 
 # A draft with its verdict, and with the task if the draft was accepted.
-Examined = tuple[TaskDraft, Verdict, Task | None]
+Finding = tuple[TaskDraft, Verdict, Task | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Expedition:
     `signal` is the evidence of the signal behind it, "" if there is none. `reflect` makes the context when the
     expedition starts, not earlier: a model may take long, and several expeditions can reflect in parallel.
 
-    `run` adds the results: the `triplets` of all runs, one line of `failures` for each run that failed, the `examined`
-    drafts, and the `errors` that ended it early.
+    `run` adds the results: the `triplets` of all runs, one line of `failures` for each run that failed, the `findings`
+    of examining its drafts, and the `errors` that ended it early.
     """
 
     task: Task
@@ -57,10 +57,10 @@ class Expedition:
     reflect: Callable[[Explorer], ExplorationContext] | None = None
     triplets: tuple[Triplet, ...] = ()
     failures: tuple[str, ...] = ()
-    examined: tuple[Examined, ...] = ()
+    findings: tuple[Finding, ...] = ()
     errors: tuple[EnvironmentFailure | EngineError, ...] = ()
 
-    def prepared(self, explorer: Explorer) -> "Expedition":
+    def prepare(self, explorer: Explorer) -> "Expedition":
         """The expedition with its context; `reflect`, if given, makes it now."""
         if self.reflect is None:
             return self
@@ -72,20 +72,20 @@ class Expedition:
         environment: Environment,
         seed: tuple,
         limit: int,
-        examine: Callable[[Iterable[TaskDraft]], Iterator[Examined]],
+        examine: Callable[[Iterable[TaskDraft]], Iterator[Finding]],
     ) -> "Expedition":
         """Reflects, explores, abstracts at most `limit` drafts and examines them; returns a copy with the results."""
         trip = self
         try:
-            trip = self.prepared(explorer)
+            trip = self.prepare(explorer)
             exploration = explorer.explore(environment, trip.task, trip.context, seed, trip.weights)
         except (EnvironmentFailure, EngineError) as error:
             return dataclasses.replace(trip, errors=(error,))
         errors: list[EnvironmentFailure | EngineError] = []
         drafts = explorer.abstract(exploration, environment, limit)
-        verdicts = tuple(examine(until_failure(drafts, errors, (EnvironmentFailure, EngineError))))
+        findings = tuple(examine(until_failure(drafts, errors, (EnvironmentFailure, EngineError))))
         return dataclasses.replace(
-            trip, triplets=exploration.triplets, failures=exploration.failures, examined=verdicts, errors=tuple(errors)
+            trip, triplets=exploration.triplets, failures=exploration.failures, findings=findings, errors=tuple(errors)
         )
 
     def lineage(self, draft: TaskDraft, verdict: Verdict, explorer: str, step: int) -> Lineage:
@@ -102,13 +102,13 @@ class Expedition:
         )
 
     def draft_record(
-        self, draft: TaskDraft, verdict: Verdict, task: Task | None, step: int, number: int, believed: float | None
+        self, draft: TaskDraft, verdict: Verdict, task: Task | None, step: int, number: int, belief: float | None
     ) -> dict[str, Any]:
         """One line of drafts.jsonl.
 
         `number` is the expedition's number within the evolution, and `task` the task that the draft became, None if it
         was refused. `predicted` holds the predictions of the draft's success before any training on it, in [0, 1]:
-        `believed` is that of the beliefs, None if the evolution reads none. The admission adds that of a probe.
+        `belief` is that of the beliefs, None if the evolution reads none. The admission adds that of a probe.
         """
         return {
             "step": step,
@@ -120,7 +120,7 @@ class Expedition:
             "draft": to_json(draft),
             "verdict": to_json(verdict),
             "task": task.id if task else "",
-            "predicted": {"beliefs": believed, "probe": None},
+            "predicted": {"beliefs": belief, "probe": None},
         }
 
     def record(self, step: int, number: int) -> dict[str, Any]:
@@ -172,11 +172,11 @@ def run_in_parallel(
         return _wait_for(results, stop)
 
 
-def interruptible(environment: Environment, over: Callable[[], bool]) -> Environment:
-    """The environment, except that no episode starts or acts once `over` returns true: EnvironmentFailure is raised."""
+def interruptible(environment: Environment, is_over: Callable[[], bool]) -> Environment:
+    """The environment, which raises EnvironmentFailure where an episode starts or acts after `is_over` turned true."""
 
     def check() -> None:
-        if over():
+        if is_over():
             raise EnvironmentFailure("the evolution was asked to stop")
 
     def start(task: Task) -> Episode:

@@ -17,7 +17,7 @@ from cojax.environment import EngineError, Environment, EnvironmentFailure
 from cojax.explorer import Explorer, Metered
 from cojax.registry.annotations import Range
 from cojax.synthesis.evolutions import sample_setups
-from cojax.synthesis.expeditions import Examined, Expedition, Interrupted, interruptible, run_in_parallel, until_failure
+from cojax.synthesis.expeditions import Expedition, Finding, Interrupted, interruptible, run_in_parallel, until_failure
 from cojax.types import Group, Task, TaskDraft, Verdict
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class Synthesis:
     """The result of an evolution.
 
     `drafts` has one record of drafts.jsonl for each draft that was validated, and `expeditions` one record of
-    expeditions.jsonl for each expedition. `figures` are the explorer's costs, as it reports them. `probe` is the cost
-    of an admission, empty if nothing was tried. `idle` says why an evolution made no expedition, "" if it made one.
+    expeditions.jsonl for each expedition. `figures` are the explorer's costs, as it reports them. `probe_cost` is what
+    an admission cost, empty if nothing was tried. `idle` says why an evolution made no expedition, "" if it made one.
 
     `counts` holds expeditions, runs_failed, triplets, drafts, accepted, retained, discarded, quarantined (among the
     discarded), failures (expeditions or validations ended by a failure of the environment), explorer_failures
@@ -61,11 +61,11 @@ class Synthesis:
     counts: Mapping[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
     expeditions: tuple[dict[str, Any], ...] = ()
     figures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    probe: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    probe_cost: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     idle: str = ""
 
     @property
-    def quarantined(self) -> list[dict[str, Any]]:
+    def quarantined_drafts(self) -> list[dict[str, Any]]:
         """The records of the drafts that a person should look at."""
         return [record for record in self.drafts if record["verdict"]["quarantine"]]
 
@@ -90,7 +90,7 @@ def synthesize(
     environment: Environment,
     explorer: Explorer,
     validate: Validate,
-    known: Callable[[str], bool],
+    in_pool: Callable[[str], bool],
     *,
     budget: int,
     per_context: int,
@@ -102,7 +102,7 @@ def synthesize(
 ) -> Synthesis:
     """Runs the expeditions until `budget` tasks are found, at most `per_context` by each expedition.
 
-    `known` says whether the pool holds a task with a given id, and `near_duplicates` whether it holds a similarly
+    `in_pool` says whether the pool holds a task with a given id, and `near_duplicates` whether it holds a similarly
     worded one. `predict` predicts a draft's success, for its record. Expeditions run in batches of `explorer.width`. In
     a batch they run in parallel, each with an equal share of a metered explorer's budget. They see the tasks found by
     earlier batches. After a batch, tasks are taken in the order of the expeditions. Tasks that an earlier expedition
@@ -114,13 +114,13 @@ def synthesize(
     """
     # A fork: an interrupted evolution must not change the pool's own index of wordings.
     wordings = near_duplicates and near_duplicates.fork()
-    search = _Search(explorer.name, environment, validate, known, wordings, predict, stop, budget, step)
+    search = _Search(explorer.name, environment, validate, in_pool, wordings, predict, stop, budget, step)
     if isinstance(explorer, Metered):
         explorer.begin(seed)
     failures: list[EnvironmentFailure] = []
     numbered_expeditions = enumerate(until_failure(expeditions, failures, (EnvironmentFailure,)))
-    while batch := list(itertools.islice(numbered_expeditions, max(0, min(explorer.width, search.left)))):
-        run = functools.partial(search.run, min(per_context, search.left))
+    while batch := list(itertools.islice(numbered_expeditions, max(0, min(explorer.width, search.tasks_left)))):
+        run = functools.partial(search.run, min(per_context, search.tasks_left))
         for (number, _), expedition in zip(batch, run_in_parallel(run, explorer, batch, seed, stop), strict=True):
             search.take(number, expedition)
     search.counts["failures"] += len(failures)
@@ -149,12 +149,12 @@ def initial_tasks(
     again. If fewer tasks are found, raises ValueError, which names the commonest reasons and what may help.
     """
 
-    def validate_draft(draft: TaskDraft, known: Callable[[str], bool], by: Explorer) -> tuple[Verdict, Task | None]:
-        outcome = validate(draft, known, by)
+    def validate_draft(draft: TaskDraft, exists: Callable[[str], bool], payer: Explorer) -> tuple[Verdict, Task | None]:
+        outcome = validate(draft, exists, payer)
         examined()
         return outcome
 
-    setups = _setups(environment, count, seed, attempts * count)
+    setups = _draw_setups(environment, count, seed, attempts * count)
     result = synthesize(
         (Expedition(setup, "unguided", weights=weights) for setup in setups),
         environment,
@@ -182,7 +182,7 @@ class _Search:
     explorer: str
     environment: Environment
     validate: Validate
-    known: Callable[[str], bool]
+    in_pool: Callable[[str], bool]
     wordings: "NearDuplicates | None"
     predict: Predict
     stop: Callable[[], bool]
@@ -194,37 +194,37 @@ class _Search:
     counts: Counter[str] = dataclasses.field(default_factory=lambda: Counter(dict.fromkeys(_COUNTS, 0)))
 
     @property
-    def left(self) -> int:
+    def tasks_left(self) -> int:
         """The number of tasks still to be found."""
         return self.budget - len(self.tasks)
 
     def run(
-        self, wanted: int, explorer: Explorer, expedition: Expedition, seed: tuple, unwanted: Callable[[], bool]
+        self, limit: int, explorer: Explorer, expedition: Expedition, seed: tuple, is_unwanted: Callable[[], bool]
     ) -> Expedition:
-        """Runs one expedition until `wanted` tasks are found.
+        """Runs one expedition until `limit` tasks are found.
 
         It may propose two drafts more than that, because not every draft is accepted.
         """
 
-        def over() -> bool:
-            return unwanted() or self.stop()
+        def is_over() -> bool:
+            return is_unwanted() or self.stop()
 
-        world = interruptible(self.environment, over)
-        examine = functools.partial(self._examine, explorer=explorer, wanted=wanted, over=over)
-        return expedition.run(explorer, world, seed, wanted + 2, examine)
+        world = interruptible(self.environment, is_over)
+        examine = functools.partial(self._examine, explorer=explorer, limit=limit, is_over=is_over)
+        return expedition.run(explorer, world, seed, limit + 2, examine)
 
     def _examine(
-        self, drafts: Iterable[TaskDraft], *, explorer: Explorer, wanted: int, over: Callable[[], bool]
-    ) -> Iterator[Examined]:
+        self, drafts: Iterable[TaskDraft], *, explorer: Explorer, limit: int, is_over: Callable[[], bool]
+    ) -> Iterator[Finding]:
         """Yields the drafts with their verdicts. A draft worded like another task is refused before it is run."""
         own_tasks: dict[str, Task] = {}
         wordings = self.wordings and self.wordings.fork()
 
         def is_taken(id: str) -> bool:
-            return id in own_tasks or id in self.tasks or self.known(id)
+            return id in own_tasks or id in self.tasks or self.in_pool(id)
 
         for draft in drafts:
-            if over():
+            if is_over():
                 raise Interrupted
             if reason := wordings.why_draft(draft, is_taken) if wordings else "":
                 yield draft, Verdict("discarded", (reason,)), None
@@ -235,7 +235,7 @@ class _Search:
                 if wordings:
                     wordings.add(task)
             yield draft, verdict, task
-            if len(own_tasks) == wanted:
+            if len(own_tasks) == limit:
                 return
 
     def take(self, number: int, expedition: Expedition) -> None:
@@ -244,7 +244,7 @@ class _Search:
         counts["expeditions"] += 1
         counts["runs_failed"] += len(expedition.failures)
         counts["triplets"] += len(expedition.triplets)
-        for draft, verdict, task in expedition.examined:
+        for draft, verdict, task in expedition.findings:
             if task is not None and (reason := self._why_superfluous(task)):
                 verdict = dataclasses.replace(verdict, status="discarded", evidence=(*verdict.evidence, reason))
                 task = None
@@ -268,18 +268,18 @@ class _Search:
         """Why earlier expeditions of the same batch make this task superfluous; "" if they do not."""
         if task.id in self.tasks:
             return f"duplicate of task {task.id}"
-        if self.left <= 0:
+        if self.tasks_left <= 0:
             return f"one too many: the {self.budget} tasks wanted were found before it"
         return self.wordings.why(task) if self.wordings else ""
 
 
-def _setups(environment: Environment, count: int, seed: tuple, most: int) -> Iterator[Task]:
-    """Yields up to `most` setups, drawn `count` at a time; none if the environment has none."""
+def _draw_setups(environment: Environment, count: int, seed: tuple, limit: int) -> Iterator[Task]:
+    """Yields up to `limit` setups, drawn `count` at a time; none if the environment has none."""
     for round in itertools.count():
         setups = sample_setups(environment, "seed", count, (*seed, round))
-        yield from setups[:most]
-        most -= len(setups)
-        if most <= 0 or not setups:
+        yield from setups[:limit]
+        limit -= len(setups)
+        if limit <= 0 or not setups:
             return
 
 
@@ -342,9 +342,9 @@ class Probe:
         free = order[: min(round(self.unselected * budget), budget)]
         worth = [_WORTH[self.prefer](group.solved, len(group.valid)) for group in groups]
         # The sort is stable: equals stay in random order.
-        best = sorted(order[len(free) :], key=lambda place: -worth[place])
-        places = {*free, *best[: budget - len(free)]}
-        return [group.task for place, group in enumerate(groups) if place in places]
+        best = sorted(order[len(free) :], key=lambda index: -worth[index])
+        indices = {*free, *best[: budget - len(free)]}
+        return [group.task for index, group in enumerate(groups) if index in indices]
 
 
 def everything() -> None:
@@ -355,14 +355,14 @@ def everything() -> None:
 ADMISSIONS: dict[str, Callable[..., Admission | None]] = {"all": everything, "probe": Probe}
 
 
-def admit(synthesis: Synthesis, groups: Sequence[Group], kept: Sequence[Task]) -> Synthesis:
-    """The synthesis with only the tasks `kept`; `groups` holds the episodes of all its tasks.
+def admit(synthesis: Synthesis, groups: Sequence[Group], selection: Sequence[Task]) -> Synthesis:
+    """The synthesis with only the tasks of `selection`; `groups` holds the episodes of all its tasks.
 
-    Each draft's record and each task's lineage say how often the task was solved. A draft whose task is not kept counts
-    as discarded. `probe` holds the cost, in total and by origin, and the share of live groups.
+    Each draft's record and each task's lineage say how often the task was solved. A draft whose task is not selected
+    counts as discarded. `probe_cost` holds the cost, in total and by origin, and the share of live groups.
     """
     group_by_task = {group.task.id: group for group in groups}
-    ids = {task.id for task in kept}
+    ids = {task.id for task in selection}
     refusal_count = len(synthesis.tasks) - len(ids)
     counts = {
         **synthesis.counts,
@@ -374,25 +374,25 @@ def admit(synthesis: Synthesis, groups: Sequence[Group], kept: Sequence[Task]) -
         for record in synthesis.drafts
     )
     tasks = tuple(_with_evidence(task, group_by_task[task.id]) for task in synthesis.tasks if task.id in ids)
-    return dataclasses.replace(synthesis, tasks=tasks, drafts=drafts, counts=counts, probe=_cost(groups, ids))
+    return dataclasses.replace(synthesis, tasks=tasks, drafts=drafts, counts=counts, probe_cost=_cost(groups, ids))
 
 
 def _line(group: Group) -> str:
     return f"probed: {group.solved} of {len(group.valid)} episodes of the present policy solved it"
 
 
-def _draft_record(record: Mapping[str, Any], group: Group, kept: bool) -> dict[str, Any]:
+def _draft_record(record: Mapping[str, Any], group: Group, is_admitted: bool) -> dict[str, Any]:
     verdict = record["verdict"]
-    evidence = [*verdict["evidence"], _line(group), *([] if kept else [f"not admitted: {_why_not_admitted(group)}"])]
-    verdict = {**verdict, "evidence": evidence, "status": verdict["status"] if kept else "discarded"}
+    lines = [*verdict["evidence"], _line(group), *([] if is_admitted else [f"not admitted: {_why_refused(group)}"])]
+    verdict = {**verdict, "evidence": lines, "status": verdict["status"] if is_admitted else "discarded"}
     success = group.solved / len(group.valid) if group.valid else None
     if success is not None:
         verdict["difficulty"] = 1.0 - success
     predictions = {**record["predicted"], "probe": success}
-    return {**record, "verdict": verdict, "task": record["task"] if kept else "", "predicted": predictions}
+    return {**record, "verdict": verdict, "task": record["task"] if is_admitted else "", "predicted": predictions}
 
 
-def _why_not_admitted(group: Group) -> str:
+def _why_refused(group: Group) -> str:
     if not group.valid:
         return "no episode was valid"
     return "others are worth more" if group.solved or group.live else "no episode solved it"
@@ -404,15 +404,15 @@ def _with_evidence(task: Task, group: Group) -> Task:
     return dataclasses.replace(task, lineage=lineage)
 
 
-def _cost(groups: Sequence[Group], kept: set[str]) -> dict[str, Any]:
+def _cost(groups: Sequence[Group], admitted_ids: set[str]) -> dict[str, Any]:
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    admitted_groups = [group for group in groups if group.task.id in kept]
+    admitted_groups = [group for group in groups if group.task.id in admitted_ids]
     origins = {
-        origin: _played([group for group in groups if group.task.origin == origin])
+        origin: _count_episodes([group for group in groups if group.task.origin == origin])
         for origin in sorted({group.task.origin for group in groups})
     }
     return {
-        **_played(groups),
+        **_count_episodes(groups),
         "tokens": sum(len(turn.action_tokens) for trajectory in trajectories for turn in trajectory.turns),
         "live": sum(group.live for group in groups) / max(1, len(groups)),
         "live_kept": sum(group.live for group in admitted_groups) / max(1, len(admitted_groups)),
@@ -420,7 +420,7 @@ def _cost(groups: Sequence[Group], kept: set[str]) -> dict[str, Any]:
     }
 
 
-def _played(groups: Sequence[Group]) -> dict[str, int]:
+def _count_episodes(groups: Sequence[Group]) -> dict[str, int]:
     """Counts the candidates, their episodes, and the environment steps of these episodes."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     return {

@@ -28,7 +28,7 @@ def visited(contexts=40, solved=8, failed=0, find=sampled):
 
 
 def plan(expedition):
-    return expedition.prepared(EXPLORER).context.plan
+    return expedition.prepare(EXPLORER).context.plan
 
 
 def calls(task):

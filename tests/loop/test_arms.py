@@ -202,7 +202,7 @@ def test_a_run_that_is_stopped_while_it_probes_goes_on_to_the_same_end(probed, t
 
     first = Run(tmp_path, posteriors, Probe(candidates=3, attempts=4), sampling)
     state = first.go(stopped.is_set)
-    assert (state.step, state.evolved) == (4, 2)
+    assert (state.step, state.last_evolution) == (4, 2)
     assert [record["step"] for record in first.left("metrics")] == [1, 2, 3]
     first.directory._lock.close()
     again = Run(tmp_path, posteriors, Probe(candidates=3, attempts=4))

@@ -202,7 +202,7 @@ def test_a_step_stopped_in_its_evolution_keeps_the_seconds_it_took(tmp_path):
     stopped = threading.Event()
     first = Run(tmp_path, False, stopped.set)
     state = first.go(stopped.is_set)
-    assert (state.step, state.evolved) == (2, 0)
+    assert (state.step, state.last_evolution) == (2, 0)
     assert state.record is not None
     assert state.record["seconds"]["total"] > 0
     first.directory._lock.close()

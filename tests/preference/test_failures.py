@@ -12,7 +12,7 @@ from played_episodes import episode, group
 
 from cojax.learner.batch import Pair
 from cojax.preference import agents, failures
-from cojax.preference.failures import Failure, failure_pairs, failures_of, unsampled
+from cojax.preference.failures import Failure, failure_pairs, failures_of, mark_unsampled
 from cojax.types import Group, Trajectory
 
 
@@ -90,7 +90,7 @@ def test_episodes_of_another_policy_count_as_unsampled():
     found = failures_of([group(episode("a1", 0.5), episode("a2"))])
     (pair,) = failure_pairs(found, 0.0, (0,), played_by_other=lambda trajectory: trajectory.episode == "a2")
     assert [pair.better.turns[0].weights_version, pair.worse.turns[0].weights_version] == [4, -1]
-    assert pair.worse == unsampled(episode("a2"))
+    assert pair.worse == mark_unsampled(episode("a2"))
 
 
 def test_the_pairs_hold_trajectories_of_failures_only():

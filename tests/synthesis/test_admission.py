@@ -109,7 +109,7 @@ def test_records_say_what_was_tried_and_what_it_cost() -> None:
     assert made.drafts[3]["task"] == tasks[2].id
     assert made.drafts[3]["predicted"] == {"beliefs": 0.4, "probe": 0.5}
     assert made.drafts[3]["verdict"] == {"status": "accepted", "evidence": ["runs", line], "difficulty": 0.5}
-    assert made.probe == {
+    assert made.probe_cost == {
         "candidates": 3, "episodes": 24, "turns": 48, "tokens": 144, "live": pytest.approx(1 / 3), "live_kept": 1.0,
         "origins": {"seed": {"candidates": 3, "episodes": 24, "turns": 48}},
     }  # fmt: skip
@@ -129,7 +129,7 @@ def test_what_a_probe_cost_is_told_by_origin_and_a_candidate_that_was_lost_has_n
     )
     found = Synthesis(tuple(one.task for one in groups), drafts, {"drafts": 2, "accepted": 2, "discarded": 0})
     made = admit(found, groups, [other])
-    assert made.probe["origins"] == {
+    assert made.probe_cost["origins"] == {
         "rare": {"candidates": 1, "episodes": 6, "turns": 12},
         "seed": {"candidates": 1, "episodes": 8, "turns": 0},
     }
@@ -143,7 +143,7 @@ def test_a_group_is_live_where_its_rewards_differ_though_nothing_was_solved() ->
     draft = {"verdict": {"status": "accepted", "evidence": [], "difficulty": None}, "predicted": {}}
     drafts = tuple({**draft, "task": each.task.id} for each in groups)
     found = Synthesis(tuple(each.task for each in groups), drafts, {"drafts": 2, "accepted": 2, "discarded": 0})
-    probe = admit(found, groups, [one.task]).probe
+    probe = admit(found, groups, [one.task]).probe_cost
     assert (probe["live"], probe["live_kept"]) == (0.5, 1.0)
 
 

@@ -213,7 +213,7 @@ class Metered:
 
     @contextlib.contextmanager
     def split(self, places: Sequence[tuple]) -> Iterator[list[Any]]:
-        with self.budget.shared(len(places)) as budgets:
+        with self.budget.split(len(places)) as budgets:
             yield [Metered(budget, place[-1]) for budget, place in zip(budgets, places, strict=True)]
 
     def reflect(self, trajectory: Any, kind: Any, signal: Any) -> Any:

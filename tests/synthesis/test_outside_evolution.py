@@ -53,7 +53,7 @@ def test_the_documented_evolution_with_beliefs_goes_to_the_weakest_tool() -> Non
     trips = list(expeditions_of(evolve, inputs(len(EPISODES)), memory))
     assert {trip.origin for trip in trips} == {"weak"}
     assert len(list(expeditions_of(evolve, inputs(3), memory))) == 3
-    towards = [trip.prepared(EXPLORER).context.plan for trip in trips if trip.task == FIRST.task]
+    towards = [trip.prepare(EXPLORER).context.plan for trip in trips if trip.task == FIRST.task]
     assert towards == [(weak,)]
 
 

@@ -221,9 +221,9 @@ def test_an_environment_that_breaks_now_and_then_still_yields_tasks() -> None:
 def test_displaced_signals_keep_kinds_and_numbers_of_tools_and_lose_their_places() -> None:
     told = [dataclasses.replace(signal, focus=("files_read",)) for signal in SIGNALS[:9]]
     inputs = EvolutionInputs(DESK, EXPLORER, told, list(EPISODES), EPISODES.__getitem__, None, 20, (0, 10))
-    true = [trip.prepared(EXPLORER).context for trip in EVOLUTIONS["feedback"](inputs)]
-    moved = [trip.prepared(EXPLORER).context for trip in EVOLUTIONS["displaced"](inputs)]
-    assert moved == [trip.prepared(EXPLORER).context for trip in EVOLUTIONS["displaced"](inputs)]
+    true = [trip.prepare(EXPLORER).context for trip in EVOLUTIONS["feedback"](inputs)]
+    moved = [trip.prepare(EXPLORER).context for trip in EVOLUTIONS["displaced"](inputs)]
+    assert moved == [trip.prepare(EXPLORER).context for trip in EVOLUTIONS["displaced"](inputs)]
     assert [context.kind for context in moved] == [context.kind for context in true]
     assert {context.episode for context in moved} != {context.episode for context in true}
     for kind in ("forgetting", "boundary", "rare"):

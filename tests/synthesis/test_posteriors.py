@@ -31,7 +31,7 @@ def test_a_fifth_is_unguided_and_the_same_seed_gives_the_same_expeditions():
 def test_one_or_two_tools_that_the_episode_offers_are_focus_and_plan():
     numbers = collections.Counter()
     for expedition in posteriors(inputs(), Beliefs().init(), floor=0.0):
-        plan = expedition.prepared(EXPLORER).context.plan
+        plan = expedition.prepare(EXPLORER).context.plan
         assert plan == focus(expedition)
         assert "finish" not in plan
         numbers[len(set(plan))] += 1

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from cojax.environment import Environment
 from cojax.explorer import Exploration, tool_documentation
 from cojax.explorer.answers import answer_objections
-from cojax.explorer.llm.prompting import bullets, data, fill, fit_pairs, fit_texts, parts, prompt, shorten
+from cojax.explorer.llm.prompting import bullets, data, fill, fit_pairs, fit_texts, prompt, sections, shorten
 from cojax.explorer.scripted.explorer import Ending
 from cojax.types import Action, Call, Message, Task, TaskDraft, Triplet, normalise, signature
 
@@ -63,7 +63,7 @@ def abstraction_prompt(
 
     `separator` is the text between user turns, "" for one turn, and `shortest` the fewest actions of a draft.
     """
-    words = parts("abstract")
+    words = sections("abstract")
     conversation = not ending.tool and bool(separator)
     ending_rule = words["ending_turn"] if conversation else words["ending_tool"]
     quarter = window // 4
@@ -75,7 +75,7 @@ def abstraction_prompt(
         shortest=str(shortest),
         counted=words["counted" if ending.tool else "not_counted"],
         ending=f"{ending_rule} {words['answered']}" if ending.parameter else ending_rule,
-        data_rule=parts("data")["rule"],
+        data_rule=sections("data")["rule"],
         fields=(_FIELDS["answer"] if ending.parameter else "") + (_FIELDS["later"] if conversation else ""),
         purpose=purpose,
         opening=data(tools),
@@ -135,19 +135,19 @@ def task_draft(
     )
 
 
-def _turns(draft: Draft, most: int) -> list[tuple[str, list[int]]]:
-    """The user's turns, each with the numbers of its actions; at most `most` numbers in total."""
+def _turns(draft: Draft, limit: int) -> list[tuple[str, list[int]]]:
+    """The user's turns, each with the numbers of its actions; at most `limit` numbers in total."""
     turns: list[tuple[str, list[int]]] = []
     for query, numbers in ((draft.query, draft.steps), *((later.query, later.steps) for later in draft.later)):
-        turns.append((query, numbers[:most]))
-        most -= len(turns[-1][1])
+        turns.append((query, numbers[:limit]))
+        limit -= len(turns[-1][1])
     return turns
 
 
-def _step_objections(chosen: Sequence[int], actions: Mapping[int, Triplet]) -> list[str]:
+def _step_objections(numbers: Sequence[int], actions: Mapping[int, Triplet]) -> list[str]:
     """At most 5 objections, unless the numbers name actions of one run that worked, in order."""
-    objections = [f"action {number} is not in the record" for number in chosen if number not in actions]
-    steps = [(number, actions[number]) for number in chosen if number in actions]
+    objections = [f"action {number} is not in the record" for number in numbers if number not in actions]
+    steps = [(number, actions[number]) for number in numbers if number in actions]
     objections += [
         f"action {number} did not succeed when it was explored" for number, step in steps if not step.observation.ok
     ]
@@ -155,7 +155,7 @@ def _step_objections(chosen: Sequence[int], actions: Mapping[int, Triplet]) -> l
         objections.append("it names no recorded action")
     if len({step.run for _, step in steps}) > 1:
         objections.append("its actions are of several runs")
-    if list(chosen) != sorted(set(chosen)):
+    if list(numbers) != sorted(set(numbers)):
         objections.append("its actions are not in rising order")
     if any(step.observation.done for _, step in steps[:-1]):
         objections.append("it goes on after the action that ended the episode")
@@ -170,7 +170,7 @@ def _empty_turns(turns: Sequence[Sequence[int]], actions: Mapping[int, Triplet])
     return [f"user turn {successes.index(False) + 1} of {len(turns)} has no action that worked"]
 
 
-def _query_objections(queries: Sequence[str], separator: str, found: Sequence[Triplet]) -> list[str]:
+def _query_objections(queries: Sequence[str], separator: str, steps: Sequence[Triplet]) -> list[str]:
     """Objections to the words of the user's turns."""
     objections = []
     if len(queries) > 1 and not separator:
@@ -179,7 +179,7 @@ def _query_objections(queries: Sequence[str], separator: str, found: Sequence[Tr
         objections.append("a user turn holds what stands between user turns")
     if not all(query.strip() for query in queries):
         objections.append("a user turn has no words")
-    text, names = " ".join(queries), sorted({call.name for step in found for call in step.action.calls})
+    text, names = " ".join(queries), sorted({call.name for step in steps for call in step.action.calls})
     calls = (f"{name}(" for name in names if re.search(rf"(?<!\w){re.escape(name)}\s*\(", text))
     if call := next(calls, ""):
         objections.append(f"the query spells out a call: {call}")
@@ -188,7 +188,7 @@ def _query_objections(queries: Sequence[str], separator: str, found: Sequence[Tr
 
 def _purpose(exploration: Exploration, room: int) -> tuple[str, int]:
     """The prompt's text on the purpose of the tasks, and how many of its characters are untrusted: at most `room`."""
-    words, context = parts("abstract"), exploration.context
+    words, context = sections("abstract"), exploration.context
     if context is None:
         return words["unguided"], 0
     # If there is too little room, texts are left out in this order.

@@ -38,7 +38,7 @@ _OPTIONAL = {
 _TEMPLATE, _MOST = 16, 2**31
 
 
-def read_completion(reply: Any, prompt_most: int) -> ModelReply:
+def read_completion(reply: Any, most_prompt_tokens: int) -> ModelReply:
     """The first choice of a reply.
 
     Token counts come from its `usage`. If that is missing, they are upper bounds: `prompt_most` for the prompt, and one
@@ -55,7 +55,7 @@ def read_completion(reply: Any, prompt_most: int) -> ModelReply:
     tokens_in, tokens_out = (_count(reply.get("usage"), name) for name in ("prompt_tokens", "completion_tokens"))
     if tokens_out is None or (tokens_out == 0 and text):
         tokens_out = len(text.encode())
-    return ModelReply(text, truncated, (tokens_in or prompt_most, tokens_out))
+    return ModelReply(text, truncated, (tokens_in or most_prompt_tokens, tokens_out))
 
 
 def _count(usage: Any, name: str) -> int | None:
@@ -133,8 +133,8 @@ class ChatClient:
         prices = {"tokens_in": self.settings.price_in, "tokens_out": self.settings.price_out}
         return {**figures, "cost": sum(figures[name] * price for name, price in prices.items()) / 1e6}
 
-    def failed(self, kind: FailureKind) -> None:
-        self._counters.failed(kind)
+    def count_failure(self, kind: FailureKind) -> None:
+        self._counters.count_failure(kind)
 
     def reply(
         self,
@@ -156,7 +156,7 @@ class ChatClient:
         if schema is not None:
             shape = {"name": str(schema.get("title", "reply")), "schema": dict(schema)}
             body["response_format"] = {"type": "json_schema", "json_schema": shape}
-        with self._counters.failing():
+        with self._counters.counting_failures():
             return self._call(body, budget, place)
 
     def _call(self, body: dict[str, Any], budget: Budget, place: str) -> ModelReply:
@@ -204,12 +204,12 @@ class ChatClient:
         return (record["tokens"], record["requests"]) if number <= self._begun else (0, 0)
 
     def _make_call(
-        self, body: dict[str, Any], budget: Budget, place: str, worst: int, lost: tuple[int, int]
+        self, body: dict[str, Any], budget: Budget, place: str, worst: int, earlier_cost: tuple[int, int]
     ) -> dict[str, Any]:
         """Makes a call and returns its record. The cost includes what earlier processes spent on the call."""
         tokens, requests = budget.tokens, budget.requests
-        budget.pay(*lost)
-        self._counters.count(tokens_lost=lost[0])
+        budget.pay(*earlier_cost)
+        self._counters.count(tokens_lost=earlier_cost[0])
         request = {name: value for name, value in body.items() if name not in self._left_out}
         try:
             reply = self._completion(request, budget, worst)
@@ -226,14 +226,14 @@ class ChatClient:
         cost = tokens - budget.tokens, requests - budget.requests
         return chat_model.call_record(place, self.settings.model, self._api.spell(request), cost, **answer)
 
-    def _completion(self, sent: dict[str, Any], budget: Budget, worst: int) -> ModelReply:
+    def _completion(self, request: dict[str, Any], budget: Budget, worst: int) -> ModelReply:
         """The completion of the first successful attempt. Raises ChatFailure."""
 
         def attempt() -> ModelReply:
             budget.check(worst)
             if self._over is not None:
                 raise ChatFailure(self._over.kind, self._over.reason)
-            return self._attempt(sent, budget, worst)
+            return self._attempt(request, budget, worst)
 
         def wait(seconds: float) -> None:
             self._counters.count(retries=1)
@@ -242,12 +242,12 @@ class ChatClient:
         try:
             reply = with_retries(attempt, self._attempts, lambda: budget.seconds, wait)
         except CallFailed as error:
-            raise self._failure_of(error, sent) from None
+            raise self._failure_of(error, request) from None
         with self._guard:
             self._in_a_row = 0
         return reply
 
-    def _attempt(self, sent: dict[str, Any], budget: Budget, worst: int) -> ModelReply:
+    def _attempt(self, request: dict[str, Any], budget: Budget, worst: int) -> ModelReply:
         """Sends one request. Raises CallFailed, or ChatFailure if the time is up before.
 
         A request without an answer costs as much as if it had been answered in full.
@@ -259,7 +259,7 @@ class ChatClient:
             self._counters.count(requests=1)
             budget.pay(0, 1)
             reply = self._api.chat(
-                sent,
+                request,
                 min(self.settings.timeout, max(0.001, budget.seconds)),
                 lambda answer: read_completion(answer, worst - self.settings.max_tokens),
             )
@@ -273,15 +273,15 @@ class ChatClient:
         budget.pay(sum(reply.usage), 0)
         return dataclasses.replace(reply, text=self._api.redact(reply.text))
 
-    def _failure_of(self, failed: CallFailed, sent: Mapping[str, Any]) -> ChatFailure:
+    def _failure_of(self, error: CallFailed, request: Mapping[str, Any]) -> ChatFailure:
         """The ChatFailure of a call whose last attempt failed. Also decides whether later calls are tried at all."""
-        hint = _hint(failed, sent)
-        failure = ChatFailure(failed.kind, failed.reason + hint)
-        if failed.kind == "unauthorised":
+        hint = _hint(error, request)
+        failure = ChatFailure(error.kind, error.reason + hint)
+        if error.kind == "unauthorised":
             self._over = failure
-        if hint or failed.passing:
+        if hint or error.passing:
             self._warn(failure)
-        if not failed.passing:
+        if not error.passing:
             return failure
         with self._guard:
             now = self._clock()
@@ -303,12 +303,12 @@ class ChatClient:
             _LOG.warning("a call to %s failed: %s; going on without", self.settings.base_url, failure)
 
 
-def _hint(failed: CallFailed, sent: Mapping[str, Any]) -> str:
+def _hint(error: CallFailed, request: Mapping[str, Any]) -> str:
     """The setting to change, if a refusal names an optional part of the request; else ""."""
-    if failed.kind == "refused" and failed.status in (400, 422):
-        refusal = failed.reason.casefold()
+    if error.kind == "refused" and error.status in (400, 422):
+        refusal = error.reason.casefold()
         for part, (words, setting) in _OPTIONAL.items():
-            if part in sent and any(word in refusal for word in words):
+            if part in request and any(word in refusal for word in words):
                 return f". If the endpoint does not take {part}, set {setting} to False"
     return ""
 
@@ -342,8 +342,8 @@ class PolicyModel:
         """Calls, their tokens, and failures by kind."""
         return self._counters.figures("calls", "tokens_in", "tokens_out")
 
-    def failed(self, kind: FailureKind) -> None:
-        self._counters.failed(kind)
+    def count_failure(self, kind: FailureKind) -> None:
+        self._counters.count_failure(kind)
 
     def reply(
         self,
@@ -356,7 +356,7 @@ class PolicyModel:
         temperature: float | None = None,
     ) -> ModelReply:
         heat, max_tokens = self.settings.temperature if temperature is None else temperature, self.settings.max_tokens
-        with self._counters.failing():
+        with self._counters.counting_failures():
             prompt = self.chat.open(tuple(messages))
             budget.check(len(prompt) + max_tokens)
             sampling = Sampling(temperature=heat, max_tokens=max_tokens, stop_tokens=self.chat.stops)

@@ -38,10 +38,10 @@ _KEY = 32
 # The deepest nesting of a reply's JSON.
 _DEPTH = 32
 # Characters of the failed reply, and of the reason, in a request for repair.
-_SHOWN, _REASON = 4_000, 600
+_REPLY, _REASON = 4_000, 600
 # Seconds between two checks of whether a budget was closed.
 _LOOK_EVERY = 0.05
-_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 class ChatFailure(EngineError):
@@ -74,7 +74,7 @@ class ModelReply:
 class Budget:
     """What may still be spent: tokens, requests, and seconds until `until` (of `time.monotonic`).
 
-    Only one thread spends from a budget. Parallel threads get separate budgets from `shared`. So the replies alone
+    Only one thread spends from a budget. Parallel threads get separate budgets from `split`. So the replies alone
     decide which calls are refused, not timing. Exceptions are the deadline `until`, and `close`, which any thread may
     call. `least` is the smallest useful share, in tokens and requests; `whole` is the budget that this is a share of.
     """
@@ -135,7 +135,7 @@ class Budget:
         self.requests -= requests
 
     @contextlib.contextmanager
-    def shared(self, count: int) -> "Iterator[list[Budget]]":
+    def split(self, count: int) -> "Iterator[list[Budget]]":
         """Splits what is left into `count` equal budgets. What they do not spend returns at the end of the block.
 
         If equal shares would be below `least`, only the first budgets hold anything.
@@ -170,7 +170,7 @@ class ChatModel(Protocol):
     def figures(self) -> dict[str, Any]:
         """What the evolution has cost so far."""
 
-    def failed(self, kind: FailureKind) -> None:
+    def count_failure(self, kind: FailureKind) -> None:
         """Counts a reply that could not be used, for `figures`. `reply` counts its own failures."""
 
     def reply(
@@ -212,12 +212,12 @@ def structured_reply(
             "Reply again, with one JSON object that fits this schema and nothing else"
             f"{', and be much shorter' if failure.kind == 'truncated' else ''}:\n{json.dumps(schema)}"
         )
-        repair_messages = Message("assistant", reply.text[:_SHOWN] or "(nothing)"), Message("user", repair)
+        repair_messages = Message("assistant", reply.text[:_REPLY] or "(nothing)"), Message("user", repair)
     second_reply = chat_model.reply((*messages, *repair_messages), place=f"{place}/repair", **call)
     try:
         return read(second_reply, kind)
     except ChatFailure as failure:
-        chat_model.failed(failure.kind)
+        chat_model.count_failure(failure.kind)
         raise
 
 
@@ -240,7 +240,7 @@ def read(reply: ModelReply, kind: type[_T]) -> _T:
 
 def _json(text: str) -> Any:
     """The JSON object in a text. Raises ValueError if there is none, or if UTF-8 cannot encode it."""
-    block = _FENCED.search(text)
+    block = _FENCE.search(text)
     start, end = text.find("{"), text.rfind("}")
     candidates = [text.strip(), *([block[1]] if block else []), *([text[start : end + 1]] if start >= 0 else [])]
     reason = ValueError("nothing there")
@@ -269,17 +269,17 @@ class Counters:
         with self._guard:
             self._amounts.update(amounts)
 
-    def failed(self, kind: FailureKind) -> None:
+    def count_failure(self, kind: FailureKind) -> None:
         with self._guard:
             self._failures[kind] += 1
 
     @contextlib.contextmanager
-    def failing(self) -> Iterator[None]:
+    def counting_failures(self) -> Iterator[None]:
         """Counts a ChatFailure that the block raises, and raises it again."""
         try:
             yield
         except ChatFailure as failure:
-            self.failed(failure.kind)
+            self.count_failure(failure.kind)
             raise
 
     def figures(self, *names: str) -> dict[str, Any]:
@@ -298,13 +298,13 @@ def sent_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
     return [{"role": m.role, "content": m.content.encode("utf-8", "replace").decode()} for m in messages]
 
 
-def call_record(place: str, model: str, sent: Mapping[str, Any], cost: tuple[int, int], **reply: Any) -> dict[str, Any]:
+def call_record(place: str, model: str, body: Mapping[str, Any], cost: tuple[int, int], **reply: Any) -> dict[str, Any]:
     """The record of a call. `cost` is the tokens and requests that it took, lost attempts included.
 
     The reply of an answered call is `text`, `truncated` and `usage`, the tokens of prompt and reply. For a call without
     a reply, `text` is None, and `kind` and `reason` describe its failure.
     """
-    return {"place": place, "model": model, "sent": sent, **reply, "tokens": cost[0], "requests": cost[1]}
+    return {"place": place, "model": model, "sent": body, **reply, "tokens": cost[0], "requests": cost[1]}
 
 
 def _is_sound(record: Mapping[str, Any]) -> bool:

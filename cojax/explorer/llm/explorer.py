@@ -88,9 +88,9 @@ class ChatModelActor:
     not fill.
 
     The actor sees at most `window` untrusted characters, not counting the tools' documentation and the newest exchange.
-    `untrusted` of these characters are in `about`. The actor sees at most `hints` actions that would work. Actions in
-    `do_not_repeat` are refused. If the model fails, or keeps repeating one of them, `ChatFailure` ends the episode as
-    an engine_error, with the actions so far.
+    `untrusted_length` of these characters are in `about`. The actor sees at most `hints` actions that would work.
+    Actions in `do_not_repeat` are refused. If the model fails, or keeps repeating one of them, `ChatFailure` ends the
+    episode as an engine_error, with the actions so far.
     """
 
     prompt: str
@@ -100,7 +100,7 @@ class ChatModelActor:
     window: int
     do_not_repeat: tuple[str, ...] = ()
     hints: int = 0
-    untrusted: int = 0
+    untrusted_length: int = 0
     _: dataclasses.KW_ONLY
     chat_model: ChatModel
     budget: Budget
@@ -130,8 +130,8 @@ class ChatModelActor:
         fitted_hints = [hint for hint in prompting.fit_texts(hints[::-1], self.window // _HINTS, 3) if hint is not None]
         opening = prompting.shorten(opening, self.window // _OPENING)
         hint_text = prompting.bullets(fitted_hints[::-1]) if fitted_hints else ""
-        self.room = self.window - self.untrusted - len(opening) - len(hint_text)
-        words = prompting.parts(self.prompt)
+        self.room = self.window - self.untrusted_length - len(opening) - len(hint_text)
+        words = prompting.sections(self.prompt)
         opening_text = prompting.fill(words.get("opening", "{{opening}}"), opening=prompting.data(opening))
         return prompting.prompt(
             self.prompt,
@@ -144,15 +144,15 @@ class ChatModelActor:
 
     def _choose(self) -> Action:
         """The next action that is not to be avoided. Raises ChatFailure."""
-        refusals: tuple[Message, ...] = ()
+        refusal: tuple[Message, ...] = ()
         turn = len(self.exchanges)
         for repeats in range(_REPEATS + 1):
             place = f"{self.place}/turn {turn + 1}" + f"/again {repeats}" * bool(repeats)
-            action, reply = self._ask((*self._conversation(), *refusals), place, (*self.seed, turn, repeats))
-            if _canonical(signature(action)) not in self._avoided:
+            action, reply = self._ask((*self._conversation(), *refusal), place, (*self.seed, turn, repeats))
+            if _canonical(signature(action)) not in self._avoided_keys:
                 self.reply = reply
                 return action
-            refusals = (*refusals, Message("assistant", reply), Message("user", prompting.parts("explore")["refused"]))
+            refusal = (*refusal, Message("assistant", reply), Message("user", prompting.sections("explore")["refused"]))
         raise ChatFailure("refused", f"it insists on what must not be repeated: {signature(action)[:200]}")
 
     def _ask(self, messages: Sequence[Message], place: str, seed: tuple) -> tuple[Action, str]:
@@ -175,11 +175,11 @@ class ChatModelActor:
             problem = "was cut off: write much less at once" if reply.truncated else "was empty"
             answer = Message("assistant", reply.text[:2_000] or "(nothing)")
             messages = (*messages, answer, Message("user", f"That answer {problem}. Write one action."))
-        self.chat_model.failed("truncated" if reply.truncated else "empty")
+        self.chat_model.count_failure("truncated" if reply.truncated else "empty")
         raise ChatFailure("truncated" if reply.truncated else "empty", "twice in a row")
 
     @functools.cached_property
-    def _avoided(self) -> set[tuple[str, ...]]:
+    def _avoided_keys(self) -> set[tuple[str, ...]]:
         return {_canonical(line) for line in self.do_not_repeat}
 
     def _conversation(self) -> tuple[Message, ...]:
@@ -190,9 +190,9 @@ class ChatModelActor:
         fitted_exchanges = [*prompting.fit_pairs(self.exchanges[:-1], self.room), *self.exchanges[-1:]]
         first = self.first
         if missing := len(self.exchanges) - len(fitted_exchanges):
-            note = prompting.fill(prompting.parts("act")["left_out"], count=str(missing))
+            note = prompting.fill(prompting.sections("act")["left_out"], count=str(missing))
             first = (*first[:-1], Message(first[-1].role, f"{first[-1].content}\n\n{note}"))
-        messages, template = list(first), prompting.parts(self.prompt)["next"]
+        messages, template = list(first), prompting.sections(self.prompt)["next"]
         for number, (reply, observation) in enumerate(fitted_exchanges, start=missing + 1):
             steps_left = str(self.steps - number)
             text = prompting.fill(template, observation=prompting.data(observation), left=steps_left)
@@ -225,7 +225,7 @@ def sample_hints(episode: Episode, count: int, seed: tuple) -> list[str]:
 
 def action_format(tools: Sequence[Mapping[str, Any]], ending: str) -> str:
     """The prompt's rules for writing actions: as calls of these tools; without tools, in the environment's format."""
-    words = prompting.parts("act")
+    words = prompting.sections("act")
     if not tools:
         end = f" {prompting.fill(words['ending_text'], tool=ending)}" if ending else ""
         return prompting.fill(words["text"], ending=end)
@@ -277,7 +277,7 @@ class LLMExplorer:
 
     @contextlib.contextmanager
     def split(self, seeds: Sequence[tuple]) -> Iterator[list[Explorer]]:
-        with self.remaining_budget().shared(len(seeds)) as budgets:
+        with self.remaining_budget().split(len(seeds)) as budgets:
             pairs = zip(budgets, seeds, strict=True)
             yield [dataclasses.replace(self, budget=budget, place=_path(seed)) for budget, seed in pairs]
 
@@ -320,11 +320,11 @@ class LLMExplorer:
         start = dataclasses.replace(task, solution=())
         brief, untrusted_length = self._brief(tool_documentation(environment), task, context, weights)
         purpose = self.guidance[context.kind].purpose if context else "Purpose: a survey."
-        about = {"brief": brief, "guidance": purpose, "data_rule": prompting.parts("data")["rule"]}
+        about = {"brief": brief, "guidance": purpose, "data_rule": prompting.sections("data")["rule"]}
         do_not_repeat = context.do_not_repeat if context else ()
-        limits = self.steps, self.ending, self.window, do_not_repeat, _HINTS_SHOWN, untrusted_length
-        actor = functools.partial(ChatModelActor, "explore", about, *limits, chat_model=self.chat_model)
-        with self.remaining_budget().shared(self.runs) as budgets, ThreadPoolExecutor(self.runs) as pool:
+        bounds = self.steps, self.ending, self.window, do_not_repeat, _HINTS_SHOWN, untrusted_length
+        actor = functools.partial(ChatModelActor, "explore", about, *bounds, chat_model=self.chat_model)
+        with self.remaining_budget().split(self.runs) as budgets, ThreadPoolExecutor(self.runs) as pool:
 
             def run(number: int) -> Trajectory:
                 act = actor(budget=budgets[number], seed=(*seed, number), place=f"{self.place}/run {number}")
@@ -345,7 +345,7 @@ class LLMExplorer:
         self, real: Collection[str], task: Task, context: ExplorationContext | None, weights: Mapping[str, float] | None
     ) -> tuple[str, int]:
         """The text that briefs an expedition, and its number of untrusted characters: at most a third of the window."""
-        words = prompting.parts("explore")
+        words = prompting.sections("explore")
         if context is None:
             # Without weights the explorer prefers no tool.
             popular = sorted(weights or {}, key=lambda tool: -(weights or {})[tool])[:_POPULAR]
@@ -385,11 +385,11 @@ class LLMExplorer:
     @contextlib.contextmanager
     def attempters(self, task: Task, count: int) -> Iterator[list[ChatModelActor]]:
         """Actors that see nothing but the task's query, by which validation checks that the query suffices."""
-        limits = self.attempt_turns, self.ending, self.window
-        actor = functools.partial(ChatModelActor, "solve", {}, *limits, chat_model=self.chat_model)
+        bounds = self.attempt_turns, self.ending, self.window
+        actor = functools.partial(ChatModelActor, "solve", {}, *bounds, chat_model=self.chat_model)
         # Named by the evolution, not the expedition, so that a task found twice costs one attempt.
         place = f"{self.evolution}/task {task.id}/attempt"
-        with self.remaining_budget().shared(count) as budgets:
+        with self.remaining_budget().split(count) as budgets:
             yield [
                 actor(budget=budget, seed=("attempt", task.id, attempt), place=f"{place} {attempt}")
                 for attempt, budget in enumerate(budgets)
@@ -416,7 +416,7 @@ def judge(chat_model: ChatModel, veto: bool, task: Task, draft: TaskDraft, budge
     `review`, an unsafe draft is set aside for a person to review.
     """
     actions = [prompting.shorten(signature(action) or "(back to the user)", 2_000) for action in draft.solution]
-    rule, solution = prompting.parts("data")["rule"], prompting.data(prompting.bullets(actions))
+    rule, solution = prompting.sections("data")["rule"], prompting.data(prompting.bullets(actions))
     messages = prompting.prompt("judge", data_rule=rule, query=prompting.data(draft.query), solution=solution)
     place, safe = f"judge/{task.id}", True
     try:

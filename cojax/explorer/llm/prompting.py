@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from cojax.types import ExplorationContext, Message, Signal, Trajectory, content_hash, signature
 
 _FOLDER = Path(__file__).parent / "prompts"
-_PART = re.compile(r"^# (\w+)\n", re.MULTILINE)
+_HEADING = re.compile(r"^# (\w+)\n", re.MULTILINE)
 _SLOT = re.compile(r"{{(\w+)}}")
 # Texts are not shortened below this many characters: the oldest are left out instead.
 _LEAST = 120
@@ -32,9 +32,9 @@ def version() -> str:
 
 
 @functools.cache
-def parts(name: str) -> dict[str, str]:
-    """The parts of a prompt file, by their headings: lines `# heading`."""
-    _, *pieces = _PART.split((_FOLDER / f"{name}.md").read_text())
+def sections(name: str) -> dict[str, str]:
+    """The sections of a prompt file, by their headings: lines `# heading`."""
+    _, *pieces = _HEADING.split((_FOLDER / f"{name}.md").read_text())
     return {heading: text.strip() for heading, text in zip(pieces[::2], pieces[1::2], strict=True)}
 
 
@@ -45,7 +45,7 @@ def fill(text: str, **values: str) -> str:
 
 def prompt(name: str, **values: str) -> tuple[Message, Message]:
     """The system and the user message of a prompt file, filled."""
-    texts = parts(name)
+    texts = sections(name)
     return tuple(Message(role, fill(texts[role], **values)) for role in ("system", "user"))  # type: ignore[return-value]
 
 
@@ -134,7 +134,7 @@ def reflection_prompt(trajectory: Trajectory, reason: str, signal: Signal | None
 
     `reason` says in our own words why the trajectory was chosen; the signal adds what was measured.
     """
-    words, sixth = parts("reflect"), window // 6
+    words, sixth = sections("reflect"), window // 6
     evidence = shorten(signal.evidence, sixth) if signal else ""
     checks = "; ".join(f"{check.name}: {'passed' if check.passed else 'failed'}" for check in trajectory.checks)
     verdict = f"{trajectory.outcome}, reward {trajectory.reward:.2f} {trajectory.error}".rstrip()
@@ -142,7 +142,7 @@ def reflection_prompt(trajectory: Trajectory, reason: str, signal: Signal | None
     query = shorten(trajectory.task.query, sixth)
     return prompt(
         "reflect",
-        data_rule=parts("data")["rule"],
+        data_rule=sections("data")["rule"],
         reason=reason,
         evidence=f"\n{fill(words['evidence'], evidence=data(evidence))}\n" if evidence else "",
         task=data(query),

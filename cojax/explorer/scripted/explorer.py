@@ -107,21 +107,21 @@ def split_turns(window: Sequence[Triplet], probability: float, rng: random.Rando
 
 def windows(
     triplets: Sequence[Triplet],
-    wanted: Iterator[int],
+    lengths: Iterator[int],
     focus: Collection[str],
     rng: random.Random,
-    required: Mapping[str, int] = types.MappingProxyType({}),
+    least_calls: Mapping[str, int] = types.MappingProxyType({}),
 ) -> Iterator[tuple[Triplet, ...]]:
-    """Yields, once each, the windows of all runs that call each tool at least as often as `required` says.
+    """Yields, once each, the windows of all runs that call each tool at least as often as `least_calls` says.
 
-    Each has the next length of `wanted`, or the nearest length left. Among windows of one length, those with a tool in
+    Each has the next length of `lengths`, or the nearest length left. Among windows of one length, those with a tool in
     focus come first.
     """
     runs: dict[int, list[Triplet]] = {}
     for triplet in triplets:
         if triplet.observation.ok and not triplet.observation.done:
             runs.setdefault(triplet.run, []).append(triplet)
-    minimum = Counter(required)
+    minimum = Counter(least_calls)
     matches = [
         window
         for steps in runs.values()
@@ -135,7 +135,7 @@ def windows(
     for window in matches:
         by_length.setdefault(len(window), []).append(window)
     while by_length:
-        length = next(wanted)
+        length = next(lengths)
         nearest = min(by_length, key=lambda other: (abs(other - length), other))
         yield by_length[nearest].pop()
         if not by_length[nearest]:
@@ -238,7 +238,7 @@ class ScriptedExplorer:
         for run in range(self.runs):
             rng = random.Random(repr(("explore", seed, run)))
             if context:
-                actor = self._guided(environment, task, context, rng)
+                actor = self._make_guided_run(environment, task, context, rng)
             else:
                 actor = ExplorationRun(tool_weight, rng, ending=self.ending, chase=self.chase)
             trajectory = self.play(environment, start, actor, max_turns=steps)
@@ -252,11 +252,11 @@ class ScriptedExplorer:
         task, context = exploration.task, exploration.context
         rng = random.Random(repr(("abstract", exploration.seed)))
         ending = Ending.of(environment, self.ending)
-        base, stretch = (len(self._planned(context)), self.stretch) if context else (0, range(1, self.longest + 1))
+        base, stretch = (len(self._plan_of(context)), self.stretch) if context else (0, range(1, self.longest + 1))
         lengths = draft_lengths(base, stretch, self._most_actions(context), rng)
         focus = context.focus_patterns if context else ()
         # If the guidance asks for the whole plan, each draft has all its calls.
-        least_calls = Counter(self._planned(context) if context and self.guidance[context.kind].whole else ())
+        least_calls = Counter(self._plan_of(context) if context and self.guidance[context.kind].whole else ())
         candidates = windows(exploration.triplets, lengths, focus, rng, least_calls)
         # A generator of its own, so that `cut` does not change the other random numbers.
         cuts = random.Random(repr(("cut", exploration.seed)))
@@ -298,7 +298,7 @@ class ScriptedExplorer:
             runs=(window[0].run,),
         )
 
-    def _guided(
+    def _make_guided_run(
         self, environment: Environment, task: Task, context: ExplorationContext, rng: random.Random
     ) -> "ExplorationRun":
         documentation = tool_documentation(environment)
@@ -314,16 +314,16 @@ class ScriptedExplorer:
         plan: list[str] = []
         if preferred_tools and rng.random() < guidance.rehearse:
             others = iter(lambda: rng.choices(preferred_tools, [weight(tool) for tool in preferred_tools])[0], None)
-            plan = vary(self._planned(context), others, guidance.change, rng, add=0.0 if guidance.whole else 0.5)
+            plan = vary(self._plan_of(context), others, guidance.change, rng, add=0.0 if guidance.whole else 0.5)
         return ExplorationRun(
-            weight, rng, ending=self.ending, chase=self.chase, plan=plan, avoided={*context.do_not_repeat}
+            weight, rng, ending=self.ending, chase=self.chase, plan=plan, do_not_repeat={*context.do_not_repeat}
         )
 
     def _most_actions(self, context: ExplorationContext | None) -> int:
         """The number of actions of the longest draft wanted, without the ending."""
-        return min(self.steps, max(1, len(self._planned(context)) + max(self.stretch)) if context else self.longest)
+        return min(self.steps, max(1, len(self._plan_of(context)) + max(self.stretch)) if context else self.longest)
 
-    def _planned(self, context: ExplorationContext) -> list[str]:
+    def _plan_of(self, context: ExplorationContext) -> list[str]:
         """The tools of the context's plan, or of its task's solution if it has none, without the ending."""
         solution = (call.name for action in context.task.solution for call in action.calls)
         return [tool for tool in context.plan or solution if tool != self.ending]
@@ -350,7 +350,7 @@ class ExplorationRun:
     It first follows `plan` (tool names), then chooses a tool by `weight` and an action of that tool. With probability
     `chase` the action has an argument from the last observation; otherwise, with half of that probability, one from
     the last action. Three kinds of actions are a last resort: those already taken, those whose signature is in
-    `avoided`, and calls of `ending`. Raises EnvironmentFailure if the episode offers no action.
+    `do_not_repeat`, and calls of `ending`. Raises EnvironmentFailure if the episode offers no action.
     """
 
     weight: Callable[[str], float]
@@ -359,8 +359,8 @@ class ExplorationRun:
     ending: str
     chase: float
     plan: list[str] = dataclasses.field(default_factory=list)
-    avoided: set[str] = dataclasses.field(default_factory=set)
-    touched: frozenset[str] = frozenset()
+    do_not_repeat: set[str] = dataclasses.field(default_factory=set)
+    last_values: frozenset[str] = frozenset()
 
     def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
         possible = affordances(episode)
@@ -370,24 +370,24 @@ class ExplorationRun:
             )
         options = [action for action in possible if tool_of(action) != self.ending] or list(possible)
         # Names are compared first: signatures are expensive to build.
-        names = {line.partition("(")[0] for line in self.avoided}
-        options = [a for a in options if tool_of(a) not in names or signature(a) not in self.avoided] or options
+        names = {line.partition("(")[0] for line in self.do_not_repeat}
+        options = [a for a in options if tool_of(a) not in names or signature(a) not in self.do_not_repeat] or options
         # Before the first action the messages are the task's text, not an observation.
-        words = {word for message in messages for word in words_of(message.content)} if self.touched else set[str]()
+        words = {word for message in messages for word in words_of(message.content)} if self.last_values else set[str]()
         action = self._choose(options, words)
-        self.avoided.add(signature(action))
-        self.touched = argument_values(action)
+        self.do_not_repeat.add(signature(action))
+        self.last_values = argument_values(action)
         return Turn(action)
 
-    def _choose(self, options: Sequence[Action], observed: Collection[str]) -> Action:
+    def _choose(self, options: Sequence[Action], words: Collection[str]) -> Action:
         while self.plan:
             tool = self.plan.pop(0)
             if matches := [action for action in options if tool_of(action) == tool]:
-                fitting_actions = mentioning(matches, observed) if self.rng.random() < _USES_OBSERVED else []
+                fitting_actions = mentioning(matches, words) if self.rng.random() < _USES_OBSERVED else []
                 return self.rng.choice(fitting_actions or matches)
-        candidates = mentioning(options, observed) if self.rng.random() < self.chase else []
+        candidates = mentioning(options, words) if self.rng.random() < self.chase else []
         if not candidates and self.rng.random() < self.chase / 2:
-            candidates = mentioning(options, self.touched)
+            candidates = mentioning(options, self.last_values)
         return self._draw(candidates or options)
 
     def _draw(self, options: Sequence[Action]) -> Action:

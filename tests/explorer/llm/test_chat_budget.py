@@ -72,12 +72,12 @@ def test_the_time_of_an_evolution_ends() -> None:
 
 def test_shares_hold_the_whole_and_give_back_what_they_have_left() -> None:
     budget = Budget(1_000, 100, least=(100, 10))
-    with budget.shared(3) as parts:
+    with budget.split(3) as parts:
         assert [(part.tokens, part.requests) for part in parts] == [(333, 33)] * 3
         assert (budget.tokens, budget.requests) == (1, 1)
         parts[0].pay(33, 3)
     assert (budget.tokens, budget.requests) == (967, 97)
-    with budget.shared(20) as parts:
+    with budget.split(20) as parts:
         assert [part.tokens for part in parts] == [107] * 9 + [0] * 11
     assert budget.tokens == 967
 
@@ -86,7 +86,7 @@ def test_a_purse_that_is_closed_ends_every_share_of_it_at_the_next_call() -> Non
     with serving(in_turn(Answer("hi"))) as server:
         chat_model = client(server)
         whole = chat_model.begin()
-        with whole.shared(2) as halves, halves[0].shared(2) as quarters:
+        with whole.split(2) as halves, halves[0].split(2) as quarters:
             reply(chat_model, quarters[0])
             halves[1].close()
             reply(chat_model, quarters[1], seed=2)
@@ -104,7 +104,7 @@ def test_who_waits_for_another_attempt_hears_at_once_that_the_purse_is_closed() 
         budget = chat_model.begin()
         threading.Timer(0.2, budget.close).start()
         began = time.monotonic()
-        with budget.shared(1) as shares:
+        with budget.split(1) as shares:
             assert failure(chat_model, shares[0]).kind == "stopped"
         assert time.monotonic() - began < patience(5)
         assert server.requests == 1
@@ -115,7 +115,7 @@ def test_an_endpoint_that_ignores_the_most_tokens_ends_the_budget_and_not_more()
     with serving(in_turn(huge)) as server:
         chat_model = client(server, max_tokens_per_evolution=50_000)
         budget = chat_model.begin()
-        with budget.shared(2) as shares:
+        with budget.split(2) as shares:
             reply(chat_model, shares[0])
             assert failure(chat_model, shares[0], seed=2).kind == "budget"
         assert failure(chat_model, budget, seed=3).kind == "budget"

@@ -169,7 +169,7 @@ def test_many_that_fail_at_once_are_one_moment_s_trouble() -> None:
     with serving(in_turn(*answers)) as server:
         chat_model = ChatClient(LLMSettings(server.url, "m", timeout=5.0), attempts=1, clock=lambda: next(clock))
         whole = chat_model.begin()
-        with concurrent.futures.ThreadPoolExecutor(8) as pool, whole.shared(25) as budgets:
+        with concurrent.futures.ThreadPoolExecutor(8) as pool, whole.split(25) as budgets:
             kinds = list(pool.map(lambda n: failure(chat_model, budgets[n], seed=n).kind, range(25)))
         assert kinds == ["server"] * 25
         assert reply(chat_model, whole, seed=25).text == "hi"
@@ -182,7 +182,7 @@ def test_many_that_fail_at_once_are_one_moment_s_trouble() -> None:
 def test_no_more_go_at_once_than_allowed() -> None:
     with serving(in_turn(Answer("hi", stall=0.05))) as server:
         chat_model = client(server, concurrency=3)
-        with concurrent.futures.ThreadPoolExecutor(12) as pool, chat_model.begin().shared(12) as budgets:
+        with concurrent.futures.ThreadPoolExecutor(12) as pool, chat_model.begin().split(12) as budgets:
             list(pool.map(lambda n: reply(chat_model, budgets[n], seed=n), range(12)))
         assert server.requests == 12
         assert server.most_at_once == 3

@@ -151,7 +151,7 @@ def test_a_damaged_record_is_paid_again(tmp_path) -> None:
 def test_the_same_call_at_once_is_made_once() -> None:
     with serving(in_turn(Answer("hi", stall=0.1))) as server:
         chat_model = client(server)
-        with concurrent.futures.ThreadPoolExecutor(6) as pool, chat_model.begin().shared(6) as budgets:
+        with concurrent.futures.ThreadPoolExecutor(6) as pool, chat_model.begin().split(6) as budgets:
             assert {r.text for r in pool.map(lambda n: reply(chat_model, budgets[n]), range(6))} == {"hi"}
         assert server.requests == 1
 

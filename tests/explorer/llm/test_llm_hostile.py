@@ -127,8 +127,8 @@ def test_a_draft_that_speaks_to_a_model_or_wants_harm_is_set_aside() -> None:
     ]
     done = evolve(model(drafts))
     assert [task.query for task in done.result.tasks] == [MAIL["query"]]
-    assert len(done.result.quarantined) == done.result.counts["quarantined"] == 3
-    for record in done.result.quarantined:
+    assert len(done.result.quarantined_drafts) == done.result.counts["quarantined"] == 3
+    for record in done.result.quarantined_drafts:
         assert record["verdict"]["status"] == "discarded"
         assert record["verdict"]["evidence"][-1].startswith("set aside for review: ")
 
@@ -188,7 +188,7 @@ def test_a_judge_can_refuse_and_never_accept() -> None:
     unsafe = evolve(
         model(judge=lambda body, at: says({"consistent": True, "safe": False, "reason": "spies"})), judge=True
     )
-    assert len(unsafe.result.quarantined) == 2
+    assert len(unsafe.result.quarantined_drafts) == 2
 
 
 @pytest.mark.parametrize("where", ["reset", "step", "affordances", "evaluate"])

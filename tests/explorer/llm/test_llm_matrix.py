@@ -154,7 +154,7 @@ def test_drafts_get_the_verdict_they_deserve_whatever_observations_say(scene: Sc
         name: done.verdict(query) for name, query in queries.items() if not ended(done, query, scene.drafts[name][1])
     }
     assert not wrong
-    assert len(done.result.quarantined) == 1
+    assert len(done.result.quarantined_drafts) == 1
     assert scene.secret not in json.dumps([record["verdict"] for record in done.result.drafts])
     (record,) = done.result.expeditions
     assert (record["error"], record["failures"]) == ("", [])

@@ -83,7 +83,7 @@ class Listening:
     def figures(self) -> dict[str, Any]:
         return {}
 
-    def failed(self, kind: str) -> None: ...
+    def count_failure(self, kind: str) -> None: ...
 
     def reply(self, messages: Sequence[Message], *, place: str, schema: Any = None, **_: Any) -> ModelReply:
         self.prompts.append(messages)
