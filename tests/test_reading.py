@@ -227,5 +227,5 @@ def test_a_draft_of_more_numbers_than_actions_is_refused_at_once():
     steps = dict(enumerate(shown("x", Action("a = 1"), Action("b = 2")), 1))
     draft = abstraction.Draft(query="q", steps=[1, 2] * 50_000)
     made = abstraction.task_draft(draft, steps, TASK, Ending("finish", "answer"), "", 1)
-    assert "its actions are not in rising order" in made.objections
+    assert "its actions are not in ascending order" in made.objections
     assert len(json.dumps([action.text for action in made.solution])) < 100

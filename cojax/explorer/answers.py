@@ -49,7 +49,7 @@ def answer_objections(steps: Sequence[Triplet], ending: str, parameter: str | No
     try:
         return list(dict.fromkeys(_objections(steps, ending, parameter, answer)))[:5]
     except (RecursionError, MemoryError):
-        return ["its code or its answer nests too deep to be read"]
+        return ["its code or its answer is nested too deeply to read"]
     except (SyntaxError, ValueError) as error:
         return [f"its code cannot be read: {' '.join(str(error).split())}"[:120]]
 

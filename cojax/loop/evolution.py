@@ -122,7 +122,7 @@ class Evolutions:
                 synthesis = dataclasses.replace(synthesis, idle=idle)
             elif not synthesis.tasks:
                 _LOG.warning(
-                    "step %d: %d expeditions brought no task; commonest reasons: %s",
+                    "step %d: %d expeditions found no task; commonest reasons: %s",
                     state.step, synthesis.counts["expeditions"],
                     "; ".join(synthesis.reasons()) or "the explorer wrote no draft",
                 )  # fmt: skip

@@ -69,10 +69,10 @@ def check(kind: Any, reserved_names: Iterable[str] = ()) -> SignalKind:
     members = ("name", "colour", "guidance", "confidence", "init", "update")
     if missing := [member for member in members if not hasattr(kind, member)]:
         raise ValueError(
-            f"a {type(kind).__name__} is no signal: it has no {', '.join(missing)}; a signal has {', '.join(members)}"
+            f"a {type(kind).__name__} is not a signal: it lacks {', '.join(missing)}; a signal has {', '.join(members)}"
         )
     if not re.fullmatch(r"[a-z]\w*", str(kind.name)) or kind.name in names:
-        raise ValueError(f"its name is {kind.name!r}; expected a word in small letters other than {', '.join(names)}")
+        raise ValueError(f"its name is {kind.name!r}; expected a lower-case word other than {', '.join(names)}")
     if not re.fullmatch(r"#[0-9a-fA-F]{6}", str(kind.colour)):
         raise ValueError(f"its colour is {kind.colour!r}; expected one like #d6504b")
     if not isinstance(kind.guidance, Guidance):

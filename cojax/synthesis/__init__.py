@@ -54,8 +54,8 @@ def reads(evolve: Evolve) -> tuple[str, ...]:
     names = tuple(param.name for param in positional[1:] if param.default is param.empty)
     if unknown := [name for name in names if name not in MEMORIES]:
         raise RegistryError(
-            f"{_describe(evolve)} takes the parameter {unknown[0]!r}; beside its inputs it can read "
-            f"{', '.join(MEMORIES)}, and its settings stand after a *"
+            f"{_describe(evolve)} takes the parameter {unknown[0]!r}; besides its inputs it can read "
+            f"{', '.join(MEMORIES)}, and its settings come after a *"
         )
     return names
 

@@ -269,7 +269,7 @@ class _Search:
         if task.id in self.tasks:
             return f"duplicate of task {task.id}"
         if self.tasks_left <= 0:
-            return f"one too many: the {self.budget} tasks wanted were found before it"
+            return f"superfluous: the {self.budget} tasks wanted were already found"
         return self.wordings.why(task) if self.wordings else ""
 
 

@@ -143,7 +143,7 @@ def test_the_settings_of_entries_of_ones_own(mine: None) -> None:
 def test_no_signal_has_the_name_of_a_statistic(mine) -> None:
     config = desk.get_config()
     config.signals = "mine_of_entries:Remembered"
-    said = "its name is 'beliefs'; expected a word in small letters other than beliefs, credits, frontier, played"
+    said = "its name is 'beliefs'; expected a lower-case word other than beliefs, credits, frontier, played"
     with pytest.raises(RegistryError, match=said):
         entries.made_signals(config)
 

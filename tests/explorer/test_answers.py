@@ -191,7 +191,7 @@ def test_thoughts_are_no_code_and_code_can_be_read() -> None:
     assert session((thought, ""), fenced=False) == []
     assert session(("x = = 1", ""))[0].startswith("its code cannot be read: invalid syntax")
     assert session(("x = '" + "y" * 20_000 + "'", ""))[0].startswith("its code cannot be read: it has 20,007 char")
-    assert session(("-" * 15_000 + "1", "")) == ["its code or its answer nests too deep to be read"]
+    assert session(("-" * 15_000 + "1", "")) == ["its code or its answer is nested too deeply to read"]
 
 
 @pytest.mark.parametrize("text", ["done 42", "set rent 700", "x = 'Ann", "", "\ud800", "answer = 7"])

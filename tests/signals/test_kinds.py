@@ -59,15 +59,15 @@ def test_a_kind_from_outside_is_whole() -> None:
 def test_no_signal_has_the_name_of_a_memory(memory):
     taken = Slow()
     taken.name = memory
-    with pytest.raises(ValueError, match=f"its name is '{memory}'; expected a word in small letters other than"):
+    with pytest.raises(ValueError, match=f"its name is '{memory}'; expected a lower-case word other than"):
         check(taken, MEMORIES)
 
 
 @pytest.mark.parametrize(
     ("part", "value", "said"),
     [
-        ("name", "Slow One", "its name is 'Slow One'; expected a word in small letters"),
-        ("name", "trajectory", "its name is 'trajectory'; expected a word in small letters other than frontier, "),
+        ("name", "Slow One", "its name is 'Slow One'; expected a lower-case word"),
+        ("name", "trajectory", "its name is 'trajectory'; expected a lower-case word other than frontier, "),
         ("colour", "red", "its colour is 'red'; expected one like #d6504b"),
         ("colour", "#000000;x", "its colour is"),
         ("guidance", "be quick", "its guidance is a str; expected cojax.signals.Guidance"),
@@ -87,7 +87,7 @@ def test_missing_parts_are_named() -> None:
             return {}
 
     with pytest.raises(
-        ValueError, match="a Half is no signal: it has no colour, guidance, confidence, update; a signal has"
+        ValueError, match="a Half is not a signal: it lacks colour, guidance, confidence, update; a signal has"
     ):
         check(Half())
 

@@ -172,7 +172,7 @@ def test_the_budget_is_cut_in_the_order_of_the_expeditions() -> None:
         (2, "count a2"),
         (2, "count b2"),
     }
-    assert {line for *_, line in reasons(result)} == {"one too many: the 3 tasks wanted were found before it"}
+    assert {line for *_, line in reasons(result)} == {"superfluous: the 3 tasks wanted were already found"}
 
 
 def test_a_batch_is_no_larger_than_the_tasks_still_wanted() -> None:

@@ -15,7 +15,7 @@ def test_it_reads_beliefs_and_nothing_else():
     assert reads(posteriors) == ("beliefs",)
     others = EVOLUTIONS.keys() - {"posteriors", "credited"}
     assert [reads(find("evolve", name, EVOLUTIONS)) for name in others] == [()] * 7
-    with pytest.raises(RegistryError, match="'dreams'; beside its inputs it can read beliefs, credits, and"):
+    with pytest.raises(RegistryError, match="'dreams'; besides its inputs it can read beliefs, credits, and"):
         reads(lambda inputs, dreams: iter(()))
 
 

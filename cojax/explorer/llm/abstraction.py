@@ -122,7 +122,7 @@ def task_draft(
     # An action that only ends the user's turn does not count.
     count = sum(bool(action.calls or action.text.strip()) for action in solution)
     if count < shortest:
-        objections.append(f"it has {count} actions; at least {shortest} are wanted")
+        objections.append(f"it has {count} actions; at least {shortest} are required")
     return TaskDraft(
         environment=task.environment,
         setup=task.setup,
@@ -154,11 +154,11 @@ def _step_objections(numbers: Sequence[int], actions: Mapping[int, Triplet]) -> 
     if not steps:
         objections.append("it names no recorded action")
     if len({step.run for _, step in steps}) > 1:
-        objections.append("its actions are of several runs")
+        objections.append("its actions come from several runs")
     if list(numbers) != sorted(set(numbers)):
-        objections.append("its actions are not in rising order")
+        objections.append("its actions are not in ascending order")
     if any(step.observation.done for _, step in steps[:-1]):
-        objections.append("it goes on after the action that ended the episode")
+        objections.append("it continues after the action that ended the episode")
     return objections[:5]
 
 
@@ -174,9 +174,9 @@ def _query_objections(queries: Sequence[str], separator: str, steps: Sequence[Tr
     """Objections to the words of the user's turns."""
     objections = []
     if len(queries) > 1 and not separator:
-        objections.append("it has several user turns, which this environment has not")
+        objections.append("it has several user turns; this environment allows one")
     if separator and any(normalise(separator) in normalise(query) for query in queries):
-        objections.append("a user turn holds what stands between user turns")
+        objections.append("a user turn contains the separator of user turns")
     if not all(query.strip() for query in queries):
         objections.append("a user turn has no words")
     text, names = " ".join(queries), sorted({call.name for step in steps for call in step.action.calls})

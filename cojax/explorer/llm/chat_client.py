@@ -289,8 +289,7 @@ class ChatClient:
             self._in_a_row += 1
             if self._in_a_row >= _IN_A_ROW and (seconds := now - self._since) >= _DOWN:
                 reason = (
-                    f"{self._in_a_row} calls failed one after another, for {seconds:.0f} s, the last by: "
-                    f"{failure.reason}"
+                    f"{self._in_a_row} calls failed in a row, over {seconds:.0f} s, the last with: {failure.reason}"
                 )
                 self._over = ChatFailure(failure.kind, reason)
         return failure
@@ -300,7 +299,7 @@ class ChatClient:
         with self._guard:
             first, self._warned = not self._warned, True
         if first:
-            _LOG.warning("a call to %s failed: %s; going on without", self.settings.base_url, failure)
+            _LOG.warning("a call to %s failed: %s; continuing without it", self.settings.base_url, failure)
 
 
 def _hint(error: CallFailed, request: Mapping[str, Any]) -> str:

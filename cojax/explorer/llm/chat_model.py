@@ -118,11 +118,11 @@ class Budget:
     def check(self, tokens: int) -> None:
         """Raises ChatFailure unless the budget covers one more request of at most `tokens` tokens."""
         if self.closed:
-            raise ChatFailure("stopped", "the evolution is to end; nothing more is asked")
+            raise ChatFailure("stopped", "the evolution is ending; no further request is sent")
         if self.seconds <= 0:
             raise ChatFailure("deadline", "the evolution's time is up; raise llm.deadline")
         if self.requests < 1:
-            raise ChatFailure("budget", "no request is left; raise llm.max_requests_per_evolution")
+            raise ChatFailure("budget", "no requests are left; raise llm.max_requests_per_evolution")
         if tokens > self.tokens:
             raise ChatFailure(
                 "budget",
@@ -362,7 +362,7 @@ class Journal:
             has_valid_checksum(record)
             if record["key"] == key and _is_sound(record):
                 return {name: value for name, value in record.items() if name != CHECKSUM}
-        _LOG.warning("%s holds a damaged record of call %s; the call is made anew", self._log.path, key)
+        _LOG.warning("%s holds a damaged record of call %s; the call is made again", self._log.path, key)
         return None
 
     def add(self, key: str, record: Mapping[str, Any]) -> None:

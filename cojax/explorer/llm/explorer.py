@@ -153,7 +153,7 @@ class ChatModelActor:
                 self.reply = reply
                 return action
             refusal = (*refusal, Message("assistant", reply), Message("user", prompting.sections("explore")["refused"]))
-        raise ChatFailure("refused", f"it insists on what must not be repeated: {signature(action)[:200]}")
+        raise ChatFailure("refused", f"it keeps choosing an action to avoid: {signature(action)[:200]}")
 
     def _ask(self, messages: Sequence[Message], place: str, seed: tuple) -> tuple[Action, str]:
         """The action of one reply, and the reply's text."""

@@ -45,8 +45,8 @@ def test_every_user_turn_needs_an_action_that_worked(turns: tuple[list[int], ...
 
 
 def test_handing_back_to_the_user_is_no_action() -> None:
-    assert draft([1], [2]).objections == ("it has 2 actions; at least 3 are wanted",)
-    assert draft([1, 2]).objections == ("it has 2 actions; at least 3 are wanted",)
+    assert draft([1], [2]).objections == ("it has 2 actions; at least 3 are required",)
+    assert draft([1, 2]).objections == ("it has 2 actions; at least 3 are required",)
     assert draft([1], [2], shortest=2).objections == ()
     # A call that ends the episode is one.
     proposed = Draft(query="q", steps=[1, 2])

@@ -145,7 +145,7 @@ def test_the_first_call_that_fails_in_an_evolution_is_said_aloud(caplog: pytest.
                 assert failure(chat_model, budget, seed=seed).kind == "server"
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(said) == 2
-    assert all("failed: server: HTTP 503" in line and "going on without" in line for line in said)
+    assert all("failed: server: HTTP 503" in line and "continuing without it" in line for line in said)
 
 
 def test_an_endpoint_that_is_down_for_long_is_given_up() -> None:
@@ -154,9 +154,9 @@ def test_an_endpoint_that_is_down_for_long_is_given_up() -> None:
         chat_model = ChatClient(LLMSettings(server.url, "m", timeout=5.0), attempts=1, clock=lambda: next(clock))
         budget = chat_model.begin()
         for seed in range(16):
-            assert "one after another" not in str(failure(chat_model, budget, seed=seed))
+            assert "in a row" not in str(failure(chat_model, budget, seed=seed))
         found = failure(chat_model, budget, seed=16)
-        assert "server: 16 calls failed one after another, for 60 s, the last by: HTTP 500: down" in str(found)
+        assert "server: 16 calls failed in a row, over 60 s, the last with: HTTP 500: down" in str(found)
         assert server.requests == 16
         chat_model.begin()
         failure(chat_model)

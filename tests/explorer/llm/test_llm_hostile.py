@@ -42,7 +42,7 @@ def test_what_is_known_to_fail_is_not_done_again() -> None:
     stubborn = evolve(model(explore=lambda body, at: says(avoided)))
     record = stubborn.result.expeditions[0]
     assert record["runs"] == []
-    assert record["failures"][0].endswith("refused: it insists on what must not be repeated: files_delete(file=report)")
+    assert record["failures"][0].endswith("refused: it keeps choosing an action to avoid: files_delete(file=report)")
     assert len(stubborn.bodies("explore")) == 2 * 3
     assert stubborn.result.tasks == ()
 

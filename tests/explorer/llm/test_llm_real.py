@@ -126,7 +126,7 @@ def lines_whole(path: Path) -> list[dict[str, Any]]:
 def test_a_run_whose_endpoint_is_gone_goes_on_and_says_so(cache: Path, tmp_path: Path) -> None:
     with serving(lambda body, server: Answer("who are you", status=401)) as server:
         said = ran(tmp_path / "run", server, cache)
-    assert "expeditions brought no task; commonest reasons: unauthorised: HTTP 401: who are you." in said
+    assert "expeditions found no task; commonest reasons: unauthorised: HTTP 401: who are you." in said
     assert "Check OPENAI_API_KEY, llm.base_url and llm.model" in said
     assert 2 <= server.requests <= 4  # those that were on their way when the first answer came
     assert len(lines(tmp_path / "run" / "tasks.jsonl")) == 12
@@ -136,7 +136,7 @@ def test_a_policy_that_only_knows_the_desk_finds_nothing_and_says_so(cache: Path
     with serving(wanderer()) as server:
         said = ran(tmp_path / "run", server, cache, "policy")
     assert server.requests == 0
-    assert "expeditions brought no task; commonest reasons: too_long: " in said
+    assert "expeditions found no task; commonest reasons: too_long: " in said
 
 
 def explored(

@@ -208,4 +208,4 @@ def test_a_prompt_names_some_of_many_actions_that_fail_and_all_are_refused(windo
         assert "- (and 481 more)" in opening
     assert "n3)" not in named
     # It is refused all the same.
-    assert "refused: it insists on what must not be repeated: notes_delete(note=n3)" in found.failures[0]
+    assert "refused: it keeps choosing an action to avoid: notes_delete(note=n3)" in found.failures[0]
