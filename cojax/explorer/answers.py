@@ -248,12 +248,12 @@ def _cast(to: Callable[[Any], Any], value: Any) -> Any:
         raise _NotLiteral from None
 
 
-def _add(left: Any, right: Any, sign: int = 1) -> Any:
-    if isinstance(left, str) and isinstance(right, str):
-        return left + right
-    if isinstance(left, int | float) and isinstance(right, int | float):
+def _add(first: Any, second: Any, sign: int = 1) -> Any:
+    if isinstance(first, str) and isinstance(second, str):
+        return first + second
+    if isinstance(first, int | float) and isinstance(second, int | float):
         with contextlib.suppress(OverflowError):
-            return left + sign * right
+            return first + sign * second
     raise _NotLiteral
 
 
