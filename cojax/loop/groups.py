@@ -72,14 +72,14 @@ def _play_and_refill(
     Tasks are added until `batch_size` groups are live, `dynamic_sampling` groups have been sampled, the run's episodes
     are used up, or the pool has no other task. All groups are sampled from the same weights.
     """
-    groups, refill = _play(loop, tasks, step, stop, prefixes=prefix_memory), 0
+    groups, refill = _play(loop, tasks, step, stop, prefix_memory=prefix_memory), 0
     while (missing := _missing(loop, state, groups)) > 0:
         refill += 1
         task_ids = {group.task.id for group in groups}
         new_tasks = [task for task in draw_tasks(loop, state, step, refill) if task.id not in task_ids]
         if not new_tasks:
             break
-        groups += _play(loop, new_tasks[:missing], step, stop, prefixes=prefix_memory)
+        groups += _play(loop, new_tasks[:missing], step, stop, prefix_memory=prefix_memory)
     return groups
 
 
