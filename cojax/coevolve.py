@@ -41,7 +41,7 @@ def coevolve(
                 loop.engine.rest()
         try:
             with (
-                evolutions.beside(state) as syntheses,
+                evolutions.run_beside(state) as syntheses,
                 sample_ahead(loop, state, state.step + 2) as next_groups,
                 loop.clock("update"),
             ):

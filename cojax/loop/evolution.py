@@ -32,22 +32,22 @@ class Evolutions:
     directory: "RunDirectory"
     stop: Callable[[], bool]
 
-    def due(self, state: State) -> bool:
+    def is_due(self, state: State) -> bool:
         """Whether an evolution is due after the state's step and has not run yet."""
         return state.step > state.last_evolution and state.step % self.loop.evolve_every == 0
 
-    def due_beside(self, state: State) -> bool:
+    def is_due_beside(self, state: State) -> bool:
         """Whether the evolution that is due runs in parallel with the next step."""
-        return self.loop.evolve_beside and state.step < self.loop.steps and self.due(state)
+        return self.loop.evolve_beside and state.step < self.loop.steps and self.is_due(state)
 
     @contextlib.contextmanager
-    def beside(self, state: State) -> Iterator[list[Synthesis]]:
+    def run_beside(self, state: State) -> Iterator[list[Synthesis]]:
         """Runs the evolution that is due on a thread while the block runs, and yields a list for its result.
 
         The list is filled when the block ends. It stays empty if no evolution is due beside the next step.
         """
         syntheses: list[Synthesis] = []
-        if not self.due_beside(state):
+        if not self.is_due_beside(state):
             yield syntheses
             return
         with self.loop.clock("feedback"):
@@ -57,9 +57,9 @@ class Evolutions:
             with self.loop.clock("feedback"):
                 syntheses.append(future.result())
 
-    def at_end(self, state: State, record: Mapping[str, Any]) -> tuple[State, Mapping[str, Any]]:
+    def run_at_end(self, state: State, record: Mapping[str, Any]) -> tuple[State, Mapping[str, Any]]:
         """Runs the evolution at the end of the step, if one is due there. Returns the new state and the record."""
-        if not self.due(state) or self.due_beside(state):
+        if not self.is_due(state) or self.is_due_beside(state):
             return state, record
         with self.loop.clock("feedback"):
             synthesis = self.prepare(state)(self.stop)
@@ -101,7 +101,7 @@ class Evolutions:
         # Copies, because the next step changes the memories and may run at the same time.
         memories = {name: dict(state.memory[name]) for name in loop.reads}
 
-        def make(stop: Callable[[], bool]) -> Synthesis:
+        def evolve(stop: Callable[[], bool]) -> Synthesis:
             synthesis = synthesize(
                 expeditions_of(loop.evolve, inputs, *memories.values()),
                 loop.environment,
@@ -128,7 +128,7 @@ class Evolutions:
                 )  # fmt: skip
             return self._admit(synthesis, state.step, seed, stop)
 
-        return make
+        return evolve
 
     def _admit(self, synthesis: Synthesis, step: int, seed: tuple, stop: Callable[[], bool]) -> Synthesis:
         """The synthesis with the tasks that the loop's admission chooses; without an admission, with all of them."""

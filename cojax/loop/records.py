@@ -25,7 +25,7 @@ def end_step(
     """
     loop, directory = evolutions.loop, evolutions.directory
     try:
-        state, record = evolutions.at_end(state, record)
+        state, record = evolutions.run_at_end(state, record)
     except Interrupted:
         state = dataclasses.replace(state, record={**record, "seconds": loop.clock.lap()})
         save(loop, state, directory)
@@ -33,7 +33,7 @@ def end_step(
     observe(with_scores(loop, state, record))
     state = dataclasses.replace(state, record=None)
     last = state.step == loop.steps
-    if state.step % loop.checkpoint_every == 0 or last or evolutions.due_beside(state) or evolutions.stop():
+    if state.step % loop.checkpoint_every == 0 or last or evolutions.is_due_beside(state) or evolutions.stop():
         save(loop, state, directory)
     return state
 
