@@ -1,7 +1,7 @@
 """Preference learning in rounds: its methods, and what follows from its settings (`RoundsSettings`).
 
-Defaults are those of the paper, Co-Evolving Agents (arXiv 2511.22254). Where it publishes none, they are from its
-reviews (OpenReview, usYfUfTG7I) or from ETO (arXiv 2403.02502 and its code), on which it builds.
+Defaults are those of the paper, Co-Evolving Agents (arXiv 2511.22254). Where it publishes none, they come from
+its reviews (OpenReview, usYfUfTG7I) or from ETO (arXiv 2403.02502 and its code), on which it builds.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """The tools that a trajectory called, and those that distinguish successes from failures.
 
-Where one tool takes a whole command as text, signals treat each verb as a tool of its own (`by_verb`).
+If one tool takes a whole command as text, signals treat each verb as a separate tool (`by_verb`).
 """
 
 import dataclasses

@@ -93,7 +93,7 @@ def solution_tools(actions: Sequence[Action]) -> list[str]:
 class Beliefs:
     """A statistic that gathers the evidence, stored in memory.jsonl under the name `beliefs`.
 
-    The memory maps a key to (solved, failed, step of the last change). `discount` is γ.
+    The memory maps a key to (successes, failures, step of the last change). `discount` is γ.
     """
 
     discount: Discount = 0.98

@@ -173,7 +173,7 @@ def run_in_parallel(
 
 
 def interruptible(environment: Environment, is_over: Callable[[], bool]) -> Environment:
-    """The environment, which raises EnvironmentFailure where an episode starts or acts after `is_over` turned true."""
+    """Wraps the environment: once `is_over` turns true, starting or acting in an episode raises EnvironmentFailure."""
 
     def check() -> None:
         if is_over():

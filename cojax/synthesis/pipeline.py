@@ -1,6 +1,6 @@
 """Stages 2 and 3 as one pipeline: expeditions find drafts, validation examines them, and the tasks are gathered.
 
-Where an evolution may find more tasks than the pool takes, an admission chooses which of them enter it.
+If an evolution may find more tasks than the pool takes, an admission chooses which of them enter it.
 """
 
 import dataclasses

@@ -50,7 +50,7 @@ def read_completion(reply: Any, most_prompt_tokens: int) -> ModelReply:
     text = "" if text is None else text
     if not isinstance(text, str):
         raise TypeError(f"content is of type {type(text).__name__}")
-    text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is a Python string but no text
+    text = text.encode("utf-8", "replace").decode()  # Python allows half a surrogate pair, UTF-8 does not
     truncated = choice.get("finish_reason") == "length"
     tokens_in, tokens_out = (_count(reply.get("usage"), name) for name in ("prompt_tokens", "completion_tokens"))
     if tokens_out is None or (tokens_out == 0 and text):

@@ -252,7 +252,7 @@ def _json(text: str) -> Any:
             continue
         if nesting(candidate) > _DEPTH:
             raise ValueError(f"nested deeper than {_DEPTH}")
-        # Half a surrogate pair is a Python string but no text.
+        # Python allows half a surrogate pair in a string, UTF-8 does not.
         json.dumps(value, ensure_ascii=False).encode()
         return value
     raise reason

@@ -185,7 +185,7 @@ class ChatModelActor:
     def _conversation(self) -> tuple[Message, ...]:
         """The first messages and all exchanges. If they are too long, texts are shortened and the oldest left out.
 
-        The newest exchange is never shortened, as the next action depends on it.
+        The newest exchange is never shortened, because the next action depends on it.
         """
         fitted_exchanges = [*prompting.fit_pairs(self.exchanges[:-1], self.room), *self.exchanges[-1:]]
         first = self.first

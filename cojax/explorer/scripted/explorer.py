@@ -258,7 +258,7 @@ class ScriptedExplorer:
         # If the guidance asks for the whole plan, each draft has all its calls.
         least_calls = Counter(self._plan_of(context) if context and self.guidance[context.kind].whole else ())
         candidates = windows(exploration.triplets, lengths, focus, rng, least_calls)
-        # A generator of its own, so that `cut` does not change the other random numbers.
+        # A separate generator, so that `cut` does not change the other random numbers.
         cuts = random.Random(repr(("cut", exploration.seed)))
         queries: set[str] = set()
         for steps in itertools.islice(candidates, self.tries * limit):
