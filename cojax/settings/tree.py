@@ -68,6 +68,7 @@ class Settings:
     initial_explorer: the explorer that finds D_0, e.g. scripted; "" is explorer.name
     perturbation: above 0: flips the last bit of half of the initial parameters, drawn by this number, to measure what
         rounding alone changes; 0 flips none
+    same_bits: on a CPU, compute what every x86-64 processor with AVX2 computes, to the bit (docs/bits.md)
     policy: a preset of cojax/settings/presets.toml, or ""
     """
 
@@ -99,6 +100,7 @@ class Settings:
     accept_changed_code: bool = False
     initial_explorer: str = ""
     perturbation: Number = 0
+    same_bits: bool = False
 
     # The size of policy: a preset sets several settings together, but a flag overrides it.
     policy: str = ""

@@ -10,14 +10,12 @@ import sys
 from collections.abc import Mapping
 
 from cojax import worlds
+from cojax.host import same_bits
 
-# These make results equal to the bit on x86-64 hosts with AVX2 and FMA, as far as tested (docs/bits.md): XLA's
-# libraries do not choose kernels by the processor, and XLA's own code has the same instructions. XLA's pool has two
-# threads on the run's core: the order of sums depends on their number, and with one thread on the L1 cache's size.
+# Results are equal to the bit on x86-64 hosts with AVX2 and FMA, as far as tested (docs/bits.md).
 VARIABLES: Mapping[str, str] = {
-    "XLA_FLAGS": "--xla_cpu_enable_platform_dependent_math=false --xla_cpu_max_isa=AVX2",
-    "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL": "0",  # gradients of matrices without oneDNN
-    "NPROC": "2",  # XLA's own pool
+    "XLA_FLAGS": " ".join(f"--{name}={value}" for name, value in same_bits.FLAGS.items()),
+    **same_bits.VARIABLES,
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
