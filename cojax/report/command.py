@@ -46,11 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     one.add_argument("--task", metavar="ID", help="print the lineage of this task (a prefix of its id is enough)")
     one.add_argument("--draft", metavar="STEP[/NUMBER]", help="list the drafts of an evolution, or print one of them")
     one.add_argument("--live", action="store_true", help="serve the report on this machine, redrawn while the run goes")
-    parser.add_argument("--port", type=int, default=0, help="of --live; 0 takes a free one")
-    parser.add_argument("--out", default="compare.html", help="where the comparison of several runs goes")
+    parser.add_argument("--port", type=int, default=0, help="port for --live; 0 takes a free one")
+    parser.add_argument("--out", default="compare.html", help="the file for a comparison of several runs")
     options = parser.parse_args(arguments)
     if len(options.workdirs) > 1 and (options.live or options.task is not None or options.draft is not None):
-        parser.error("--live, --task and --draft are of one run; name one")
+        parser.error("--live, --task and --draft take one run; name one")
     if not 0 <= options.port < 65_536:
         parser.error(f"--port={options.port}; expected 0 to 65535")
     # A KeyError names the requested task or draft that does not exist.
@@ -63,7 +63,7 @@ def compare(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("first", metavar="WORKDIR", type=Path, help="the run that the others are compared with")
     parser.add_argument("others", metavar="WORKDIR", type=Path, nargs="+", help="another run")
     parser.add_argument("--tasks", action="store_true", help="also list the evaluation tasks on which they differ")
-    parser.add_argument("--out", default="compare.html", help="where the page goes")
+    parser.add_argument("--out", default="compare.html", help="the file for the page")
     options = parser.parse_args(arguments)
     folders = (options.first, *options.others)
 
@@ -223,7 +223,7 @@ def _exchange(exchange: Json) -> Iterator[Text]:
     yield Text.assemble(("\n" + "─" * 100 + "\n", "dim"), (title, "bold"), (f"\n{text}", "dim"))
     objects = {name: value for name, value in exchange["settings"].items() if not isinstance(value, (str, int, float))}
     if objects:
-        yield Text.assemble(("sent, beside the messages: ", "dim"), plain(json.dumps(objects, ensure_ascii=False)))
+        yield Text.assemble(("sent, besides the messages: ", "dim"), plain(json.dumps(objects, ensure_ascii=False)))
     if shared_count := exchange["shared"]:
         yield Text(f"sent: the {shared_count} messages of the call before, word for word, then", style="dim")
     for role, content in exchange["messages"][shared_count:]:
@@ -263,5 +263,5 @@ def _visits(visits: Iterable[TaskVisit]) -> str:
 
 
 def _lines(rows: Iterable[Row]) -> Iterator[Text]:
-    """One line for each row that has a text; where the text has several lines, they align."""
+    """One line for each row that has a text; further lines of the text are indented to match."""
     return (Text.assemble((f"{name:<11}", "dim"), _indent(text, 11).lstrip(" ")) for name, text in rows if text)

@@ -104,7 +104,7 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 def _tasks(runs: Sequence[Run], scores: Sequence[Mapping[str, float]]) -> Json:
-    """Held-out tasks with a score in at least one run: id, query where it is known, and the score in each run."""
+    """Held-out tasks with a score in at least one run: id, query if known, and the score in each run."""
     queries = {
         task_id_of(episode): episode["task"]["query"][:QUERY] for run in runs for episode in (*run.before, *run.after)
     }
@@ -117,8 +117,7 @@ def ended_run(folder: Path) -> Run:
     """Reads a finished run. Raises FileNotFoundError if it has not finished, and StorageError for a damaged file."""
     if missing := [name for name in ("summary.json", "final.json") if not (folder / name).exists()]:
         raise FileNotFoundError(
-            f"no {missing[0]} in {folder}; expected the folder of a run that has ended. The same command of the run "
-            "brings it to its end"
+            f"no {missing[0]} in {folder}; expected the folder of a finished run. To finish it, run its command again"
         )
     return read_run(folder)
 

@@ -52,7 +52,7 @@ TABLE: Any = {"title_justify": "left", "title_style": "bold", "box": None, "padd
 _COUNTED = {"signals": "signals", "verdicts": "verdicts", "tasks added": "added", "outcomes": "outcomes"}
 _KIND_STYLES = {"forgetting": "red", "boundary": "blue", "rare": "yellow"}
 _KINDS = 60  # kinds of task that a table lists
-REPORT_EVERY = 15.0  # seconds between the lines that replace a bar where there is no terminal
+REPORT_EVERY = 15.0  # seconds between the lines that replace a bar without a terminal
 
 
 def duration(seconds: float) -> str:

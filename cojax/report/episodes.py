@@ -129,7 +129,7 @@ def pick_within(items: Sequence[Any], limit: int) -> list[Any]:
 
 
 def compact(episode: Json, task: str, step: int, words: Words | None) -> Json:
-    """An episode as the page shows it: long texts cut, and tokens as text where the run keeps its tokenizer."""
+    """An episode as the page shows it: long texts cut, and tokens as text if the run keeps its tokenizer."""
     return {
         "id": episode["episode"],
         "step": step,
@@ -306,7 +306,7 @@ class EpisodeIndex:
         return sum(len(row["r"]) for rows in self.steps.values() for row in rows)
 
     def index(self) -> Json:
-        """The tasks, and the groups by step. Steps are left out evenly where they would take more than INDEX bytes."""
+        """The tasks, and the groups by step. Steps are left out evenly if they take more than INDEX bytes."""
         steps = pick_within([[step, self.steps[step]] for step in sorted(self.steps)], INDEX)
         numbers = {row["t"] for _, rows in steps for row in rows}
         tasks = [task if place in numbers else [task[0], "", task[2]] for place, task in enumerate(self.tasks)]

@@ -39,7 +39,7 @@ Place = tuple[tuple[int, ...], int, str]  # of an exchange: its order, where its
 
 
 def places_of(journal: Path) -> dict[Key, list[Place]]:
-    """The places of all exchanges by expedition and by task, older ones first; none where the run has no journal."""
+    """The places of all exchanges by expedition and by task, older ones first; empty if the run has no journal."""
     places: dict[Key, list[Place]] = defaultdict(list)
     start = 0
     if journal.exists():
@@ -77,13 +77,13 @@ def _key(quoted_place: bytes) -> tuple[Key, str] | None:
 def read_exchanges(journal: Path, places: Sequence[Place]) -> list[Json]:
     """Reads the exchanges at these places. Each is one call to a model.
 
-    Those of an expedition are of reflection, of its runs turn by turn, and of abstraction. Those of a task or a draft
-    are of the judge, and of the attempts on the query alone.
+    An expedition has reflection, its runs turn by turn, and abstraction. A task or a draft has the judge and the
+    attempts on the query alone.
 
     place     what the call was for, within its expedition or validation
     messages  role and content of the messages sent; the first `shared` are all those of the exchange before
     settings  the rest of the request
-    text      the reply, None where there was none
+    text      the reply, or None
     facts     the other fields of the journal's record
     """
     exchanges: list[Json] = []

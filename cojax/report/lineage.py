@@ -28,12 +28,12 @@ class TaskHistory:
 
     step               the step at which it joined the pool
     parents            the chain from its parent to an initial task: id, origin and query of each, the last two empty
-                       where the pool does not hold it
+                       if the pool does not hold it
     signal             the kind of signal that led to it; `signal_evidence` is the signal's line of evidence
     source_episode     the episode that raised the signal
     runs, expedition   the explorer's runs that it comes from; step and number of their expedition
     verdict_evidence   the lines of evidence of its validation
-    difficulty         the share of attempts on the query alone that failed, None where none were made
+    difficulty         the share of attempts on the query alone that failed, None if none were made
     visits             those whose episodes are stored; `parent_visits` are those of its parent
     """
 
@@ -155,7 +155,7 @@ def id_of(task: Json) -> str:
 
 
 def action_text(action: Json) -> str:
-    """An action's JSON as one readable line: its calls as name(argument=value), else its text."""
+    """An action's JSON as one readable line: its calls as name(argument=value), or its text."""
     calls = (
         f"{call['name']}({', '.join(f'{name}={value!r}' for name, value in call['arguments'].items())})"
         for call in action.get("calls", ())

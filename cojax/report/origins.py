@@ -52,7 +52,7 @@ def explored_by_origin(expeditions: Iterable[Record]) -> Counts:
 def probed_by_origin(metrics: Iterable[Record]) -> Counts | None:
     """`episodes` of probes before admission, and `actions` (their environment steps).
 
-    None where a probe was made by a version that did not count by origin.
+    None if a version that did not count by origin made a probe.
     """
     probes = [probe for row in metrics if (probe := row.get("evolution", {}).get("probe"))]
     if not all("origins" in probe for probe in probes):
@@ -159,7 +159,7 @@ def worth(run: Run, histories: Sequence[TaskHistory]) -> Json:
     # The first step whose episodes are stored; if none are, the one after the last step.
     first = min(run.episodes.steps(), default=max((row["step"] for row in run.metrics), default=0) + 1)
     tools = None if first > 1 else first_solved((t.origin, tools_in(run, run.tasks[t.id]), t.visits) for t in histories)
-    # The success at a task's first visit, where the episodes of all steps since it joined are stored.
+    # The success at a task's first visit, if the episodes of all steps since it joined are stored.
     successes = {task.id: task.visits[0].success for task in histories if task.visits and task.step + 1 >= first}
     pairs = {name: predictions(run.drafts, name, successes.get) for name in PREDICTORS}
     names = sorted({*groups, *exploration, *(probes or ()), *attempts, *tasks})
@@ -192,7 +192,7 @@ def tools_in(run: Run, task: Record) -> set[str]:
 
 
 def _cost(counts: Counts | None, origin: str) -> list[int] | None:
-    """Episodes and environment steps; None where they are not known."""
+    """Episodes and environment steps; None if they are not known."""
     return None if counts is None else [counts.get(origin, Counter())[name] for name in ("episodes", "actions")]
 
 
@@ -205,7 +205,7 @@ def _notes(run: Run, earliest: int, unknown_probe: bool, ranks: Mapping[str, Jso
             f"Tools first solved are not known: the episodes of steps before {earliest} are not stored (episodes_kept)."
         )
     if unknown_probe:
-        notes.append("What probes cost is not known by origin: an older version made them.")
+        notes.append("The cost of probes is not known by origin: an older version made them.")
     drafts = [draft for draft in run.drafts if draft["step"]]
     for name, correlation in ranks.items():
         if not any(draft.get("predicted", {}).get(name) is not None for draft in drafts):

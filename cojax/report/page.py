@@ -53,7 +53,7 @@ def write_report(folder: str | Path) -> Path:
 
 
 def write_evaluation_report(folder: str | Path) -> Path:
-    """Writes `folder`/report.html, and report-2.html … where one page does not hold every episode.
+    """Writes `folder`/report.html, and report-2.html … if one page does not hold every episode.
 
     Returns the path of the first page.
     Raises FileNotFoundError when `folder` holds no evaluation that has ended, StorageError for a damaged file.

@@ -86,7 +86,7 @@ class Pieces:
             self.folder.rmdir()
 
     def about(self) -> Json:
-        """The facts by which the page loads pieces."""
+        """The facts that the page needs to load pieces."""
         return {"folder": FOLDER, "stamp": self.stamp, "tasks": TASKS}
 
 

@@ -69,7 +69,7 @@ def _carry_out(options: argparse.Namespace, overrides: Sequence[str], stop: thre
             return repeat_run(options.again, options.out or KEPT, folder, cores[0], options.deadline, stop)
         out = options.out or folder / "results"
         if out.resolve() == folder.resolve():
-            raise ValueError(f"--runs and --out are one folder, {out}; choose another --out")
+            raise ValueError(f"--runs and --out are the same folder, {out}; choose another --out")
         with lock_folder(out, "--out"):
             sweep(out, out / "runs")
             for name, _, jobs in plans:

@@ -147,8 +147,8 @@ def with_stored_variables(jobs: Sequence[StudyRun], records: Iterable[Mapping[st
         first, *others = stored_runs.get(job.warm_start, (job,))
         if other := next((candidate for candidate in others if candidate.variables != first.variables), None):
             raise ValueError(
-                f"{job.name} would begin like the stored {first.name} and {other.name}, which were made with different "
-                f"variables ({first.variables} and {other.variables}); delete one of these records, or choose another "
+                f"{job.name} would share the warm start of the stored {first.name} and {other.name}, whose variables "
+                f"differ ({first.variables} and {other.variables}); delete one of these records, or choose another "
                 "--out"
             )
         new_jobs.append(dataclasses.replace(job, variables=first.variables))
@@ -170,7 +170,7 @@ def begun_otherwise(job: StudyRun, workdir: Path) -> str:
         f"with {different}={variables[different]!r}" if different in variables else f"without {different}"
         for variables in (before, job.variables)
     )
-    return f"{workdir} was begun {was}, and would go on {now}: other bits. Delete it or choose another --runs"
+    return f"{workdir} was started {was}, and would go on {now}, with other bits. Delete it or choose another --runs"
 
 
 def variables_of(record: Mapping[str, Any]) -> dict[str, str]:

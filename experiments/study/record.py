@@ -156,7 +156,7 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
         "threads": dict(job.variables),
         "steps": summary["steps"],
         "zero_shot": summary["zero_shot"],
-        # The success of the last trial, where there are several.
+        # The success of the last trial, if there are several.
         "final": trials[-1]["success"] if trials else summary["final"],
         "held_out": solved_tasks(evaluations[0]["tasks"], evaluations[1]["tasks_at_last" if trials else "tasks"]),
         "budget": budget(summary, metrics),
@@ -290,8 +290,8 @@ def failures_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What metrics.jsonl says about a run's agents; {} for a run that learned from no preferences.
 
     `examples` are counts over all steps. For each agent `failures` is their share of its episodes, and `hard`,
-    `distinct` and `ends` are shares of its failures (cojax/preference/rounds.py). `distance` is that of the second
-    agent to the target (nats a token) at the last step that knows it.
+    `distinct` and `ends` are shares of its failures (cojax/preference/rounds.py). `distance` is the second agent's
+    distance from the target (nats a token) at the last step that knows it.
     """
     examples: Counter[str] = Counter()
     totals: dict[str, Counter[str]] = {}

@@ -122,7 +122,7 @@ def run(
     if stop.is_set():
         return "stopped"
     if terminated_at:
-        return f"took longer than {deadline:g} s; run the same command again to go on with it, or raise --deadline"
+        return f"took longer than {deadline:g} s; run the same command again to resume it, or raise --deadline"
     return f"exit status {process.returncode}: {_last_words(log)}"
 
 
@@ -164,4 +164,4 @@ def _last_words(log: Path) -> str:
     except OSError:
         return f"its log {log} is gone; was the folder --runs deleted while it ran?"
     errors = [line for line in lines if line.startswith("error: ")]
-    return f"{(errors or lines or ['it said nothing'])[-1][:400]} (see {log})"
+    return f"{(errors or lines or ['no output'])[-1][:400]} (see {log})"

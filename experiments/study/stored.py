@@ -120,7 +120,7 @@ def check_record(record: Mapping[str, Any], arm: str) -> Record:
         if bits and record[key] is not None and abs(record[key] - bits.count("1") / len(bits)) > _LEFT_OUT:
             raise ValueError(f"{key} is {record[key]}, but held_out.{key} says {bits.count('1')} of {len(bits)} tasks")
     if record["arm"] != arm:
-        raise ValueError(f"it is of the run {record['arm']}-{record['seed']}")
+        raise ValueError(f"it belongs to the run {record['arm']}-{record['seed']}")
     return dict(record)
 
 

@@ -185,7 +185,7 @@ def _actions(task: Task) -> tuple[int, str]:
     return (count, str(count)) if count < _OPEN_ROW else (_OPEN_ROW, f"{_OPEN_ROW} and more")
 
 
-Successes = Mapping[int, float | None]  # seed → success; None where there was nothing to evaluate on
+Successes = Mapping[int, float | None]  # seed → success; None if there was nothing to evaluate on
 
 
 def estimate(values: Sequence[float | None]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
         name, is_one, value = spelled_out(argument).partition("=")
         setting = name.removeprefix("--config.")
         if not (name.startswith("--config.") and is_one):
-            raise ValueError(f"unexpected argument {argument!r}; settings of all arms are given as --config.KEY=VALUE")
+            raise ValueError(f"unexpected argument {argument!r}; expected settings of all arms, --config.KEY=VALUE")
         try:
             settings[setting] = ast.literal_eval(value)
         except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested too deep

@@ -42,7 +42,7 @@ def test_a_run_that_has_not_ended_is_named(tmp_path: Path, capsys: pytest.Captur
     first = ended(tmp_path / "a", {})
     assert compare([str(first), str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err.startswith(
-        f"error: no summary.json in {tmp_path}/none; expected the folder of a run"
+        f"error: no summary.json in {tmp_path}/none; expected the folder of a finished run"
     )
     (first / "final.json").write_text("{")
     assert compare([str(first), str(tmp_path / "none")]) == 2

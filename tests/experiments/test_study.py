@@ -212,7 +212,7 @@ def test_the_command_refuses_what_makes_no_sense(tmp_path, capsys):
         (["--config.seed=7"], "seed distinguishes the runs"),
         (["--again=feedback-7", "--config.steps=2"], "--again takes its settings from the stored record"),
         (["extra"], "unexpected argument 'extra'"),
-        (["--seeds=1", f"--out={tmp_path / 'runs'}"], "--runs and --out are one folder"),
+        (["--seeds=1", f"--out={tmp_path / 'runs'}"], "--runs and --out are the same folder"),
     ):
         assert main([*where, *flags]) == 2, flags
         assert said in capsys.readouterr().err

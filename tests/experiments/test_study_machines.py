@@ -79,7 +79,7 @@ def test_a_new_run_has_the_variables_of_the_stored_runs_that_begin_like_it():
 
 def test_stored_runs_that_begin_alike_with_different_variables_are_refused():
     both = [stored("static", 1, OLDER), stored("uniform", 1, dict(VARIABLES))]
-    with pytest.raises(ValueError, match="feedback-1 would begin like the stored static-1 and uniform-1"):
+    with pytest.raises(ValueError, match="feedback-1 would share the warm start of the stored static-1 and uniform-1"):
         with_stored_variables([StudyRun("feedback", 1, {})], both)
     assert with_stored_variables([StudyRun("feedback", 2, {})], both)[0].variables == VARIABLES
 
@@ -91,7 +91,7 @@ def test_a_run_does_not_go_on_with_other_variables(tmp_path):
     assert begun_otherwise(StudyRun("feedback", 1, {}, OLDER), tmp_path) == ""
     why = begun_otherwise(StudyRun("feedback", 1, {}), tmp_path)
     name = "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL"
-    assert f"was begun without {name}, and would go on with {name}='0': other bits. Delete it or choose" in why
+    assert f"was started without {name}, and would go on with {name}='0', with other bits. Delete it or choose" in why
     for damaged in ("{", "[]", '{"hardware": {"environment": [1]}}'):
         (tmp_path / "config.json").write_text(damaged)
         assert begun_otherwise(StudyRun("feedback", 1, {}), tmp_path) == ""

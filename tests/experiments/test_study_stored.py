@@ -109,7 +109,7 @@ def packed(content: bytes) -> bytes:
         (packed(b"{}"), ", line 1 .*has 'arm', which is missing"),
         (packed(b"[]"), ", line 1 .*it holds list instead of an object"),
         (packed(json.dumps({**GOOD, "config": []}).encode()), "config is \\[\\]; expected a valid dictionary"),
-        (packed(json.dumps({**GOOD, "arm": "feedback"}).encode()), "it is of the run feedback-101"),
+        (packed(json.dumps({**GOOD, "arm": "feedback"}).encode()), "it belongs to the run feedback-101"),
         (packed(2 * (json.dumps(GOOD) + "\n").encode()), ", line 2 .*seed 101 has two records"),
     ],
 )  # fmt: skip

@@ -120,7 +120,7 @@ def test_a_folder_that_is_no_run_and_a_port_that_is_none_are_refused(
     status, line = said(str(run), str(run))
     assert (status, f"{run} is named twice; name each run once" in line) == (2, True)
     status, line = said(str(run), str(run.parent), "--live")
-    assert (status, "--live, --task and --draft are of one run; name one" in line) == (2, True)
+    assert (status, "--live, --task and --draft take one run; name one" in line) == (2, True)
 
 
 @pytest.fixture
