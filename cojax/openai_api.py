@@ -30,7 +30,7 @@ _PASSING = frozenset({"unreachable", "timeout", "server", "rate", "malformed"})
 # call fails.
 FIRST_WAIT, LONGEST_WAIT = 0.5, 120.0
 # Headers that ask for bodies without compression. Bodies are never decompressed: they might expand without end.
-NOT_PACKED = {"Accept-Encoding": "identity"}
+UNCOMPRESSED = {"Accept-Encoding": "identity"}
 # A shorter key is a placeholder, and may be a common word.
 _SHORTEST_KEY = 8
 # Bytes of a chat completion and of embeddings: far more than any model sends.
@@ -63,7 +63,7 @@ class CallFailed(Exception):
         self.kind, self.reason, self.status, self.wait, self.may_charge = kind, reason, status, wait, may_charge
         # Set if the client will spell the request differently. It is sent again at once, which does not count as an
         # attempt.
-        self.respelled = False
+        self.resend = False
         self.attempts = 1
 
     @property
@@ -110,7 +110,7 @@ def with_retries(
         try:
             return attempt()
         except CallFailed as failure:
-            if failure.respelled:
+            if failure.resend:
                 continue
             # Attempts of many threads that failed at once should not come back at once.
             backoff = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (number - 1)) * random.uniform(0.75, 1.0)
@@ -153,7 +153,7 @@ class ApiClient:
         # openai reads the body of an error, and httpx that of a redirect, however long it is or takes. `_refuse` is
         # called before either does. Cookies would be kept without bound, and sent.
         http_client = openai.DefaultHttpxClient(
-            follow_redirects=False, event_hooks={"response": [self._refuse]}, cookies=no_cookies(), headers=NOT_PACKED
+            follow_redirects=False, event_hooks={"response": [self._refuse]}, cookies=no_cookies(), headers=UNCOMPRESSED
         )
         self._api = openai.OpenAI(api_key=self._key or "none", base_url=url, max_retries=0, http_client=http_client)
         self._newer_limit = False
@@ -165,7 +165,7 @@ class ApiClient:
             return self._post(self._api.chat.completions, request, seconds, _MOST_CHAT, read)
         except CallFailed as failure:
             if failure.status in (400, 422) and "max_completion_tokens" in failure.reason and "max_tokens" in request:
-                self._newer_limit = failure.respelled = True
+                self._newer_limit = failure.resend = True
             raise
 
     def embeddings(self, body: Mapping[str, Any], seconds: float, read: Callable[[Any], _T]) -> _T:

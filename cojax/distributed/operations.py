@@ -48,7 +48,7 @@ class Lead:
         # By all arrays of a result: two results may share some, as a policy with merged adapters does with its base.
         self._places: dict[_Leaves, tuple[Place, list[weakref.ref[Any]]]] = {}
         # Filled by any thread that drops a result.
-        self._freed = collections.deque[Place]()
+        self._free_places = collections.deque[Place]()
         # When the current operation began, for the watch over its deadline.
         self.busy_since: float | None = None
 
@@ -62,7 +62,7 @@ class Lead:
             )
         data: list[np.ndarray] = []
         descriptions = [self._encode(argument, data) for argument in arguments]
-        places = [self._freed.popleft() for _ in range(len(self._freed))]
+        places = [self._free_places.popleft() for _ in range(len(self._free_places))]
         self._number += 1
         number, results = self._number, list[Any]()
 
@@ -117,18 +117,18 @@ class Lead:
     def _remember(self, place: Place, result: Any) -> None:
         leaves = [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)]
         if not leaves:
-            self._freed.append(place)
+            self._free_places.append(place)
             return
         key, refs = tuple(map(id, leaves)), list[weakref.ref[Any]]()
 
         def free(_ref: weakref.ref[Any]) -> None:
             """Once one of its arrays is gone, nobody holds the whole result, so nobody can name it."""
             if (entry := self._places.get(key)) and entry[1] is refs and self._places.pop(key, None):
-                self._freed.append(place)
+                self._free_places.append(place)
 
         refs += [weakref.ref(leaf, free) for leaf in leaves]
         if entry := self._places.get(key):
-            self._freed.append(entry[0])  # the arrays name the newer result from now on
+            self._free_places.append(entry[0])  # the arrays name the newer result from now on
         self._places[key] = (place, refs)
 
 

@@ -28,7 +28,7 @@ from cojax.storage.files import missing_folders, remove_empty
 
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 # Where JAX looks for values that are not given, in its own order.
-TRIED = (
+JAX_SOURCES = (
     "a TPU pod (its metadata, or TPU_WORKER_HOSTNAMES)",
     "Kubernetes (KUBERNETES_SERVICE_HOST, an indexed Job, and the package `kubernetes`)",
     "Open MPI (OMPI_MCA_orte_hnp_uri)",
@@ -41,7 +41,7 @@ _START_ALL = (
     "process 0"
 )
 # Seconds after which a wait is reported, and by which JAX waits longer than this process does.
-_TOLD, _LONGER = 5.0, 60.0
+_REPORT_AFTER, _EXTRA_FOR_JAX = 5.0, 60.0
 
 
 class DistributedError(RuntimeError):
@@ -61,7 +61,7 @@ def start(how: DistributedSettings) -> tuple[int, int, dict[int, socket.socket]]
             how.coordinator or None,
             how.processes,
             how.process,
-            initialization_timeout=round(how.startup + _LONGER),
+            initialization_timeout=round(how.startup + _EXTRA_FOR_JAX),
             # The wire notices first, and says which process it was.
             heartbeat_timeout_seconds=max(10, round(3 * how.silence)),
             shutdown_timeout_seconds=max(10, round(how.silence)),
@@ -99,10 +99,10 @@ def _watch_start(how: DistributedSettings) -> Iterator[None]:
     over = threading.Event()
 
     def watch() -> None:
-        if over.wait(min(_TOLD, how.startup)):
+        if over.wait(min(_REPORT_AFTER, how.startup)):
             return
         _say(f"waiting for the other processes at {_place(how)}, for distributed.startup={how.startup:g} s at most")
-        if not over.wait(max(0.0, how.startup - _TOLD)):
+        if not over.wait(max(0.0, how.startup - _REPORT_AFTER)):
             _say(f"error: {_not_found(how)}. {_START_ALL}")
             os._exit(1)
 
@@ -139,7 +139,7 @@ def _explain_errors(how: DistributedSettings) -> Iterator[None]:
             ) from error
         raise DistributedError(
             f"distributed is enabled, but no coordinator was given and none was found ({_reason(error)}). Tried: "
-            f"{'; '.join(TRIED)}. {_half_set()}Set --config.distributed.coordinator=HOST:PORT, .processes and "
+            f"{'; '.join(JAX_SOURCES)}. {_half_set()}Set --config.distributed.coordinator=HOST:PORT, .processes and "
             ".process, or --config.distributed.enabled=False"
         ) from error
 

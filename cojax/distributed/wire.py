@@ -29,8 +29,8 @@ _LARGEST = 2**24  # bytes of a message
 _BEAT = 0.5  # seconds
 _SIGN, _FAREWELL = {"kind": "sign"}, {"kind": "farewell"}
 # Bytes of a greeting, seconds for a whole one, and how many more may be under way than there are processes.
-_GREETING, _GREETED, _SPARE = 2**12, 5.0, 64
-_LOOK_EVERY = 0.05  # seconds between two checks of the greetings
+_GREETING_BYTES, _GREETING_SECONDS, _SPARE_GREETINGS = 2**12, 5.0, 64
+_CHECK_EVERY = 0.05  # seconds between two checks of the greetings
 
 
 class WireError(RuntimeError):
@@ -56,7 +56,7 @@ class Wire:
         self._connections, self._silence = connections, silence
         self._on_loss, self._on_beat, self._on_message = on_loss, on_beat, on_message
         self._locks = {number: threading.Lock() for number in connections}
-        self._received = queue.SimpleQueue[tuple[int, Message]]()
+        self._messages = queue.SimpleQueue[tuple[int, Message]]()
         self._parting = threading.Event()
         for number in connections:
             threading.Thread(target=self._listen, args=(number,), name=f"process {number}", daemon=True).start()
@@ -74,7 +74,7 @@ class Wire:
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:
         """The next message and its sender. Raises WireError if none comes in time."""
         try:
-            return self._received.get(timeout=timeout)
+            return self._messages.get(timeout=timeout)
         except queue.Empty:
             raise WireError(f"no message came within {timeout:g} s") from None
 
@@ -88,7 +88,7 @@ class Wire:
         try:
             while (message := read(connection)).get("kind") != "farewell":
                 if message.get("kind") != "sign" and not self._on_message(number, message):
-                    self._received.put((number, message))
+                    self._messages.put((number, message))
         except TimeoutError:
             self._report(number, f"it has been silent for {self._silence:g} s")
         except OSError as error:
@@ -171,9 +171,9 @@ def _exactly(connection: socket.socket, size: int, until: float | None) -> bytes
 
 def _greeting(connection: socket.socket, token: str) -> int:
     """The number of the process that greets, 0 if it is none. Nothing after the greeting is read."""
-    until = time.monotonic() + _GREETED
+    until = time.monotonic() + _GREETING_SECONDS
     try:
-        greeting = read(connection, _GREETING, until)
+        greeting = read(connection, _GREETING_BYTES, until)
     except (OSError, WireError):
         return 0
     is_authentic = hmac.compare_digest(str(greeting.get("token")).encode("utf-8", "replace"), token.encode())
@@ -198,7 +198,7 @@ def accept(
     connections: dict[int, socket.socket] = {}
     greetings: dict[socket.socket, Future[int]] = {}
     until = time.monotonic() + deadline
-    server.settimeout(_LOOK_EVERY)
+    server.settimeout(_CHECK_EVERY)
     try:
         while len(connections) < processes - 1:
             if time.monotonic() > until:
@@ -214,7 +214,7 @@ def accept(
                     connections[number] = ready(connection, silence)
                 else:
                     _hang_up(connection)
-            if len(greetings) > processes + _SPARE:  # the oldest has to go
+            if len(greetings) > processes + _SPARE_GREETINGS:  # the oldest has to go
                 _hang_up(oldest := next(iter(greetings)))
                 del greetings[oldest]
     finally:

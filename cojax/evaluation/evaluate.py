@@ -48,12 +48,12 @@ _INTERVAL = (
     "drawn; they stay within 0 and 100 %, and keep their width where everything fails or succeeds."
 )
 # The sections and settings that decide the result of an evaluation.
-_DECIDING = ("seed", "environment", "sampling.max_tokens", "limits.max_turns", "evaluation")
-_OF_POLICY = ("model.tools", "engine.name", "engine.max_length", "engine.lanes", "engine.prefill_rows", "sglang.dtype")
+_RESULT_KEYS = ("seed", "environment", "sampling.max_tokens", "limits.max_turns", "evaluation")
+_MODEL_KEYS = ("model.tools", "engine.name", "engine.max_length", "engine.lanes", "engine.prefill_rows", "sglang.dtype")
 
 
 # Settings of the section `model` that decide the arrays of a policy from scratch.
-_SHAPED = ("path", "tokenizer", "vocabulary")
+_SHAPE_KEYS = ("path", "tokenizer", "vocabulary")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -149,7 +149,7 @@ def slots(config: ConfigDict, model: ModelConfig, path: Path) -> int:
 def _same_model(config: ConfigDict, run: Mapping[str, Any], workdir: Path) -> None:
     """Raises ValueError, which names the flags, if a configuration describes another policy than the run's."""
     section, run_section = flat(config.model.to_dict()), flat(run["model"])
-    names = [*_SHAPED, *(f"shape.{name}" for name in config.model.shape)]
+    names = [*_SHAPE_KEYS, *(f"shape.{name}" for name in config.model.shape)]
     if section["path"] and run_section["path"]:
         # The same model may be in another folder on this machine.
         _same_shape(Path(section["path"]), Path(run_section["path"]), workdir)
@@ -320,7 +320,7 @@ def identity(config: ConfigDict, subject: Subject, tasks: Mapping[str, Sequence[
     plain = json.loads(json.dumps(config.to_dict()))
     splits = {split: content_hash([task.id for task in subset]) for split, subset in tasks.items()}
     record: dict[str, Any] = {"policy": dict(subject.identity), "splits": splits, "samples": samples}
-    for name in _DECIDING + (_OF_POLICY if subject.policy else ()):
+    for name in _RESULT_KEYS + (_MODEL_KEYS if subject.policy else ()):
         section, _, leaf = name.rpartition(".")
         if section:
             record.setdefault(section, {})[leaf] = plain[section][leaf]

@@ -14,11 +14,11 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-_BEGUN: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # the threads of `in_background`
-_LOOK = 0.2  # seconds between two calls of `seconds_left`
+_BACKGROUND_THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # the threads of `in_background`
+_CALL_EVERY = 0.2  # seconds between two calls of `seconds_left`
 # Seconds between two readings of the clock, and the most seconds that such a gap counts. A longer gap means that the
 # process was stopped.
-_EVERY, _MOST = 0.1, 0.5
+_READ_EVERY, _LONGEST_GAP = 0.1, 0.5
 
 
 class Interrupted(Exception):
@@ -49,7 +49,7 @@ def done_within(result: Future[Any], seconds_left: Callable[[], float]) -> bool:
 
     Returns whether the result came.
     """
-    while not wait([result], max(0.0, min(_LOOK, seconds_left()))).done:
+    while not wait([result], max(0.0, min(_CALL_EVERY, seconds_left()))).done:
         if seconds_left() <= 0:
             return False
     return True
@@ -64,7 +64,7 @@ def in_background(name: str, work: Callable[[Callable[[], bool]], _T]) -> Iterat
     """
     cancel = threading.Event()
     result, thread = _start(name, lambda: work(cancel.is_set))
-    _BEGUN.add(thread)
+    _BACKGROUND_THREADS.add(thread)
     try:
         yield result
     finally:
@@ -77,9 +77,9 @@ def settle(seconds: float) -> bool:
     Work that is no longer wanted may still be in the middle of a paid call: this lets it record the reply.
     """
     deadline = time.monotonic() + seconds
-    for thread in list(_BEGUN):
+    for thread in list(_BACKGROUND_THREADS):
         thread.join(max(0.0, deadline - time.monotonic()))
-    return not any(thread.is_alive() for thread in _BEGUN)
+    return not any(thread.is_alive() for thread in _BACKGROUND_THREADS)
 
 
 def clock() -> Callable[[], float]:
@@ -90,7 +90,7 @@ def clock() -> Callable[[], float]:
         nonlocal last, gaps
         with lock:
             before, last = last, time.monotonic()
-            gaps += max(0.0, last - before - _MOST)
+            gaps += max(0.0, last - before - _LONGEST_GAP)
             return last - gaps
 
     return now
@@ -103,7 +103,7 @@ def _clock() -> Callable[[], float]:
 
     def read() -> None:
         while True:
-            time.sleep(_EVERY)
+            time.sleep(_READ_EVERY)
             now()
 
     threading.Thread(target=read, name="clock", daemon=True).start()

@@ -26,8 +26,8 @@ from typing import Any
 _PDEATHSIG, _SUBREAPER = 1, 36
 _POLL = 0.02  # seconds
 # Seconds that processes have to end by themselves, and seconds that the kernel has to end killed ones.
-GRACE, KILLED = 5.0, 10.0
-_TOLD: list[int] = []  # the pipe to the owner
+GRACE, KILL_SECONDS = 5.0, 10.0
+_REPORT_PIPES: list[int] = []  # the pipe to the owner
 _GUARD = Path(__file__)
 _GUARD_POLL, _CLOSING_POLL = 0.2, 0.05  # seconds between two checks of a guard: while its command runs, while it ends
 _GUARD_GRACE = 3.0  # seconds that the command has after SIGTERM
@@ -77,7 +77,7 @@ def session(sid: int) -> set[int]:
     return {entry for entry, _, session, runs in _processes() if runs and session == sid}
 
 
-def end(processes: Callable[[], Iterable[int]], grace: float = 0.0, deadline: float = KILLED) -> set[int]:
+def end(processes: Callable[[], Iterable[int]], grace: float = 0.0, deadline: float = KILL_SECONDS) -> set[int]:
     """Waits up to `grace` seconds until no process is left, then kills those left.
 
     Returns those left after another `deadline` seconds.
@@ -125,7 +125,7 @@ def end_descendants_at_exit() -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
-def reap(deadline: float = KILLED) -> None:
+def reap(deadline: float = KILL_SECONDS) -> None:
     """Reaps all children of this process, which were told to end. Waits at most `deadline` seconds for them."""
     until = time.monotonic() + deadline
     with contextlib.suppress(ChildProcessError):
@@ -147,7 +147,7 @@ def end_with_owner(owner_pipe: int, report_pipe: int) -> None:
     """Sends this process SIGTERM once the other end of the `owner_pipe` is closed; `tell` writes to `report_pipe`."""
     for pipe in (owner_pipe, report_pipe):
         os.set_inheritable(pipe, False)
-    _TOLD[:] = [report_pipe]
+    _REPORT_PIPES[:] = [report_pipe]
 
     def end_with() -> None:
         with contextlib.suppress(OSError):
@@ -160,7 +160,7 @@ def end_with_owner(owner_pipe: int, report_pipe: int) -> None:
 
 def tell(**facts: Any) -> None:
     """Tells the owner facts about this command, as one line of JSON. Does nothing if the owner is gone."""
-    for pipe in _TOLD:
+    for pipe in _REPORT_PIPES:
         with contextlib.suppress(OSError):
             os.write(pipe, (json.dumps(facts) + "\n").encode())
 

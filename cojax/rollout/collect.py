@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 _OUTCOME_OF_HANG: dict[str, Outcome] = {"act": "engine_error", "step": "timeout"}
 # If an environment runs code that a policy wrote, that code may also make the evaluation hang.
 _OUTCOME_OF_CODE_HANG: dict[str, Outcome] = {**_OUTCOME_OF_HANG, "evaluate": "timeout"}
-_NONE: Mapping[str, Trajectory] = types.MappingProxyType({})
+_NO_EPISODES: Mapping[str, Trajectory] = types.MappingProxyType({})
 # Seconds between two checks of the deadlines.
 _CHECK_EVERY = 0.05
 
@@ -93,7 +93,7 @@ class EpisodeThreads:
         self.policy_code = runs_policy_code(self.environment)  # a policy's code may make it hang
         self.waiting: collections.deque[EpisodeRequest] = collections.deque()
         self.running: dict[int, EpisodeRequest] = {}
-        self.done: queue.SimpleQueue[tuple[EpisodeRequest, Progress, Future[Trajectory]]] = queue.SimpleQueue()
+        self.end_queue: queue.SimpleQueue[tuple[EpisodeRequest, Progress, Future[Trajectory]]] = queue.SimpleQueue()
 
     def play(
         self,
@@ -121,7 +121,7 @@ class EpisodeThreads:
         return [results.get(job.index) or job.to_trajectory("cut", "not waited for") for job in jobs]
 
     def _start(self, job: EpisodeRequest) -> None:
-        """Plays the episode on its own thread, which puts its future into `done`."""
+        """Plays the episode on its own thread, which puts its future into `end_queue`."""
         progress, session, actions = job.progress, job.session, job.follows
 
         def work() -> Trajectory:
@@ -140,12 +140,12 @@ class EpisodeThreads:
         progress.since = running()
         self.running[job.index] = job
         future = on_thread(f"episode {session}", work)
-        future.add_done_callback(lambda future: self.done.put((job, progress, future)))
+        future.add_done_callback(lambda future: self.end_queue.put((job, progress, future)))
 
     def _receive(self, results: dict[int, Trajectory]) -> None:
         """Waits a moment for an episode to end; if none does, looks for those that exceeded a deadline."""
         try:
-            job, progress, future = self.done.get(timeout=_CHECK_EVERY)
+            job, progress, future = self.end_queue.get(timeout=_CHECK_EVERY)
         except queue.Empty:
             self._end_late(results)
             return
@@ -258,7 +258,7 @@ class EpisodeCollector:
         *,
         seed: tuple[int, ...],
         label: str,
-        known_episodes: Mapping[str, Trajectory] = _NONE,
+        known_episodes: Mapping[str, Trajectory] = _NO_EPISODES,
         on_episode: Callable[[Trajectory], None] = lambda trajectory: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> list[Group]:

@@ -38,9 +38,9 @@ _EXPONENT: dict[str, tuple[Any, int]] = {
     "float16": (np.uint16, 0x7C00),
 }
 _LABEL = "served.json"
-_OF_TOKENIZER = (".json", ".txt", ".model", ".jinja")
+_TOKENIZER_FILES = (".json", ".txt", ".model", ".jinja")
 # Names of folders that are about to become a version, and of versions that are about to be removed.
-_PASSING = re.compile(r"\..+\.\d+\.(?:new|old)\.tmp")
+_TEMPORARY_NAME = re.compile(r"\..+\.\d+\.(?:new|old)\.tmp")
 _PARAMS, _FILES = "params", "files.json"
 _DTYPES = ("dtype", "param_dtype")  # fields of a shape that do not change which arrays a model has
 _SLICE = 1 << 18  # numbers checked at a time: they fit into the processor's cache
@@ -83,7 +83,7 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     for path in folder.glob("*.*"):
-        if path.suffix in _OF_TOKENIZER and not (path.is_file() and path.stat().st_size <= LARGEST_JSON):
+        if path.suffix in _TOKENIZER_FILES and not (path.is_file() and path.stat().st_size <= LARGEST_JSON):
             raise ValueError(f"{path} is no file of a tokenizer; expected one of at most {LARGEST_JSON:,} bytes")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -128,7 +128,7 @@ def replace_folder(folder: Path, label: str = "") -> Iterator[Path]:
     folder = folder.absolute()
     new_folder, old_folder = (folder.with_name(f".{folder.name}.{os.getpid()}.{word}.tmp") for word in ("new", "old"))
     for path in folder.parent.glob(".*.tmp"):  # what a killed writer left behind
-        if _PASSING.fullmatch(path.name):
+        if _TEMPORARY_NAME.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
     try:
         new_folder.mkdir(parents=True)

@@ -51,7 +51,7 @@ class Lane:
         self._wake = threading.Condition()
         self._sessions: dict[str, Session] = {}
         self._queue: collections.deque[Request] = collections.deque()
-        self._released: list[Session] = []
+        self._released_sessions: list[Session] = []
         # Weights that the thread has not taken yet: their version, the parameters, and the future that it sets.
         self._update: tuple[int, Params, Future[None]] | None = None
         self._resting = self._idle = False
@@ -116,7 +116,7 @@ class Lane:
                 return
             if state.request is not None:
                 _abort(state.request.result, f"session {session!r} was released while generating")
-            self._released.append(state)
+            self._released_sessions.append(state)
             self._wake.notify_all()
 
     def stop(self, reason: str) -> None:
@@ -162,9 +162,9 @@ class Lane:
                     self._wake.wait()
                     continue
                 self.batcher.drop_aborted()
-                for session in self._released:
+                for session in self._released_sessions:
                     self.batcher.free(session)
-                self._released.clear()
+                self._released_sessions.clear()
                 if self._update is not None and not self.batcher.busy:
                     version, params, future = self._update
                     self.batcher.use(version, params)

@@ -57,7 +57,7 @@ _ROUTER_POLL = 1.0  # seconds between two requests for the servers behind the ro
 _ROUTER_PATIENCE = 30.0  # seconds for a router to take a server
 _MEMORY, _NAME, _LOCK = Path("/dev/shm"), "cojax-weights-", ".lock"
 _PATIENCE = 10.0  # seconds for the current check to end
-_SPARE = 1.5  # a version is kept in memory if this many times its size is free
+_HEADROOM = 1.5  # a version is kept in memory if this many times its size is free
 FAULTS = (OSError, ValueError, CheckpointError)
 
 
@@ -194,7 +194,7 @@ class Watch:
         self._source, self._poll, self._deadline, self._on_change = source, poll, deadline, on_change
         self.newest: LabelledWeights | None = None
         self.fault: Exception | None = None
-        self.first_check, self._stopped = threading.Event(), threading.Event()
+        self.first_check, self._stop_event = threading.Event(), threading.Event()
         self._since = self._logged_since = 0.0  # monotonic start of the current check; 0 between two checks
         self._thread = threading.Thread(target=self._look, name="newest weights", daemon=True)
         self._thread.start()
@@ -217,11 +217,11 @@ class Watch:
 
     def stop(self) -> None:
         """Ends the thread; one that hangs is left behind."""
-        self._stopped.set()
+        self._stop_event.set()
         self._thread.join(_PATIENCE)
 
     def _look(self) -> None:
-        while not self._stopped.is_set():
+        while not self._stop_event.is_set():
             self._since = time.monotonic()
             previous = self.newest
             try:
@@ -233,15 +233,15 @@ class Watch:
                 self.fault = error
             self._since = 0.0
             self.first_check.set()
-            if self.newest != previous and not self._stopped.is_set():
+            if self.newest != previous and not self._stop_event.is_set():
                 self._on_change()
-            self._stopped.wait(self._poll)
+            self._stop_event.wait(self._poll)
 
 
 def _fits(size: int) -> bool:
     """Whether a folder of `size` bytes fits into /dev/shm, which is memory, with room to spare."""
     free = available_bytes() if os.access(_MEMORY, os.W_OK) else None
-    return free is not None and min(free, shutil.disk_usage(_MEMORY).free) >= _SPARE * size
+    return free is not None and min(free, shutil.disk_usage(_MEMORY).free) >= _HEADROOM * size
 
 
 def _sweep(place: Path) -> None:

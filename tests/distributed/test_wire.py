@@ -136,7 +136,7 @@ def dribble(connection: socket.socket) -> None:
 
 
 def test_a_greeting_that_never_ends_keeps_nobody_out_and_is_hung_up_on(monkeypatch):
-    monkeypatch.setattr(wire_module, "_GREETED", 1.0)
+    monkeypatch.setattr(wire_module, "_GREETING_SECONDS", 1.0)
     with server() as listening:
         address = listening.getsockname()
         slow, silent = socket.create_connection(address), socket.create_connection(address)
@@ -158,7 +158,7 @@ def test_a_greeting_that_never_ends_keeps_nobody_out_and_is_hung_up_on(monkeypat
 
 
 def test_of_too_many_that_do_not_greet_the_first_have_to_go(monkeypatch):
-    monkeypatch.setattr(wire_module, "_SPARE", 0)
+    monkeypatch.setattr(wire_module, "_SPARE_GREETINGS", 0)
     with server() as listening:
         address = listening.getsockname()
         silent = [socket.create_connection(address) for _ in range(4)]

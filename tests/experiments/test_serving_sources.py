@@ -173,7 +173,7 @@ def junk(path: Path) -> None:
 def test_a_damaged_version_is_told_of_once_and_the_next_one_is_served(
     tmp_path, local, caplog, monkeypatch, name, damage, said
 ) -> None:
-    monkeypatch.setattr("cojax.rollout.sglang.engine._SETTLED", 0.1)
+    monkeypatch.setattr("cojax.rollout.sglang.engine._SETTLE_SECONDS", 0.1)
     save(tmp_path, 1, "one")
     versions, changed = Versions(tmp_path, local, CONFIG), threading.Event()
     watch = Watch(versions, 0.05, 10.0, changed.set)

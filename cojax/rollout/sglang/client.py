@@ -15,7 +15,7 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 
-from cojax.openai_api import NOT_PACKED, error_message, no_cookies, one_line
+from cojax.openai_api import UNCOMPRESSED, error_message, no_cookies, one_line
 from cojax.policy.config import ModelConfig
 from cojax.policy.moe import RouteShape
 from cojax.rollout.engine import Sampling
@@ -24,7 +24,7 @@ from cojax.storage.files import read_json, write_json
 RELEASED_MEMORY = "asleep.json"  # in sglang.folder
 _LOG = logging.getLogger(__name__)
 # Bytes of an answer, and characters of it that a message quotes.
-MOST, _QUOTED = 8 * 2**20, 500
+MOST_BYTES, _QUOTE_LENGTH = 8 * 2**20, 500
 _CONNECT_SECONDS = 10.0
 # The server closes idle connections after 5 s. We close them earlier, so that no request meets a closed one.
 _KEEP_ALIVE = 2.0
@@ -78,7 +78,7 @@ class Connections:
         body: Any = None,
         seconds: float | None = None,
         headers: Mapping[str, str] | None = None,
-        most: int = MOST,
+        most: int = MOST_BYTES,
     ) -> Any:
         """The JSON that `origin`/`path` answers within `seconds` (None: no limit), None for an empty answer.
 
@@ -106,11 +106,11 @@ class Connections:
             try:
                 return json.loads(content) if content.strip() else None
             except (ValueError, RecursionError) as error:
-                excerpt = one_line(content[:_QUOTED].decode("utf-8", "replace"))
+                excerpt = one_line(content[:_QUOTE_LENGTH].decode("utf-8", "replace"))
                 raise ServerFailed(f"{url} answered with invalid JSON: {excerpt!r}") from error
         retry, client_error = status in (408, 429, 503), 400 <= status < 500
         failure = RequestFailed if retry else RequestRefused if client_error else ServerFailed
-        raise failure(f"{url} answered {status}: {one_line(error_message(content)[:_QUOTED])}")
+        raise failure(f"{url} answered {status}: {one_line(error_message(content)[:_QUOTE_LENGTH])}")
 
     def _client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(
@@ -118,7 +118,7 @@ class Connections:
             verify=self._context,
             trust_env=False,
             cookies=no_cookies(),
-            headers=NOT_PACKED,
+            headers=UNCOMPRESSED,
         )
 
     async def aclose(self) -> None:
@@ -136,7 +136,7 @@ async def _content(response: httpx.Response, most: int) -> bytes:
     return bytes(content)
 
 
-def route_shape(config: ModelConfig, routes: bool, mixed: bool) -> RouteShape | None:
+def route_shape(config: ModelConfig, routes: bool, allow_mixed: bool) -> RouteShape | None:
     """The shape of the routes that completions report, None if they report none.
 
     Raises ValueError for a model with experts that SGLang cannot serve, and for settings that exclude routes.
@@ -146,7 +146,7 @@ def route_shape(config: ModelConfig, routes: bool, mixed: bool) -> RouteShape | 
             "SGLang reads no tied embedding of a model with experts, and would sample from an empty head; give the "
             "model a head of its own (tie_word_embeddings false), or set engine.name=local"
         )
-    if routes and mixed:
+    if routes and allow_mixed:
         raise ValueError(
             "a completion during which weights changed is fed again under the new ones, so the experts that sampled "
             "its tokens are not known. Unset sglang.mixed, or set learner.routes=own"
@@ -246,7 +246,7 @@ class ServerClient:
         of logits / temperature; at temperature 0 those at temperature 1. A server uses the seed only if it runs with
         --enable-deterministic-inference. Raises RequestFailed or RequestRefused.
         """
-        limit, options = MOST + room * _TOKEN_BYTES, dict[str, Any]()
+        limit, options = MOST_BYTES + room * _TOKEN_BYTES, dict[str, Any]()
         if routes is not None:
             shape, start = routes
             options = {"return_routed_experts": True, "routed_experts_start_len": start}

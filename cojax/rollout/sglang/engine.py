@@ -42,7 +42,7 @@ _SETTINGS = SGLangSettings()
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _ATTEMPTS = 5  # to read a folder whose versions vanish meanwhile
 _PAUSE = 0.05  # seconds before the next attempt
-_SETTLED = 5.0  # seconds after which another host's files should be seen here
+_SETTLE_SECONDS = 5.0  # seconds after which another host's files should be seen here
 
 
 class WeightsFolder:
@@ -128,7 +128,7 @@ def newest_version(folder: Path, current: LabelledWeights | None = None) -> Labe
         except FileNotFoundError as error:
             missing.append((newest, times[newest]))
             # A version that is being removed would have changed meanwhile.
-            stable = time.time() - times[newest] / 1e9 > _SETTLED
+            stable = time.time() - times[newest] / 1e9 > _SETTLE_SECONDS
             if stable and missing == [missing[0]] * _ATTEMPTS:
                 raise DamagedFile(f"{newest} is not whole: {error}") from error
             time.sleep(_PAUSE)
@@ -145,7 +145,7 @@ class LoopThread:
         self._entry = threading.Lock()  # no call enters the event loop once `_down` is set
         self._down = ""  # why it is closed
         self._calls: set[asyncio.Task[Any]] = set()
-        self._detached: set[asyncio.Task[None]] = set()
+        self._detached_tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="SGLangEngine", daemon=True)
         self._thread.start()
@@ -178,8 +178,8 @@ class LoopThread:
     def run_detached(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Runs a coroutine that nothing but `close` waits for. Must be called on the loop."""
         task = self._loop.create_task(coroutine)
-        self._detached.add(task)
-        task.add_done_callback(self._detached.discard)
+        self._detached_tasks.add(task)
+        task.add_done_callback(self._detached_tasks.discard)
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Cancels all calls, runs `last`, and ends loop and thread. Returns False if it was closed before."""
@@ -208,7 +208,7 @@ class LoopThread:
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
-        await asyncio.gather(*self._detached, return_exceptions=True)
+        await asyncio.gather(*self._detached_tasks, return_exceptions=True)
         await last()
 
 

@@ -60,10 +60,10 @@ class Fleet:
         self.servers += [Server(ServerClient("", connections), process, settings.restarts) for process in processes]
         # Represents the server that the router chooses; its health is not checked.
         self._router = Server(ServerClient(router, connections), None, 0, "up") if router else None
-        self._assigned: dict[str, Server] = {}  # session → its server
+        self._server_of: dict[str, Server] = {}  # session → its server
         self.target: LabelledWeights | None = None
         self._syncing = self._resting = False
-        self._changed = asyncio.Condition()  # notified of every change of a server's state
+        self._state_change = asyncio.Condition()  # notified of every change of a server's state
         self._watches: dict[Server, asyncio.Task[None]] = {}
         self._discovery: asyncio.Task[None] | None = None
 
@@ -74,8 +74,8 @@ class Fleet:
 
         Waits while weights change and while no server is up. Raises EngineError once none can come up any more.
         """
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._syncing and (self._up() or self.all_lost))
+        async with self._state_change:
+            await self._state_change.wait_for(lambda: not self._syncing and (self._up() or self.all_lost))
             if self.all_lost:
                 raise EngineError(f"no SGLang server is left: {self.faults()}")
             return self._find(session)
@@ -87,18 +87,18 @@ class Fleet:
         """
         if self._router is not None:
             return self._router
-        server = self._assigned.get(session)
+        server = self._server_of.get(session)
         if server is None or not server.up:
             self.forget(session)
             servers_up = (server for server in self.servers if server.up)
             server = min(servers_up, key=lambda server: (server.sessions, len(server.requests)))
             server.sessions += 1
-            self._assigned[session] = server
+            self._server_of[session] = server
         return server
 
     def forget(self, session: str) -> None:
         """Ends the session's assignment to a server, if it has one."""
-        server = self._assigned.pop(session, None)
+        server = self._server_of.pop(session, None)
         if server is not None:
             server.sessions -= 1
 
@@ -242,8 +242,8 @@ class Fleet:
         deadlines of their own.
         """
         only_attached = all(server.process is None for server in self.servers)
-        async with asyncio.timeout(self.settings.startup_deadline if only_attached else None), self._changed:
-            await self._changed.wait_for(
+        async with asyncio.timeout(self.settings.startup_deadline if only_attached else None), self._state_change:
+            await self._state_change.wait_for(
                 lambda: self._up() or not any(self._may_come_up(s, recoveries) for s in self.servers)
             )
 
@@ -426,8 +426,8 @@ class Fleet:
             await self._rest(server)
 
     async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+        async with self._state_change:
+            self._state_change.notify_all()
 
     def _check_in(self, server: Server, seconds: float) -> None:
         asyncio.get_running_loop().call_later(seconds, server.check_now.set)

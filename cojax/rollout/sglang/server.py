@@ -113,8 +113,8 @@ class ServerProcess:
         self.log = launch.logs / f"server-{index}.log"
         self.port = 0
         self.starts = 0  # attempted, successful or not
-        self._guarded = GuardedProcess()
-        self._stopped = False
+        self._process = GuardedProcess()
+        self._is_stopped = False
         self._lock = threading.Lock()
 
     @property
@@ -123,18 +123,18 @@ class ServerProcess:
 
     @property
     def running(self) -> bool:
-        return self._guarded.running
+        return self._process.running
 
     def start(self, model: Path, label: str) -> None:
         """Starts the process without waiting for it. Raises OSError if port or log cannot be opened or after `stop`."""
         with self._lock:
-            if self._stopped:
+            if self._is_stopped:
                 raise OSError(errno.ESHUTDOWN, f"server {self.index} was stopped for good")
-            self._guarded.end(signal.SIGUSR1)
+            self._process.end(signal.SIGUSR1)
             self.starts += 1
             self.port = free_port(self.launch.host, self.launch.port + self.index if self.launch.port else 0)
             command = self.launch.command(self.index, self.port, model.absolute(), label)
-            self._guarded.start(command, self.log, self.launch.environment())
+            self._process.start(command, self.log, self.launch.environment())
 
     def stop(self) -> None:
         """Ends the server and its descendants for good, by force after a few seconds. Returns when they are gone.
@@ -142,13 +142,13 @@ class ServerProcess:
         May be called twice.
         """
         with self._lock:
-            self._stopped = True
-            self._guarded.end(signal.SIGTERM)
+            self._is_stopped = True
+            self._process.end(signal.SIGTERM)
 
     def kill(self) -> None:
         """Kills the server and its descendants, as a hung server ignores SIGTERM. Returns when they are gone."""
         with self._lock:
-            self._guarded.end(signal.SIGUSR1)
+            self._process.end(signal.SIGUSR1)
 
     def tail(self) -> str:
         """The end of its log, for an error message."""
