@@ -35,7 +35,7 @@ _Leaves = tuple[int, ...]
 Operations = MutableMapping[str, Callable[..., Any]]
 # Bytes that travel at once: all messages have one of two shapes, so that two programs serve them.
 _SMALL, _LARGE = 2**16, 2**24
-# What a command says of an array: the name of its dtype, and its shape.
+# How a command describes an array: the name of its dtype, and its shape.
 Description = tuple[str, Sequence[int]]
 
 
@@ -133,7 +133,7 @@ class Lead:
 
 
 class Follower:
-    """Runs the commands of process 0. `operations` are what it can run, by name; one of them may add others."""
+    """Runs the commands of process 0. `operations` are those that it can run, by name; one of them may add others."""
 
     def __init__(self, wire: Wire, operations: Operations) -> None:
         self._wire, self.operations = wire, operations

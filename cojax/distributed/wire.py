@@ -34,7 +34,7 @@ _CHECK_EVERY = 0.05  # seconds between two checks of the greetings
 
 
 class WireError(RuntimeError):
-    """A process cannot be reached, or sent an invalid message. The text names it."""
+    """A process cannot be reached, or sent an invalid message. The error names the process."""
 
 
 class Wire:
@@ -79,7 +79,7 @@ class Wire:
             raise WireError(f"no message came within {timeout:g} s") from None
 
     def part(self) -> None:
-        """Says farewell to the other processes: from now on none of them can be lost."""
+        """Says farewell to the other processes: from now on none of them counts as lost."""
         self._parting.set()
         self.send(_FAREWELL)
 

@@ -134,7 +134,7 @@ def reap(deadline: float = KILL_SECONDS) -> None:
 
 
 def _processes() -> Iterator[tuple[int, int, int, bool]]:
-    """Id, parent and session of every process, and whether it still runs, as one does that is freeing its memory."""
+    """Id, parent and session of every process, and whether it still runs; one that is freeing its memory does."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError, ValueError):

@@ -17,8 +17,8 @@ VARIABLES: Mapping[str, str] = {"TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL": "0",
 def set_variables() -> None:
     """Sets the variables in this process, which has not used JAX yet. What the user has set stays.
 
-    Another kind of processor gets none. A flag that the installed jaxlib does not know is left out, as XLA ends a
-    process for one.
+    Another kind of processor gets none. A flag that the installed jaxlib does not know is left out, because XLA would
+    end the process.
     """
     user_flags = os.environ.get("XLA_FLAGS", "").strip()
     if platform.machine() != "x86_64" or (user_flags and not user_flags.startswith("--")):  # they are in a file

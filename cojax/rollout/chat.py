@@ -100,8 +100,8 @@ def _read_template(name: str) -> str:
 CHATML = _read_template("chatml.jinja")
 # A character that templates neither trim, replace nor contain.
 MARK = "\ue000"
-# A prefix for a template: writes the tools into the system message, adds one if need be, and hides the tools from the
-# rest.
+# A prefix for a template. It writes the tools into the system message, adds one if need be, and hides the tools from
+# the template.
 TOOLS_SECTION = _read_template("tools_section.jinja")
 # The documentation of an example tool, and a call of it.
 _WORD = {"word": {"type": "string", "description": "the word"}}

@@ -55,7 +55,7 @@ class Limits:
 class EpisodeRequest:
     """One episode to play: its index in the results, its seed, and the attempt under way.
 
-    `loss` is a loss that its own actions may have caused, until further plays have decided that. `follows` are
+    `loss` is a lost attempt that its own actions may have caused, until further plays have decided that. `follows` are
     then the actions of the current play: those of the loss, or none. If it is None, the policy acts.
     """
 

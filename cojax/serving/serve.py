@@ -105,7 +105,7 @@ class LocalFolders:
 
 
 class Versions:
-    """The versions that a trainer writes to `folder`/weights/. `model`, once set, is the one that they must be of."""
+    """The versions that a trainer writes to `folder`/weights/. Each must match `model`, once that is set."""
 
     def __init__(self, folder: Path, local: LocalFolders, model: ModelConfig | None = None) -> None:
         self.model = model
@@ -409,7 +409,7 @@ class RoutedFleet:
         self._times: dict[str, float] = {}  # address → when the router was given it
 
     async def keep(self) -> None:
-        """Starts the router if need be, and keeps it informed, until this is cancelled."""
+        """Starts the router if need be, and keeps its list of servers current, until this is cancelled."""
         fault = ""
         while True:
             try:
