@@ -58,7 +58,7 @@ _COUNT = 200
 _PATIENCE, _OF_ITS_OWN = 120.0, 4
 
 # The keys of a line on tasks that are only opened.
-_OPENED = ("environment", "split", "thrown", "answered", "faults", "fault_count", "seconds", "tasks")
+_OPENING_KEYS = ("environment", "split", "thrown", "answered", "faults", "fault_count", "seconds", "tasks")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,13 +91,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         count = options.count or module.get("COUNT", _COUNT)
         if "check" in module and options.name in names:
             if settings or options.cluster:
-                raise ValueError(f"the check of {options.name!r} is its own, and takes no --set and no --cluster")
+                raise ValueError(f"{options.name!r} has its own check, which takes neither --set nor --cluster")
             return int(module["check"](count, every=options.mutations == "all", **settings))
         faults = 0
         for server, case in module.get("cases", lambda settings: {"": settings})(settings).items():
             name = worlds.full_name(options.name)
             environment = place(options.cluster, name, case) if options.cluster else worlds.load(name, **case)
-            tasks_by_split = _drawn(environment, module.get("SPLITS"), options.category, count)
+            tasks_by_split = _draw_tasks(environment, module.get("SPLITS"), options.category, count)
             for line in _lines(environment, options.name, tasks_by_split, module, options.mutations == "all"):
                 faults += line["fault_count"]
                 print(json.dumps(to_json({"server": server, **line} if server else line)), flush=True)
@@ -107,31 +107,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _lines(
-    environment: Environment, name: str, drawn: Mapping[str, tuple[Task, ...]], module: Mapping[str, Any], every: bool
+    environment: Environment, name: str, splits: Mapping[str, tuple[Task, ...]], module: Mapping[str, Any], every: bool
 ) -> Iterator[dict[str, Any]]:
     """The line of each split. The first call that hangs ends its split."""
-    for split, tasks in drawn.items():
+    for split, tasks in splits.items():
         began = time.monotonic()
         solvable = [task for task in tasks if task.solution]
         if solvable:
             report = SplitReport()
-            examine = functools.partial(report.examine, tasks=solvable, own=module.get("TRIALS", {}), every=every)
-            report.faults += _hanging(environment, examine)
+            examine = functools.partial(report.examine, tasks=solvable, trials=module.get("TRIALS", {}), every=every)
+            report.faults += _watch(environment, examine)
             list_all = every or module.get("OFFICIAL_VERDICT", False)
             line = report.line(name, split, time.monotonic() - began, every=list_all)
             yield line | {"unsolved": len(tasks) - len(solvable)}
         elif reason := traits_of(environment).incomparable:
             openings = SplitReport()
-            openings.faults += _hanging(environment, functools.partial(examine_openings, tasks=tasks, report=openings))
+            openings.faults += _watch(environment, functools.partial(examine_openings, tasks=tasks, report=openings))
             record = openings.line(name, split, time.monotonic() - began, every=True)
-            yield {**{key: record[key] for key in _OPENED}, "synthesizes": f"nothing: {reason}"}
+            yield {**{key: record[key] for key in _OPENING_KEYS}, "synthesizes": f"nothing: {reason}"}
         else:
             bare = SetupReport()
-            bare.plays.faults += _hanging(environment, functools.partial(bare.examine, setups=tasks))
+            bare.plays.faults += _watch(environment, functools.partial(bare.examine, setups=tasks))
             yield bare.line(environment, name, split, time.monotonic() - began)
 
 
-def _hanging(environment: Environment, examine: Callable[[Environment], None]) -> list[str]:
+def _watch(environment: Environment, examine: Callable[[Environment], None]) -> list[str]:
     """Examines the environment; returns the message about a call that hangs, which ends the examination."""
     patience = max(_PATIENCE, _OF_ITS_OWN * (traits_of(environment).deadline or 0.0))
     try:
@@ -141,7 +141,7 @@ def _hanging(environment: Environment, examine: Callable[[Environment], None]) -
     return []
 
 
-def _drawn(
+def _draw_tasks(
     environment: Environment, own: Sequence[str] | None, category: str, count: int
 ) -> dict[str, tuple[Task, ...]]:
     """The tasks of each split in `category`: by default the environment's own splits, or the usual ones that it has.

@@ -18,7 +18,7 @@ from cojax.types import Action, Call, Observation, Task, Trajectory, Turn, canon
 # Of 4,625 single drops, BFCL's official checker misses 3 (--mutations=all lists them); this seed draws none of them.
 _SEED = 1
 # The most faults and drops that a line lists; it only counts the others.
-_LISTED = 20
+_LIST_LENGTH = 20
 
 GARBAGE: dict[str, Action] = {
     "nothing": Action(),
@@ -52,16 +52,16 @@ class SplitReport:
     faults: list[str] = dataclasses.field(default_factory=list)
 
     def examine(
-        self, environment: Environment, tasks: Sequence[Task], own: Mapping[str, Call], every: bool = False
+        self, environment: Environment, tasks: Sequence[Task], trials: Mapping[str, Call], every: bool = False
     ) -> None:
-        """Checks these tasks. Then throws garbage at the first task, and each of the environment's `own` calls at the
+        """Checks these tasks. Then throws garbage at the first task, and each of the environment's `trials` at the
         first task that offers its tool."""
         for task in tasks:
             self.check(environment, task, every=every)
         for name, action in GARBAGE.items():
             self.throw(environment, tasks[0], name, action)
-        for name, call in own.items():
-            if offering := next((task for task in tasks if call.name in _tools(environment, task)), None):
+        for name, call in trials.items():
+            if offering := next((task for task in tasks if call.name in _offered_tools(environment, task)), None):
                 self.throw(environment, offering, name, Action(calls=(call,)))
 
     def check(self, environment: Environment, task: Task, *, every: bool = False) -> None:
@@ -74,7 +74,7 @@ class SplitReport:
             ending = f"{first.outcome} with reward {first.reward} {first.error}".strip()
             self.faults.append(f"{task.id}: the solution ends {ending}")
             return
-        if _seen(first) != _seen(again):
+        if _comparison_key(first) != _comparison_key(again):
             self.faults.append(f"{task.id}: two plays of the solution differ")
             return
         self.replayed += 1
@@ -84,10 +84,10 @@ class SplitReport:
         for index, without, name in drops:
             self.mutated += 1
             had_effect = index + 1 >= len(states) or states[index] != states[index + 1]
-            less = _play(environment, task, without)
-            if less.outcome not in ("finished", "truncated"):
-                self.faults.append(f"{task.id}: without {name} of action {index + 1}: {less.outcome} {less.error}")
-            elif less.reward < 1.0:
+            mutant = _play(environment, task, without)
+            if mutant.outcome not in ("finished", "truncated"):
+                self.faults.append(f"{task.id}: without {name} of action {index + 1}: {mutant.outcome} {mutant.error}")
+            elif mutant.reward < 1.0:
                 self.mutated_rejected += 1
             elif not had_effect:
                 self.harmless += 1
@@ -116,12 +116,12 @@ class SplitReport:
         """The record for one printed line."""
         record = dataclasses.asdict(self)
         faults = self.faults + ([] if every else [f"{drop} is not missed" for drop in self.let_through])
-        record |= {"faults": faults[:_LISTED], "fault_count": len(faults)}
-        record["let_through"] = self.let_through if every else self.let_through[:_LISTED]
+        record |= {"faults": faults[:_LIST_LENGTH], "fault_count": len(faults)}
+        record["let_through"] = self.let_through if every else self.let_through[:_LIST_LENGTH]
         return {"environment": environment, "split": split, **record, "seconds": round(seconds, 1)}
 
 
-def loss(environment: Environment, task: Task) -> str:
+def explain_loss(environment: Environment, task: Task) -> str:
     """Says why a play of the task's solution has no verdict; "" if it has one."""
     trajectory = _play(environment, task, task.solution)
     return "" if trajectory.outcome in ("finished", "truncated") else f"{trajectory.outcome} {trajectory.error}"
@@ -133,7 +133,7 @@ def asks_for_something(environment: Environment, task: Task) -> bool:
 
 
 @contextlib.contextmanager
-def opened(environment: Environment, task: Task) -> Iterator[Episode]:
+def open_episode(environment: Environment, task: Task) -> Iterator[Episode]:
     """Opens an episode of the task, and closes it at the end of the block."""
     with contextlib.closing(environment.start(task)) as episode:
         ask(episode.reset)
@@ -164,17 +164,17 @@ def _play(
     return play(environment, task, act, max_turns=max(1, len(actions)), max_observation=10**9)
 
 
-def _seen(trajectory: Trajectory) -> tuple[Any, list[Observation], float, Any]:
+def _comparison_key(trajectory: Trajectory) -> tuple[Any, list[Observation], float, Any]:
     return trajectory.opening, [turn.observation for turn in trajectory.turns], trajectory.reward, trajectory.checks
 
 
-def _tools(environment: Environment, task: Task) -> set[str]:
-    with opened(environment, task) as episode:
+def _offered_tools(environment: Environment, task: Task) -> set[str]:
+    with open_episode(environment, task) as episode:
         return {tool["function"]["name"] for tool in episode.tools()}
 
 
 # The most actions of a walk, and the most to try for it: a world without copies offers some actions that it refuses.
-_STEPS, _TRIED = 6, 24
+_STEPS, _TRIES = 6, 24
 # The most walks to begin, as a walk ends at a refused action that changes the state.
 _WALKS = 4
 UNNOTICED = "dropping this call goes unnoticed"
@@ -200,11 +200,11 @@ class SetupReport:
     def __init__(self) -> None:
         self.setups = self.actions = 0
         self.plays = SplitReport()
-        self.worked: set[str] = set()
-        self.changed: set[str] = set()
-        self.endings: set[str] = set()
-        self.walked: set[str] = set()  # the tools of the episodes in which walks began
-        self.taken: set[str] = set()  # the tools that walks called
+        self.working_tools: set[str] = set()
+        self.changing_tools: set[str] = set()
+        self.ending_tools: set[str] = set()
+        self.offered_tools: set[str] = set()  # the tools of the episodes in which walks began
+        self.called_tools: set[str] = set()  # the tools that walks called
         self.unclean: list[str] = []
 
     def examine(self, environment: Environment, setups: Sequence[Task]) -> None:
@@ -231,61 +231,61 @@ class SetupReport:
             return
         task = self._walk(environment, setup)
         if task is None:
-            yield "no action is offered that works"
+            yield "no offered action works"
             return
         # The walk is played twice, and without each call. Drops that go unnoticed are listed, and are no faults.
         before = len(self.plays.let_through)
         self.plays.check(environment, task, every=True)
         self.plays.let_through[before:] = [f"{drop}: {UNNOTICED}" for drop in self.plays.let_through[before:]]
         # A setup with a query is one of the environment's own tasks, whose verdict must work too.
-        if setup.query and (failure := loss(environment, dataclasses.replace(setup, solution=task.solution))):
+        if setup.query and (failure := explain_loss(environment, dataclasses.replace(setup, solution=task.solution))):
             yield failure
         if not garbage:
             return
-        if reason := _remembered(environment, task):
+        if reason := _find_leak(environment, task):
             yield reason
         # If text ends an episode, any text solves the task of a walk that returns to its start.
         asks = asks_for_something(environment, task)
         for name, action in GARBAGE.items():
             self.plays.throw(environment, task, name, action, asks=asks)
-            if _changes(environment, setup, action):
+            if _changes_state(environment, setup, action):
                 yield f"{name} changes the state"
 
     def line(self, environment: Environment, name: str, split: str, seconds: float) -> dict[str, Any]:
         """The record for one printed line."""
-        if self.actions and not self.changed:
+        if self.actions and not self.changing_tools:
             self.plays.faults.append(
                 f"none of {self.actions} calls changed the state: it lacks what the tools change, or they only look"
             )
         record = self.plays.line(name, split, seconds, every=True)
         line = {"setups": self.setups, "actions": self.actions, **record}
-        line["unnoticed"] = [f"{tool}: {UNNOTICED}" for tool in sorted(self.worked - self.changed)]
+        line["unnoticed"] = [f"{tool}: {UNNOTICED}" for tool in sorted(self.working_tools - self.changing_tools)]
         line["unclean"] = self.unclean
-        untried_tools = sorted(self.walked - self.worked - self.endings)
+        untried_tools = sorted(self.offered_tools - self.working_tools - self.ending_tools)
         return line | ({"untried": untried_tools} if untried_tools else {})
 
     def _walk(self, environment: Environment, setup: Task) -> Task | None:
         """A task solved by a walk over actions that worked, then by the last action offered, which ends the episode."""
         rng = random.Random(content_hash(["walk", to_json(setup.setup)]))
         for _ in range(_WALKS):
-            if actions := self._walked(environment, setup, rng):
+            if actions := self._walk_once(environment, setup, rng):
                 return Task(setup.environment, "; ".join(map(signature, actions)), setup.setup, actions)
         return None
 
-    def _walked(self, environment: Environment, setup: Task, rng: random.Random) -> tuple[Action, ...]:
+    def _walk_once(self, environment: Environment, setup: Task, rng: random.Random) -> tuple[Action, ...]:
         """The actions of one walk; () where none worked before it ended."""
         actions: list[Action] = []
-        with opened(environment, setup) as episode:
+        with open_episode(environment, setup) as episode:
             *offers, ending = ask(episode.affordances) or (Action(),)
-            self.endings |= _called(ending)
-            self.walked |= {tool["function"]["name"] for tool in ask(episode.tools)}
-            for _ in range(_TRIED):
-                offers = [action for action in offers if _called(action) != _called(ending)]
+            self.ending_tools |= _tools_of(ending)
+            self.offered_tools |= {tool["function"]["name"] for tool in ask(episode.tools)}
+            for _ in range(_TRIES):
+                offers = [action for action in offers if _tools_of(action) != _tools_of(ending)]
                 if not offers or len(actions) == _STEPS:
                     break
                 # A tool that was not called yet comes first.
-                action = rng.choice([offer for offer in offers if not _called(offer) <= self.taken] or offers)
-                self.taken |= _called(action)
+                action = rng.choice([offer for offer in offers if not _tools_of(offer) <= self.called_tools] or offers)
+                self.called_tools |= _tools_of(action)
                 observation, clean = self._step(episode, action)
                 if observation.ok and not observation.done:
                     actions.append(action)
@@ -301,14 +301,14 @@ class SetupReport:
         self.actions += 1
         differs = ask(_state, episode) != before
         if observation.ok:
-            self.worked |= _called(action)
-            self.changed |= _called(action) if differs else set()
+            self.working_tools |= _tools_of(action)
+            self.changing_tools |= _tools_of(action) if differs else set()
         elif differs and not observation.done:
             self.unclean.append(f"{signature(action):.200} is refused and changes the state")
         return observation, observation.ok or not differs
 
 
-def _called(action: Action) -> set[str]:
+def _tools_of(action: Action) -> set[str]:
     return {call.name for call in action.calls}
 
 
@@ -332,15 +332,15 @@ def _differing_start(environment: Environment, setup: Task) -> str:
     return f"two episodes begin with different {' and '.join(different)}" if different else ""
 
 
-def _changes(environment: Environment, setup: Task, action: Action) -> bool:
+def _changes_state(environment: Environment, setup: Task, action: Action) -> bool:
     """Whether the action changes the state without ending the episode."""
-    with opened(environment, setup) as episode:
+    with open_episode(environment, setup) as episode:
         before = ask(_state, episode)
         is_over = ask(episode.step, action).done
         return not is_over and ask(_state, episode) != before
 
 
-def _remembered(environment: Environment, task: Task) -> str:
+def _find_leak(environment: Environment, task: Task) -> str:
     """Says what one episode reveals of another; "" if nothing.
 
     An episode makes a call of each of the solution's tools, also with a canary, which no world can know, in place of
@@ -371,7 +371,7 @@ def _with_canary(call: Call, word: str, number: int) -> Iterator[Call]:
 def _answers(environment: Environment, task: Task, calls: Sequence[Call]) -> list[str]:
     """An episode's answers to these calls, up to one that ends it; of a refusal, only the fact."""
     answers: list[str] = []
-    with opened(environment, task) as episode:
+    with open_episode(environment, task) as episode:
         for call in calls:
             observation = ask(episode.step, Action(calls=(call,)))
             answers.append(observation.text if observation.ok else "with a refusal")

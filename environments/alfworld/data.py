@@ -42,7 +42,7 @@ def games(root: Path) -> Path:
     return (root / _GAMES).resolve()
 
 
-def listed(root: Path) -> list[dict[str, Any]]:
+def read_list(root: Path) -> list[dict[str, Any]]:
     """The solvable games of a root, in the order of their folders.
 
     Each has its folder `game`, its `split`, its `task` in words, and `walkthrough`, commands that win; the last is
@@ -59,7 +59,7 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
     root = _place(name)
     with locked(root, f"ALFWorld's {name} games", say):
         root.mkdir(exist_ok=True)
-        if _complete(root) and (name == "tiny" or games(root) == _downloaded(root)):
+        if _complete(root) and (name == "tiny" or games(root) == _official_folder(root)):
             say(f"alfworld: {name} games already in {games(root)}")
             return
         if name == "tiny":
@@ -67,7 +67,7 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
         else:
             _link(root)
         _write_list(root)
-    say(f"alfworld: {len(listed(root))} {name} games ready in {games(root)}")
+    say(f"alfworld: {len(read_list(root))} {name} games ready in {games(root)}")
 
 
 def _generate(python: str, root: Path, say: Callable[[str], None]) -> None:
@@ -85,7 +85,7 @@ def _generate(python: str, root: Path, say: Callable[[str], None]) -> None:
 
 def _link(root: Path) -> None:
     """Links to the official games on this machine. Raises InstallError if there are none."""
-    data = _downloaded(root)
+    data = _official_folder(root)
     if missing := [split for split in SPLITS if not (data / split).is_dir()]:
         raise InstallError(f"ALFWorld's official games are not in {data}: no folder {missing[0]}. {_ways('official')}")
     (root / _LIST).unlink(missing_ok=True)
@@ -126,7 +126,7 @@ def _complete(root: Path) -> bool:
     return (root / _LIST).exists() and games(root).is_dir()
 
 
-def _downloaded(root: Path) -> Path:
+def _official_folder(root: Path) -> Path:
     """The folder of the official games: below ALFWORLD_DATA or, if that is not set, where they were before, or in the
     package's own folder."""
     data = os.environ.get("ALFWORLD_DATA")

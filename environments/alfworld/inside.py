@@ -11,7 +11,7 @@ from typing import Any
 
 from cojax.types import Action, Check, Evaluation, Task, canonical
 from ..tools import ToolEnvironment, commands
-from .data import SPLITS, games, listed
+from .data import SPLITS, games, read_list
 
 NAME = "alfworld"
 # A world is a process of 150 MB.
@@ -51,10 +51,10 @@ class World:
         self._engine = wrapper(engine, shuffle=False)
         self._engine.load(str(file))
         self._state = self._engine.reset()
-        self._introduction = self._shown().partition(_TASK)[0].strip()
-        self._done = 0
+        self._introduction = self._feedback().partition(_TASK)[0].strip()
+        self._command_count = 0
 
-    def _shown(self) -> str:
+    def _feedback(self) -> str:
         """The engine's latest reply."""
         return str(self._state.feedback).strip()
 
@@ -71,15 +71,15 @@ class World:
         if name == commands.ENDING:
             return ""
         command = commands.command_of(name, arguments)
-        self._done += 1
+        self._command_count += 1
         self._state, _, _ = self._engine.step(command)
-        if (reply := self._shown()) == _NOTHING:
+        if (reply := self._feedback()) == _NOTHING:
             raise ValueError(_NOTHING)
         return reply
 
     def over(self) -> bool:
         """Whether the game is won, or the episode has used up its commands."""
-        return self.won or self._done >= LIMIT
+        return self.won or self._command_count >= LIMIT
 
     def state(self) -> Mapping[str, Any]:
         """Where the agent and the objects are, what is open, and what was done to the objects."""
@@ -108,7 +108,7 @@ def make(root: str, instructions: str = "full") -> ToolEnvironment:
     """The environment of the games in `root`. It imports the engine now, so that no child needs to."""
     for name in ("textworld.envs", "alfworld.agents.environment.alfred_tw_env"):
         importlib.import_module(name)
-    folder, entries = games(Path(root)), listed(Path(root))
+    folder, entries = games(Path(root)), read_list(Path(root))
     splits = {split: [_task(entry) for entry in entries if entry["split"] == split] for split in SPLITS}
     return commands.environment(
         NAME,
@@ -124,11 +124,11 @@ def make(root: str, instructions: str = "full") -> ToolEnvironment:
     )
 
 
-def _task(one: Mapping[str, Any]) -> Task:
+def _task(entry: Mapping[str, Any]) -> Task:
     """The official task; it has no solution if its walkthrough is longer than an episode."""
-    walkthrough = one["walkthrough"] if len(one["walkthrough"]) <= LIMIT else ()
+    walkthrough = entry["walkthrough"] if len(entry["walkthrough"]) <= LIMIT else ()
     solution = tuple(Action(calls=(commands.call(command),)) for command in walkthrough)
-    return Task(NAME, f"Your task is to: {one['task']}.", {"game": one["game"]}, solution)
+    return Task(NAME, f"Your task is to: {entry['task']}.", {"game": entry["game"]}, solution)
 
 
 def _judge(world: World) -> Evaluation:

@@ -32,7 +32,7 @@ __all__ = ["RECIPE", "SPLITS", "check", "make", "measures"]
 SPLITS = roots.SPLITS
 
 # Seconds in which the judge must replay one batch of calls, or run the tests.
-_JUDGED = 25.0
+_JUDGE_DEADLINE = 25.0
 # The splits that an evaluation of all splits takes.
 EVALUATION = ("test_normal", "test_challenge")
 # The splits from which nothing may be learned.
@@ -90,7 +90,7 @@ def make(
             isolate,
             f"{__name__}.judge",
             python=python,
-            bounds=dataclasses.replace(bounds, deadline=_JUDGED),
+            bounds=dataclasses.replace(bounds, deadline=_JUDGE_DEADLINE),
             visible=(full,),
             data=full,
         )

@@ -68,7 +68,7 @@ def _split(environment: AppWorld, split: str, count: int, *, every: bool) -> lis
         except EnvironmentFailure as failure:
             faults.append(f"{name}: {failure}")
             continue
-        if first.reward == 1.0 and _seen(first) == _seen(repeat):
+        if first.reward == 1.0 and _observation_texts(first) == _observation_texts(repeat):
             passes += 1
         else:
             flaws = [check.name for check in first.checks if not check.passed]
@@ -137,9 +137,9 @@ def _effective(environment: AppWorld, task: Task, calls: Sequence[Call]) -> Iter
             before = now
 
 
-def _official(environment: AppWorld, split: str, made: dict[str, list[Call]]) -> list[float]:
+def _official(environment: AppWorld, split: str, calls_by_task: dict[str, list[Call]]) -> list[float]:
     """TGC and SGC of these calls by the benchmark's own `evaluate_dataset`."""
-    replays = {task: [[call.name, dict(call.arguments)] for call in calls] for task, calls in made.items()}
+    replays = {task: [[call.name, dict(call.arguments)] for call in calls] for task, calls in calls_by_task.items()}
     with _judging(environment, {"dataset": split, "made": replays}) as judging:
         figures = judging.state()
         return [figures["task_goal_completion"], figures["scenario_goal_completion"]]
@@ -162,7 +162,7 @@ def _throw_garbage(environment: AppWorld) -> list[str]:
     return report.faults
 
 
-def _seen(trajectory: Trajectory) -> list[str]:
+def _observation_texts(trajectory: Trajectory) -> list[str]:
     return [turn.observation.text for turn in trajectory.turns]
 
 

@@ -209,7 +209,7 @@ def _download(python: str, folder: Path) -> None:
         if not (folder / "data").exists():
             raise InstallError(f"the package's download left nothing: {output.strip()[-500:]}")
     except InstallError as error:
-        raise InstallError(f"AppWorld's official data cannot be had: {error}\n{_ways('official')}") from error
+        raise InstallError(f"AppWorld's official data is not available: {error}\n{_ways('official')}") from error
 
 
 def _run(command: list[str], deadline: float, complaint: str, folder: Path) -> str:

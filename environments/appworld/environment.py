@@ -33,7 +33,7 @@ SPLITS: Mapping[str, str] = {
 # Calls that the judge replays in one step, within one deadline.
 _AT_ONCE = 100
 # The most reference effects of synthesized tasks that stay in memory.
-_REMEMBERED = 4_096
+_MOST_REFERENCES = 4_096
 
 _OPENING = Path(__file__).with_name("prompt.txt").read_text(encoding="utf-8").removesuffix("\n")
 MISSING = (
@@ -49,7 +49,7 @@ _BLOCK = re.compile(
 # The most characters of code in one block.
 _LONGEST = 50_000
 # The most characters at a message's end that are searched for code.
-_SEARCHED = 200_000
+_SEARCH_LENGTH = 200_000
 
 
 class AppWorld:
@@ -131,7 +131,7 @@ class AppWorld:
                         self._references[key] = effects
                     else:
                         self._guards.pop(key, None)
-                    while len(self._references) > _REMEMBERED:
+                    while len(self._references) > _MOST_REFERENCES:
                         self._guards.pop(self._references.popitem(last=False)[0], None)
             return effects
 
@@ -280,7 +280,7 @@ def code_of(action: Action, tools: bool = False) -> tuple[str, str]:
 
     An action without text stands for its calls' code; see skills.py. With `tools`, so does an action without a block.
     """
-    text = action.text[-_SEARCHED:].rpartition("</think>")[2].partition("<think>")[0]
+    text = action.text[-_SEARCH_LENGTH:].rpartition("</think>")[2].partition("<think>")[0]
     block = _BLOCK.search(text)
     if block is None and action.calls and (tools or not action.text):
         try:

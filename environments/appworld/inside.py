@@ -23,9 +23,9 @@ from .world import World
 # The role of the message that holds a step's calls; only environment.py reads it.
 CALLS = "calls"
 # The most characters of output that are returned; a note says how many were cut.
-PRINTED = 15_000
+MOST_OUTPUT = 15_000
 # How the package's output begins if code did not run to its end.
-_FAILED = ("Execution failed", "No code available")
+_FAILURES = ("Execution failed", "No code available")
 
 
 def make(data: str, truth: Sequence[str], seconds: float) -> Episodes:
@@ -51,22 +51,22 @@ def make(data: str, truth: Sequence[str], seconds: float) -> Episodes:
     return Episodes("appworld", start, tools=tools)
 
 
-def episode(opened: World, salt: str) -> PlainEpisode:
+def episode(app_world: World, salt: str) -> PlainEpisode:
     """The episode of one world. An action's text is code; the reply's last message records its calls, as JSON.
 
     The skills that it offers would work now, and equal actions lead to equal offers. `salt` stands for its task.
     """
-    offers, last_output = Offers(opened), ""
+    offers, last_output = Offers(app_world), ""
 
     def step(action: Action) -> Observation:
         nonlocal salt, last_output
-        output, calls = opened.execute(action.text)
+        output, calls = app_world.execute(action.text)
         salt, last_output = content_hash([salt, action.text]), output.strip()
-        ok = not output.startswith(_FAILED)
-        excess = len(last_output) - PRINTED
-        text = f"{last_output[:PRINTED]}\n[{excess} characters cut]" if excess > 0 else last_output
+        ok = not output.startswith(_FAILURES)
+        excess = len(last_output) - MOST_OUTPUT
+        text = f"{last_output[:MOST_OUTPUT]}\n[{excess} characters cut]" if excess > 0 else last_output
         messages = (Message("user", text), Message(CALLS, json.dumps(calls)))
-        return Observation(messages, ok=ok, done=opened.completed)
+        return Observation(messages, ok=ok, done=app_world.is_complete)
 
     return PlainEpisode(step, affordances=lambda: offers.now(salt, last_output))
 
@@ -82,8 +82,8 @@ def check_sealed(data: str, truth: Sequence[str]) -> None:
     """
     if leaks := [folder for folder in truth if succeeds(functools.partial(os.listdir, folder))]:
         raise PermissionError(
-            f"a model's code could read the ground truth in {leaks[0]}: this system has for a process neither a view "
-            "of its own on the files nor rules about them (Landlock) nor, under root, a user of its own. Run as an "
+            f"a model's code could read the ground truth in {leaks[0]}: this system can give a process neither its own "
+            "view of the files, nor rules about them (Landlock), nor, under root, its own user. Run as an "
             f"ordinary user and {_ALLOW}"
         )
     for folder in (data, sys.prefix, sys.base_prefix):
@@ -112,31 +112,31 @@ class Offers:
         self.world = world
         self.rng = random.Random(0)
         self.tokens: dict[str, str | None] = {}
-        self.known: dict[str, Values] = {}
+        self.values_by_kind: dict[str, Values] = {}
 
     def now(self, salt: str, last: str) -> tuple[Action, ...]:
         """Actions of one call each, drawn by `salt`. The last ones complete the task, also with the `last` output."""
         self.rng = random.Random(salt)
         for kind in _CHANGING:
-            self.known.pop(kind, None)
+            self.values_by_kind.pop(kind, None)
         offers = [call for skill in SKILLS.values() for call in self.calls(skill)]
         answers = [{}, {"answer": last}] if 0 < len(last) <= _ANSWER else [{}]
         return tuple(Action(calls=(call,)) for call in (*offers, *(Call(ENDING, arguments) for arguments in answers)))
 
     def calls(self, skill: ApiSkill) -> list[Call]:
         """Some calls of the skill, with different arguments; none if an argument has no value."""
-        kinds = [_some(self.values(kind), _VALUES, self.rng) for kind in skill.slots]
+        kinds = [_draw(self.values(kind), _VALUES, self.rng) for kind in skill.slots]
         combinations = list(itertools.islice(itertools.product(*kinds), 200))
         return [
             Call(skill.name, dict(zip(skill.parameters, itertools.chain.from_iterable(values), strict=True)))
-            for values in _some(combinations, _OF_SKILL, self.rng)
+            for values in _draw(combinations, _OF_SKILL, self.rng)
         ]
 
     def values(self, kind: str) -> Values:
         """The values of the kind, each a tuple of arguments."""
-        if kind not in self.known:
-            self.known[kind] = list(dict.fromkeys(_values(self, kind)))
-        return self.known[kind]
+        if kind not in self.values_by_kind:
+            self.values_by_kind[kind] = list(dict.fromkeys(_values(self, kind)))
+        return self.values_by_kind[kind]
 
     def rows(self, app: str, api: str, **arguments: Any) -> list[Mapping[str, Any]]:
         """One page of a list, of the supervisor's own account if there is one; by default the first page."""
@@ -156,7 +156,7 @@ class Offers:
         return self.tokens[app]
 
 
-def _listed(scene: Offers, endpoint: str, columns: Sequence[str]) -> Values:
+def _list_values(scene: Offers, endpoint: str, columns: Sequence[str]) -> Values:
     """The columns of a list's rows, from its first page, or from one drawn at random if there are more."""
     app, api = endpoint.split(".")
     rows = scene.rows(app, api, page_limit=20)
@@ -191,9 +191,9 @@ def _values(scene: Offers, kind: str) -> Iterable[tuple[Any, ...]]:
         case [base, "but", omission]:
             return [value for value in scene.values(base) if value not in scene.values(omission)]
         case [endpoint, *columns] if "." in endpoint and endpoint[0].isalpha():
-            return _listed(scene, endpoint, columns)
+            return _list_values(scene, endpoint, columns)
     return [(value,) for value in json.loads(f"[{KINDS[kind]}]")]
 
 
-def _some(items: Values | list[Any], count: int, rng: random.Random) -> list[Any]:
+def _draw(items: Values | list[Any], count: int, rng: random.Random) -> list[Any]:
     return rng.sample(items, min(count, len(items)))

@@ -25,7 +25,7 @@ from typing import Any
 from cojax.types import Call, Check, Evaluation, Message, Observation, Task, canonical
 from ..worker.served import Episodes, PlainEpisode
 from . import world
-from .report import achieved, finite
+from .report import finite, partial_reward
 from .world import World
 
 
@@ -52,7 +52,7 @@ def make(data: str) -> Episodes:
     return Episodes("appworld", start)
 
 
-def _verdict(opened: World) -> Evaluation:
+def _verdict(app_world: World) -> Evaluation:
     """Runs the benchmark's own tests, each of which is a check; the reward is 1.0 if all pass.
 
     The benchmark labels the tests that an episode without any action passes (`no_op_pass`). In the partial reward,
@@ -61,10 +61,10 @@ def _verdict(opened: World) -> Evaluation:
     from appworld.evaluator import evaluate_task
     from appworld.ground_truth import GroundTruth
 
-    opened.save()
-    tests = GroundTruth.load(task_id=opened.id).test_data
+    app_world.save()
+    tests = GroundTruth.load(task_id=app_world.id).test_data
     try:
-        tracker = evaluate_task(opened.id, opened.stock.experiment_name, save_report=False)
+        tracker = evaluate_task(app_world.id, app_world.stock.experiment_name, save_report=False)
     except Exception as error:
         # The calls can leave a state that a test does not expect.
         return Evaluation(0.0, (Check(f"the tests ran ({type(error).__name__})", False),))
@@ -72,7 +72,7 @@ def _verdict(opened: World) -> Evaluation:
     checks = tuple(Check(test["requirement"], test["requirement"] in successes) for test in tests)
     guards = [test["label"] == "no_op_pass" for test in tests]
     results = list(zip(guards, (check.passed for check in checks), strict=True))
-    partial = achieved(results.count((False, True)), guards.count(False), results.count((True, False)))
+    partial = partial_reward(results.count((False, True)), guards.count(False), results.count((True, False)))
     return Evaluation(float(tracker.success), checks, partial)
 
 
@@ -87,7 +87,7 @@ def _figures(data: str, dataset: str, made: Mapping[str, Sequence[Any]]) -> Mapp
     return evaluate_dataset(app_world.stock.experiment_name, dataset, save_reports=False)["aggregate"]
 
 
-def replay(opened: World, calls: Sequence[Call]) -> Observation:
+def replay(app_world: World, calls: Sequence[Call]) -> Observation:
     """Replays the calls; a message names each call that is answered differently than before.
 
     It skips a call that no code could have made, and the observation is then not ok.
@@ -97,12 +97,12 @@ def replay(opened: World, calls: Sequence[Call]) -> Observation:
         app, _, api = call.name.partition(".")
         try:
             # Without a digest, the code saw no reply, for example because its time was over.
-            alike = call.arguments["digest"] in (opened.call(app, api, call.arguments["arguments"]), "")
+            alike = call.arguments["digest"] in (app_world.call(app, api, call.arguments["arguments"]), "")
         except (ValueError, TypeError, KeyError):
             alike = ok = False
         if not alike:
             differing.append(Message("differing", call.name))
-    return Observation(tuple(differing), ok, opened.completed)
+    return Observation(tuple(differing), ok, app_world.is_complete)
 
 
 _VOLATILE = re.compile(
@@ -166,9 +166,9 @@ def _columns(app: str, row: Any, new: Added, depth: int = 0) -> dict[str, Any]:
 
     mapping = type(row).field_mapping()
 
-    def reference(named: str, value: Any) -> Any:
+    def reference(stem: str, value: Any) -> Any:
         """The id of an original row, or the content of an added row."""
-        name = mapping.get(f"{named}_id", mapping.get(f"{named}_ids", named))
+        name = mapping.get(f"{stem}_id", mapping.get(f"{stem}_ids", stem))
         kind = modelize(name.removesuffix("_ids").removesuffix("_id"))
         if (added_row := new.get((f"{app}.{kind}", value))) is None:
             return value

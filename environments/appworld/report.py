@@ -31,7 +31,7 @@ def read(observation: Observation) -> tuple[str, list[Call], int]:
     try:
         output, report = (message.content for message in observation.messages)
         if not (isinstance(output, str) and isinstance(observation.ok, bool) and isinstance(observation.done, bool)):
-            raise TypeError("an observation is text, and says by true or false whether it is good and the last")
+            raise TypeError("an observation needs its text, and true or false for ok and for done")
         if len(report) > MOST_BYTES or sum(map(report.count, ",[{")) > _MOST_VALUES:
             raise ValueError(f"a report holds at most {MOST_BYTES:,} bytes and {_MOST_VALUES:,} values")
         records = json.loads(report, parse_constant=str, parse_float=finite)
@@ -44,9 +44,9 @@ def _call(record: Any) -> Call:
     """A call in the judge's form. Raises TypeError or KeyError if the record is no call."""
     app, api, arguments, digest = (record[name] for name in ("app", "api", "arguments", "digest"))
     if not (isinstance(app, str) and isinstance(api, str) and isinstance(arguments, dict) and isinstance(digest, str)):
-        raise TypeError("a call is made of app, api, arguments and digest")
+        raise TypeError("a call needs app, api, arguments and digest")
     if not (_NAME.fullmatch(app) and _NAME.fullmatch(api)):
-        raise TypeError("apps and APIs are named by letters")
+        raise TypeError("a name of an app or API has letters and underscores only, at most 60")
     if _deep(arguments, _DEPTH):
         raise TypeError(f"arguments nest deeper than {_DEPTH} levels")
     return Call(f"{app}.{api}", {"arguments": arguments, "digest": digest[:32]})
@@ -63,29 +63,29 @@ def _deep(value: Any, levels: int) -> bool:
     return levels == 0 or any(_deep(item, levels - 1) for item in inner)
 
 
-def compare(reference: Mapping[str, Any], done: Mapping[str, Any]) -> Evaluation:
+def compare(reference: Mapping[str, Any], effects: Mapping[str, Any]) -> Evaluation:
     """The checks on an episode's changes, both sides as `judge.changes` gives them; reward 1.0 if all pass, else 0.0.
 
     There is one check for each part of a table that the solution changes (rows added, changed, removed, as multisets),
     one that nothing else changed, one for the answer, and one that the task was completed. The targets of the partial
     reward are the parts that the solution changes, and the answer if it gives one.
     """
-    goal, actual = _parts(reference), _parts(done)
+    goal, actual = _parts(reference), _parts(effects)
     parts = [Check(f"{table}: {part}", actual.get((table, part)) == rows) for (table, part), rows in goal.items()]
     others = actual.keys() - goal.keys()
-    answer = Check("answer", answer_text(done["answer"]) == answer_text(reference["answer"]))
-    completion = done["status"] is not None and done["status"] == reference["status"]
+    answer = Check("answer", answer_text(effects["answer"]) == answer_text(reference["answer"]))
+    completion = effects["status"] is not None and effects["status"] == reference["status"]
     checks = (*parts, Check("nothing else changed", not others), answer, Check("completed", completion))
     answers = reference["answer"] is not None
     targets = [*parts, answer] if answers else parts
     harm = len(others) + (not answers and not answer.passed)
-    partial = achieved(sum(check.passed for check in targets), len(targets), harm)
+    partial = partial_reward(sum(check.passed for check in targets), len(targets), harm)
     return Evaluation(float(all(check.passed for check in checks)), checks, partial)
 
 
-def achieved(right: int, wanted: int, harm: int) -> float:
+def partial_reward(right: int, targets: int, harm: int) -> float:
     """The partial reward for `right` of `wanted` targets; each of `harm` forbidden changes lowers it."""
-    return right / max(1, wanted + harm)
+    return right / max(1, targets + harm)
 
 
 def answer_text(answer: Any) -> str:
@@ -104,9 +104,9 @@ def answer_text(answer: Any) -> str:
         return text.strip().lower()
 
 
-def _parts(done: Mapping[str, Any]) -> dict[tuple[str, str], list[str]]:
+def _parts(effects: Mapping[str, Any]) -> dict[tuple[str, str], list[str]]:
     return {
         (table, part): sorted(map(canonical, rows))
-        for table, parts in done["tables"].items()
+        for table, parts in effects["tables"].items()
         for part, rows in parts.items()
     }

@@ -99,8 +99,8 @@ def neighbours(name: str) -> tuple[str, ...]:
     return tuple(other.name for other in SKILLS.values() if other.app == app and other.name != name)
 
 
-def _fill(text: str, given: Mapping[str, Any]) -> str:
-    return re.sub(r"{(\w+)}", lambda slot: repr(given[slot[1]]), text)
+def _fill(text: str, arguments: Mapping[str, Any]) -> str:
+    return re.sub(r"{(\w+)}", lambda slot: repr(arguments[slot[1]]), text)
 
 
 def _function(name: str, description: str, parameters: tuple[str, ...]) -> dict[str, Any]:

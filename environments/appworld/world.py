@@ -34,7 +34,7 @@ MOST_BYTES = 3 * 2**19
 # Arguments that the requester itself takes; no API has them.
 _RESERVED = frozenset({"client", "raise_on_failure", "show", "track", "_app_name", "_api_name", "_system_datetime"})
 # How the package's error begins if a call is refused.
-_REFUSED = "Response status code is "
+_REFUSAL = "Response status code is "
 
 
 def settle(data: str) -> None:
@@ -92,9 +92,9 @@ class World:
         self._request = self.stock.requester.request
         # APIs and a model's code draw from one random generator. Here the APIs have their own state of it, so that only
         # the calls decide what they draw.
-        self._drawn = random.getstate()
+        self._random_state = random.getstate()
         self.calls: list[dict[str, Any]] | None = None
-        self._made = self._bytes = 0
+        self._call_count = self._record_bytes = 0
         self.stock.requester.request = self._record_request
         self.stock._shell_run_cell = self._run_cell
 
@@ -131,13 +131,13 @@ class World:
 
         Raises ValueError for a call that a model's code cannot make, or that does not reach the API's own route.
         """
-        if not self.access.documented(app, api):
+        if not self.access.is_documented(app, api):
             raise ValueError(f"there is no API {app}.{api}")
         if reserved_names := _RESERVED & arguments.keys():
             raise ValueError(f"{app}.{api} takes no {', '.join(sorted(reserved_names))}")
         # The package limits the requests of a block of code, but replayed calls belong to no block.
         self.stock.requester.reset_request_count()
-        with self.access.to(app, api, arguments) as call:
+        with self.access.open_route(app, api, arguments) as call:
             digest = self._digest(app, api, arguments) if call.route is not None else ""
         if not call.reached:
             raise ValueError(f"these arguments do not reach {app}.{api}")
@@ -152,7 +152,7 @@ class World:
 
     def look(self, app: str, api: str, **arguments: Any) -> Any:
         """The reply to a call that is not recorded; None if the call is refused."""
-        with contextlib.suppress(Exception), self._own_stream(), self.access.to(app, api, arguments):
+        with contextlib.suppress(Exception), self._own_stream(), self.access.open_route(app, api, arguments):
             return self._request(_app_name=app, _api_name=api, raise_on_failure=True, track=False, **arguments)
         return None
 
@@ -166,7 +166,7 @@ class World:
         self.stock.close_all()
 
     @property
-    def completed(self) -> bool:
+    def is_complete(self) -> bool:
         # This reads the row, as the package's API cannot show every answer.
         from appworld.apps.supervisor.constants import TASK_STATUS_LITERAL
 
@@ -190,9 +190,9 @@ class World:
         api_arguments = {name: value for name, value in arguments.items() if name not in _RESERVED}
         record = {"app": _app_name, "api": _api_name, "arguments": _plain(api_arguments), "digest": ""}
         size = len(json.dumps(record))
-        if self._made >= MOST_CALLS or self._bytes + size > MOST_BYTES:
+        if self._call_count >= MOST_CALLS or self._record_bytes + size > MOST_BYTES:
             raise OverflowError(f"an episode makes at most {MOST_CALLS:,} calls of {MOST_BYTES:,} bytes; not made")
-        with self._own_stream(), self.access.to(_app_name, _api_name, api_arguments) as call:
+        with self._own_stream(), self.access.open_route(_app_name, _api_name, api_arguments) as call:
             try:
                 reply = self._request(_app_name, _api_name, *positional, **arguments)
                 record["digest"] = content_hash(_plain(reply))
@@ -202,17 +202,17 @@ class World:
             finally:
                 if call.reached:
                     records.append(record)
-                    self._made, self._bytes = self._made + 1, self._bytes + size
+                    self._call_count, self._record_bytes = self._call_count + 1, self._record_bytes + size
         return reply
 
     @contextlib.contextmanager
     def _own_stream(self) -> Iterator[None]:
         others = random.getstate()
-        random.setstate(self._drawn)
+        random.setstate(self._random_state)
         try:
             yield
         finally:
-            self._drawn = random.getstate()
+            self._random_state = random.getstate()
             random.setstate(others)
 
 
@@ -225,7 +225,7 @@ def task_folder(data: str, task: str) -> Path:
 
 def _digest_of(error: Exception) -> str:
     """The digest of a refusal; "" if the API gave no reply."""
-    return content_hash(str(error)) if str(error).startswith(_REFUSED) else ""
+    return content_hash(str(error)) if str(error).startswith(_REFUSAL) else ""
 
 
 def _plain(value: Any) -> Any:
@@ -255,7 +255,7 @@ class Access:
 
     def __init__(self, server: Any, apps: list[str]) -> None:
         """`server` is the FastAPI application that gets all requests; only the APIs of `apps` may be called."""
-        self._documented = _documented_routes(server, apps)
+        self._routes = _documented_routes(server, apps)
         # Users who logged in, each as an access token names app and user.
         self.users: set[str] = set()
         # The current call: its documented route (None if it has none), its arguments in the path, and whether it
@@ -265,17 +265,17 @@ class Access:
         self._turn = threading.RLock()
         _enforce(self)
 
-    def documented(self, app: Any, api: Any) -> bool:
+    def is_documented(self, app: Any, api: Any) -> bool:
         """Whether the API exists and is documented."""
-        return (app, api) in self._documented
+        return (app, api) in self._routes
 
     @contextlib.contextmanager
-    def to(self, app: Any, api: Any, arguments: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
+    def open_route(self, app: Any, api: Any, arguments: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
         """Opens the route of the API for one call, whose `reached` says afterwards whether it got there.
 
         It opens no route to an unknown API, or if an argument in the path could lead elsewhere.
         """
-        path, route = self._documented.get((app, api), ("", None))
+        path, route = self._routes.get((app, api), ("", None))
         slots = {name: str(value) for name, value in arguments.items() if f"{{{name}}}" in path}
         if not slots.keys() <= set(_SLOT.findall(path)) or any(map(leads_elsewhere, slots.values())):
             route = None

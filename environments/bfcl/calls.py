@@ -139,7 +139,7 @@ class Apis:
         except Exception as error:
             return Result(render(f"{ERROR}{_error_text(error)}"), ok=False)
 
-    def photograph(self) -> bytes:
+    def snapshot(self) -> bytes:
         """Pickles all instances as they are now. Raises RecursionError for endless folders."""
         return pickle.dumps(self.instances)
 
@@ -172,7 +172,7 @@ _STATE_VALUES = 20_000
 _DECIMAL = 10**4000
 
 
-def portrait(instance: Any) -> dict[str, Any]:
+def public_state(instance: Any) -> dict[str, Any]:
     """The public attributes of an instance, which the official checker compares."""
     counter = itertools.count(1)
 

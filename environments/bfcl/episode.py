@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, canonical
-from .calls import ERROR, Apis, Result, brief, portrait
+from .calls import ERROR, Apis, Result, brief, public_state
 from .official import Official
 from .tools import Scene, offers
 
@@ -16,7 +16,7 @@ SEPARATOR = "\n\n[next turn]\n\n"
 # The most calls of an action that are run; the longest official turn has 34.
 _CALLS = 64
 # The number of latest results that the next affordances use.
-_REMEMBERED = 12
+_MOST_RESULTS = 12
 
 
 def turns_of(actions: Sequence[Action]) -> list[tuple[Call, ...]]:
@@ -40,10 +40,10 @@ class Dialogue:
         self._apis = self._fresh()
         self._withheld: Mapping[str, Sequence[str]] = task.setup.get("withheld", {})
         # For each finished turn: the instances at its end (None if they cannot be copied), and its calls' outputs.
-        self._ended: list[tuple[bytes | None, list[str]]] = []
+        self._past_turns: list[tuple[bytes | None, list[str]]] = []
         self._outputs: list[str] = []
-        self._worked: list[Any] = []
-        self._seen: list[Any] = []
+        self._responses: list[Any] = []
+        self._values: list[Any] = []
         self._steps = 0
         self._done = False
 
@@ -63,7 +63,7 @@ class Dialogue:
         if not action.calls:
             self._end_turn()
             return self._next_turn(ok="<tool_call>" not in action.text)
-        tools = self._offered_tools(len(self._ended))
+        tools = self._offered_tools(len(self._past_turns))
         results = [self._run(call, tools) for call in action.calls[:_CALLS]]
         messages = [Message("tool", result.text) for result in results]
         if len(action.calls) > _CALLS:
@@ -78,9 +78,9 @@ class Dialogue:
     def state(self) -> Mapping[str, Any]:
         """The public attributes of all instances, the sorted outputs of the calls that worked, and the turn."""
         return {
-            "instances": {name: portrait(instance) for name, instance in self._apis.instances.items()},
-            "responses": sorted(self._worked),
-            "turn": len(self._ended),
+            "instances": {name: public_state(instance) for name, instance in self._apis.instances.items()},
+            "responses": sorted(self._responses),
+            "turn": len(self._past_turns),
             "done": self._done,
         }
 
@@ -88,9 +88,9 @@ class Dialogue:
         """Calls that would work now, and last the action that ends the turn."""
         if self._done:
             return ()
-        scene = Scene(self._apis.instances, self._seen[-_REMEMBERED:])
+        scene = Scene(self._apis.instances, self._values[-_MOST_RESULTS:])
         try:
-            calls = offers(self._apis, scene, self._offered_tools(len(self._ended)), salt=canonical(self.state()))
+            calls = offers(self._apis, scene, self._offered_tools(len(self._past_turns)), salt=canonical(self.state()))
         except RecursionError:
             # Endless folders cannot be copied, so no call can be tried.
             calls = []
@@ -109,25 +109,25 @@ class Dialogue:
         checks: list[Check] = []
         for number, answer in enumerate(turns_of(self._task.solution)):
             outputs = [reference.run(call).text for call in answer]
-            has_ended = number < len(self._ended)
-            checks.append(Check(f"turn {number + 1}", has_ended and self._holds(number, outputs, reference)))
-        through = self._done and len(self._ended) == len(self._user_turns) == len(checks)
+            has_ended = number < len(self._past_turns)
+            checks.append(Check(f"turn {number + 1}", has_ended and self._passes(number, outputs, reference)))
+        through = self._done and len(self._past_turns) == len(self._user_turns) == len(checks)
         return Evaluation(float(through and all(check.passed for check in checks)), tuple(checks))
 
     def close(self) -> None:
         pass
 
-    def _holds(self, number: int, expected: list[str], reference: Apis) -> bool:
+    def _passes(self, number: int, reference_outputs: list[str], reference: Apis) -> bool:
         """Whether a finished turn passes: it has calls if any are expected, the same state, and all outputs so far."""
-        photograph, outputs = self._ended[number]
-        if not expected:
+        snapshot, outputs = self._past_turns[number]
+        if not reference_outputs:
             return True
-        if not outputs or photograph is None:
+        if not outputs or snapshot is None:
             return False
-        so_far = [output for _, outputs in self._ended[: number + 1] for output in outputs]
+        so_far = [output for _, outputs in self._past_turns[: number + 1] for output in outputs]
         try:
-            state = self._official.same_state(pickle.loads(photograph), reference.instances)
-            return bool(state["valid"] and self._official.same_responses(so_far, expected, number)["valid"])
+            state = self._official.same_state(pickle.loads(snapshot), reference.instances)
+            return bool(state["valid"] and self._official.same_responses(so_far, reference_outputs, number)["valid"])
         except Exception:
             # The checker cannot compare endless folders.
             return False
@@ -140,12 +140,12 @@ class Dialogue:
             raise ValueError(f"setup lacks {error}; expected classes, config and long") from error
         return Apis(instances, self._classes)
 
-    def _run(self, call: Call, offered: Sequence[str]) -> Result:
-        result = self._apis.run(call, offered)
+    def _run(self, call: Call, tools: Sequence[str]) -> Result:
+        result = self._apis.run(call, tools)
         self._outputs.append(result.text)
         if result.ok:
-            self._worked.append(brief(result.text))
-            self._seen.append(result.value)
+            self._responses.append(brief(result.text))
+            self._values.append(result.value)
         return result
 
     def _offered_tools(self, turn: int) -> tuple[str, ...]:
@@ -163,14 +163,14 @@ class Dialogue:
 
     def _end_turn(self) -> None:
         try:
-            photograph = self._apis.photograph() if self._task.solution else None
+            snapshot = self._apis.snapshot() if self._task.solution else None
         except RecursionError:
-            photograph = None
-        self._ended.append((photograph, self._outputs))
+            snapshot = None
+        self._past_turns.append((snapshot, self._outputs))
         self._outputs, self._steps = [], 0
 
     def _next_turn(self, ok: bool) -> Observation:
-        turn = len(self._ended)
+        turn = len(self._past_turns)
         if turn == len(self._user_turns):
             self._done = True
             return Observation((), ok=ok, done=True)

@@ -124,13 +124,13 @@ class Bfcl:
         return Call(name, {**dict(zip(self._parameters[name], positional, strict=False)), **keywords})
 
 
-def _withheld_functions(missed: Mapping[str, Sequence[str]], answers: Sequence[Sequence[str]]) -> dict[str, list[str]]:
+def _withheld_functions(by_turn: Mapping[str, Sequence[str]], answers: Sequence[Sequence[str]]) -> dict[str, list[str]]:
     """Turn → the functions announced in it, without those that the official answer calls earlier.
 
     Officially, those are undocumented but can be called. To withhold them would make the task unsolvable.
     """
     withheld = {}
-    for turn, names in missed.items():
+    for turn, names in by_turn.items():
         early = {calls.read(text)[0] for answer in answers[: int(turn)] for text in answer}
         if remaining := [tool for tool in names if tool not in early]:
             withheld[turn] = remaining

@@ -58,9 +58,9 @@ def word(call: Call) -> str | None:
     """The user's request for this call; None if an argument has no slot, or a slot no argument."""
     arguments, mentions = call.arguments, set[str]()
 
-    def option(found: re.Match[str]) -> str:
+    def option(match: re.Match[str]) -> str:
         """The words of an option; "" if it is missing or has its default value."""
-        name, default, words = found.groups()
+        name, default, words = match.groups()
         mentions.add(name)
         if name not in arguments or arguments[name] == json.loads(default):
             return ""
@@ -68,8 +68,8 @@ def word(call: Call) -> str | None:
             raise ValueError(f"{name} can only be said to be true")
         return words
 
-    def slot(found: re.Match[str]) -> str:
-        name, yes, no = found.groups()
+    def slot(match: re.Match[str]) -> str:
+        name, yes, no = match.groups()
         mentions.add(name)
         if (yes or no) and not isinstance(arguments[name], bool):
             raise ValueError(f"{name} is neither true nor false")
@@ -102,10 +102,10 @@ OMIT = object()
 class Scene:
     """The values at hand: the contents of the instances, and the results of this episode by key."""
 
-    def __init__(self, instances: Mapping[str, Any], seen: Sequence[Any]):
+    def __init__(self, instances: Mapping[str, Any], results: Sequence[Any]):
         self.instances = instances
         self.results: dict[str, list[Any]] = {}
-        for result in seen:
+        for result in results:
             for key, value in _leaves(result, ""):
                 self.results.setdefault(key, []).append(value)
 
@@ -208,7 +208,7 @@ _FUNCTIONS: Mapping[str, Source] = {
 }
 
 
-def _listed(text: str) -> Source:
+def _list_source(text: str) -> Source:
     """The source of the values of a list in tools.txt."""
     sources = [_source(part) for part in ast.parse(f"({text},)", mode="eval").body.elts]  # type: ignore[attr-defined]
     return lambda scene: itertools.chain.from_iterable(source(scene) for source in sources)
@@ -219,7 +219,7 @@ def _source(part: ast.expr) -> Source:
         case ast.Name(id="OMIT"):
             return lambda scene: (OMIT,)
         case ast.Name(id=name):
-            return _FUNCTIONS[name] if name in _FUNCTIONS else _listed(LISTS[name])
+            return _FUNCTIONS[name] if name in _FUNCTIONS else _list_source(LISTS[name])
         case ast.Attribute(value=ast.Name(id="told"), attr=key):
             return lambda scene: scene.results.get(key, ())
         case ast.Attribute(value=ast.Name(id=api), attr=attribute):
@@ -231,12 +231,12 @@ def _source(part: ast.expr) -> Source:
 
 
 # Tool → parameter → the source of values to try.
-TRIED: Mapping[str, Mapping[str, Source]] = {
-    tool: {name: _listed(text) for name, text in parameters.items()} for tool, parameters in PARAMETERS.items()
+SOURCES: Mapping[str, Mapping[str, Source]] = {
+    tool: {name: _list_source(text) for name, text in parameters.items()} for tool, parameters in PARAMETERS.items()
 }
 
 # The most calls offered in total, offered for one tool, and tried for one tool.
-_OFFERED = 150
+_MOST_OFFERS = 150
 _OF_TOOL = 6
 _TRIES = 10
 
@@ -250,12 +250,12 @@ def offers(apis: Apis, scene: Scene, tools: Sequence[str], salt: str) -> list[Ca
         working = (call for call in itertools.islice(calls, _TRIES) if trial(call).ok)
         calls_by_tool.append(list(itertools.islice(working, _OF_TOOL)))
     layers = itertools.zip_longest(*calls_by_tool)
-    return [call for layer in layers for call in layer if call is not None][:_OFFERED]
+    return [call for layer in layers for call in layer if call is not None][:_MOST_OFFERS]
 
 
 def _combinations(tool: str, scene: Scene, rng: random.Random) -> Iterator[Call]:
     """Different calls of the tool in random order. No call has two equal arguments."""
-    options = {name: list(source(scene)) for name, source in TRIED[tool].items()}
+    options = {name: list(source(scene)) for name, source in SOURCES[tool].items()}
     if not all(options.values()):
         return
     keys: set[str] = set()

@@ -15,9 +15,9 @@ from .skills import DESK, Suite
 _T = TypeVar("_T")
 
 # The most actions offered, new names offered for a slot, and recent values offered of a kind.
-_OFFERED = 300
-_FRESH = 2
-_SEEN = 4
+_MOST_OFFERS = 300
+_NEW_NAMES = 2
+_MOST_RECENT = 4
 
 
 class DeskEpisode:
@@ -29,7 +29,7 @@ class DeskEpisode:
         self._office = office.copy(task.setup, suite.shelves)
         self._answer: str | None = None
         self._finished = False
-        self._seen: dict[str, list[str]] = {"text": [], "day": [], "address": [], "folder": []}
+        self._values: dict[str, list[str]] = {"text": [], "day": [], "address": [], "folder": []}
 
     def reset(self) -> tuple[Message, ...]:
         return (Message("user", self._task.query),)
@@ -65,9 +65,9 @@ class DeskEpisode:
             for values in itertools.product(*(options[slot] for slot in tool.slots.values()))
         ]
         working = [call for call in calls if self._works(call)]
-        observations = [word for history in self._seen.values() for word in history[-_SEEN:]]
+        observations = [word for history in self._values.values() for word in history[-_MOST_RECENT:]]
         finishes = [*(Call(FINISH, {"answer": word}) for word in observations), Call(FINISH)]
-        indices = sorted(_some(list(range(len(working))), _OFFERED - len(finishes), rng))
+        indices = sorted(_draw(list(range(len(working))), _MOST_OFFERS - len(finishes), rng))
         return tuple(Action(calls=(call,)) for call in (*(working[index] for index in indices), *finishes))
 
     def evaluate(self) -> Evaluation:
@@ -111,7 +111,7 @@ class DeskEpisode:
         observation = perform(self._office, call, self._suite.tools)
         if gives := self._suite.tools[call.name].gives:
             # A value that is seen again moves to the end, so that the oldest values drop out first.
-            self._seen[gives] = [word for word in self._seen[gives] if word != observation] + [observation]
+            self._values[gives] = [word for word in self._values[gives] if word != observation] + [observation]
         return observation
 
     def _refuse(self, before: tuple[Message, ...], reason: str) -> Observation:
@@ -129,14 +129,14 @@ class DeskEpisode:
         vocabulary, shelf = self._suite.vocabulary(slot), self._suite.shelf(slot)
         if slot.startswith("new_"):
             names = self._office[shelf] if shelf else {}
-            yield from _some([word for word in vocabulary if word not in names], _FRESH, rng)
+            yield from _draw([word for word in vocabulary if word not in names], _NEW_NAMES, rng)
         elif shelf:
             yield from sorted(self._office[shelf])
         else:
-            recent = self._seen[slot][-_SEEN:]
+            recent = self._values[slot][-_MOST_RECENT:]
             yield from recent
-            yield from _some([word for word in vocabulary if word not in recent], self._suite.choices.get(slot, 0), rng)
+            yield from _draw([word for word in vocabulary if word not in recent], self._suite.choices.get(slot, 0), rng)
 
 
-def _some(items: list[_T], count: int, rng: random.Random) -> list[_T]:
+def _draw(items: list[_T], count: int, rng: random.Random) -> list[_T]:
     return rng.sample(items, min(count, len(items)))

@@ -120,14 +120,14 @@ def solve(plan: Plan, setup: office.State, suite: Suite = DESK) -> tuple[Call, .
     return tuple(calls)
 
 
-def _skills(rng: random.Random, profile: Split, known: Sequence[Skill]) -> list[Skill]:
+def _skills(rng: random.Random, profile: Split, candidates: Sequence[Skill]) -> list[Skill]:
     """Draws skills by popularity. A skill that answers can only come last, where it gets a higher weight to make up."""
     (length,) = rng.choices(list(profile.lengths), list(profile.lengths.values()))
     mean = sum(number * share for number, share in profile.lengths.items())
-    weights = [rank**-profile.skew for rank in range(1, len(known) + 1)]
-    before = [0.0 if skill.answers else weight for skill, weight in zip(known, weights, strict=True)]
-    last = [weight * mean if skill.answers else weight for skill, weight in zip(known, weights, strict=True)]
-    return [*rng.choices(known, before, k=length - 1), *rng.choices(known, last)]
+    weights = [rank**-profile.skew for rank in range(1, len(candidates) + 1)]
+    before = [0.0 if skill.answers else weight for skill, weight in zip(candidates, weights, strict=True)]
+    last = [weight * mean if skill.answers else weight for skill, weight in zip(candidates, weights, strict=True)]
+    return [*rng.choices(candidates, before, k=length - 1), *rng.choices(candidates, last)]
 
 
 def _plan(skills: list[Skill], setup: State, rng: random.Random, suite: Suite = DESK) -> Plan:
@@ -234,5 +234,5 @@ def bungle(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str], r
         follow([template for template in templates if not template.binds], {**words, **guesses}, act)
         return
     wrong = max(index for index, template in enumerate(templates) if template.tool != FINISH)
-    mistake = skill.template(skill.confused, templates[wrong].names, templates[wrong].binds)
+    mistake = skill.template(skill.wrong_tool, templates[wrong].names, templates[wrong].binds)
     follow((*templates[:wrong], mistake, *templates[wrong + 1 :]), words, act)

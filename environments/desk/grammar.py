@@ -45,7 +45,7 @@ def _looks(call: Call, suite: Suite) -> bool:
 
 
 def _matches(
-    done: list[Done], index: int, explained: frozenset[int], suite: Suite
+    done: list[Done], index: int, prior_looks: frozenset[int], suite: Suite
 ) -> Iterator[tuple[frozenset[int], str]]:
     """For each skill that can end with the call at `index`: the look-ups that it needs, and its clause."""
     for skill in suite.skills:
@@ -55,7 +55,7 @@ def _matches(
             for template in reversed(branch[:-1]):
                 if words is None:
                     break
-                look = _look(template, done, index, words, explained, suite)
+                look = _look(template, done, index, words, prior_looks, suite)
                 words, looks = (look[1], looks | {look[0]}) if look else (None, looks)
             if words is not None:
                 words = _fill(skill, branch, words, suite)
@@ -75,11 +75,11 @@ def _unify(template: Template, call: Call, words: Mapping[str, str]) -> dict[str
 
 
 def _look(
-    template: Template, done: list[Done], before: int, words: Mapping[str, str], explained: frozenset[int], suite: Suite
+    template: Template, done: list[Done], end: int, words: Mapping[str, str], prior_looks: frozenset[int], suite: Suite
 ) -> tuple[int, dict[str, str]] | None:
     """The latest look-up that fits the template, preferably one not yet explained; and the words with its binding."""
     candidates: list[tuple[bool, int, dict[str, str]]] = []
-    for index in range(before):
+    for index in range(end):
         call, observation = done[index]
         bindings = _unify(template, call, words)
         if bindings is not None and bindings.setdefault(template.binds, observation) == observation:
@@ -87,11 +87,11 @@ def _look(
             # The observed value must still be right when it is used.
             conflict = any(
                 arguments & set(other.arguments.values())
-                for other, _ in done[index + 1 : before]
+                for other, _ in done[index + 1 : end]
                 if not _looks(other, suite)
             )
             if not conflict:
-                candidates.append((index not in explained, index, bindings))
+                candidates.append((index not in prior_looks, index, bindings))
     if not candidates:
         return None
     _, index, bindings = max(candidates, key=lambda entry: entry[:2])

@@ -19,7 +19,7 @@ from .skills import Skill, Suite
 RECORDS = ("file", "note", "event", "person", "folder")
 ATTRIBUTES = ("text", "day", "address")
 # The number of records of an application in a new office.
-_HELD = 3
+_RECORD_COUNT = 3
 _REASONS = ("no such record", "record exists", "no such tool", "unchanged", "already finished", "no call")
 _VERBS = read_words("verbs.txt")
 _SYLLABLES = tuple(f"{first}{second}" for first in "bdfgklmnprstvz" for second in "aeiou")
@@ -91,7 +91,7 @@ def _new_office(applications: Sequence[Application], rng: random.Random) -> Stat
     return {
         app.name: {
             name: {**{attribute: value(attribute) for attribute in app.attributes}, **_BARE}
-            for name in rng.sample(WORDS[app.record], _HELD)
+            for name in rng.sample(WORDS[app.record], _RECORD_COUNT)
         }
         for app in applications
     }
@@ -122,7 +122,7 @@ def _tools(app: Application) -> Iterator[Tool]:
     yield tool("drop", record, office.remove(shelf), "Remove a record.")
     yield tool("rename", {**record, "name": f"new_{shelf}"}, office.rename(shelf), "Give a record another name.")
     yield tool("mark", record, office.turn_on(shelf, "marked"), "Mark a record.")
-    link = office.extend(shelf, "links", require=lambda state, _, other: office.found(state, shelf, other))
+    link = office.extend(shelf, "links", require=lambda state, _, other: office.find(state, shelf, other))
     yield tool("link", {**record, "other": shelf}, link, "Link a record to another.")
     yield tool("lock", record, office.turn_on(shelf, "locked"), "Lock a record.")
     yield tool("seek", record, office.read(shelf, attributes[-1]), "Look at a record.", attributes[-1])
@@ -139,7 +139,7 @@ def _skills(
         tool = script.split("; ")[-1].partition("(")[0]
         if tool == "finish":
             tool = script.partition("(")[0]
-        return Skill(wording, script, _confused(tool, app, tools, rng), tools=tools, **branches)
+        return Skill(wording, script, _pick_wrong_tool(tool, app, tools, rng), tools=tools, **branches)
 
     yield skill(f"add {{new_{a}}} to {a} with {having}", f"{tool_of['add']}(new_{a}, {arguments})")
     if len(app.attributes) > 1:
@@ -185,7 +185,7 @@ def _source(attribute: str, applications: Sequence[Application], app: Applicatio
             return
 
 
-def _confused(tool: str, app: Application, tools: Mapping[str, Tool], rng: random.Random) -> str:
+def _pick_wrong_tool(tool: str, app: Application, tools: Mapping[str, Tool], rng: random.Random) -> str:
     """A tool with as many parameters that tells something else, preferably of the same application."""
     right = tools[tool]
     alike = [

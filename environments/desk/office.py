@@ -162,7 +162,7 @@ def expects(parameters: tuple[str, ...]) -> str:
 def is_fit(state: State, attribute: str, word: str) -> None:
     """Raises `Refused` for a missing folder, an address that no contact has, or a word that is no day."""
     if attribute in ("folder", "copies"):
-        found(state, "folders", word)
+        find(state, "folders", word)
     elif attribute == "day":
         is_word(state, attribute, word)
     elif attribute in ("shared", "guests", "forwarded"):
@@ -179,7 +179,7 @@ def is_word(state: State, attribute: str, word: str) -> None:
 
 def read(shelf: str, attribute: str) -> Rule:
     """The rule that tells an attribute."""
-    return lambda state, name: str(found(state, shelf, name)[attribute])
+    return lambda state, name: str(find(state, shelf, name)[attribute])
 
 
 def add(shelf: str, *attributes: str, require: Requirement = is_fit, **bare: Any) -> Rule:
@@ -187,7 +187,7 @@ def add(shelf: str, *attributes: str, require: Requirement = is_fit, **bare: Any
 
     def rule(state: State, name: str, *words: str) -> tuple[Change, ...]:
         _free(state, shelf, name)
-        return ((shelf, name, {**_valued(state, attributes, words, require), **bare}),)
+        return ((shelf, name, {**_check_words(state, attributes, words, require), **bare}),)
 
     return rule
 
@@ -196,7 +196,7 @@ def put(shelf: str, *attributes: str, require: Requirement = is_fit) -> Rule:
     """The rule that replaces these attributes."""
 
     def rule(state: State, name: str, *words: str) -> tuple[Change, ...]:
-        return ((shelf, name, {**found(state, shelf, name), **_valued(state, attributes, words, require)}),)
+        return ((shelf, name, {**find(state, shelf, name), **_check_words(state, attributes, words, require)}),)
 
     return rule
 
@@ -205,7 +205,7 @@ def extend(shelf: str, attribute: str, require: Requirement = is_fit) -> Rule:
     """The rule that adds a word to an attribute that is a list."""
 
     def rule(state: State, name: str, word: str) -> tuple[Change, ...]:
-        entity = found(state, shelf, name)
+        entity = find(state, shelf, name)
         require(state, attribute, word)
         return ((shelf, name, {**entity, attribute: sorted({*entity[attribute], word})}),)
 
@@ -213,12 +213,12 @@ def extend(shelf: str, attribute: str, require: Requirement = is_fit) -> Rule:
 
 
 def turn_on(shelf: str, switch: str) -> Rule:
-    return lambda state, name: ((shelf, name, {**found(state, shelf, name), switch: True}),)
+    return lambda state, name: ((shelf, name, {**find(state, shelf, name), switch: True}),)
 
 
 def rename(shelf: str) -> Rule:
     def rule(state: State, name: str, new: str) -> tuple[Change, ...]:
-        entity = found(state, shelf, name)
+        entity = find(state, shelf, name)
         _free(state, shelf, new)
         return ((shelf, name, None), (shelf, new, entity))
 
@@ -227,7 +227,7 @@ def rename(shelf: str) -> Rule:
 
 def remove(shelf: str) -> Rule:
     def rule(state: State, name: str) -> tuple[Change, ...]:
-        found(state, shelf, name)
+        find(state, shelf, name)
         return ((shelf, name, None),)
 
     return rule
@@ -242,7 +242,7 @@ def mail_send() -> Rule:
     return rule
 
 
-def found(state: State, shelf: str, name: str) -> Entity:
+def find(state: State, shelf: str, name: str) -> Entity:
     """The entity of that name. Raises `Refused` if there is none."""
     if (entity := state[shelf].get(name)) is None:
         raise Refused(f"no such {SINGULAR.get(shelf, 'record')}")
@@ -254,7 +254,7 @@ def _free(state: State, shelf: str, name: str) -> None:
         raise Refused(f"{SINGULAR.get(shelf, 'record')} exists")
 
 
-def _valued(state: State, attributes: Sequence[str], words: Sequence[str], require: Requirement) -> dict[str, str]:
+def _check_words(state: State, attributes: Sequence[str], words: Sequence[str], require: Requirement) -> dict[str, str]:
     values = dict(zip(attributes, words, strict=True))
     for attribute, word in values.items():
         require(state, attribute, word)

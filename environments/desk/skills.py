@@ -44,13 +44,13 @@ class Skill:
     """One kind of work that a query can ask for.
 
     `script` holds the calls. A conditional skill goes on with `then` if the words named in `when` are equal, else
-    with `otherwise`. `confused` is the tool that a mistaken policy uses instead of the right one. `tools` are the tools
-    of the skill's suite.
+    with `otherwise`. A mistaken policy uses `wrong_tool` instead of the right one. `tools` are the tools of the skill's
+    suite.
     """
 
     wording: str
     script: str
-    confused: str = ""
+    wrong_tool: str = ""
     when: tuple[str, str] | None = None
     then: str = ""
     otherwise: str = ""

@@ -63,30 +63,30 @@ class World:
             raise ValueError(f"the setup is {dict(setup)!r:.200}; expected task, variation and simplifications")
         self.simulator = Simulator(jvm, setup["task"], setup["variation"], setup["simplifications"])
         self._limit = limit_of(setup["task"])
-        self._done = 0
-        self._told: Mapping[str, Any] | None = None
+        self._command_count = 0
+        self._cached_state: Mapping[str, Any] | None = None
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Makes the command of a call; returns the simulator's reply."""
         if name == commands.ENDING:
             return ""
         command = commands.command_of(name, arguments)
-        self._done += 1
+        self._command_count += 1
         reply = self.simulator.step(command)
-        self._told = None
+        self._cached_state = None
         if reply.startswith(_UNKNOWN):
             raise ValueError(reply)
         return reply
 
     def over(self) -> bool:
         """Whether the task is completed or failed, or the episode has used up its commands."""
-        return self.simulator.over or self._done >= self._limit
+        return self.simulator.over or self._command_count >= self._limit
 
     def state(self) -> Mapping[str, Any]:
         """Where the agent is, what it carries, what each room holds, and the score."""
-        if self._told is None:
-            self._told = state_of(self.simulator.objects(), self.simulator.score)
-        return self._told
+        if self._cached_state is None:
+            self._cached_state = state_of(self.simulator.objects(), self.simulator.score)
+        return self._cached_state
 
 
 def offers(world: World) -> list[tuple[str, dict[str, Any]]]:
@@ -126,9 +126,9 @@ def _tasks(official: list[dict[str, Any]], split: str) -> list[Task]:
     return [task for layer in itertools.zip_longest(*by_name) for task in layer if task is not None]
 
 
-def _task(name: str, solved: Mapping[str, Any]) -> Task:
-    solution = tuple(Action(calls=(commands.call(command),)) for command in solved["solution"])
-    return Task(NAME, solved["description"], _setup(name, solved["variation"]), solution)
+def _task(name: str, entry: Mapping[str, Any]) -> Task:
+    solution = tuple(Action(calls=(commands.call(command),)) for command in entry["solution"])
+    return Task(NAME, entry["description"], _setup(name, entry["variation"]), solution)
 
 
 def _setup(name: str, variation: int) -> dict[str, Any]:
@@ -162,8 +162,8 @@ def state_of(universe: Mapping[str, Any], score: int) -> dict[str, Any]:
                 place = room["name"]
                 bags = [bag for bag in _inside(entity) if bag["name"] == _INVENTORY]
                 inventory = [_object(item, names) for bag in bags for item in _inside(bag)]
-        rooms[room["name"]] = _sorted(_object(entity, names) for entity in _inside(room) if entity["name"] != _AGENT)
-    return {"place": place, "inventory": _sorted(inventory), "rooms": rooms, "score": score}
+        rooms[room["name"]] = _sort(_object(entity, names) for entity in _inside(room) if entity["name"] != _AGENT)
+    return {"place": place, "inventory": _sort(inventory), "rooms": rooms, "score": score}
 
 
 def goals(progress: str) -> list[tuple[str, bool]]:
@@ -173,30 +173,30 @@ def goals(progress: str) -> list[tuple[str, bool]]:
     return [(row[3].strip(), row[1].strip() == "true") for row in rows]
 
 
-def _object(told: Mapping[str, Any], named: Mapping[str, str]) -> dict[str, Any] | None:
+def _object(item: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any] | None:
     """One object and its contents; None for a terminal without connections, which every object has."""
-    material = told["propMaterial"]
-    if told["propLife"] and material and material["substanceName"] == _PLANT:
-        return {"plant": told["propLife"]["lifeformType"]}
-    summary: dict[str, Any] = {"object": told["name"]}
+    material = item["propMaterial"]
+    if item["propLife"] and material and material["substanceName"] == _PLANT:
+        return {"plant": item["propLife"]["lifeformType"]}
+    summary: dict[str, Any] = {"object": item["name"]}
     if material:
         summary["is"] = " ".join((material["stateOfMatter"], material["color"], material["substanceName"]))
-    if qualities := list(_qualities(told, named)):
+    if qualities := list(_qualities(item, names)):
         summary["also"] = qualities
-    pot = _POT in told["name"]
-    holds = _sorted(_object(inner, named) for inner in _inside(told) if not (pot and inner["name"] == _WATER))
+    pot = _POT in item["name"]
+    holds = _sort(_object(inner, names) for inner in _inside(item) if not (pot and inner["name"] == _WATER))
     if holds:
         summary["holds"] = holds
-    terminal = told["name"] in ("anode", "cathode") or told["name"].startswith("terminal ")
-    return None if terminal and summary == {"object": told["name"]} else summary
+    terminal = item["name"] in ("anode", "cathode") or item["name"].startswith("terminal ")
+    return None if terminal and summary == {"object": item["name"]} else summary
 
 
-def _qualities(told: Mapping[str, Any], named: Mapping[str, str]) -> Iterator[str]:
-    material, container, device = told["propMaterial"] or {}, told["propContainer"] or {}, told["propDevice"] or {}
+def _qualities(item: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[str]:
+    material, container, device = item["propMaterial"] or {}, item["propContainer"] or {}, item["propDevice"] or {}
     if container.get("isClosable"):
         yield "open" if container["isOpen"] else "closed"
-    if (told["propPortal"] or {}).get("isOpen") is not None:
-        yield "open" if told["propPortal"]["isOpen"] else "closed"
+    if (item["propPortal"] or {}).get("isOpen") is not None:
+        yield "open" if item["propPortal"]["isOpen"] else "closed"
     if device.get("isActivated"):
         yield "on"
     if device.get("isBroken"):
@@ -205,21 +205,21 @@ def _qualities(told: Mapping[str, Any], named: Mapping[str, str]) -> Iterator[st
         yield "burning"
     if material.get("hasCombusted"):
         yield "burnt"
-    for other in (told["propElectricalConnection"] or {}).get("connectedTo", ()):
-        yield f"connected to {named.get(other, other)}"
+    for other in (item["propElectricalConnection"] or {}).get("connectedTo", ()):
+        yield f"connected to {names.get(other, other)}"
 
 
-def _names(told: Mapping[str, Any], holder: str = "") -> Iterator[tuple[str, str]]:
+def _names(item: Mapping[str, Any], holder: str = "") -> Iterator[tuple[str, str]]:
     """(id, name preceded by its holder's name) of all objects."""
-    for inner in _inside(told):
+    for inner in _inside(item):
         yield inner["uuid"], f"{holder} {inner['name']}".strip()
         yield from _names(inner, inner["name"])
 
 
-def _inside(told: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [inner for inner in told["contents"].values() if not inner["isDeleted"]]
+def _inside(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [inner for inner in item["contents"].values() if not inner["isDeleted"]]
 
 
-def _sorted(objects: Any) -> list[Any]:
+def _sort(objects: Any) -> list[Any]:
     """The objects in a canonical order: the simulator's differs from run to run."""
     return sorted((entity for entity in objects if entity), key=lambda entity: json.dumps(entity, sort_keys=True))

@@ -4,7 +4,7 @@ import pickle
 import pytest
 
 from cojax.types import Call
-from environments.bfcl.calls import Apis, brief, examine, is_failure, portrait, read, render
+from environments.bfcl.calls import Apis, brief, examine, is_failure, public_state, read, render
 
 
 @pytest.mark.parametrize(
@@ -160,17 +160,17 @@ def test_a_trial_and_a_photograph_leave_the_instance_alone() -> None:
     apis = sample_apis()
     tried = apis.trial()
     assert tried(Call("put", {"item": "a"})).ok
-    photograph = apis.photograph()
+    snapshot = apis.snapshot()
     apis.run(Call("put", {"item": "b"}))
-    assert pickle.loads(photograph)["SampleApi"].items == []
+    assert pickle.loads(snapshot)["SampleApi"].items == []
     assert apis.instances["SampleApi"].items == [["b"]]
 
 
 def test_a_portrait_is_json_of_what_is_public() -> None:
-    assert portrait(SampleApi()) == {"items": [], "counts": {"key:1": "one", "1": "digit"}}
+    assert public_state(SampleApi()) == {"items": [], "counts": {"key:1": "one", "1": "digit"}}
     full = SampleApi()
     full.items = [(1, 2.5), {3, 1}, math.nan, 10**4001, SampleApi()]
-    items = portrait(full)["items"]
+    items = public_state(full)["items"]
     assert items[:3] == [[1, 2.5], {"set": ["1", "3"]}, "float:nan"]
     assert items[3].startswith("0x")
     assert items[4] == {"SampleApi": {"items": [], "counts": {"key:1": "one", "1": "digit"}}}
@@ -183,5 +183,5 @@ def test_a_portrait_of_what_holds_itself_ends() -> None:
     for _ in range(39):
         below = [below, below]
     twice.items = below
-    assert portrait(loop)
-    assert portrait(twice)
+    assert public_state(loop)
+    assert public_state(twice)

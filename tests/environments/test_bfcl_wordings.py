@@ -5,7 +5,7 @@ import pytest
 
 from cojax.types import Action, Call, Message, Observation, Triplet
 from environments.bfcl.calls import Apis
-from environments.bfcl.tools import OMIT, TRIED, WORDINGS, Scene, offers, phrase, word
+from environments.bfcl.tools import OMIT, SOURCES, WORDINGS, Scene, offers, phrase, word
 
 END = Action()
 
@@ -89,7 +89,7 @@ def test_no_words_for_empty_unended_or_failed_turns(wrong: list[Triplet]) -> Non
 def drawn(tool: str, rng: random.Random) -> Call:
     """A call of the tool with made-up text for what only a scene would tell."""
     arguments = {}
-    for name, source in TRIED[tool].items():
+    for name, source in SOURCES[tool].items():
         options = list(source(Scene({}, []))) or [f"{name}{rng.randrange(9)}"]
         arguments[name] = rng.choice(options)
     return Call(tool, {name: value for name, value in arguments.items() if value is not OMIT})
@@ -97,7 +97,7 @@ def drawn(tool: str, rng: random.Random) -> Call:
 
 def test_the_tables_know_the_same_tools_and_parameters() -> None:
     assert len(WORDINGS) == 128
-    assert list(TRIED) == list(WORDINGS)
+    assert list(SOURCES) == list(WORDINGS)
     rng = random.Random(0)
     for tool, _ in itertools.product(WORDINGS, range(20)):
         assert word(drawn(tool, rng)), tool

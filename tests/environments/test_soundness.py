@@ -103,7 +103,7 @@ def test_a_call_that_is_refused_and_changes_the_state_is_listed_and_the_walk_beg
 def test_where_every_call_is_refused_no_action_works():
     line = report(blot, open=Paper, garbage=False)
     (fault,) = line["faults"][:1]
-    assert fault.endswith(": no action is offered that works")
+    assert fault.endswith(": no offered action works")
     assert line["unclean"] == ["blot() is refused and changes the state"] * 4
 
 
@@ -148,7 +148,7 @@ def test_tools_without_a_call_that_works_are_listed():
 
     line = report(write, open_safe)
     assert (line["faults"], line["untried"]) == ([], ["open_safe"])
-    assert "no action is offered that works" in report(open_safe, garbage=False)["faults"][0]
+    assert "no offered action works" in report(open_safe, garbage=False)["faults"][0]
 
 
 def test_what_was_not_to_be_tried_is_not_listed():

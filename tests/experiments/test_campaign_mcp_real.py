@@ -65,7 +65,7 @@ def test_servers_that_serve_several_episodes_leave_traces() -> None:
     ("module", "name", "broken", "reason"),
     [
         (mcp, "traits_of", lambda environment: Traits(), "an evaluation shows what training left"),
-        (soundness, "_remembered", lambda *_: "", "what a server keeps goes unnoticed by the check"),
+        (soundness, "_find_leak", lambda *_: "", "what a server keeps goes unnoticed by the check"),
     ],
 )
 def test_reused_servers_that_go_unnoticed_are_found(

@@ -76,7 +76,7 @@ def test_another_folder_takes_the_place_of_the_first_if_it_has_games(tmp_path: P
     assert data.games(data.root_of("official")) == first
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "other"))
     assert provide("official") == [f"alfworld: 3 official games ready in {second}"]
-    assert {one["game"].split("/")[1] for one in data.listed(data.root_of("official"))} == {
+    assert {one["game"].split("/")[1] for one in data.read_list(data.root_of("official"))} == {
         "pick_and_place_simple-Pen-None-Shelf-1"
     }
 
@@ -96,7 +96,7 @@ def test_the_list_has_the_solvable_games_as_the_official_loader_takes_them(tmp_p
     game(games, "train/pick_and_place_simple-AppleSliced-None-Fridge-1/trial_1")
     game(games, "train/pick_and_place_simple-Mug-None-Shelf-1/trial_1", solvable=False)
     provide("official")
-    found = data.listed(data.root_of("official"))
+    found = data.read_list(data.root_of("official"))
     assert [(one["game"].split("/")[1], one["split"]) for one in found] == [
         ("look_at_obj_in_light-Pen-None-DeskLamp-1", "train"),
         ("pick_and_place_simple-Pen-None-Shelf-1", "train"),

@@ -90,11 +90,11 @@ def test_verdicts_are_those_of_the_benchmarks_own_environment(alfworld: Isolated
 
 IN_ONE_PROCESS = """
 import json, sys
-from environments.alfworld.data import games, listed
+from environments.alfworld.data import games, read_list
 from environments.alfworld.inside import World
 from pathlib import Path
 root = Path(sys.argv[1])
-for one in listed(root)[::20]:
+for one in read_list(root)[::20]:
     world = World(games(root), {"game": one["game"]})
     print(json.dumps([world.introduction(), world.state(), world.commands()]))
     for command in one["walkthrough"]:

@@ -142,7 +142,7 @@ def test_what_the_package_would_misread_is_refused(tmp_path: Path, monkeypatch: 
 
 
 def test_what_fails_while_making_is_said_and_leaves_nothing(cache: Path) -> None:
-    with pytest.raises(InstallError, match=r"cannot be had: its server cannot be reached: .*\n.*\n.*--data=tiny"):
+    with pytest.raises(InstallError, match=r"is not available: its server cannot be reached: .*\n.*\n.*--data=tiny"):
         data.provide("official", "/bin/false", print)
     with pytest.raises(InstallError, match="cannot build the tiny data: exit status 1"):
         data.provide("tiny", "/bin/false", print)

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from environments.appworld.report import achieved, answer_text, compare
+from environments.appworld.report import answer_text, compare, partial_reward
 
 REFERENCE = {
     "tables": {
@@ -59,7 +59,7 @@ def test_the_partial_reward_is_the_share_of_the_deeds_done_less_what_else_was_do
     asking = {"tables": {}, "answer": 7, "status": "success"}
     assert partial({}, answer="7", reference=asking) == 1.0
     assert partial(mail, answer="7", reference=asking) == 0.5
-    assert achieved(0, 0, 0) == 0.0
+    assert partial_reward(0, 0, 0) == 0.0
 
 
 @pytest.mark.parametrize(
