@@ -142,14 +142,14 @@ def _watch(environment: Environment, examine: Callable[[Environment], None]) -> 
 
 
 def _draw_tasks(
-    environment: Environment, own: Sequence[str] | None, category: str, count: int
+    environment: Environment, own_splits: Sequence[str] | None, category: str, count: int
 ) -> dict[str, tuple[Task, ...]]:
     """The tasks of each split in `category`: by default the environment's own splits, or the usual ones that it has.
 
     Raises ValueError if it has no tasks at all.
     """
-    if own is not None or category != "all":
-        splits = own if own is not None and category == "all" else category.split(",")
+    if own_splits is not None or category != "all":
+        splits = own_splits if own_splits is not None and category == "all" else category.split(",")
         return {split: environment.tasks(split, count) for split in splits}
     by_split: dict[str, tuple[Task, ...]] = {}
     # No explorer starts from setups whose states cannot be compared, so their split does not count.

@@ -69,12 +69,12 @@ class SplitReport:
         self.tasks += 1
         states: list[str] = []
         first = _play(environment, task, task.solution, states)
-        again = _play(environment, task, task.solution)
+        repeat = _play(environment, task, task.solution)
         if first.outcome != "finished" or first.reward != 1.0:
             ending = f"{first.outcome} with reward {first.reward} {first.error}".strip()
             self.faults.append(f"{task.id}: the solution ends {ending}")
             return
-        if _comparison_key(first) != _comparison_key(again):
+        if _comparison_key(first) != _comparison_key(repeat):
             self.faults.append(f"{task.id}: two plays of the solution differ")
             return
         self.replayed += 1
@@ -102,13 +102,13 @@ class SplitReport:
         """
         self.thrown += 1
         thrown = _play(environment, task, (action,))
-        after = _play(environment, task, task.solution) if task.solution else None
+        next_play = _play(environment, task, task.solution) if task.solution else None
         if thrown.outcome == "environment_error" or (thrown.outcome == "timeout") != (name not in GARBAGE):
             self.faults.append(f"{task.id}: {name} ends {thrown.outcome} {thrown.error}")
         elif asks and thrown.reward >= 1.0:
             self.faults.append(f"{task.id}: {name} earns reward 1")
-        elif after is not None and after.reward < 1.0:
-            self.faults.append(f"{task.id}: after {name} the solution earns {after.reward} {after.error}")
+        elif next_play is not None and next_play.reward < 1.0:
+            self.faults.append(f"{task.id}: after {name} the solution earns {next_play.reward} {next_play.error}")
         else:
             self.answered += 1
 
@@ -145,8 +145,8 @@ def _drops(solution: Sequence[Action]) -> Iterator[tuple[int, tuple[Action, ...]
     for index, action in enumerate(solution):
         for number, call in enumerate(action.calls):
             calls = (*action.calls[:number], *action.calls[number + 1 :])
-            rest = (dataclasses.replace(action, calls=calls, text=""),) if calls else ()
-            yield index, (*solution[:index], *rest, *solution[index + 1 :]), call.name
+            remainder = (dataclasses.replace(action, calls=calls, text=""),) if calls else ()
+            yield index, (*solution[:index], *remainder, *solution[index + 1 :]), call.name
 
 
 def _play(
@@ -234,9 +234,9 @@ class SetupReport:
             yield "no offered action works"
             return
         # The walk is played twice, and without each call. Drops that go unnoticed are listed, and are no faults.
-        before = len(self.plays.let_through)
+        count = len(self.plays.let_through)
         self.plays.check(environment, task, every=True)
-        self.plays.let_through[before:] = [f"{drop}: {UNNOTICED}" for drop in self.plays.let_through[before:]]
+        self.plays.let_through[count:] = [f"{drop}: {UNNOTICED}" for drop in self.plays.let_through[count:]]
         # A setup with a query is one of the environment's own tasks, whose verdict must work too.
         if setup.query and (failure := explain_loss(environment, dataclasses.replace(setup, solution=task.solution))):
             yield failure
@@ -296,10 +296,10 @@ class SetupReport:
 
     def _step(self, episode: Episode, action: Action) -> tuple[Observation, bool]:
         """Takes one action of a walk; false if it was refused but changed the state."""
-        before = ask(_state, episode)
+        state = ask(_state, episode)
         observation = ask(episode.step, action)
         self.actions += 1
-        differs = ask(_state, episode) != before
+        differs = ask(_state, episode) != state
         if observation.ok:
             self.working_tools |= _tools_of(action)
             self.changing_tools |= _tools_of(action) if differs else set()
@@ -335,9 +335,9 @@ def _differing_start(environment: Environment, setup: Task) -> str:
 def _changes_state(environment: Environment, setup: Task, action: Action) -> bool:
     """Whether the action changes the state without ending the episode."""
     with open_episode(environment, setup) as episode:
-        before = ask(_state, episode)
+        state = ask(_state, episode)
         is_over = ask(episode.step, action).done
-        return not is_over and ask(_state, episode) != before
+        return not is_over and ask(_state, episode) != state
 
 
 def _find_leak(environment: Environment, task: Task) -> str:

@@ -77,8 +77,8 @@ def _generate(python: str, root: Path, say: Callable[[str], None]) -> None:
         shutil.rmtree(root / leftover, ignore_errors=True)
     folders = [str(root / "problems"), str(root / "making")]
     # The package makes the folder of that name when it is imported.
-    own = {"PYTHONHASHSEED": "0", "ALFWORLD_DATA": str(root / "making")}
-    run_module(python, f"{__package__}.tiny", folders, "alfworld-generate fails", _PATIENCE, **own)
+    variables = {"PYTHONHASHSEED": "0", "ALFWORLD_DATA": str(root / "making")}
+    run_module(python, f"{__package__}.tiny", folders, "alfworld-generate fails", _PATIENCE, **variables)
     (root / "making").rename(root / _GAMES)
     shutil.rmtree(root / "problems")
 
@@ -89,10 +89,10 @@ def _link(root: Path) -> None:
     if missing := [split for split in SPLITS if not (data / split).is_dir()]:
         raise InstallError(f"ALFWorld's official games are not in {data}: no folder {missing[0]}. {_ways('official')}")
     (root / _LIST).unlink(missing_ok=True)
-    part = root / f"{_GAMES}.part"
-    part.unlink(missing_ok=True)
-    part.symlink_to(data)
-    part.replace(root / _GAMES)
+    link = root / f"{_GAMES}.part"
+    link.unlink(missing_ok=True)
+    link.symlink_to(data)
+    link.replace(root / _GAMES)
 
 
 def _write_list(root: Path) -> None:

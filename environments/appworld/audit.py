@@ -128,13 +128,13 @@ def _mutants(
 def _effective(environment: AppWorld, task: Task, calls: Sequence[Call]) -> Iterator[int]:
     """The positions of the calls that changed the state."""
     with _judging(environment, task.setup) as judging:
-        before = judging.state()
+        state = judging.state()
         for index, call in enumerate(calls):
             judging.step(Action(calls=(call,)))
-            now = judging.state()
-            if now != before:
+            next_state = judging.state()
+            if next_state != state:
                 yield index
-            before = now
+            state = next_state
 
 
 def _official(environment: AppWorld, split: str, calls_by_task: dict[str, list[Call]]) -> list[float]:

@@ -100,25 +100,25 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
 
 
 def _provide(name: str, python: str, say: Callable[[str], None]) -> None:
-    place = _place(name)
-    for leftover in place.parent.glob(f".{name}-*"):
+    folder = _place(name)
+    for leftover in folder.parent.glob(f".{name}-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     if is_current(name):
-        say(f"appworld: {name} data already in {place}")
+        say(f"appworld: {name} data already in {folder}")
         return
-    workspace = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=place.parent))
+    workspace = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
     try:
         if name == "tiny":
-            say(f"appworld: building tiny data in {place}")
+            say(f"appworld: building tiny data in {folder}")
             builder = [python, "-m", f"{__package__}.tiny", str(workspace / "root")]
             _run(builder, _BUILD, "cannot build the tiny data", workspace / "root")
-        elif (place / "data").exists():
-            say(f"appworld: checking the data found in {place}")
+        elif (folder / "data").exists():
+            say(f"appworld: checking the data found in {folder}")
             (workspace / "root").mkdir(mode=0o700)
         else:
-            say(f"appworld: downloading the official data into {place}")
+            say(f"appworld: downloading the official data into {folder}")
             _download(python, workspace / "root")
-        data = next(folder / "data" for folder in (workspace / "root", place) if (folder / "data").exists())
+        data = next(parent / "data" for parent in (workspace / "root", folder) if (parent / "data").exists())
         if flaw := next(_flaws(data), ""):
             raise InstallError(f"AppWorld's {name} data is incomplete: {flaw}. {_ways(name)}")
         say("appworld: copying what model code may see")
@@ -126,14 +126,14 @@ def _provide(name: str, python: str, say: Callable[[str], None]) -> None:
         _settle(name, workspace)
     finally:
         shutil.rmtree(workspace, ignore_errors=True)
-    say(f"appworld: {name} data ready in {place}")
+    say(f"appworld: {name} data ready in {folder}")
 
 
 def _settle(name: str, making: Path) -> None:
     """Renames the new folders into place, then stamps them, so that neither is used before it is complete."""
-    place = _place(name)
+    folder = _place(name)
     by_hand = not (making / "root" / "data").exists()
-    for source, target in ((making / "public", _twin(name)), (making / "root", place)):
+    for source, target in ((making / "public", _twin(name)), (making / "root", folder)):
         if source.name == "public" or not by_hand:
             if target.exists():
                 target.rename(making / f"old-{target.name}")
@@ -146,13 +146,13 @@ def _settle(name: str, making: Path) -> None:
 def _place(name: str) -> Path:
     if name not in ROOTS:
         raise InstallError(f"AppWorld's data {name!r} not found; available: {', '.join(ROOTS)}")
-    place = cache() / "appworld" / name
-    if "memory" in str(place):
+    folder = cache() / "appworld" / name
+    if "memory" in str(folder):
         raise InstallError(
-            f"the path {place} contains 'memory', which AppWorld takes for a database held in memory; "
+            f"the path {folder} contains 'memory', which AppWorld takes for a database held in memory; "
             "set COJAX_CACHE to a folder without it"
         )
-    return place
+    return folder
 
 
 def _twin(name: str) -> Path:
@@ -248,6 +248,6 @@ def _flaws(data: Path) -> Iterator[str]:
             continue
         for line in list_file.read_text().split():
             folder = data / "tasks" / line.partition(":")[0]
-            for part in ("specs.json", "dbs", f"{_TRUTH}/evaluation.py", f"{_TRUTH}/test_data.json"):
-                if not (folder / part).exists():
-                    yield f"{folder / part} is missing"
+            for name in ("specs.json", "dbs", f"{_TRUTH}/evaluation.py", f"{_TRUTH}/test_data.json"):
+                if not (folder / name).exists():
+                    yield f"{folder / name} is missing"

@@ -91,9 +91,9 @@ class AppWorld:
         if split not in SPLITS:
             raise ValueError(f"split {split!r} not found; available: {', '.join(SPLITS)}")
         if split == "seed":
-            places = [Task(NAME, "", {"scenario": name}) for name in roots.tasks(self.data, "train")]
-            random.Random(repr(("places", seed))).shuffle(places)
-            return tuple(places[:count])
+            scenarios = [Task(NAME, "", {"scenario": name}) for name in roots.tasks(self.data, "train")]
+            random.Random(repr(("places", seed))).shuffle(scenarios)
+            return tuple(scenarios[:count])
         return tuple(self._task(name) for name in roots.tasks(self.data, SPLITS[split])[:count])
 
     def start(self, task: Task) -> "AppWorldEpisode":
@@ -270,9 +270,9 @@ class AppWorldEpisode:
         self.judging, self.judged, self.differing = None, 0, []
 
 
-def opening(query: str, place: Mapping[str, Any]) -> str:
+def opening(query: str, specs: Mapping[str, Any]) -> str:
     """The message that opens an episode; `place` holds the supervisor and the date and time."""
-    return _OPENING.format(**place["supervisor"], datetime=place["datetime"].replace("T", " "), query=query)
+    return _OPENING.format(**specs["supervisor"], datetime=specs["datetime"].replace("T", " "), query=query)
 
 
 def code_of(action: Action, tools: bool = False) -> tuple[str, str]:

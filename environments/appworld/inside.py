@@ -68,7 +68,7 @@ def episode(app_world: World, salt: str) -> PlainEpisode:
         messages = (Message("user", text), Message(CALLS, json.dumps(calls)))
         return Observation(messages, ok=ok, done=app_world.is_complete)
 
-    return PlainEpisode(step, affordances=lambda: offers.now(salt, last_output))
+    return PlainEpisode(step, affordances=lambda: offers.draw_actions(salt, last_output))
 
 
 # How to give a process its own view of the files.
@@ -114,7 +114,7 @@ class Offers:
         self.tokens: dict[str, str | None] = {}
         self.values_by_kind: dict[str, Values] = {}
 
-    def now(self, salt: str, last: str) -> tuple[Action, ...]:
+    def draw_actions(self, salt: str, last: str) -> tuple[Action, ...]:
         """Actions of one call each, drawn by `salt`. The last ones complete the task, also with the `last` output."""
         self.rng = random.Random(salt)
         for kind in _CHANGING:

@@ -146,11 +146,11 @@ def _table(pair: Any, name: str, rows: tuple[list[Any], list[Any], list[Any]], n
     """The rows added, changed (id and new values) and removed (id); a part without rows is left out."""
     app, _, kind = name.partition(".")
     additions, updates, removals = rows
-    before = {row.id: row for row in pair.start[app][kind].by_ids([row.id for row in updates])}
+    old_rows = {row.id: row for row in pair.start[app][kind].by_ids([row.id for row in updates])}
     differences = []
     for row in updates:
-        old, now = _columns(app, before[row.id], new), _columns(app, row, new)
-        if differing := {column: now[column] for column in now if now[column] != old[column]}:
+        old, current = _columns(app, old_rows[row.id], new), _columns(app, row, new)
+        if differing := {column: current[column] for column in current if current[column] != old[column]}:
             differences.append({"id": row.id, **differing})
     entry = {
         "added": [_columns(app, row, new) for row in additions],

@@ -72,13 +72,13 @@ def compare(reference: Mapping[str, Any], effects: Mapping[str, Any]) -> Evaluat
     """
     goal, actual = _parts(reference), _parts(effects)
     parts = [Check(f"{table}: {part}", actual.get((table, part)) == rows) for (table, part), rows in goal.items()]
-    others = actual.keys() - goal.keys()
+    extras = actual.keys() - goal.keys()
     answer = Check("answer", answer_text(effects["answer"]) == answer_text(reference["answer"]))
     completion = effects["status"] is not None and effects["status"] == reference["status"]
-    checks = (*parts, Check("nothing else changed", not others), answer, Check("completed", completion))
+    checks = (*parts, Check("nothing else changed", not extras), answer, Check("completed", completion))
     answers = reference["answer"] is not None
     targets = [*parts, answer] if answers else parts
-    harm = len(others) + (not answers and not answer.passed)
+    harm = len(extras) + (not answers and not answer.passed)
     partial = partial_reward(sum(check.passed for check in targets), len(targets), harm)
     return Evaluation(float(all(check.passed for check in checks)), checks, partial)
 

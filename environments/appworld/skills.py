@@ -61,13 +61,13 @@ KINDS: Mapping[str, str] = dict(re.findall(r"^(\w+) = (.+)$", _TEXT, re.MULTILIN
 
 def code(calls: Sequence[Call]) -> str:
     """The code of these calls as one block of Python. Raises ValueError for a call of no skill."""
-    parts = [_PROLOGUE]
+    blocks = [_PROLOGUE]
     for call in calls:
         if call.name == ENDING:
             if not call.arguments.keys() <= {"answer"}:
                 raise ValueError(f"{ENDING} takes an answer alone, or nothing")
             arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
-            parts.append(f"apis.supervisor.complete_task({arguments})")
+            blocks.append(f"apis.supervisor.complete_task({arguments})")
             continue
         skill = SKILLS.get(call.name)
         if skill is None:
@@ -76,8 +76,8 @@ def code(calls: Sequence[Call]) -> str:
         if values.keys() != set(skill.parameters) or not all(isinstance(v, (str, int, float)) for v in values.values()):
             raise ValueError(f"{skill.name} takes {', '.join(skill.parameters) or 'nothing'}, each text or a number")
         body = _fill(skill.code, values)
-        parts.append(f'access = token("{skill.app}")\n{body}')
-    return "\n".join(parts)
+        blocks.append(f'access = token("{skill.app}")\n{body}')
+    return "\n".join(blocks)
 
 
 def documentation() -> tuple[Mapping[str, Any], ...]:
@@ -118,19 +118,19 @@ def phrase(steps: Sequence[Triplet]) -> str | None:
     The last step, and no other, completes the task. Only the step before it may be a look-up, whose value is then the
     answer.
     """
-    done = [(call, step.observation) for step in steps for call in step.action.calls]
-    if len(done) < 2 or len(done) != len(steps) or not all(observation.ok for _, observation in done):
+    calls = [(call, step.observation) for step in steps for call in step.action.calls]
+    if len(calls) < 2 or len(calls) != len(steps) or not all(observation.ok for _, observation in calls):
         return None
-    (*before, (last, last_observation)), (ending, _) = done[:-1], done[-1]
-    if ending.name != ENDING or any(call.name not in SKILLS for call, _ in done[:-1]):
+    (*earlier, (last, last_observation)), (ending, _) = calls[:-1], calls[-1]
+    if ending.name != ENDING or any(call.name not in SKILLS for call, _ in calls[:-1]):
         return None
-    if any(SKILLS[call.name].look for call, _ in before):
+    if any(SKILLS[call.name].look for call, _ in earlier):
         return None
     if ending.arguments != ({"answer": last_observation.text} if SKILLS[last.name].look else {}):
         return None
     if SKILLS[last.name].look and not (last_observation.text.strip() and "\n" not in last_observation.text):
         return None
-    clauses = [_wording(call) for call, _ in done[:-1]]
+    clauses = [_wording(call) for call, _ in calls[:-1]]
     if None in clauses or len(set(clauses)) < len(clauses):
         return None
     text = _JOINER.join(filter(None, clauses))

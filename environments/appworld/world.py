@@ -207,13 +207,13 @@ class World:
 
     @contextlib.contextmanager
     def _own_stream(self) -> Iterator[None]:
-        others = random.getstate()
+        outer_state = random.getstate()
         random.setstate(self._random_state)
         try:
             yield
         finally:
             self._random_state = random.getstate()
-            random.setstate(others)
+            random.setstate(outer_state)
 
 
 def task_folder(data: str, task: str) -> Path:
@@ -280,11 +280,11 @@ class Access:
         if not slots.keys() <= set(_SLOT.findall(path)) or any(map(leads_elsewhere, slots.values())):
             route = None
         with self._turn:
-            before, self._call = self._call, (call := SimpleNamespace(route=route, slots=slots, reached=False))
+            outer_call, self._call = self._call, (call := SimpleNamespace(route=route, slots=slots, reached=False))
             try:
                 yield call
             finally:
-                self._call = before
+                self._call = outer_call
 
     def admits(self, route: Any, scope: Mapping[str, Any]) -> bool:
         """Whether the route may answer the request in `scope`."""
@@ -346,8 +346,8 @@ _ruling: Access | None = None
 def _enforce(access: Access) -> None:
     """Makes every route and every access token of this process ask `access` first."""
     global _ruling
-    _ruling, first = access, _ruling is None
-    if not first:
+    _ruling, is_first = access, _ruling is None
+    if not is_first:
         return
     from appworld.apps.api_lib import LogInOutManager
     from starlette.responses import PlainTextResponse
@@ -363,8 +363,8 @@ def _enforce(access: Access) -> None:
             # The package answers so to an argument that makes an unknown path.
             await PlainTextResponse("Method Not Allowed", status_code=405)(scope, receive, send)
 
-    def create_access_token(self: Any, *, data: dict[str, Any], **more: Any) -> str:
-        token = stock_create(self, data=data, **more)
+    def create_access_token(self: Any, *, data: dict[str, Any], **options: Any) -> str:
+        token = stock_create(self, data=data, **options)
         if _ruling is not None:
             _ruling.users.add(data["sub"])
         return token

@@ -60,7 +60,7 @@ class Bfcl:
             "challenge": tasks["long_context"],
         }
         bare = (dataclasses.replace(task, query="", solution=()) for task in tasks["base"])
-        self._places = tuple({task.id: task for task in bare}.values())
+        self._scenarios = tuple({task.id: task for task in bare}.values())
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return tuple(entry for entries in self._official.documentation.values() for entry in entries)
@@ -71,9 +71,9 @@ class Bfcl:
         That split holds the scenarios of base, without question or answer. Raises ValueError for an unknown split.
         """
         if split == "seed":
-            places = list(self._places)
-            random.Random(repr(("places", seed))).shuffle(places)
-            return tuple(places[:count])
+            scenarios = list(self._scenarios)
+            random.Random(repr(("places", seed))).shuffle(scenarios)
+            return tuple(scenarios[:count])
         if split not in self._splits:
             raise ValueError(f"split {split!r} not found; available: {', '.join(SPLITS)}")
         return self._splits[split][:count]
@@ -140,5 +140,5 @@ def _withheld_functions(by_turn: Mapping[str, Sequence[str]], answers: Sequence[
 def _user_text(messages: Sequence[Mapping[str, str]]) -> str:
     """The user's text of a turn. Raises ValueError for a message of another role, which the protocol does not allow."""
     if any(message["role"] != "user" for message in messages):
-        raise ValueError(f"a turn holds roles {[m['role'] for m in messages]}; expected the user alone")
+        raise ValueError(f"a turn holds roles {[message['role'] for message in messages]}; expected the user alone")
     return "\n".join(message["content"] for message in messages)

@@ -73,9 +73,9 @@ def load() -> Official:
             raise ModuleNotFoundError(
                 f"{error}: this runs inside the benchmark's virtual environment; cojax install bfcl"
             ) from error
-        places = importlib.import_module("bfcl_eval.constants.executable_backend_config")
+        backend = importlib.import_module("bfcl_eval.constants.executable_backend_config")
         prompts = importlib.import_module("bfcl_eval.constants.default_prompts")
-        apis = {name: vars(importlib.import_module(places.CLASS_FILE_PATH_MAPPING[name]))[name] for name in CLASSES}
+        apis = {name: vars(importlib.import_module(backend.CLASS_FILE_PATH_MAPPING[name]))[name] for name in CLASSES}
         del os.environ["BFCL_PROJECT_ROOT"]
     # The first use imports modules, which must not happen in a child.
     datetime.datetime.strptime("2024", "%Y")
@@ -83,7 +83,7 @@ def load() -> Official:
     folder = data / "multi_turn_func_doc"
     return Official(
         documentation={
-            name: tuple(map(_tool, _lines(folder / places.MULTI_TURN_FUNC_DOC_FILE_MAPPING[name]))) for name in CLASSES
+            name: tuple(map(_tool, _lines(folder / backend.MULTI_TURN_FUNC_DOC_FILE_MAPPING[name]))) for name in CLASSES
         },
         entries={
             category: tuple(zip(_lines(data / name), _lines(data / "possible_answer" / name), strict=True))

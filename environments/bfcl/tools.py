@@ -127,7 +127,7 @@ class Scene:
         records = records.values() if isinstance(records, Mapping) else records
         return [record[key] for record in records if isinstance(record, Mapping) and key in record]
 
-    def here(self, kind: str) -> list[str]:
+    def listing(self, kind: str) -> list[str]:
         """Names of the files or directories in the current directory."""
         system = self.instances.get("GorillaFileSystem")
         return [] if system is None else _names_in(system._current_dir, kind)
@@ -170,7 +170,7 @@ def names_below(scene: Scene) -> list[str]:
 def words_here(scene: Scene) -> list[str]:
     """The words in the files of the current directory."""
     system = scene.instances.get("GorillaFileSystem")
-    contents = [] if system is None else [system._current_dir.contents[name].content for name in scene.here("File")]
+    contents = [] if system is None else [system._current_dir.contents[name].content for name in scene.listing("File")]
     return [word.strip(".,:;()") for text in contents for word in text[:500].split()[:40] if len(word) > 4]
 
 
@@ -198,24 +198,24 @@ def told_lists(scene: Scene) -> list[list[float]]:
 
 
 _FUNCTIONS: Mapping[str, Source] = {
-    "files": lambda scene: scene.here("File"),
-    "folders": lambda scene: scene.here("Directory"),
+    "files": lambda scene: scene.listing("File"),
+    "folders": lambda scene: scene.listing("Directory"),
     "message_words": lambda scene: _long_words(
         text for mail in scene.of("MessageAPI", "inbox") for text in mail.values()
     ),
     "tweet_words": lambda scene: _long_words(scene.field("TwitterAPI", "tweets", "content")),
-    **{one.__name__: one for one in (names_below, words_here, receivers, stocks, told_numbers, told_lists)},
+    **{source.__name__: source for source in (names_below, words_here, receivers, stocks, told_numbers, told_lists)},
 }
 
 
 def _list_source(text: str) -> Source:
     """The source of the values of a list in tools.txt."""
-    sources = [_source(part) for part in ast.parse(f"({text},)", mode="eval").body.elts]  # type: ignore[attr-defined]
+    sources = [_source(node) for node in ast.parse(f"({text},)", mode="eval").body.elts]  # type: ignore[attr-defined]
     return lambda scene: itertools.chain.from_iterable(source(scene) for source in sources)
 
 
-def _source(part: ast.expr) -> Source:
-    match part:
+def _source(node: ast.expr) -> Source:
+    match node:
         case ast.Name(id="OMIT"):
             return lambda scene: (OMIT,)
         case ast.Name(id=name):
@@ -226,7 +226,7 @@ def _source(part: ast.expr) -> Source:
             return lambda scene: scene.items(api, attribute)
         case ast.Attribute(value=ast.Attribute(value=ast.Name(id=api), attr=attribute), attr=key):
             return lambda scene: scene.field(api, attribute, key)
-    value = ast.literal_eval(part)
+    value = ast.literal_eval(node)
     return lambda scene: (value,)
 
 

@@ -83,12 +83,12 @@ class DeskEpisode:
         reference = DeskEpisode(self._task, self._suite)
         for action in self._task.solution:
             reference.step(action)
-        start, goal, now = (office.facts(state) for state in (self._task.setup, reference._office, self._office))
+        start, goal, current = (office.facts(state) for state in (self._task.setup, reference._office, self._office))
         changed_paths = [path for path in sorted(start | goal) if start.get(path) != goal.get(path)]
-        others = (start | now).keys() - set(changed_paths)
-        wrong = sum(start.get(path) != now.get(path) for path in others)
+        other_paths = (start | current).keys() - set(changed_paths)
+        wrong = sum(start.get(path) != current.get(path) for path in other_paths)
         right = self._answer == reference._answer
-        checks = [Check(path, now.get(path) == goal.get(path)) for path in changed_paths]
+        checks = [Check(path, current.get(path) == goal.get(path)) for path in changed_paths]
         if reference._answer is not None:
             checks.append(Check("answer", right))
         else:
@@ -114,8 +114,8 @@ class DeskEpisode:
             self._values[gives] = [word for word in self._values[gives] if word != observation] + [observation]
         return observation
 
-    def _refuse(self, before: tuple[Message, ...], reason: str) -> Observation:
-        return Observation((*before, Message("tool", f"error: {reason}")), ok=False, done=self._finished)
+    def _refuse(self, messages: tuple[Message, ...], reason: str) -> Observation:
+        return Observation((*messages, Message("tool", f"error: {reason}")), ok=False, done=self._finished)
 
     def _works(self, call: Call) -> bool:
         try:

@@ -212,8 +212,8 @@ def demonstrate(
 
     low, high = noise
     for skill, words in plan:
-        place = suite.skills.index(skill) / (len(suite.skills) - 1)  # 0 for the most popular one, 1 for the least
-        if rng.random() < low + (high - low) * place**steep:
+        rank = suite.skills.index(skill) / (len(suite.skills) - 1)  # 0 for the most popular one, 1 for the least
+        if rng.random() < low + (high - low) * rank**steep:
             bungle(skill, words, act, rng)
         else:
             carry_out(skill, words, act)

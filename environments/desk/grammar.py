@@ -18,25 +18,25 @@ def phrase(steps: Sequence[Triplet], suite: Suite = DESK) -> str | None:
     Each change is matched with the skill that explains the most look-ups not yet explained. There is no query if a
     call was refused, a look-up stays unexplained, finish comes before the end, or a word is not in the language.
     """
-    done = calls_with_observations(steps)
-    if not done:
+    calls = calls_with_observations(steps)
+    if not calls:
         return None
     clauses: list[str] = []
     prior_looks: frozenset[int] = frozenset()
-    for index, (call, _) in enumerate(done):
+    for index, (call, _) in enumerate(calls):
         if _looks(call, suite):
             continue
-        if call.name == FINISH and index < len(done) - 1:
+        if call.name == FINISH and index < len(calls) - 1:
             return None
         if call.name == FINISH and not call.arguments:
             continue
-        matches = list(_matches(done, index, prior_looks, suite))
+        matches = list(_matches(calls, index, prior_looks, suite))
         if not matches:
             return None
         looks, clause = max(matches, key=lambda match: (len(match[0] - prior_looks), -len(match[0])))
         prior_looks |= looks
         clauses.append(clause)
-    dangling = {index for index, (call, _) in enumerate(done) if _looks(call, suite)} - prior_looks
+    dangling = {index for index, (call, _) in enumerate(calls) if _looks(call, suite)} - prior_looks
     return JOINER.join(clauses) if clauses and not dangling else None
 
 
@@ -45,17 +45,17 @@ def _looks(call: Call, suite: Suite) -> bool:
 
 
 def _matches(
-    done: list[Done], index: int, prior_looks: frozenset[int], suite: Suite
+    calls: list[Done], index: int, prior_looks: frozenset[int], suite: Suite
 ) -> Iterator[tuple[frozenset[int], str]]:
     """For each skill that can end with the call at `index`: the look-ups that it needs, and its clause."""
     for skill in suite.skills:
         for branch in skill.branches:
-            words = _unify(branch[-1], done[index][0], {})
+            words = _unify(branch[-1], calls[index][0], {})
             looks: frozenset[int] = frozenset()
             for template in reversed(branch[:-1]):
                 if words is None:
                     break
-                look = _look(template, done, index, words, prior_looks, suite)
+                look = _look(template, calls, index, words, prior_looks, suite)
                 words, looks = (look[1], looks | {look[0]}) if look else (None, looks)
             if words is not None:
                 words = _fill(skill, branch, words, suite)
@@ -75,19 +75,19 @@ def _unify(template: Template, call: Call, words: Mapping[str, str]) -> dict[str
 
 
 def _look(
-    template: Template, done: list[Done], end: int, words: Mapping[str, str], prior_looks: frozenset[int], suite: Suite
+    template: Template, calls: list[Done], end: int, words: Mapping[str, str], prior_looks: frozenset[int], suite: Suite
 ) -> tuple[int, dict[str, str]] | None:
     """The latest look-up that fits the template, preferably one not yet explained; and the words with its binding."""
     candidates: list[tuple[bool, int, dict[str, str]]] = []
     for index in range(end):
-        call, observation = done[index]
+        call, observation = calls[index]
         bindings = _unify(template, call, words)
         if bindings is not None and bindings.setdefault(template.binds, observation) == observation:
             arguments = set(call.arguments.values())
             # The observed value must still be right when it is used.
             conflict = any(
                 arguments & set(other.arguments.values())
-                for other, _ in done[index + 1 : end]
+                for other, _ in calls[index + 1 : end]
                 if not _looks(other, suite)
             )
             if not conflict:

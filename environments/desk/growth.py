@@ -189,9 +189,9 @@ def _pick_wrong_tool(tool: str, app: Application, tools: Mapping[str, Tool], rng
     """A tool with as many parameters that tells something else, preferably of the same application."""
     right = tools[tool]
     alike = [
-        one
-        for one in tools.values()
-        if len(one.slots) == len(right.slots) and one != right and not (one.gives and one.gives == right.gives)
+        other
+        for other in tools.values()
+        if len(other.slots) == len(right.slots) and other != right and not (other.gives and other.gives == right.gives)
     ]
-    near = [one for one in alike if one.application == app.name]
+    near = [other for other in alike if other.application == app.name]
     return rng.choice(near or alike).name

@@ -68,16 +68,16 @@ def copy(office: Mapping[str, Mapping[str, Entity]], shelves: Mapping[str, froze
 def new_office(rng: random.Random) -> State:
     """A small office: 3 folders, 4 files, 3 notes, 4 contacts, 3 events, mail from 3 of the contacts."""
 
-    def some(what: str, count: int) -> list[str]:
-        return rng.sample(WORDS[what], count)
+    def draw(kind: str, count: int) -> list[str]:
+        return rng.sample(WORDS[kind], count)
 
-    folders, people, texts = some("folder", 3), some("person", 4), iter(some("text", 10))
+    folders, people, texts = draw("folder", 3), draw("person", 4), iter(draw("text", 10))
     return {
-        "files": {file: {"folder": rng.choice(folders), "text": next(texts), "copies": []} for file in some("file", 4)},
+        "files": {file: {"folder": rng.choice(folders), "text": next(texts), "copies": []} for file in draw("file", 4)},
         "folders": {folder: {"shared": []} for folder in folders},
-        "notes": {note: {"text": next(texts)} for note in some("note", 3)},
-        "contacts": {person: {"address": address} for person, address in zip(people, some("address", 4), strict=True)},
-        "calendar": {event: {"day": rng.choice(WORDS["day"]), "guests": []} for event in some("event", 3)},
+        "notes": {note: {"text": next(texts)} for note in draw("note", 3)},
+        "contacts": {person: {"address": address} for person, address in zip(people, draw("address", 4), strict=True)},
+        "calendar": {event: {"day": rng.choice(WORDS["day"]), "guests": []} for event in draw("event", 3)},
         "mail": {person: {"text": next(texts), "flagged": False, "forwarded": []} for person in rng.sample(people, 3)},
         "sent": {},
     }

@@ -30,18 +30,18 @@ _MAKERS = ("engine.py", "limits.py", "solving.py")
 
 def complete_folder(name: str) -> Path:
     """The folder of the thirty tasks. Raises InstallError, which says what to do, if one is missing."""
-    place = folder(name)
-    if missing := [task for task in TASKS if not _file(place, task).exists()]:
+    root = folder(name)
+    if missing := [task for task in TASKS if not _file(root, task).exists()]:
         raise InstallError(
-            f"ScienceWorld's solutions of {missing[0]} are not in {place}, or were made by another version; "
+            f"ScienceWorld's solutions of {missing[0]} are not in {root}, or were made by another version; "
             f"run: cojax install scienceworld --data={name}"
         )
-    return place
+    return root
 
 
-def load(place: Path) -> list[dict[str, Any]]:
+def load(root: Path) -> list[dict[str, Any]]:
     """The thirty tasks of a complete folder, as `solving.records` wrote them."""
-    return [json.loads(_file(place, task).read_text()) for task in TASKS]
+    return [json.loads(_file(root, task).read_text()) for task in TASKS]
 
 
 def provide(name: str, python: str, say: Callable[[str], None]) -> None:
@@ -50,23 +50,23 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
     Raises InstallError, which says what to do.
     """
     library = jvm()
-    place = folder(name)
+    root = folder(name)
 
     def solve(task: str) -> None:
-        arguments = [library, task, str(_COUNTS[name]), str(_file(place, task))]
+        arguments = [library, task, str(_COUNTS[name]), str(_file(root, task))]
         run_module(python, f"{__package__}.solving", arguments, "ScienceWorld cannot solve its tasks", _PATIENCE)
         say(f"scienceworld: {task}")
 
-    with locked(place, "ScienceWorld's solutions", say), concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        place.mkdir(exist_ok=True)
-        remaining = [task for task in TASKS if not _file(place, task).exists()]
+    with locked(root, "ScienceWorld's solutions", say), concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        root.mkdir(exist_ok=True)
+        remaining = [task for task in TASKS if not _file(root, task).exists()]
         if not remaining:
-            say(f"scienceworld: solutions already in {place}")
+            say(f"scienceworld: solutions already in {root}")
             return
         say(f"scienceworld: the simulator solves {_COUNTS[name]} variations of each split of {len(remaining)} tasks")
-        for done in [pool.submit(solve, task) for task in remaining]:
-            done.result()
-    say(f"scienceworld: solutions ready in {place}")
+        for future in [pool.submit(solve, task) for task in remaining]:
+            future.result()
+    say(f"scienceworld: solutions ready in {root}")
 
 
 def folder(name: str) -> Path:
@@ -77,8 +77,8 @@ def folder(name: str) -> Path:
     return cache() / "scienceworld" / f"{name}-{digest.hexdigest()[:8]}"
 
 
-def _file(place: Path, task: str) -> Path:
-    return place / f"{task}.json"
+def _file(root: Path, task: str) -> Path:
+    return root / f"{task}.json"
 
 
 # The command that installs Java.

@@ -155,15 +155,15 @@ def state_of(universe: Mapping[str, Any], score: int) -> dict[str, Any]:
     """
     names = dict(_names(universe))
     rooms: dict[str, list[Any]] = {}
-    place, inventory = "", list[Any]()
+    room_name, inventory = "", list[Any]()
     for room in _inside(universe):
         for entity in _inside(room):
             if entity["name"] == _AGENT:
-                place = room["name"]
+                room_name = room["name"]
                 bags = [bag for bag in _inside(entity) if bag["name"] == _INVENTORY]
                 inventory = [_object(item, names) for bag in bags for item in _inside(bag)]
         rooms[room["name"]] = _sort(_object(entity, names) for entity in _inside(room) if entity["name"] != _AGENT)
-    return {"place": place, "inventory": _sort(inventory), "rooms": rooms, "score": score}
+    return {"place": room_name, "inventory": _sort(inventory), "rooms": rooms, "score": score}
 
 
 def goals(progress: str) -> list[tuple[str, bool]]:
