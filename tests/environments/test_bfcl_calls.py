@@ -156,7 +156,7 @@ def test_calls_share_neither_defaults_nor_arguments() -> None:
     assert mine == ["mine"]
 
 
-def test_a_trial_and_a_photograph_leave_the_instance_alone() -> None:
+def test_a_trial_and_a_snapshot_leave_the_instance_alone() -> None:
     apis = sample_apis()
     tried = apis.trial()
     assert tried(Call("put", {"item": "a"})).ok
@@ -166,7 +166,7 @@ def test_a_trial_and_a_photograph_leave_the_instance_alone() -> None:
     assert apis.instances["SampleApi"].items == [["b"]]
 
 
-def test_a_portrait_is_json_of_what_is_public() -> None:
+def test_the_public_state_is_json() -> None:
     assert public_state(SampleApi()) == {"items": [], "counts": {"key:1": "one", "1": "digit"}}
     full = SampleApi()
     full.items = [(1, 2.5), {3, 1}, math.nan, 10**4001, SampleApi()]
@@ -176,7 +176,7 @@ def test_a_portrait_is_json_of_what_is_public() -> None:
     assert items[4] == {"SampleApi": {"items": [], "counts": {"key:1": "one", "1": "digit"}}}
 
 
-def test_a_portrait_of_what_holds_itself_ends() -> None:
+def test_the_public_state_of_what_holds_itself_ends() -> None:
     loop, twice = SampleApi(), SampleApi()
     loop.items = [loop]
     below: list = []
