@@ -85,8 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         module = vars(worlds.module(options.name))
         assignments = options.set + ([f"data={options.data}"] if options.data else [])
-        if wrong := [assignment for assignment in assignments if "=" not in assignment]:
-            raise ValueError(f"--set {wrong[0]} has no value; give it as --set KEY=VALUE")
+        if flaws := [assignment for assignment in assignments if "=" not in assignment]:
+            raise ValueError(f"--set {flaws[0]} has no value; give it as --set KEY=VALUE")
         settings = worlds.settings_from_text(options.name, dict(assignment.split("=", 1) for assignment in assignments))
         count = options.count or module.get("COUNT", _COUNT)
         if "check" in module and options.name in names:
@@ -112,14 +112,14 @@ def _lines(
     """The line of each split. The first call that hangs ends its split."""
     for split, tasks in splits.items():
         began = time.monotonic()
-        solvable = [task for task in tasks if task.solution]
-        if solvable:
+        examples = [task for task in tasks if task.solution]
+        if examples:
             report = SplitReport()
-            examine = functools.partial(report.examine, tasks=solvable, trials=module.get("TRIALS", {}), every=every)
+            examine = functools.partial(report.examine, tasks=examples, trials=module.get("TRIALS", {}), every=every)
             report.faults += _watch(environment, examine)
             list_all = every or module.get("OFFICIAL_VERDICT", False)
             line = report.line(name, split, time.monotonic() - began, every=list_all)
-            yield line | {"unsolved": len(tasks) - len(solvable)}
+            yield line | {"unsolved": len(tasks) - len(examples)}
         elif reason := traits_of(environment).incomparable:
             openings = SplitReport()
             openings.faults += _watch(environment, functools.partial(examine_openings, tasks=tasks, report=openings))

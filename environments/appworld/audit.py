@@ -114,10 +114,10 @@ def _mutants(
     environment: AppWorld, task: Task, calls: Sequence[Call], *, every: bool
 ) -> Iterator[tuple[str, list[Call], Trajectory]]:
     """For each call that had an effect: its name, the other calls, and the verdict on these alone."""
-    effective = list(_effective(environment, task, calls))
-    if not every and effective:
-        effective = [random.Random(f"{_SEED} {task.id}").choice(effective)]
-    for i in effective:
+    positions = list(_effective(environment, task, calls))
+    if not every and positions:
+        positions = [random.Random(f"{_SEED} {task.id}").choice(positions)]
+    for i in positions:
         others = [*calls[:i], *calls[i + 1 :]]
         with _judging(environment, task.setup) as judging:
             judging.step(Action(calls=tuple(others)))

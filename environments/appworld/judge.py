@@ -97,10 +97,10 @@ def replay(app_world: World, calls: Sequence[Call]) -> Observation:
         app, _, api = call.name.partition(".")
         try:
             # Without a digest, the code saw no reply, for example because its time was over.
-            alike = call.arguments["digest"] in (app_world.call(app, api, call.arguments["arguments"]), "")
+            is_alike = call.arguments["digest"] in (app_world.call(app, api, call.arguments["arguments"]), "")
         except (ValueError, TypeError, KeyError):
-            alike = ok = False
-        if not alike:
+            is_alike = ok = False
+        if not is_alike:
             differing.append(Message("differing", call.name))
     return Observation(tuple(differing), ok, app_world.is_complete)
 

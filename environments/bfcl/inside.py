@@ -131,8 +131,8 @@ def _withheld_functions(by_turn: Mapping[str, Sequence[str]], answers: Sequence[
     """
     withheld = {}
     for turn, names in by_turn.items():
-        early = {calls.read(text)[0] for answer in answers[: int(turn)] for text in answer}
-        if remaining := [tool for tool in names if tool not in early]:
+        early_calls = {calls.read(text)[0] for answer in answers[: int(turn)] for text in answer}
+        if remaining := [tool for tool in names if tool not in early_calls]:
             withheld[turn] = remaining
     return withheld
 

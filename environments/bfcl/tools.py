@@ -247,8 +247,8 @@ def offers(apis: Apis, scene: Scene, tools: Sequence[str], salt: str) -> list[Ca
     calls_by_tool = []
     for tool in tools:
         calls = _combinations(tool, scene, random.Random(repr((tool, salt))))
-        working = (call for call in itertools.islice(calls, _TRIES) if trial(call).ok)
-        calls_by_tool.append(list(itertools.islice(working, _OF_TOOL)))
+        working_calls = (call for call in itertools.islice(calls, _TRIES) if trial(call).ok)
+        calls_by_tool.append(list(itertools.islice(working_calls, _OF_TOOL)))
     layers = itertools.zip_longest(*calls_by_tool)
     return [call for layer in layers for call in layer if call is not None][:_MOST_OFFERS]
 

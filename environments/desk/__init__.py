@@ -76,8 +76,8 @@ def examine(**settings: Any) -> None:
         if name in settings and not low <= settings[name] <= high:
             raise ValueError(f"environment.{name} is {settings[name]}; expected {low} to {high}")
     keywords = inspect.signature(make).parameters
-    grown = [name for name in settings if name not in ("isolated", "suites")]
-    if not settings.get("suites") and (unread := [name for name in grown if settings[name] != keywords[name].default]):
+    names = [name for name in settings if name not in ("isolated", "suites")]
+    if not settings.get("suites") and (unread := [name for name in names if settings[name] != keywords[name].default]):
         raise ValueError(
             f"environment.{unread[0]} is {settings[unread[0]]}, but only a grown desk reads it; "
             "set environment.suites above 0"

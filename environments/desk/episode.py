@@ -64,11 +64,11 @@ class DeskEpisode:
             for tool in tools
             for values in itertools.product(*(options[slot] for slot in tool.slots.values()))
         ]
-        working = [call for call in calls if self._works(call)]
+        working_calls = [call for call in calls if self._works(call)]
         observations = [word for history in self._values.values() for word in history[-_MOST_RECENT:]]
         finishes = [*(Call(FINISH, {"answer": word}) for word in observations), Call(FINISH)]
-        indices = sorted(_draw(list(range(len(working))), _MOST_OFFERS - len(finishes), rng))
-        return tuple(Action(calls=(call,)) for call in (*(working[index] for index in indices), *finishes))
+        indices = sorted(_draw(list(range(len(working_calls))), _MOST_OFFERS - len(finishes), rng))
+        return tuple(Action(calls=(call,)) for call in (*(working_calls[index] for index in indices), *finishes))
 
     def evaluate(self) -> Evaluation:
         """Compares the facts with those that the task's solution reaches from the same start.
@@ -86,15 +86,15 @@ class DeskEpisode:
         start, goal, current = (office.facts(state) for state in (self._task.setup, reference._office, self._office))
         changed_paths = [path for path in sorted(start | goal) if start.get(path) != goal.get(path)]
         other_paths = (start | current).keys() - set(changed_paths)
-        wrong = sum(start.get(path) != current.get(path) for path in other_paths)
-        right = self._answer == reference._answer
+        wrong_count = sum(start.get(path) != current.get(path) for path in other_paths)
+        is_right = self._answer == reference._answer
         checks = [Check(path, current.get(path) == goal.get(path)) for path in changed_paths]
         if reference._answer is not None:
-            checks.append(Check("answer", right))
+            checks.append(Check("answer", is_right))
         else:
-            wrong += not right
-        partial = sum(check.passed for check in checks) / max(1, len(checks) + wrong)
-        checks += [Check("nothing else changed", not wrong), Check("finished", self._finished)]
+            wrong_count += not is_right
+        partial = sum(check.passed for check in checks) / max(1, len(checks) + wrong_count)
+        checks += [Check("nothing else changed", not wrong_count), Check("finished", self._finished)]
         return Evaluation(float(all(check.passed for check in checks)), tuple(checks), partial)
 
     def close(self) -> None:

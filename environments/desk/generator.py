@@ -233,6 +233,6 @@ def bungle(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str], r
         guesses = {look.binds: words[look.names[0]] for look in looks}
         follow([template for template in templates if not template.binds], {**words, **guesses}, act)
         return
-    wrong = max(index for index, template in enumerate(templates) if template.tool != FINISH)
-    mistake = skill.template(skill.wrong_tool, templates[wrong].names, templates[wrong].binds)
-    follow((*templates[:wrong], mistake, *templates[wrong + 1 :]), words, act)
+    index = max(index for index, template in enumerate(templates) if template.tool != FINISH)
+    mistake = skill.template(skill.wrong_tool, templates[index].names, templates[index].binds)
+    follow((*templates[:index], mistake, *templates[index + 1 :]), words, act)

@@ -36,8 +36,8 @@ def phrase(steps: Sequence[Triplet], suite: Suite = DESK) -> str | None:
         looks, clause = max(matches, key=lambda match: (len(match[0] - prior_looks), -len(match[0])))
         prior_looks |= looks
         clauses.append(clause)
-    dangling = {index for index, (call, _) in enumerate(calls) if _looks(call, suite)} - prior_looks
-    return JOINER.join(clauses) if clauses and not dangling else None
+    dangling_looks = {index for index, (call, _) in enumerate(calls) if _looks(call, suite)} - prior_looks
+    return JOINER.join(clauses) if clauses and not dangling_looks else None
 
 
 def _looks(call: Call, suite: Suite) -> bool:

@@ -165,8 +165,8 @@ def _skills(
         otherwise=f"{tool_of['mark']}({a})",
     )
     if len(app.attributes) > 1:
-        nearest = [next(_source(attribute, applications, app), None) for attribute in app.attributes]
-        sources = [source for source in nearest if source]
+        matches = [next(_source(attribute, applications, app), None) for attribute in app.attributes]
+        sources = [source for source in matches if source]
         if len(sources) == 2 and sources[0][0] != sources[1][0]:
             (b, get_b), (c, get_c) = sources
             one, other = app.attributes
@@ -188,10 +188,10 @@ def _source(attribute: str, applications: Sequence[Application], app: Applicatio
 def _pick_wrong_tool(tool: str, app: Application, tools: Mapping[str, Tool], rng: random.Random) -> str:
     """A tool with as many parameters that tells something else, preferably of the same application."""
     right = tools[tool]
-    alike = [
+    candidates = [
         other
         for other in tools.values()
         if len(other.slots) == len(right.slots) and other != right and not (other.gives and other.gives == right.gives)
     ]
-    near = [other for other in alike if other.application == app.name]
-    return rng.choice(near or alike).name
+    neighbours = [other for other in candidates if other.application == app.name]
+    return rng.choice(neighbours or candidates).name
