@@ -27,7 +27,7 @@ def regular_file(path: str | Path, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path} is no file; expected a regular one: put the file itself in its place")
+        raise OSError(f"{path} is not a regular file: put the file itself in its place")
     return descriptor
 
 

@@ -192,7 +192,7 @@ def endpoint_embedding(
         def attempt() -> list[Floats]:
             remaining_s = until - time.monotonic()
             if remaining_s <= 0:
-                raise EmbeddingError(f"the embeddings were not there within {deadline:g} s")
+                raise EmbeddingError(f"the embeddings did not arrive within {deadline:g} s")
             return api.embeddings(body, min(timeout, remaining_s), lambda reply: _rows(reply, len(texts)))
 
         try:
@@ -231,7 +231,7 @@ def _rows(reply: Any, count: int) -> list[Floats]:
     for place, item in enumerate(reply["data"]):
         row = np.asarray(item["embedding"], dtype=np.float32)
         if row.ndim != 1 or not 0 < len(row) <= _MOST_NUMBERS or not np.isfinite(row).all() or not row.any():
-            raise ValueError("an embedding is no list of finite numbers")
+            raise ValueError("an embedding is not a list of finite numbers")
         rows[item.get("index", place)] = row
     if sorted(rows) != list(range(count)):
         raise ValueError(f"embeddings {sorted(rows)[:5]} … of {count} texts")

@@ -105,7 +105,7 @@ def test_a_pipe_or_a_folder_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
     for name in ("pipe", "link", "."):
-        with pytest.raises(OSError, match="is no file; expected a regular one"):
+        with pytest.raises(OSError, match="is not a regular file"):
             open(tmp_path / name, "rb", opener=regular_file)  # noqa: SIM115
     with pytest.raises(OSError, match="No such device"):
         open(tmp_path / "pipe", "ab", opener=own_file)  # noqa: SIM115

@@ -56,7 +56,7 @@ def ask_within(seconds: float, call: Callable[[], _T]) -> _T:
     answer = on_thread("asked", lambda: ask(call))
     until = running() + seconds
     if not done_within(answer, lambda: until - running()):
-        raise EnvironmentFailure(f"what the environment offers was not said within {seconds:g} s{ADVICE}")
+        raise EnvironmentFailure(f"the environment did not say within {seconds:g} s what it offers{ADVICE}")
     return answer.result()
 
 

@@ -232,7 +232,7 @@ def _describe_damage(path: Path, extent: Extent, sums: Sequence[str]) -> str:
     """What is wrong with a log that does not begin with the extent that a checkpoint stores."""
     size, lines, _ = extent
     if not path.exists():
-        return f"{path} is missing; the checkpoint knows {size} bytes. {_LOST}"
+        return f"{path} is missing; the checkpoint expects {size} bytes. {_LOST}"
     before, number = b"", 0
     with open_file(path) as file:
         for number, line in enumerate(lines_of(file), 1):
@@ -242,7 +242,7 @@ def _describe_damage(path: Path, extent: Extent, sums: Sequence[str]) -> str:
                 return f"{path}, line {number}: {fault}. {_RESTORE}"
             before = line
     if (current_size := path.stat().st_size) < size:
-        return f"{path} holds {current_size} bytes; the checkpoint knows {size}. {_LOST}"
+        return f"{path} holds {current_size} bytes; the checkpoint expects {size}. {_LOST}"
     return f"{path}, one of lines 1 to {lines}: {_CHANGED}. {_RESTORE}"
 
 

@@ -45,12 +45,12 @@ def check_facts(record: Mapping[str, Any]) -> None:
     """Raises ValueError if the `code` or `history` in config.json is not what a run writes."""
     code, past_changes = record.get("code", {}), record.get("history", [])
     if not isinstance(code, Mapping) or not isinstance(past_changes, list):
-        raise ValueError("its `code` is no section or its `history` no list")
+        raise ValueError("its `code` is not a section, or its `history` is not a list")
     entries = list(code.values())
     if not all(isinstance(entry, Mapping) for entry in (*entries, *past_changes)):
-        raise ValueError("its `code` or its `history` holds what is no section")
+        raise ValueError("its `code` or its `history` holds something that is not a section")
     if not all(isinstance(entry.get("name", ""), str) for entry in entries):
-        raise ValueError("its `code` holds a name that is no text")
+        raise ValueError("its `code` holds a name that is not text")
 
 
 def changed_code(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

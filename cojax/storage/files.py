@@ -101,7 +101,7 @@ class Log:
         current_length = self.length
         if current_length < length:
             raise StorageError(
-                f"{self.path} holds {current_length} bytes; the checkpoint knows {length}. "
+                f"{self.path} holds {current_length} bytes; the checkpoint expects {length}. "
                 "Records were lost: restore the file from a copy, or start in a new workdir."
             )
         if current_length > length:
@@ -195,7 +195,7 @@ def flat(record: Mapping[str, Any], separator: str = ".", prefix: str = "") -> d
 def expect_file(path: Path) -> None:
     """Raises StorageError if the path is a folder, or anything else but a file. It may be missing."""
     if path.exists() and not path.is_file():
-        raise StorageError(f"{path} is no file; expected one. Move it away and restore the file from a copy.")
+        raise StorageError(f"{path} is not a file. Move it away and restore the file from a copy.")
 
 
 def expect_no_link(path: Path) -> None:

@@ -156,11 +156,11 @@ def _check_kinds(folder: Path) -> None:
         path, kind = folder / name, "folder" if name in FOLDERS else "file"
         if path.exists() and (path.is_dir() if kind == "file" else not path.is_dir()):
             fix = ": it is made again" if name in (*DERIVED, *REMADE) else ", and restore it from a copy"
-            raise StorageError(f"{path} is no {kind}; expected one. Move it away{fix}.")
+            raise StorageError(f"{path} is not a {kind}. Move it away{fix}.")
     for name, kind in (("checkpoints", "folder"), ("episodes", "file"), ("waiting", "file")):
         for path in sorted((folder / name).glob("*")):
             if is_number(path.name.partition(".")[0]) and path.is_dir() is (kind == "file"):
-                raise StorageError(f"{path} is no {kind}; expected one for a step. Move it away.")
+                raise StorageError(f"{path} is not the {kind} of a step. Move it away.")
 
 
 def _check_host(host: Mapping[str, Any], path: Path) -> None:
@@ -170,11 +170,11 @@ def _check_host(host: Mapping[str, Any], path: Path) -> None:
     try:
         seconds = [*clock["parts"].values(), clock["total"]]
     except _MALFORMED as error:
-        raise CheckpointError(f"{path} is no host state of a run: {error}. {RESTORE}") from error
+        raise CheckpointError(f"{path} is not the host state of a run: {error}. {RESTORE}") from error
     are_counts = all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts)
     if not are_counts or not all(isinstance(number, (int, float)) for number in seconds) or "logs" not in host:
         raise CheckpointError(
-            f"{path} is no host state of a run: expected counts, extents of logs and seconds. {RESTORE}"
+            f"{path} is not the host state of a run: expected counts, extents of logs and seconds. {RESTORE}"
         )
 
 
@@ -185,7 +185,7 @@ def _check_logs(files: RunFiles, extents: Mapping[str, list[Any]], path: Path) -
     """
     if unknown := sorted(extents.keys() - files.checked_logs.keys()):
         raise CheckpointError(
-            f"{path} knows a log {unknown[0]!r}, which this version does not have. Use the version that wrote it."
+            f"{path} names a log {unknown[0]!r}, which this version does not have. Use the version that wrote it."
         )
     files.checksums.verify(tuple(extents["checksums"]))
     for name, log in files.checked_logs.items():
@@ -229,7 +229,7 @@ def _tasks(log: CheckedLog) -> list[Task]:
         except _MALFORMED as error:
             raise StorageError(f"{log.path}, line {line}: {str(error).removeprefix('tasks.jsonl: ')}") from error
         if task.id in tasks:
-            raise StorageError(f"{log.path}, line {line}: task {task.id} is there twice. {RESTORE}")
+            raise StorageError(f"{log.path}, line {line}: task {task.id} occurs twice. {RESTORE}")
         tasks[task.id] = task
     return list(tasks.values())
 
@@ -239,7 +239,7 @@ def _changes(log: CheckedLog) -> Iterator[Mapping[str, Any]]:
     for line, record in enumerate(log.records(), 1):
         changes = record.get("changes")
         if not isinstance(changes, dict) or not all(isinstance(values, dict) for values in changes.values()):
-            raise StorageError(f"{log.path}, line {line}: no changes of a memory. {RESTORE}")
+            raise StorageError(f"{log.path}, line {line}: it is not a change of a memory. {RESTORE}")
         yield changes
 
 
@@ -251,7 +251,7 @@ def _pending(log: CheckedLog, evolution_step: int) -> Iterator[Signal]:
             if record["step"] > evolution_step:
                 yield signal
         except _MALFORMED as error:
-            raise StorageError(f"{log.path}, line {line}: no signal: {error}. {RESTORE}") from error
+            raise StorageError(f"{log.path}, line {line}: it is not a signal: {error}. {RESTORE}") from error
 
 
 def _waiting(episodes: Episodes, step: int, count: int) -> tuple[Group, ...]:
@@ -269,5 +269,5 @@ def _waiting(episodes: Episodes, step: int, count: int) -> tuple[Group, ...]:
     try:
         trajectories = [from_json(Trajectory, record) for record in records]
     except _MALFORMED as error:
-        raise StorageError(f"{path} holds no episodes: {error}. {RESTORE}") from error
+        raise StorageError(f"{path} does not hold episodes: {error}. {RESTORE}") from error
     return tuple(Group(task, tuple(group)) for task, group in itertools.groupby(trajectories, lambda group: group.task))

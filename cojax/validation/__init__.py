@@ -279,6 +279,6 @@ def _only_ends(action: Action, bare: Action) -> bool:
 def _require_metered(explorer: Explorer) -> Metered:
     if not isinstance(explorer, Metered):
         raise TypeError(
-            f"explorer {explorer.name!r} has no budget to pay a judge or attempts from; make its Validation without"
+            f"explorer {explorer.name!r} has no budget for a judge or attempts; create its Validation without them"
         )
     return explorer

@@ -95,7 +95,7 @@ def compare_query(
     if wording is not None and normalise(wording) == normalise(query):
         return QueryMatch(verbatim=True)
     if wording is not None and _word_counts(wording) == _word_counts(query):
-        return QueryMatch("the query says the words of these steps in another order")
+        return QueryMatch("the query has the words of these steps in another order")
     if call_text := raw_call(query, [step.action for step in steps], documents):
         return QueryMatch(f"the query holds a call, {call_text!r:.{_SHORT}}; expected words")
     mentions = Mentions(query)

@@ -158,7 +158,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path: Path, name: str) -> 
     # A reader that waits for a writer finds one, and then the end.
     writer = threading.Thread(target=lambda: open(folder / name, "wb").close(), daemon=True)
     writer.start()
-    with pytest.raises(OSError, match=f"{name} is no file; expected a regular one"):
+    with pytest.raises(OSError, match=f"{name} is not a regular file"):
         load(folder)
     reader = os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK)
     writer.join()

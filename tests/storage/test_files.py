@@ -50,7 +50,7 @@ def test_truncate_goes_back_to_an_earlier_length(tmp_path):
 def test_truncate_refuses_a_log_that_lost_records(tmp_path):
     log = Log(tmp_path / "log.jsonl")
     log.append([{"a": 1}])
-    with pytest.raises(StorageError, match=r"log.jsonl holds 8 bytes; the checkpoint knows 9\. Records were lost"):
+    with pytest.raises(StorageError, match=r"log.jsonl holds 8 bytes; the checkpoint expects 9\. Records were lost"):
         log.truncate(9)
 
 

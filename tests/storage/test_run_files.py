@@ -95,8 +95,8 @@ TAMPERED: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "NUL in metrics": ("metrics.jsonl", changed(b"0.375", b"0.37\0"), r"metrics.jsonl, line 3: .*NUL"),
     "a figure changed": ("metrics.jsonl", changed(b"0.375", b"0.875"), r"metrics.jsonl, line 3: it is not"),
     "memory cut": ("memory.jsonl", lambda p: os.truncate(p, 100), r"memory.jsonl, line 2: it is cut short"),
-    "drafts emptied": ("drafts.jsonl", emptied, r"drafts.jsonl holds 0 bytes; the checkpoint knows"),
-    "signals gone": ("signals.jsonl", Path.unlink, r"signals.jsonl is missing; the checkpoint knows"),
+    "drafts emptied": ("drafts.jsonl", emptied, r"drafts.jsonl holds 0 bytes; the checkpoint expects"),
+    "signals gone": ("signals.jsonl", Path.unlink, r"signals.jsonl is missing; the checkpoint expects"),
     "a reply changed": ("journal.jsonl", changed(b"reply 2", b"reply 3"), r"journal.jsonl, line 2: it is"),
     "a vector changed": ("embeddings.jsonl", changed(b"AACAPw", b"AACBPw"), r"embeddings.jsonl, line 1"),
     "a checksum changed": ("checksums.jsonl", changed(b'"is":"', b'"is":"1'), r"checksums.jsonl, line 1"),
@@ -112,14 +112,14 @@ TAMPERED: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "config a folder": ("config.json", foldered, r"config.json cannot be read"),
     "config gone": ("config.json", Path.unlink, r"holds a run without config.json\. Restore it from a copy"),
     "config's settings changed": ("config.json", changed(b"0", b"1"), r"config.json cannot be read \(its"),
-    "a log a folder": ("tasks.jsonl", foldered, r"tasks.jsonl is no file; expected one"),
-    "a folder a file": ("episodes", lambda p: (shutil.rmtree(p), p.touch()), r"episodes is no folder; expected one"),
-    "a report a folder": ("report.html", foldered, r"report.html is no file; .*it is made again"),
+    "a log a folder": ("tasks.jsonl", foldered, r"tasks.jsonl is not a file"),
+    "a folder a file": ("episodes", lambda p: (shutil.rmtree(p), p.touch()), r"episodes is not a folder"),
+    "a report a folder": ("report.html", foldered, r"report.html is not a file. .*it is made again"),
     "checkpoints gone": ("checkpoints", shutil.rmtree, r"no checkpoint to go on from\. Restore checkpoints/"),
     "checkpoints and steps gone": ("checkpoints", lambda p: (shutil.rmtree(p), emptied(p.parent / "metrics.jsonl")),
                                    r"no checkpoint to go on from\. Restore checkpoints/"),
-    "a file for a checkpoint": ("checkpoints/99", Path.touch, r"checkpoints/99 is no folder; expected one for a step"),
-    "a folder for episodes": ("episodes/000099.jsonl.gz", Path.mkdir, r"000099.jsonl.gz is no file; expected one"),
+    "a file for a checkpoint": ("checkpoints/99", Path.touch, r"checkpoints/99 is not the folder of a step"),
+    "a folder for episodes": ("episodes/000099.jsonl.gz", Path.mkdir, r"000099.jsonl.gz is not the file of a step"),
 }  # fmt: skip
 
 
@@ -183,7 +183,7 @@ def test_a_log_of_a_newer_version_is_named(run):
         record = json.loads(path.read_text())
         record["host"]["logs"]["dreams"] = [0, 0, ""]
         path.write_text(json.dumps(with_checksum(record)))
-    with pytest.raises(CheckpointError, match=r"6/host.json knows a log 'dreams', which this version does not have"):
+    with pytest.raises(CheckpointError, match=r"6/host.json names a log 'dreams', which this version does not have"):
         verify(run)
 
 

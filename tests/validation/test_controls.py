@@ -222,7 +222,7 @@ def test_an_environment_that_hangs_when_asked_how_it_ends_is_given_up(monkeypatc
     verdict, task = examine(draft, lambda id: False, ScriptedExplorer(ending=""))
     assert time.monotonic() - began < patience(3)
     assert (verdict.status, task) == ("discarded", None)
-    assert "environment failed: act: what the environment offers was not said within 0.1 s" in verdict.evidence[-1]
+    assert "environment failed: act: the environment did not say within 0.1 s what it offers" in verdict.evidence[-1]
 
 
 def test_doing_nothing_hands_back_each_turn_of_a_dialogue() -> None:

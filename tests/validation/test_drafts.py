@@ -83,7 +83,7 @@ def test_what_is_no_query_is_refused_before_anything_else(query: str, reason: st
         ("clear out everything", (DELETE, END), "the query has no word in common"),
         ("clear out all files", (DELETE, END), "the query does not name 'report', 'file' of action 1"),
         ("move report away", (MOVE, END), "the query does not name 'taxes', 'folder' of action 1"),
-        ("move taxes to report", (MOVE, END), "the query says the words of these steps in another order"),
+        ("move taxes to report", (MOVE, END), "the query has the words of these steps in another order"),
         ("delete report, taxes", (MOVE, END), "the query says 'delete', which is what files_delete does"),
         ("move report to taxes", (MOVE, NOTE, END), "the query does not name 'todo'"),
         ("mail plum to ana", (FIND, SEND, DELETE, END), "the query does not name 'report'"),

@@ -176,7 +176,7 @@ def test_a_forged_record_is_no_reply_and_gives_no_budget(tmp_path, forged) -> No
 
 def test_a_journal_that_is_no_file_or_has_no_end_holds_nobody(tmp_path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="is no file"):
+    with pytest.raises(OSError, match="is not a file"):
         Journal(tmp_path / "pipe")
     with open(tmp_path / "endless", "xb") as file:
         file.truncate(2**40)

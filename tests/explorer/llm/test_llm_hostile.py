@@ -210,7 +210,7 @@ def test_an_environment_that_hangs_when_asked_what_it_offers_is_given_up(monkeyp
     done = evolve(model(), environment=BrokenDesk(on=hang))
     assert time.monotonic() - began < patience(2)
     assert done.result.counts["runs_failed"] == 2
-    assert "was not said within 0.1 s" in done.result.expeditions[0]["failures"][0]
+    assert "did not say within 0.1 s" in done.result.expeditions[0]["failures"][0]
 
 
 @pytest.mark.parametrize("tokens", [1, 5_000, 20_000, 60_000, 100_000])
