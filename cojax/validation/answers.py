@@ -44,24 +44,24 @@ def check_answer(
 
     `end` is the last state, which holds the answer under "answer" if the environment keeps one. `ending` is the tool
     that ends an episode; the first parameter of its `document` carries the answer. An answer that is not a literal in
-    the code counts as worked out. The query must not contain it either, but may contain a number, perhaps by chance.
+    the code counts as worked out. The query must not contain it either, unless it is a number, perhaps by chance.
     """
     parameter = next(iter(document.get("parameters", {}).get("properties", {})), None)
     if against := answer_objections(steps, ending, parameter):
         raise DraftRefused(against[0])
-    plain = [value for value in written_answers(steps, ending, parameter) if value is not None]
-    worked_out = [value for value in answer_values(end.get("answer")) if value not in (None, "") and value not in plain]
-    for value in (*plain, *(value for value in worked_out if isinstance(value, str) and not _is_number(value))):
+    literals = [value for value in written_answers(steps, ending, parameter) if value is not None]
+    results = [value for value in answer_values(end.get("answer")) if value not in (None, "") and value not in literals]
+    for value in (*literals, *(value for value in results if isinstance(value, str) and not _is_number(value))):
         if (answer := str(value).strip()).lower() in _TRUTHS:
             continue
         if states_value(query, value):
             raise DraftRefused(f"the query holds the answer {str(value)!r:.{_SHORT}}")
         if how := hint(query, answer):
             raise DraftRefused(f"the query gives the answer {str(value)!r:.{_SHORT}} away: {how}")
-    if plain:
-        return f"the answer {str(plain[0])!r:.{_SHORT}} is shown by an action, and not in the query"
-    if worked_out:
-        text = f"{str(worked_out[0])!r:.{_SHORT}}"
+    if literals:
+        return f"the answer {str(literals[0])!r:.{_SHORT}} is shown by an action, and not in the query"
+    if results:
+        text = f"{str(results[0])!r:.{_SHORT}}"
         return f"the answer {text} is worked out in code: whether it was shown cannot be told"
     return ""
 

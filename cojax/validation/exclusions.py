@@ -215,7 +215,7 @@ class Disguises:
                 return how or "letters that look alike, moved on or reversed"
             if self._is_whole(words):
                 return how or "words around its parts"
-            if any(self._is_whole(core) for core in self._unfamiliar_left_out(piece, words, _FEWEST - bool(how))):
+            if any(self._is_whole(core) for core in self._familiar_words(piece, words, _FEWEST - bool(how))):
                 return how or "other words between its parts"
         words = words_of(reading)
         if queries := self._queries_in(one_letter("".join(words))):
@@ -227,7 +227,7 @@ class Disguises:
     def _is_whole(self, words: Sequence[str]) -> bool:
         return len(words) > 1 and (one_letter("".join(words)) in self._whole or _without_filler(words) in self._bare)
 
-    def _unfamiliar_left_out(self, text: str, words: Sequence[str], fewest: int) -> Iterator[list[str]]:
+    def _familiar_words(self, text: str, words: Sequence[str], fewest: int) -> Iterator[list[str]]:
         """The words that some query contains, then the words of clauses that consist mostly of such words."""
         # If few queries are known, a word that none contains may matter.
         if not self._representative or self._words.issuperset(words):
