@@ -101,7 +101,7 @@ def conversations(*, batch: int = 64, turns: int = 8, python: str = "", repeats:
     config.limits.max_turns, config.limits.concurrency = turns, batch
     with temporary_folder(0) as folder:
         config.workdir = str(folder)
-        parts = assemble.parts(config)
+        parts = assemble.build_parts(config)
         engine = parts.engine
         assert isinstance(engine, SGLangEngine)
         params = initialize(parts.model, 0)

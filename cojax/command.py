@@ -40,12 +40,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
 _OTHER_NAMES = {"train": "run", "resume": "run", "eval": "evaluate"}
 # Commands that import modules of the user.
 _IMPORTING = ("run", "evaluate", "check", "serve", "compile")
-_started = False
+_via_cojax = False
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status, unless it exits by itself; 2 for a name that is no command."""
-    global _started
+    global _via_cojax
     _readable()
     name, *command_arguments = [*(sys.argv[1:] if arguments is None else arguments), ""]
     if name in ("", "-h", "--help", "help"):
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         print(f"error: cojax has no command {name!r}; {hint}", file=sys.stderr)
         return 2
-    _started = True
+    _via_cojax = True
     _current_folder_last(warn=name in _IMPORTING)
     sys.argv = [f"cojax {name}", *command_arguments[:-1]]
     module = imports.within(COMMANDS[name][0])
@@ -88,15 +88,15 @@ def run_in_checkout(name: str, module: str, arguments: Sequence[str] | None = No
     return importlib.import_module(module).main(arguments)
 
 
-def worded(text: str) -> str:
+def reword(text: str) -> str:
     """Rewrites the commands in a help text in the form in which this process was started."""
     names = {
-        module: f"cojax {name}" if _started else f"python -m {imports.within(module)}"
+        module: f"cojax {name}" if _via_cojax else f"python -m {imports.within(module)}"
         for name, (module, _) in COMMANDS.items()
     }
     # A longer name, such as experiments.study.launch, is no command of ours.
     pattern = rf"python -m ({'|'.join(map(re.escape, names))})(?![\w.]*\w)"
-    return re.sub(pattern, lambda found: names[found[1]], text)
+    return re.sub(pattern, lambda match: names[match[1]], text)
 
 
 class CommandLineParser(argparse.ArgumentParser):
@@ -108,7 +108,7 @@ class CommandLineParser(argparse.ArgumentParser):
     def __init__(self, prog: str, description: str | None, **options: Any) -> None:
         self._arguments: list[str] = []
         formatter = argparse.RawDescriptionHelpFormatter
-        super().__init__(worded(prog), description=worded(description or ""), formatter_class=formatter, **options)
+        super().__init__(reword(prog), description=reword(description or ""), formatter_class=formatter, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._arguments = list(sys.argv[1:] if args is None else args)

@@ -35,7 +35,7 @@ def part(name: str) -> Any:
     return registry.own_module(f"environments.{name}")
 
 
-def reserved(name: str) -> tuple[str, ...]:
+def reserved_splits(name: str) -> tuple[str, ...]:
     """The splits that must not be learned from, even if they are not evaluated: RESERVED in the environment's file.
 
     Without such a line there are none, as for splits that are generated without end. For an environment from outside,
@@ -109,9 +109,9 @@ def load(name: str, **settings: Any) -> Environment:
     return world
 
 
-def load_plain(name: str, given: Mapping[str, Any]) -> Environment:
+def load_plain(name: str, settings: Mapping[str, Any]) -> Environment:
     """Makes the environment of that name, from settings as JSON holds them. Raises RegistryError."""
-    return load(name, **registry.check_settings("environment", name, maker(name), given))
+    return load(name, **registry.check_settings("environment", name, maker(name), settings))
 
 
 def function(setting: str, name: str) -> Callable[..., Any]:
@@ -121,24 +121,24 @@ def function(setting: str, name: str) -> Callable[..., Any]:
     return registry.find(setting, name, {})
 
 
-def settings_from_text(name: str, given: Mapping[str, str]) -> dict[str, Any]:
+def settings_from_text(name: str, texts: Mapping[str, str]) -> dict[str, Any]:
     """Parses settings of an environment from the texts of flags. Raises RegistryError for one that it does not take."""
     declarations = registry.settings(maker(name))
     values = {
         key: registry.from_text(declarations[key].annotation, text) if key in declarations else text
-        for key, text in given.items()
+        for key, text in texts.items()
     }
     return registry.check_settings("environment", name, maker(name), values)
 
 
-def examine(name: str, given: Mapping[str, Any]) -> None:
+def examine(name: str, settings: Mapping[str, Any]) -> None:
     """Raises ValueError for settings of which no environment may be made, and which must not be stored.
 
     The function `examine` of the environment's module decides, if there is one. It gets all settings of `make`, with
     the defaults of those that are not given.
     """
     defaults = {setting: declaration.default for setting, declaration in registry.settings(maker(name)).items()}
-    vars(module(name)).get("examine", lambda **settings: None)(**{**defaults, **given})
+    vars(module(name)).get("examine", lambda **settings: None)(**{**defaults, **settings})
 
 
 def _is_module(name: str) -> bool:

@@ -43,7 +43,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cojax import worlds
-from cojax.command import worded
+from cojax.command import reword
 from cojax.environment import Environment, EnvironmentFailure, traits_of
 from cojax.environment.watch import HangingCall, run_watched
 from cojax.types import Task, to_json
@@ -63,8 +63,8 @@ _OPENING_KEYS = ("environment", "split", "thrown", "answered", "faults", "fault_
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog=worded("python -m environments.check"),
-        description=worded(__doc__),
+        prog=reword("python -m environments.check"),
+        description=reword(__doc__),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     names = worlds.available()

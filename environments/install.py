@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from cojax import worlds
-from cojax.command import worded
+from cojax.command import reword
 from .worker.venv import InstallError, install, interpreter
 
 say = functools.partial(print, flush=True)
@@ -28,7 +28,7 @@ def _data(module: ModuleType) -> ModuleType | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog=worded("python -m environments.install"), description=worded(__doc__.partition("\n")[0])
+        prog=reword("python -m environments.install"), description=reword(__doc__.partition("\n")[0])
     )
     parser.add_argument("name", help=f"one of {', '.join(worlds.available())}, or package.module from outside")
     parser.add_argument("--python", help="interpreter to build on (default: this one, or a measured one on PATH)")

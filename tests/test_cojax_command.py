@@ -12,7 +12,7 @@ import pytest
 from commands import Commands
 
 from cojax import __version__
-from cojax.command import COMMANDS, main, usage, worded
+from cojax.command import COMMANDS, main, reword, usage
 
 ROOT = Path(__file__).parents[1]
 
@@ -61,7 +61,7 @@ def test_help_names_the_command_as_it_was_started(name: str, commands: Commands)
 def test_started_as_a_module_help_says_so(commands: Commands) -> None:
     done = commands.run("experiments.report", "--help")
     assert done.stdout.startswith("usage: python -m experiments.report ")
-    assert worded("python -m experiments.run") == "python -m experiments.run"
+    assert reword("python -m experiments.run") == "python -m experiments.run"
 
 
 def test_the_status_is_that_of_the_module(commands: Commands) -> None:

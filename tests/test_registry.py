@@ -16,7 +16,7 @@ import pytest
 
 from cojax.registry import REQUIRED, DeclaredSetting, Range, RegistryError, check_call, check_settings, find, settings
 from cojax.registry.annotations import convert_setting, description, from_text
-from cojax.registry.source import commit, shortened, source
+from cojax.registry.source import commit, short_commit, source
 
 Share = Annotated[float, "a share", Range(0.0, 1.0)]
 
@@ -301,6 +301,6 @@ def test_pairs_of_numbers() -> None:
 
 
 def test_a_shortened_commit_still_says_that_its_code_was_changed():
-    assert shortened(40 * "a") == 10 * "a"
-    assert shortened(40 * "a" + " with changes") == 10 * "a" + " with changes"
-    assert shortened("unknown") == "unknown"
+    assert short_commit(40 * "a") == 10 * "a"
+    assert short_commit(40 * "a" + " with changes") == 10 * "a" + " with changes"
+    assert short_commit("unknown") == "unknown"

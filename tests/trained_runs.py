@@ -54,8 +54,8 @@ def make_run(workdir: Path, settings: ConfigDict, steps: tuple[int, ...] = (1, 2
     lora = Lora(settings.learner.lora.rank) if settings.learner.lora.rank else None
     learner = Learner(config=model, optimizer=optax.sgd(0.1), reference=begun if lora else None, lora=lora)
     write_json(workdir / "config.json", {"config": plain})
-    policies.keep_tokenizer(tokenizer, workdir / "tokenizer", begun=False)
-    trained.keep(workdir, model, begun, plain, begun=False)
+    policies.keep_tokenizer(tokenizer, workdir / "tokenizer", has_begun=False)
+    trained.keep(workdir, model, begun, plain, has_begun=False)
     learned = jax.eval_shape(lambda: initialize_adapters(model, lora, 0)) if lora else begun
     leaves, tree = jax.tree.flatten(learned)
     states = []

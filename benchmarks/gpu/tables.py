@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.gpu.children import ROOT
 from benchmarks.gpu.runs import RUNS
-from cojax.registry.source import shortened
+from cojax.registry.source import short_commit
 from cojax.storage.files import read_json, write_text
 
 PAGE, RECORDS = ROOT / "docs" / "performance.md", ROOT / "results" / "gpu"
@@ -73,7 +73,7 @@ def _heading(folder: Path, records: Sequence[Record]) -> str:
     kinds = {kind for record in records for kind in record.get("hardware", {}).get("devices", [])}
     days = sorted({record["when"][:10] for record in records})
     days = days if len(days) < 2 else [f"{days[0]} to {days[-1]}"]
-    where = f"`results/gpu/{folder.name}`, jax {about['versions']['jax']}, commit {shortened(about['commit'])}"
+    where = f"`results/gpu/{folder.name}`, jax {about['versions']['jax']}, commit {short_commit(about['commit'])}"
     return (
         f"### {', '.join(sorted(kinds)) or folder.name}, {' to '.join(dict.fromkeys((days[0], days[-1])))}\n\n{where}\n"
     )

@@ -52,7 +52,7 @@ class Child:
                 stack.callback(os.close, pipe)
             os.set_blocking(report_read, False)
             # If another thread closes this file, reading raises; a descriptor could be another file's by then.
-            self._told = own_files.enter_context(open(report_read, "rb", buffering=0))
+            self._reports = own_files.enter_context(open(report_read, "rb", buffering=0))
             # A file, not a pipe: the command prints while it stops, when nobody may be reading any more.
             self._output, writer = _output()
             own_files.callback(self._output.close)
@@ -68,10 +68,10 @@ class Child:
         _CHILDREN.add(self)
         self.stop = weakref.finalize(self, _stop, self.process, self.stopped, self._ours, os.getpid())
 
-    def told(self) -> Iterator[Mapping[str, Any]]:
+    def reports(self) -> Iterator[Mapping[str, Any]]:
         """Yields what the command has reported since the last call (cojax/host/processes.py)."""
         with contextlib.suppress(ValueError):  # it was stopped
-            while piece := self._told.read(65_536):
+            while piece := self._reports.read(65_536):
                 self._heard += piece
         *lines, self._heard = self._heard.split(b"\n")
         yield from map(json.loads, lines)
@@ -139,15 +139,15 @@ def _output() -> tuple[IO[bytes], IO[bytes]]:
         os.unlink(path)
 
 
-def _stop(process: subprocess.Popen[bytes], stopped: threading.Event, ours: contextlib.ExitStack, starter: int) -> None:
+def _stop(process: subprocess.Popen[bytes], stop: threading.Event, files: contextlib.ExitStack, starter: int) -> None:
     """Has the command finish its step and save a checkpoint; if that takes too long, ends it at once, then kills it.
 
     An interrupt while it waits ends the command at once.
     """
-    with ours:
+    with files:
         if os.getpid() != starter or process.poll() is not None:
             return
-        stopped.set()
+        stop.set()
         try:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

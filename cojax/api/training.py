@@ -168,9 +168,9 @@ class Training:
     """
 
     def __init__(
-        self, arguments: Iterable[str], *, show: bool = False, held: contextlib.ExitStack | None = None
+        self, arguments: Iterable[str], *, show: bool = False, resources: contextlib.ExitStack | None = None
     ) -> None:
-        self._held = held or contextlib.ExitStack()
+        self._resources = resources or contextlib.ExitStack()
         self._child = Child(["run", *arguments], show=show)
         self._records: deque[StepRecord] = deque()
         self._workdir: Path | None = None
@@ -194,7 +194,7 @@ class Training:
                 has_ended = self._child.wait(_POLL)
                 self._listen()
                 if has_ended and not self._records:
-                    self._held.close()
+                    self._resources.close()
                     self._child.check()
                     raise StopIteration
         except StopIteration:
@@ -207,7 +207,7 @@ class Training:
     def stop(self) -> None:
         """Stops the run after its step, with a checkpoint; does nothing where it has ended."""
         self._child.stop()
-        self._held.close()
+        self._resources.close()
 
     def __enter__(self) -> "Training":
         return self
@@ -218,7 +218,7 @@ class Training:
     def _listen(self) -> None:
         """Reads what the command has reported and written since the last call."""
         self._child.show()
-        for facts in self._child.told():
+        for facts in self._child.reports():
             self._workdir, self._seen, self._read = Path(facts["workdir"]), facts["step"], 0
         if self._workdir is None:
             return
@@ -270,7 +270,7 @@ def finish(arguments: list[str], *, show: bool = False) -> Mapping[str, Any]:
         while not has_ended:
             has_ended = child.wait(_POLL)
             child.show()
-            for facts in child.told():
+            for facts in child.reports():
                 report |= facts
         child.check()
     finally:
@@ -291,12 +291,14 @@ def _start(
     workdir_flag = [] if workdir is None else [f"--workdir={os.fspath(workdir)}"]
     with contextlib.ExitStack() as resources:
         flags = resources.enter_context(config_flag(config))
-        return Training([*flags, *workdir_flag, *flags_of({**settings, **extra})], show=show, held=resources.pop_all())
+        return Training(
+            [*flags, *workdir_flag, *flags_of({**settings, **extra})], show=show, resources=resources.pop_all()
+        )
 
 
 def flags_of(settings: Mapping[str, Any]) -> list[str]:
     """The flag --config.NAME=VALUE of each setting. A mapping is a section: {"learner": {"loss": "ppo"}}."""
-    return [f"--config.{name}={_text(value)}" for name, value in _named(settings).items()]
+    return [f"--config.{name}={_text(value)}" for name, value in _by_name(settings).items()]
 
 
 @contextlib.contextmanager
@@ -315,7 +317,7 @@ def config_flag(config: Config | None) -> Iterator[list[str]]:
             f"config is of type {type(config).__name__}; expected a file, a ConfigDict or a dict of settings"
         )
     try:
-        text = json.dumps(_named(plain), allow_nan=False)
+        text = json.dumps(_by_name(plain), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise TypeError(f"config holds what is no setting: {error}; expected numbers, text, tuples and None") from error
     with tempfile.TemporaryDirectory(prefix="cojax-") as folder:
@@ -324,7 +326,7 @@ def config_flag(config: Config | None) -> Iterator[list[str]]:
         yield [f"--config={_GIVEN}:{file}"]
 
 
-def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings by their dotted names."""
     return {name: value for name, value in flat(settings).items() if not isinstance(value, Mapping)}
 

@@ -54,7 +54,7 @@ def examine(config: ConfigDict, target: Target) -> dict[str, Any]:
     Raises ValueError for a configuration that cannot run, including a mesh that does not fit the target or the model,
     and ModuleNotFoundError if the target's compiler is missing.
     """
-    config = methods.settled(config)
+    config = methods.apply_method(config)
     checks.check(config)
     model = shape(config)
     mesh = make_mesh(**settings(config.mesh), devices=targets.devices(target))

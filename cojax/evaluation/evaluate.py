@@ -143,7 +143,7 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
 
 def slots(config: ConfigDict, model: ModelConfig, path: Path) -> int:
     """engine.slots; if free memory decides it, the number with which the evaluation began."""
-    return engines.remembered(config, path, path.exists(), lambda own: engines.slots(own, model, trains=False), int)
+    return engines.keep_slots(config, path, path.exists(), lambda own: engines.slots(own, model, trains=False), int)
 
 
 def _same_model(config: ConfigDict, run: Mapping[str, Any], workdir: Path) -> None:
@@ -213,7 +213,7 @@ def evaluate(
     with EvaluationDirectory(out) as directory:
         environment = entries.made_environment(config)
         tasks = {split: tasks_of(config, environment, split, held_out) for split in splits}
-        code = {"code": {"environment.name": entries.entry(config, "environment.name").described()}}
+        code = {"code": {"environment.name": entries.entry(config, "environment.name").describe()}}
         directory.claim(identity(config, subject, tasks, samples), {**facts(), **code})
         log_to(out / "evaluate.log")
         if subject.policy:
@@ -356,7 +356,7 @@ def _check(config: ConfigDict, samples: int) -> None:
     check_ranges(config)
     if not config.environment.name:
         raise ValueError("environment.name is empty; name the environment to evaluate in: --config.environment=desk")
-    for _ in entries.chosen(config):
+    for _ in entries.chosen_entries(config):
         pass
     entries.check_cluster(config)
     if processes.is_enabled(config):

@@ -92,7 +92,7 @@ def settings(function: Callable[..., Any]) -> dict[str, DeclaredSetting]:
 
 
 def check_settings(
-    kind: str, name: str, function: Callable[..., Any], given: Mapping[str, Any], where: str = ""
+    kind: str, name: str, function: Callable[..., Any], overrides: Mapping[str, Any], where: str = ""
 ) -> dict[str, Any]:
     """Converts the given settings to their declared types, if nothing is lost.
 
@@ -100,33 +100,33 @@ def check_settings(
     not allowed, and for a required setting that is missing.
     """
     declarations = settings(function)
-    for setting in given:
+    for setting in overrides:
         if setting not in declarations:
             choices = f"it has {', '.join(declarations)}" if declarations else "it has none"
             hint = did_you_mean(setting, declarations, where)
             raise RegistryError(f"{kind} {name!r} has no setting {where}{setting}; {hint}{choices}")
     for setting, declaration in declarations.items():
-        if declaration.default is REQUIRED and setting not in given:
+        if declaration.default is REQUIRED and setting not in overrides:
             values = description(declaration.annotation)
             raise RegistryError(f"{kind} {name!r} needs its setting {where}{setting}: {values}")
     return {
         setting: convert_setting(f"{where}{setting}", declarations[setting].annotation, value)
-        for setting, value in given.items()
+        for setting, value in overrides.items()
     }
 
 
-def did_you_mean(name: str, known: Iterable[str], where: str = "") -> str:
+def did_you_mean(name: str, known_names: Iterable[str], where: str = "") -> str:
     """Suggests, for an error about an unknown name, the known ones that are spelled alike, with `where` before them."""
-    matches = difflib.get_close_matches(name.lower(), known, cutoff=0.7)
+    matches = difflib.get_close_matches(name.lower(), known_names, cutoff=0.7)
     return f"did you mean {' or '.join(where + candidate for candidate in matches)}? " if matches else ""
 
 
 def check_call(
-    kind: str, name: str, function: Callable[..., Any], takes: Sequence[str], given: Mapping[str, Any]
+    kind: str, name: str, function: Callable[..., Any], takes: Sequence[str], keywords: Mapping[str, Any]
 ) -> None:
     """Raises RegistryError for an entry that cannot be called with the arguments of its kind and these settings."""
     try:
-        inspect.signature(function).bind(*takes, **given)
+        inspect.signature(function).bind(*takes, **keywords)
     except TypeError as error:
         arguments = ", ".join(takes) or "nothing"
         raise RegistryError(

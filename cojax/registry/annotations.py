@@ -66,13 +66,13 @@ class Range:
 def convert_setting(name: str, annotation: Any, value: Any) -> Any:
     """Converts the value to the annotated type. Raises RegistryError, which names the setting, if it is not allowed."""
     try:
-        return _converted(annotation, value)
+        return _convert(annotation, value)
     except ValueError:
         largest = ", of 64 bits" if isinstance(value, int) and abs(value) > LARGEST else ""
-        raise RegistryError(f"{name} is {shown(value)}; expected {description(annotation)}{largest}") from None
+        raise RegistryError(f"{name} is {quote(value)}; expected {description(annotation)}{largest}") from None
 
 
-def shown(value: object) -> str:
+def quote(value: object) -> str:
     """Formats a value for an error: its repr, shortened if it is long."""
     if isinstance(value, int) and abs(value) > 10**_SHOWN:
         return "a whole number of very many digits"
@@ -87,7 +87,7 @@ def from_text(annotation: Any, text: str) -> Any:
     """Parses the text of a flag as the value of a setting with this annotation."""
     if annotation is not Any:
         with contextlib.suppress(ValueError):
-            _converted(annotation, text)
+            _convert(annotation, text)
             return text
     if text.lower() in _FLAG_WORDS:
         return _FLAG_WORDS[text.lower()]
@@ -128,7 +128,7 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _converted(annotation: Any, value: Any) -> Any:
+def _convert(annotation: Any, value: Any) -> Any:
     """Converts the value to the annotated type. Raises ValueError if it is not allowed.
 
     A whole number is also a float; True is neither. NaN and infinity are refused, as config.json cannot hold them; so
@@ -157,13 +157,13 @@ def _as_tuples(value: Any) -> Any:
     return tuple(map(_as_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _is_sound(value: Any, found: Any) -> bool:
+def _is_sound(value: Any, result: Any) -> bool:
     """Whether a number is finite, has at most 64 bits, and was not made from a truth value or a fraction."""
-    if isinstance(found, (list, tuple)):
-        return all(map(_is_sound, value, found))
-    if isinstance(found, float):
-        return math.isfinite(found) and not isinstance(value, bool)
-    if isinstance(found, int):
-        of_kind = isinstance(value, bool) == isinstance(found, bool) and not isinstance(value, float)
-        return of_kind and -LARGEST - 1 <= found <= LARGEST
+    if isinstance(result, (list, tuple)):
+        return all(map(_is_sound, value, result))
+    if isinstance(result, float):
+        return math.isfinite(result) and not isinstance(value, bool)
+    if isinstance(result, int):
+        of_kind = isinstance(value, bool) == isinstance(result, bool) and not isinstance(value, float)
+        return of_kind and -LARGEST - 1 <= result <= LARGEST
     return True

@@ -90,7 +90,7 @@ def commit(file: str | Path, code: Sequence[str] = _PYTHON) -> str:
     return head.strip() + (" with changes" if new or status.strip() else "")
 
 
-def shortened(commit: str) -> str:
+def short_commit(commit: str) -> str:
     """Returns ten digits of the hash, and what follows it: " with changes" or nothing."""
     head, space, changes = commit.partition(" ")
     return head[:10] + space + changes

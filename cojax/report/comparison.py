@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.table import Table
 
-from cojax.registry.source import shortened
+from cojax.registry.source import short_commit
 from cojax.report.console import TABLE, duration
 from cojax.report.figures import curves, headline, paired_difference, totals
 from cojax.report.lineage import task_id_of
@@ -74,7 +74,7 @@ def comparison(runs: Sequence[Run]) -> Json:
                 "headline": headline(run),
                 "seconds": totals(run)["seconds"],
                 "settings": leaves,
-                "commit": shortened(str(run.config.get("commit") or "")),
+                "commit": short_commit(str(run.config.get("commit") or "")),
                 "curves": {key: column for key, column in curves(run.metrics).items() if key in _CURVES},
             }
             for name, run, leaves in zip(names, runs, settings, strict=True)

@@ -40,7 +40,7 @@ from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
 from cojax.run import explorers, methods, policies
 from cojax.run import initial_policy as initial_policies
 from cojax.run.engines import check_routes
-from cojax.run.entries import entry, learned_by, made_environment, made_signals, reads_initial
+from cojax.run.entries import entry, made_environment, made_signals, objective_of, reads_initial
 from cojax.run.parts import Parts, check_evolution, kinds, limits, own_tasks, sampling
 from cojax.run.processes import as_text, mesh_of
 from cojax.run.summary import dev_score
@@ -64,7 +64,7 @@ _OF_LOOP = (
 _ALL = 100_000
 
 
-def parts(config: ConfigDict) -> Parts:
+def build_parts(config: ConfigDict) -> Parts:
     """Builds environment, tokenizer, model shape and engine of a configuration that cojax/run/checks.py has checked.
 
     Raises ValueError or OSError with the fix.
@@ -75,7 +75,7 @@ def parts(config: ConfigDict) -> Parts:
     tokenizer, model = policies.tokenizer_and_shape(config, environment)
     chat = Chat(tokenizer, TOOL_DOCUMENTS[config.model.tools])
     mesh = mesh_of(config)
-    required_route_shape(config.learner.routes, model, learned_by(config).loss.name, learned_by(config).loss.routes)
+    required_route_shape(config.learner.routes, model, objective_of(config).loss.name, objective_of(config).loss.routes)
     engine = entry(config, "engine.name").function(config, model)
     check_routes(config, engine)
     section = config.evaluation
@@ -94,11 +94,11 @@ def parts(config: ConfigDict) -> Parts:
     )
 
 
-def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
-    """Builds the learner of a policy that starts from `params`. If `learner.remat` is "auto", `fitted` decides it."""
-    hosts = made.together.hosts
-    with hosts.operation("build", as_text(made.model), params):
-        return learner_on(config, made.model, made.mesh, params, hosts)
+def build_learner(config: ConfigDict, parts: Parts, params: Params) -> Learner:
+    """Builds the learner of a policy that starts from `params`. If `learner.remat` is "auto", see `choose_remat`."""
+    hosts = parts.together.hosts
+    with hosts.operation("build", as_text(parts.model), params):
+        return learner_on(config, parts.model, parts.mesh, params, hosts)
 
 
 def learner_on(
@@ -107,7 +107,7 @@ def learner_on(
     """Builds the learner of a model on a mesh. `params` may be outlines, as in `Learner.init`."""
     lora = Lora(**settings(config.learner.lora)) if config.learner.lora.rank else None
     rounds = methods.rounds_of(config)
-    optimizer, loss = settings(config.optimizer), (config.learner.loss, entry(config, "learner.loss").given)
+    optimizer, loss = settings(config.optimizer), (config.learner.loss, entry(config, "learner.loss").overrides)
     if rounds:
         method, preference = rounds
         # The number of updates of a round is not known in advance, so the learning rate stays constant.
@@ -126,63 +126,63 @@ def learner_on(
         loss_settings=loss[1],
         round_reference=rounds[1].reference if rounds else "",
         hard=methods.hard_negatives(config),
-        advantage_settings=entry(config, "learner.advantage").given,
-        weighting_settings=entry(config, "learner.weighting").given,
+        advantage_settings=entry(config, "learner.advantage").overrides,
+        weighting_settings=entry(config, "learner.weighting").overrides,
         remat="layers" if config.learner.remat == AUTO else config.learner.remat,
         **settings(config.learner, "remat", "lora", *_OBJECTIVE),
     )
 
 
-def fitted(config: ConfigDict, made: Learner, state: TrainState) -> Learner:
+def choose_remat(config: ConfigDict, learner: Learner, state: TrainState) -> Learner:
     """Returns the learner; if `learner.remat` is "auto", one that recomputes as little as memory allows.
 
     The engine's copies of the weights and a second agent's state must fit too. Several processes would have to agree on
     the free memory, so their learner recomputes every layer.
     """
-    if config.learner.remat != AUTO or made.hosts is not ONE_PROCESS:
-        return made
-    params, rows = made.reference if made.lora else state.params, parameters(made.config)
+    if config.learner.remat != AUTO or learner.hosts is not ONE_PROCESS:
+        return learner
+    params, rows = learner.reference if learner.lora else state.params, parameters(learner.config)
     assert params is not None
-    weights = sum(leaf_of(params, row).nbytes * copies(row, made.mesh, SAMPLING) for row in rows)
+    weights = sum(leaf_of(params, row).nbytes * copies(row, learner.mesh, SAMPLING) for row in rows)
     if methods.has_second_agent(config):
         weights += sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    fastest = fastest_that_fits(made, state, methods.update_sizes(config), beside=weights)
+    fastest = fastest_that_fits(learner, state, methods.update_sizes(config), beside=weights)
     _LOG.info("learner.remat=%s: what fits", fastest.remat)
     return fastest
 
 
-def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesis]) -> tuple[Params, Mapping[str, Any]]:
-    """Returns the policy before the first step. `found` finds D_0, whose solutions a warm start may use.
+def initial_policy(config: ConfigDict, parts: Parts, d_0: Callable[[], Synthesis]) -> tuple[Params, Mapping[str, Any]]:
+    """Returns the policy before the first step. `d_0` finds D_0, whose solutions a warm start may use.
 
     A perturbation follows the warm start, so runs that differ only in their perturbation share one warm start.
     """
 
     def score(step: int) -> float:
         # Without development tasks, success on D_0 decides when the warm start ends.
-        tasks = made.development or found().tasks
-        return dev_score(config, made, step, tasks[: config.warm_start.check_tasks])["success"]
+        tasks = parts.development or d_0().tasks
+        return dev_score(config, parts, step, tasks[: config.warm_start.check_tasks])["success"]
 
-    params, origin = initial_policies.initial_policy(config, made, score, lambda: found().tasks)
-    return perturbed(params, config.perturbation), origin
+    params, origin = initial_policies.initial_policy(config, parts, score, lambda: d_0().tasks)
+    return perturb(params, config.perturbation), origin
 
 
-def initial(config: ConfigDict, made: Parts) -> Synthesis:
+def initial(config: ConfigDict, parts: Parts) -> Synthesis:
     """Finds D_0 by unguided exploration; where nothing can be synthesized, D_0 is the environment's own tasks.
 
     The search is deterministic: equal settings and equal replies of a model give equal tasks.
     """
-    if traits_of(made.environment).incomparable:
-        return own_tasks(config, made.environment, reserved(config, made))
-    chosen_explorer = explorer(config, made, explorers.initial(config))
+    if traits_of(parts.environment).incomparable:
+        return own_tasks(config, parts.environment, reserved_tasks(config, parts))
+    chosen_explorer = explorer(config, parts, explorers.initial(config))
     try:
         with bar("D_0: drafts examined") as advance:
             return initial_tasks(
-                made.environment,
+                parts.environment,
                 chosen_explorer,
-                validation(config, made, chosen_explorer),
+                validation(config, parts, chosen_explorer),
                 config.initial_tasks,
                 seed=(config.seed, "initial"),
-                weights=popularity(made.environment),
+                weights=popularity(parts.environment),
                 per_context=config.synthesis.per_context if isinstance(chosen_explorer, Metered) else 1,
                 near_duplicates=NearDuplicates(config.validation.pool_similarity),
                 examined=advance,
@@ -194,15 +194,15 @@ def initial(config: ConfigDict, made: Parts) -> Synthesis:
         raise
 
 
-def explorer(config: ConfigDict, made: Parts, name: str = "", journal: Journal | None = None) -> Explorer:
+def explorer(config: ConfigDict, parts: Parts, name: str = "", journal: Journal | None = None) -> Explorer:
     """Builds the explorer `name`, by default config.explorer.name. If `journal` is given, it replaces the run's."""
     make = find("explorer", name or config.explorer.name, explorers.EXPLORERS)
-    return make(config, made, journal or Journal(Path(config.workdir) / "journal.jsonl"))
+    return make(config, parts, journal or Journal(Path(config.workdir) / "journal.jsonl"))
 
 
-def validation(config: ConfigDict, made: Parts, chosen_explorer: Explorer) -> Validation:
+def validation(config: ConfigDict, parts: Parts, chosen_explorer: Explorer) -> Validation:
     """Builds the validation of this explorer's drafts."""
-    return explorers.validation(config, made, chosen_explorer, reserved(config, made))
+    return explorers.validation(config, parts, chosen_explorer, reserved_tasks(config, parts))
 
 
 def popularity(environment: Environment) -> Mapping[str, float] | None:
@@ -210,74 +210,74 @@ def popularity(environment: Environment) -> Mapping[str, float] | None:
     return environment.popularity() if isinstance(environment, Charted) else None
 
 
-def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> Loop:
+def build_loop(config: ConfigDict, parts: Parts, learner: Learner, clock: Stopwatch) -> Loop:
     """Builds the loop's fixed parts."""
 
     def score(step: int) -> Mapping[str, float] | None:
         every = config.evaluation.every
-        if not every or step % every or not made.development:
+        if not every or step % every or not parts.development:
             return None
-        return dev_score(config, made, step, made.development)
+        return dev_score(config, parts, step, parts.development)
 
-    chosen_explorer = explorer(config, made)
+    chosen_explorer = explorer(config, parts)
     evolve = entry(config, "evolve").bound() if methods.evolves(config) else evolutions.static
     replay = find("statistic", "prefixes", PREFIXES)() if config.synthesis.prefix_replay else None
     curriculum = None if config.curriculum == "uniform" else entry(config, "curriculum").bound()
     return Loop(
-        environment=made.environment,
-        engine=made.engine,
-        chat=made.chat,
-        learner=learns,
+        environment=parts.environment,
+        engine=parts.engine,
+        chat=parts.chat,
+        learner=learner,
         explorer=chosen_explorer,
-        validate=validation(config, made, chosen_explorer),
+        validate=validation(config, parts, chosen_explorer),
         detectors={
-            **made.signals,
+            **parts.signals,
             **({"visits": RecentScores()} if curriculum else {}),
             **({"played": PlayedCount()} if config.episodes or config.environment_steps else {}),
             **{name: find("statistic", name, MEMORIES)() for name in reads(evolve)},
             **({"prefixes": replay} if replay else {}),
         },
-        kinds=made.signals,
+        kinds=parts.signals,
         evolve=evolve,
         reads=reads(evolve),
         admission=entry(config, "synthesis.admit").bound()(),
-        popularity=popularity(made.environment),
-        sampling=sampling(config, made.chat, config.sampling.temperature),
-        limits=made.limits,
+        popularity=popularity(parts.environment),
+        sampling=sampling(config, parts.chat, config.sampling.temperature),
+        limits=parts.limits,
         clock=clock,
         score=score,
-        quality=quality(config, made.evaluation),
+        quality=quality(config, parts.evaluation),
         curriculum=curriculum,
         evolve_beside=config.staleness > 0 and not explorers.samples_policy(config),
         select=entry(config, "synthesis.select").bound(),
-        predictor=functools.partial(predictor, environment=made.environment, ending=chosen_explorer.ending),
+        predictor=functools.partial(predictor, environment=parts.environment, ending=chosen_explorer.ending),
         near_duplicates=NearDuplicates(config.validation.pool_similarity),
-        closed=frozenset(map(setup_hash, made.evaluation)) if made.from_initial else frozenset(),
+        closed=frozenset(map(setup_hash, parts.evaluation)) if parts.from_initial else frozenset(),
         **{name: config[name] for name in _OF_LOOP},
         **({"prefix": replay.prefix} if replay else {}),
         **settings(config.synthesis, "select", "admit", "prefix_replay"),
     )
 
 
-def rounds(config: ConfigDict, loop: Loop) -> Rounds | None:
+def build_rounds(config: ConfigDict, loop: Loop) -> Rounds | None:
     """Builds the rounds of a run that learns in rounds; None for any other run."""
     plan = methods.rounds_of(config)
     return Rounds(loop, *plan, longest=min(config.engine.max_length, config.learner.row_length)) if plan else None
 
 
-def reserved(config: ConfigDict, made: Parts) -> Sequence[Task]:
+def reserved_tasks(config: ConfigDict, parts: Parts) -> Sequence[Task]:
     """Returns the tasks that must never be trained on.
 
     These are all tasks of the splits that the run evaluates, and of those that the environment reserves for
     evaluations, so that the policy can be evaluated on any of them. Of an unlimited generated split, such as the
     desk's, only the tasks that the run evaluates are reserved.
     """
-    run_tasks = (*made.evaluation, *made.development, *made.challenge)
-    splits: tuple[str, ...] = worlds.reserved(config.environment.name)
+    run_tasks = (*parts.evaluation, *parts.development, *parts.challenge)
+    splits: tuple[str, ...] = worlds.reserved_splits(config.environment.name)
     if splits:
         section = config.evaluation
         splits = (*splits, section.split, section.dev_split, section.challenge_split)
-    split_tasks = (task for split in dict.fromkeys(splits) for task in made.environment.tasks(split, _ALL))
+    split_tasks = (task for split in dict.fromkeys(splits) for task in parts.environment.tasks(split, _ALL))
     return tuple({task.id: task for task in (*run_tasks, *split_tasks)}.values())
 
 
@@ -302,7 +302,7 @@ def quality(config: ConfigDict, targets: Sequence[Task]) -> Callable[[Iterable[T
     return describe
 
 
-def perturbed(params: Params, number: int) -> Params:
+def perturb(params: Params, number: int) -> Params:
     """Flips the last bit of each floating-point number of `params` with probability ½; `number` is the seed.
 
     In float32 a number x changes by at most 2⁻²³ |x|, as much as rounding a sum once may change it. `number` 0 flips

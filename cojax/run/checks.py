@@ -77,9 +77,9 @@ def check(config: ConfigDict) -> None:
 
 def _check_entries(config: ConfigDict) -> None:
     """Raises ValueError for an unknown entry, for invalid settings of one, and for an entry that fails when tried."""
-    for _ in entries.chosen(config):
+    for _ in entries.chosen_entries(config):
         pass
-    entries.learned_by(config)
+    entries.objective_of(config)
     entries.made_signals(config)
     trials: dict[str, Callable[[Callable[..., Any]], object]] = {
         "curriculum": lambda curriculum: [pool.task_weight(curriculum, scores) for scores in _SCORES],
@@ -111,7 +111,7 @@ def _check_groups(config: ConfigDict) -> None:
             f"dynamic_sampling is {cap}, but with quorum={config.quorum} whether a group is live depends on who is "
             "slow; set --config.quorum=1.0 or --config.dynamic_sampling=0"
         )
-    if cap and entries.learned_by(config).loss.flat_groups:
+    if cap and entries.objective_of(config).loss.flat_groups:
         raise ValueError(
             f"dynamic_sampling is {cap}, but learner.loss={config.learner.loss} as it is set also learns from groups "
             "whose rewards do not differ, which dynamic sampling leaves out; set kl_coefficient and the like to 0, or "
@@ -170,7 +170,7 @@ def _check_pretrained(config: ConfigDict) -> None:
 
 def _check_rows_hold(config: ConfigDict) -> None:
     """Raises ValueError if a row cannot hold the longest episode, or a micro-batch a group that the loss compares."""
-    loss, section = entries.learned_by(config).loss, config.learner
+    loss, section = entries.objective_of(config).loss, config.learner
     if section.row_length < config.engine.max_length:
         raise ValueError(
             f"learner.row_length is {section.row_length}, engine.max_length {config.engine.max_length}; a row must "

@@ -23,12 +23,12 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from cojax import imports, worlds
-from cojax.registry.annotations import RegistryError, shown
+from cojax.registry.annotations import RegistryError, quote
 from cojax.run import entries
 from cojax.run.entries import CHOICES, SIGNAL, signal_name
 from cojax.settings import compatibility, presets
 from cojax.settings.base import at
-from cojax.settings.config_file import EXPERIMENTS, located, source
+from cojax.settings.config_file import EXPERIMENTS, locate, source
 from cojax.settings.flags import CONFIG, CONTINUED, OF_ENTRIES, TRUSTED
 from cojax.settings.tree import LEAVES, NAMES
 from cojax.storage.files import read_json
@@ -50,7 +50,7 @@ def configuration() -> ConfigDict:
     # The configuration of a resumed run already holds its preset's settings, or what flags once set instead.
     if not workdir or config.policy != compatibility.settings_of(workdir)["policy"]:
         config = presets.resolve(config, flag_names)
-    return entries.overridden(config, OF_ENTRIES)
+    return entries.apply_flags(config, OF_ENTRIES)
 
 
 def file_given() -> dict[str, dict[str, str]]:
@@ -64,14 +64,14 @@ def file_given() -> dict[str, dict[str, str]]:
     if workdir := _continued_run():
         record = read_json(workdir / "config.json").get("file")
         return {"file": record} if isinstance(record, dict) else {}
-    path = located(config_flags.get_config_filename(flag).partition(":")[0])
+    path = locate(config_flags.get_config_filename(flag).partition(":")[0])
     return {} if path.resolve() == (EXPERIMENTS / "given.py").resolve() else {"file": source(path)}
 
 
 def _continued_run() -> Path | None:
     """Returns the folder of the run that is resumed with its own settings; None for an experiment's file."""
     file, _, workdir = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
-    return Path(workdir) if located(file).resolve() == Path(CONTINUED).resolve() else None
+    return Path(workdir) if locate(file).resolve() == Path(CONTINUED).resolve() else None
 
 
 # Settings that a run directory alone may not decide, and why.
@@ -94,40 +94,40 @@ def make_importable(folders: Sequence[str]) -> None:
             sys.path.append(os.path.abspath(folder))
 
 
-def check_trust(config: ConfigDict, workdir: Path, stated: Collection[str], folders: Sequence[str]) -> None:
+def check_trust(config: ConfigDict, workdir: Path, flag_names: Collection[str], folders: Sequence[str]) -> None:
     """Raises RegistryError if the configuration of the run in `workdir` names code that is not trusted.
 
-    `stated` are the settings on the command line, `folders` those of --trust-code. Nothing is imported until every name
-    is known to come from a trusted folder.
+    `flag_names` are the settings on the command line, `folders` those of --trust-code. Nothing is imported until every
+    name is known to come from a trusted folder.
     """
     imports.with_current_folder()
     trusted_folders = {*_started_with(), *(os.path.realpath(folder) for folder in folders)}
     path = workdir / "config.json"
-    outside_entries = [entry for entry in _named(config) if entry[0].partition(" ")[0] not in stated]
+    outside_entries = [entry for entry in _outside_entries(config) if entry[0].partition(" ")[0] not in flag_names]
     for leaf, name, _ in outside_entries:
         module = name.partition(":")[0]
         if module.partition(".")[0] in sys.stdlib_module_names or _is_ours(module):
-            raise _unstated(path, leaf, name, "is code of this installation, and no entry that it lists")
+            raise _refusal(path, leaf, name, "is code of this installation, and no entry that it lists")
         module_folders = imports.places(module)
         if not module_folders:
             raise RegistryError(
-                f"{path}: {leaf} is {shown(name)}, which is in no folder of code that this command is to trust; if "
-                f"you trust the one that it came from, add --trust-code={_shown_folder(_noted(path, leaf))}"
+                f"{path}: {leaf} is {quote(name)}, which is in no folder of code that this command is to trust; if "
+                f"you trust the one that it came from, add --trust-code={_shown_folder(_code_folder(path, leaf))}"
             )
         if foreign := [folder for folder in module_folders if folder not in trusted_folders]:
-            raise _unstated(path, leaf, name, f"lies in {foreign[0]}, a folder that is not trusted")
+            raise _refusal(path, leaf, name, f"lies in {foreign[0]}, a folder that is not trusted")
         if any(_holds(folder, module, workdir) for folder in module_folders):
-            raise _unstated(path, leaf, name, "is of a package that holds the run's own folder")
+            raise _refusal(path, leaf, name, "is of a package that holds the run's own folder")
     for setting, why in _WHY.items():
         applies = setting in LEAVES or _is_own_world(config)
-        if setting not in stated and (value := _value(config, setting)) and applies:
-            raise _unstated(path, setting, value, why)
+        if setting not in flag_names and (value := _value(config, setting)) and applies:
+            raise _refusal(path, setting, value, why)
     for leaf, name, find in outside_entries:
         if not _is_defined_in(find(name), trusted_folders):
-            raise _unstated(path, leaf, name, "is defined elsewhere than in a folder that is trusted")
+            raise _refusal(path, leaf, name, "is defined elsewhere than in a folder that is trusted")
 
 
-def _named(config: ConfigDict) -> Iterator[tuple[str, str, Callable[[str], Any]]]:
+def _outside_entries(config: ConfigDict) -> Iterator[tuple[str, str, Callable[[str], Any]]]:
     """Yields each entry from outside: its setting (and after it a signal's name), its name, and what finds it."""
     for leaf, choice in CHOICES.items():
         name = at(config, leaf)
@@ -160,13 +160,13 @@ def _holds(folder: str, module: str, workdir: Path) -> bool:
     return os.path.join(os.path.realpath(workdir), "").startswith(os.path.join(package, ""))
 
 
-def _is_defined_in(function: Any, trusted: Collection[str]) -> bool:
+def _is_defined_in(function: Any, trusted_folders: Collection[str]) -> bool:
     """Whether a function or class is defined in the trusted folders, not merely imported by a module there."""
     if not inspect.isroutine(function) and not inspect.isclass(function):
         return True  # an object, such as a partial, that the module created
     module = str(function.__module__)
     folders = imports.places(module)
-    return bool(folders) and set(folders) <= set(trusted) and not _is_ours(module)
+    return bool(folders) and set(folders) <= set(trusted_folders) and not _is_ours(module)
 
 
 def _started_with() -> set[str]:
@@ -183,15 +183,15 @@ def _value(config: ConfigDict, setting: str) -> Any:
     return config[section].get(key)
 
 
-def _unstated(path: Path, place: str, value: object, why: str) -> RegistryError:
+def _refusal(path: Path, place: str, value: object, why: str) -> RegistryError:
     setting = place.partition(" ")[0]
     return RegistryError(
-        f"{path}: {setting} is {shown(value)}, which {why}; if you mean it, say so on the command line: "
+        f"{path}: {setting} is {quote(value)}, which {why}; if you mean it, say so on the command line: "
         f"--config.{setting}=VALUE, or the run's experiment, --config=FILE"
     )
 
 
-def _noted(path: Path, place: str) -> object:
+def _code_folder(path: Path, place: str) -> object:
     """Returns the folder of an entry's code that config.json records; None if it records none."""
     code = read_json(path).get("code")
     entry = code.get(place.replace(" ", ".")) if isinstance(code, dict) else None
@@ -203,4 +203,4 @@ def _shown_folder(folder: object) -> str:
     if not isinstance(folder, str) or not folder:
         return "FOLDER"
     plain = folder.isprintable() and len(folder) <= _LONGEST
-    return shlex.quote(folder) if plain else f"FOLDER; it says {shown(folder)}"
+    return shlex.quote(folder) if plain else f"FOLDER; it says {quote(folder)}"

@@ -177,18 +177,18 @@ _STEP = 128  # tokens; a recommended length is a multiple of it
 
 
 class CacheTooLarge(ValueError):
-    """A KV cache does not fit. `found` says why, and `fits` is a number of slots that would, 0 if none would."""
+    """A KV cache does not fit. `reason` says why, and `fits` is a number of slots that would, 0 if none would."""
 
-    def __init__(self, found: str, fits: int, flags: str):
-        super().__init__(f"{found}; {flags}")
-        self.found, self.fits = found, fits
+    def __init__(self, reason: str, fits: int, flags: str):
+        super().__init__(f"{reason}; {flags}")
+        self.reason, self.fits = reason, fits
 
     def once_begun(self) -> ValueError:
         """Returns the error for a run or evaluation that has begun, whose engine and lengths can no longer change."""
         if not self.fits:
-            return ValueError(f"{self.found}; what has begun goes on only where more memory is free")
+            return ValueError(f"{self.reason}; what has begun goes on only where more memory is free")
         return ValueError(
-            f"{self.found}; add --config.engine.slots={self.fits} to go on, which changes the bits that are sampled, "
+            f"{self.reason}; add --config.engine.slots={self.fits} to go on, which changes the bits that are sampled, "
             "or go on where more memory is free"
         )
 
@@ -235,23 +235,23 @@ def slots(config: ConfigDict, model: ModelConfig, *, trains: bool = True) -> int
     return best
 
 
-def remembered(
-    config: ConfigDict, path: Path, begun: bool, make: Callable[[ConfigDict], _T], slots_of: Callable[[_T], int | None]
+def keep_slots(
+    config: ConfigDict, path: Path, resume: bool, make: Callable[[ConfigDict], _T], slots_of: Callable[[_T], int | None]
 ) -> _T:
     """Calls `make` on the configuration, with the number of slots in engine.json, at `path`, if none is set.
 
-    Free memory decides the number once per run or evaluation, as sampled bits depend on it; one that has not `begun`
+    Free memory decides the number once per run or evaluation, as sampled bits depend on it; one that does not `resume`
     decides anew. `slots_of` returns the number that was chosen, None for any engine but the local one. Raises
     ValueError for a damaged file, and for a number that no longer fits.
     """
     run_config = config.copy_and_resolve_references()
-    if begun and config.engine.slots is None and (before := kept(path)):
+    if resume and config.engine.slots is None and (before := read_slots(path)):
         run_config.engine.slots = before
         CONSOLE.print(f"engine: {before} slots, as it began")
     try:
         result = make(run_config)
     except CacheTooLarge as error:
-        if not begun:
+        if not resume:
             raise
         raise error.once_begun() from error
     if run_config.engine.slots is None and (count := slots_of(result)):
@@ -259,7 +259,7 @@ def remembered(
     return result
 
 
-def kept(path: Path) -> int | None:
+def read_slots(path: Path) -> int | None:
     """Reads the number in engine.json; None if there is no such file. Raises ValueError for a damaged one."""
     if not path.exists():
         return None
@@ -279,17 +279,15 @@ def cache_bytes(model: ModelConfig, count: int, length: int) -> int:
     return count * length * sum(array.size * array.dtype.itemsize for array in arrays)
 
 
-def _flags(section: ConfigDict, chosen: int, parts: int, tokens: int) -> str:
-    """Suggests flags that fit: fewer slots, or else one on each of `parts` replicas, of `tokens` tokens together."""
-    servers = "or sample on servers by --config.engine=sglang"
-    if chosen:
-        return f"set --config.engine.slots={chosen}, {servers}"
-    if (length := min(section.max_length, tokens // parts // _STEP * _STEP)) >= _STEP:
-        return (
-            f"set --config.engine.slots={parts} --config.engine.lanes=1 --config.engine.max_length={length}, {servers}"
-        )
-    fewer = "give mesh.tensor devices of mesh.data or mesh.fsdp, " if parts > 1 else ""
-    return f"{fewer}choose a smaller model, {servers}"
+def _flags(section: ConfigDict, slot_count: int, count: int, tokens: int) -> str:
+    """Suggests flags that fit: fewer slots, or else one on each of `count` replicas, of `tokens` tokens together."""
+    remote = "or sample on servers by --config.engine=sglang"
+    if slot_count:
+        return f"set --config.engine.slots={slot_count}, {remote}"
+    if (limit := min(section.max_length, tokens // count // _STEP * _STEP)) >= _STEP:
+        return f"set --config.engine.slots={count} --config.engine.lanes=1 --config.engine.max_length={limit}, {remote}"
+    fewer = "give mesh.tensor devices of mesh.data or mesh.fsdp, " if count > 1 else ""
+    return f"{fewer}choose a smaller model, {remote}"
 
 
 def _weight_bytes(config: ConfigDict, model: ModelConfig, mesh: Mesh | None) -> tuple[int, int]:

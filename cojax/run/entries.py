@@ -18,7 +18,7 @@ from cojax.learner.losses import LOSSES
 from cojax.learner.objective import ADVANTAGE, WEIGHTING, Objective, bind, objective
 from cojax.learner.weightings import WEIGHTINGS
 from cojax.pool import CURRICULA
-from cojax.registry.annotations import RegistryError, from_text, shown
+from cojax.registry.annotations import RegistryError, from_text, quote
 from cojax.registry.source import source
 from cojax.run import methods
 from cojax.run.engines import ENGINES
@@ -79,16 +79,16 @@ class ChosenEntry:
     kind: str
     name: str
     function: Callable[..., Any]
-    given: Mapping[str, Any]
+    overrides: Mapping[str, Any]
 
     def bound(self) -> Callable[..., Any]:
         """Returns the entry with its overrides bound."""
-        return functools.partial(self.function, **self.given) if self.given else self.function
+        return functools.partial(self.function, **self.overrides) if self.overrides else self.function
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Describes the entry for config.json: its name, its source, and all its settings, defaults included."""
-        declarations = registry.settings(self.function) if self.given or self.kind in _DECLARING else {}
-        values = {name: setting.default for name, setting in declarations.items()} | dict(self.given)
+        declarations = registry.settings(self.function) if self.overrides or self.kind in _DECLARING else {}
+        values = {name: setting.default for name, setting in declarations.items()} | dict(self.overrides)
         plain = {name: _plain(value) for name, value in values.items() if isinstance(value, _STORED)}
         return {"name": self.name, **source(self.name, self.function), "settings": plain}
 
@@ -127,22 +127,22 @@ def entry(config: ConfigDict, leaf: str) -> ChosenEntry:
     return ChosenEntry(choice.kind, full, function, checked_overrides)
 
 
-def learned_by(config: ConfigDict) -> Objective:
+def objective_of(config: ConfigDict) -> Objective:
     """Combines loss, advantage and weighting. Raises ValueError if they cannot be combined."""
     if rounds := methods.rounds_of(config):
         loss, settings = methods.loss_of_rounds(*rounds)
         return objective(bind(loss, LOSSES, settings), ADVANTAGE, {}, WEIGHTING, {}, 1)
     loss_entry, advantage, weighting = (entry(config, f"learner.{kind}") for kind in ("loss", "advantage", "weighting"))
-    bound = bind(loss_entry.name, LOSSES, loss_entry.given)
+    bound = bind(loss_entry.name, LOSSES, loss_entry.overrides)
     splits = config.learner.updates_per_batch if config.learner.each_update == "part" else 1
-    return objective(bound, advantage.name, advantage.given, weighting.name, weighting.given, splits)
+    return objective(bound, advantage.name, advantage.overrides, weighting.name, weighting.overrides, splits)
 
 
 def reads_initial(config: ConfigDict) -> bool:
     """Whether the learner reads the initial policy: as the base of adapters, or as the reference of its loss."""
     rounds = methods.rounds_of(config)
     changing = rounds is not None and rounds[1].reference == "round"
-    return bool(config.learner.lora.rank) or ("reference_logprobs" in learned_by(config).loss.uses and not changing)
+    return bool(config.learner.lora.rank) or ("reference_logprobs" in objective_of(config).loss.uses and not changing)
 
 
 def signals(config: ConfigDict) -> dict[str, ChosenEntry]:
@@ -188,7 +188,7 @@ def signal_name(whole: str) -> str:
     return whole.rpartition(":")[2]
 
 
-def chosen(config: ConfigDict) -> Iterator[tuple[str, ChosenEntry]]:
+def chosen_entries(config: ConfigDict) -> Iterator[tuple[str, ChosenEntry]]:
     """Yields each setting that names an entry, with that entry. Raises RegistryError."""
     for leaf in CHOICES:
         if at(config, leaf) or leaf not in _OPTIONAL:
@@ -197,14 +197,14 @@ def chosen(config: ConfigDict) -> Iterator[tuple[str, ChosenEntry]]:
         yield f"signals.{name}", signal
 
 
-def described(config: ConfigDict) -> dict[str, Any]:
+def describe(config: ConfigDict) -> dict[str, Any]:
     """Describes the entry of each setting for config.json."""
     kinds = dict(zip(signals(config), made_signals(config).values(), strict=True))
     of_signals = {f"signals.{name}": {"kind": kind.name, "colour": kind.colour} for name, kind in kinds.items()}
-    return {leaf: named_entry.described() | of_signals.get(leaf, {}) for leaf, named_entry in chosen(config)}
+    return {leaf: named_entry.describe() | of_signals.get(leaf, {}) for leaf, named_entry in chosen_entries(config)}
 
 
-def overridden(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:
+def apply_flags(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:
     """Returns the configuration with the entries, and settings of entries, that flags set.
 
     A file's overrides belong to the entry that the file names. An entry that a flag names instead starts from its own
@@ -268,7 +268,7 @@ def _signal(config: ConfigDict, whole: str) -> ChosenEntry:
     name, function = signal_name(whole), SIGNAL.find(whole)
     section = config.signal_settings.get(name, ConfigDict())
     if not isinstance(section, ConfigDict):
-        raise RegistryError(f"{_SIGNALS}.{name} is {shown(section)}; expected the section of a signal")
+        raise RegistryError(f"{_SIGNALS}.{name} is {quote(section)}; expected the section of a signal")
     overrides = registry.check_settings("signal", whole, function, section.to_dict(), f"{_SIGNALS}.{name}.")
     return ChosenEntry("signal", whole, function, overrides)
 
@@ -284,7 +284,7 @@ def made_environment(config: ConfigDict) -> Environment:
 
     Raises ValueError or EnvironmentFailure if it cannot be made.
     """
-    environment_entry = entry(config, "environment.name")
+    world_entry = entry(config, "environment.name")
     if not config.environment.cluster:
-        return environment_entry.bound()()
-    return worlds.part("cluster").place(config.environment.cluster, environment_entry.name, environment_entry.given)
+        return world_entry.bound()()
+    return worlds.part("cluster").place(config.environment.cluster, world_entry.name, world_entry.overrides)

@@ -16,8 +16,7 @@ from cojax.explorer.llm.chat_model import Budget, ChatModel, Journal
 from cojax.explorer.llm.explorer import LLMExplorer, judge
 from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
 from cojax.rollout.chat import PolicyActors
-from cojax.run import parts
-from cojax.run.parts import Parts, sampling
+from cojax.run.parts import Parts, sampling, similarity, width
 from cojax.settings.base import JUDGES, attempts, choose, settings
 from cojax.settings.tree import LLMSettings, ModelExplorerSettings, ScriptedSettings, leaves_of
 from cojax.signals import guidance
@@ -50,14 +49,14 @@ def ending(config: ConfigDict, environment: Environment) -> str:
     return environment_ending
 
 
-def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplorer:
+def scripted(config: ConfigDict, parts: Parts, journal: Journal) -> ScriptedExplorer:
     """Builds the explorer that uses the environment's affordances and its grammar, and no model."""
     return ScriptedExplorer(
-        neighbours=made.environment.neighbours if isinstance(made.environment, Charted) else no_neighbours,
-        play=watched_play(made.limits.environment_deadline),
-        width=parts.width(config, made.environment, 1),
-        guidance=guidance(made.signals),
-        ending=ending(config, made.environment),
+        neighbours=parts.environment.neighbours if isinstance(parts.environment, Charted) else no_neighbours,
+        play=watched_play(parts.limits.environment_deadline),
+        width=width(config, parts.environment, 1),
+        guidance=guidance(parts.signals),
+        ending=ending(config, parts.environment),
         **_fields(config.explorer, ScriptedSettings),
     )
 
@@ -67,32 +66,32 @@ def _fields(section: ConfigDict, own: type) -> dict[str, Any]:
     return {name: section[name] for name in ("runs", "steps", *leaves_of(own))}
 
 
-def llm(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
+def llm(config: ConfigDict, parts: Parts, journal: Journal) -> Explorer:
     """Builds the explorer that asks the model llm.model at llm.base_url."""
     from cojax.explorer.llm.chat_client import ChatClient
 
-    return _llm_explorer(config, made, "llm", ChatClient(LLMSettings(**settings(config.llm)), journal))
+    return _llm_explorer(config, parts, "llm", ChatClient(LLMSettings(**settings(config.llm)), journal))
 
 
-def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
+def policy(config: ConfigDict, parts: Parts, journal: Journal) -> Explorer:
     """Builds the explorer whose model is the policy in training, on the engine of its rollouts."""
     from cojax.explorer.llm.chat_client import PolicyModel
 
     name, llm_settings = Path(config.model.path).name or "self", LLMSettings(**settings(config.llm))
-    chat_model = PolicyModel(made.engine, made.chat, name, journal, llm_settings, made.limits.engine_deadline)
-    return _llm_explorer(config, made, "policy", chat_model)
+    chat_model = PolicyModel(parts.engine, parts.chat, name, journal, llm_settings, parts.limits.engine_deadline)
+    return _llm_explorer(config, parts, "policy", chat_model)
 
 
-def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatModel) -> LLMExplorer:
+def _llm_explorer(config: ConfigDict, parts: Parts, kind: str, chat_model: ChatModel) -> LLMExplorer:
     return LLMExplorer(
         chat_model,
-        ending=ending(config, made.environment),
-        width=parts.width(config, made.environment, _WIDTH),
+        ending=ending(config, parts.environment),
+        width=width(config, parts.environment, _WIDTH),
         # A model has its own deadlines; it may wait for its turn and between attempts.
-        play=watched_play(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
+        play=watched_play(parts.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
         kind=kind,
-        attempt_turns=made.limits.max_turns,
-        guidance=guidance(made.signals),
+        attempt_turns=parts.limits.max_turns,
+        guidance=guidance(parts.signals),
         **_fields(config.explorer, ModelExplorerSettings),
     )
 
@@ -106,28 +105,28 @@ def samples_policy(config: ConfigDict) -> bool:
     return may_sample or (has_attempts and config.validation.attempter == "policy")
 
 
-def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Sequence[Task]) -> Validation:
-    """Builds the validation of the explorer's drafts, which lets no task of `reserved` pass.
+def validation(config: ConfigDict, parts: Parts, explorer: Explorer, reserved_tasks: Sequence[Task]) -> Validation:
+    """Builds the validation of the explorer's drafts, which lets no task of `reserved_tasks` pass.
 
     Attempts and a judge are used only for queries that a model wrote: a grammar's queries are complete by construction.
     """
     section = config.validation
     draft_attempts, opinion = None, None
-    play = watched_play(made.limits.environment_deadline)
+    play = watched_play(parts.limits.environment_deadline)
     if isinstance(explorer, LLMExplorer):
-        play = watched_play(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout)
+        play = watched_play(parts.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout)
         if count := attempts(config):
-            attempters = choose(ATTEMPTERS, section.attempter, "validation.attempter")(config, made)
-            draft_attempts = Attempts(attempters, count, made.limits.max_turns)
+            attempters = choose(ATTEMPTERS, section.attempter, "validation.attempter")(config, parts)
+            draft_attempts = Attempts(attempters, count, parts.limits.max_turns)
         veto = choose(JUDGES, section.judge, "validation.judge")
         opinion = None if veto is None else functools.partial(judge, explorer.chat_model, veto)
     return Validation(
-        made.environment,
+        parts.environment,
         Exclusions.of(
-            reserved,
-            parts.similarity(config, made.environment, reserved),
+            reserved_tasks,
+            similarity(config, parts.environment, reserved_tasks),
             section.evaluation_words,
-            made.evaluation if made.from_initial else (),
+            parts.evaluation if parts.from_initial else (),
         ),
         enabled=config.validate,
         play=play,
@@ -135,13 +134,13 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
         judge=opinion,
         safe=section.safe,
         longest_query=section.longest_query,
-        control_tokens=tuple(token.content for token in made.chat.tokenizer.added_tokens_decoder.values()),
+        control_tokens=tuple(token.content for token in parts.chat.tokenizer.added_tokens_decoder.values()),
     )
 
 
-def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
-    policy_sampling = sampling(config, made.chat, config.sampling.temperature)
-    actors = PolicyActors(made.engine, made.chat, policy_sampling)
+def _by_policy(config: ConfigDict, parts: Parts) -> Attempters:
+    policy_sampling = sampling(config, parts.chat, config.sampling.temperature)
+    actors = PolicyActors(parts.engine, parts.chat, policy_sampling)
 
     @contextlib.contextmanager
     def attempters(explorer: LLMExplorer, task: Task, count: int) -> Iterator[list[Actor]]:
@@ -151,7 +150,7 @@ def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
             PolicyAttempt(
                 actors(name, (config.seed, int(task.id, 16), attempt)),
                 explorer.remaining_budget(),
-                functools.partial(made.engine.release, name),
+                functools.partial(parts.engine.release, name),
             )
             for attempt, name in enumerate(names)
         ]
@@ -159,7 +158,7 @@ def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
             yield policy_attempts
         finally:
             for name in names:
-                made.engine.release(name)
+                parts.engine.release(name)
 
     return attempters
 
@@ -182,7 +181,7 @@ class PolicyAttempt:
 
 
 ATTEMPTERS: dict[str, Callable[[ConfigDict, Parts], Attempters]] = {
-    "explorer": lambda config, made: LLMExplorer.attempters,
+    "explorer": lambda config, parts: LLMExplorer.attempters,
     "policy": _by_policy,
 }
 EXPLORERS: dict[str, Callable[[ConfigDict, Parts, Journal], Explorer] | str] = {

@@ -33,7 +33,7 @@ from cojax.policy.saved_params import save_params
 from cojax.policy.transformer import Params
 from cojax.report.console import CONSOLE
 from cojax.run import assemble, methods, processes
-from cojax.run.entries import described
+from cojax.run.entries import describe
 from cojax.run.machine import versions_and_commit
 from cojax.run.policies import with_absolute_path
 from cojax.run.processes import ALONE, Together
@@ -54,7 +54,7 @@ class Leading:
     def __init__(self, config: ConfigDict, count: int, connections: Mapping[int, socket.socket]) -> None:
         self._failed, self._deadline = threading.Lock(), config.distributed.deadline
         self._ready = threading.Event()  # the wire may report before the rest is built
-        self.wire = Wire(connections, config.distributed.silence, self._lost, self._beat, self._heard)
+        self.wire = Wire(connections, config.distributed.silence, self._on_loss, self._beat, self._on_message)
         self._lead = Lead(self.wire, count - 1)
         self.together = Together(
             self._lead, lead_array_files(self._lead), on_stop=lambda number: os.kill(os.getpid(), number)
@@ -73,7 +73,7 @@ class Leading:
         if (since := self._lead.busy_since) and time.monotonic() - since > self._deadline:
             self._fail(f"what all processes compute together takes longer than {_seconds(self._deadline)}: one hangs")
 
-    def _heard(self, number: int, message: Message) -> bool:
+    def _on_message(self, number: int, message: Message) -> bool:
         if message.get("kind") == "stop":
             self._ready.wait()
             self.together.on_stop(int(message["signal"]))
@@ -81,7 +81,7 @@ class Leading:
             self._fail(f"process {number} failed: {message['line']}")
         return message.get("kind") in ("stop", "failed")
 
-    def _lost(self, number: int, reason: str) -> None:
+    def _on_loss(self, number: int, reason: str) -> None:
         self._fail(f"process {number} is gone: {reason}. {_AGAIN}")
 
     def _fail(self, line: str) -> None:
@@ -101,7 +101,7 @@ class Following:
 
     def __init__(self, config: ConfigDict, number: int, connections: Mapping[int, socket.socket]) -> None:
         self.number, self._deadline, self._asked = number, config.distributed.deadline, 0
-        self.wire = Wire(connections, config.distributed.silence, self._lost, self._beat, self._heard)
+        self.wire = Wire(connections, config.distributed.silence, self._on_loss, self._beat, self._on_message)
         self._follower = Follower(self.wire, {})
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._receive)
@@ -133,12 +133,12 @@ class Following:
         if (since := self._follower.busy_since) and time.monotonic() - since > self._deadline:
             _end(f"what all processes compute together takes longer than {_seconds(self._deadline)}: one hangs")
 
-    def _heard(self, number: int, message: Message) -> bool:
+    def _on_message(self, number: int, message: Message) -> bool:
         if message.get("kind") == "failed":
             _end(f"process 0 ended: {message['line']}")
         return False
 
-    def _lost(self, number: int, reason: str) -> None:
+    def _on_loss(self, number: int, reason: str) -> None:
         _end(f"process 0 is gone: {reason}. {_AGAIN}")
 
 
@@ -233,13 +233,13 @@ def _facts(config: ConfigDict) -> dict[str, Any]:
     """Returns the facts that must be equal in all processes."""
     settings = json.loads(json.dumps(config.to_dict()))
     del settings["distributed"]
-    code = {name: {"name": entry["name"], "hash": entry.get("hash")} for name, entry in described(config).items()}
+    code = {name: {"name": entry["name"], "hash": entry.get("hash")} for name, entry in describe(config).items()}
     return json.loads(json.dumps({"settings": settings, **versions_and_commit(), "code": code}))
 
 
 def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
     """Returns the operations of a run by name. `build` adds those of the learner."""
-    config = methods.settled(with_absolute_path(config))
+    config = methods.apply_method(with_absolute_path(config))
     by_name: dict[str, Callable[..., Any]] = {}
     initial: list[TrainState] = []  # its outlines
 

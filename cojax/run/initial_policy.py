@@ -41,7 +41,7 @@ _RISING = 0.1
 
 
 def initial_policy(
-    config: ConfigDict, made: Parts, score: Callable[[int], float], initial: Callable[[], Sequence[Task]]
+    config: ConfigDict, parts: Parts, score: Callable[[int], float], initial: Callable[[], Sequence[Task]]
 ) -> tuple[Params, Mapping[str, Any]]:
     """π_θ before the first step: read from model.path or drawn at random, then warm-started if warm_start.steps > 0.
 
@@ -50,22 +50,22 @@ def initial_policy(
     A warm start is made once and cached. `score(step)` is the success of the engine's policy on the development split.
     `initial` finds D_0. Raises ValueError or OSError with the fix.
     """
-    section, path, chat = config.warm_start, config.model.path, made.chat
+    section, path, chat = config.warm_start, config.model.path, parts.chat
     if not section.steps:
         origin = {"folder": path, "shown": 0}
         CONSOLE.print(f"policy: {origin_line(origin)} (warm_start.steps=0)")
-        return read_params(made.together, path, made.model, config.seed, made.mesh), origin
+        return read_params(parts.together, path, parts.model, config.seed, parts.mesh), origin
     if path:
         most = f"at most {section.steps} batches of {section.batch_size} of {section.demonstrations} demonstrations"
         CONSOLE.print(f"policy: pretrained from {path}, to be shown {most}, once for all runs")
-    solutions_at = functools.partial(demonstrations, config, made.environment, initial=functools.cache(initial))
+    solutions_at = functools.partial(demonstrations, config, parts.environment, initial=functools.cache(initial))
     weights = weights_hash(Path(path)) if path else ""
     key = {
-        "environment": made.environment.name,
+        "environment": parts.environment.name,
         "environment_settings": settings(config.environment, "name", "isolated", "cluster"),
         "seed": config.seed,
         "settings": section.to_dict(),
-        "model": dataclasses.asdict(made.model),
+        "model": dataclasses.asdict(parts.model),
         "tools": config.model.tools,
         "row_length": config.learner.row_length,
         "max_length": config.engine.max_length,
@@ -94,11 +94,11 @@ def initial_policy(
                 config.sampling.max_tokens,
             ],
         }
-    folder, _ = warm_start.cached(key, lambda: _train(config, made, solutions_at, score), made.model, chat.tokenizer)
+    folder, _ = warm_start.cached(key, lambda: _train(config, parts, solutions_at, score), parts.model, chat.tokenizer)
     CONSOLE.print(f"warm start: {warm_start.describe(folder)}")
-    origin = trained.taught(path, weights, warm_start.read_record(folder))
+    origin = trained.warm_start_origin(path, weights, warm_start.read_record(folder))
     CONSOLE.print(f"policy: {origin_line(origin)}")
-    return read_params(made.together, str(folder), made.model, config.seed, made.mesh), origin
+    return read_params(parts.together, str(folder), parts.model, config.seed, parts.mesh), origin
 
 
 def weights_hash(folder: Path) -> str:
@@ -163,18 +163,18 @@ def demonstrations(
 
 def _train(
     config: ConfigDict,
-    made: Parts,
-    learned: Callable[[tuple[float, float]], Demonstrations],
+    parts: Parts,
+    solutions_at: Callable[[tuple[float, float]], Demonstrations],
     score: Callable[[int], float],
 ) -> tuple[Params, dict[str, Any]]:
-    section, model = config.warm_start, made.model
+    section, model = config.warm_start, parts.model
     schedule = warm_start.Schedule(**{f.name: section[f.name] for f in dataclasses.fields(warm_start.Schedule)})
-    played_count, fitting = _played(config, made, learned, schedule.batch_size)
+    played_count, fitting = _play_demonstrations(config, parts, solutions_at, schedule.batch_size)
     sizes = [1] * schedule.batch_size
     base = (
-        load_params(Path(config.model.path), model, made.mesh) if config.model.path else initialize(model, config.seed)
+        load_params(Path(config.model.path), model, parts.mesh) if config.model.path else initialize(model, config.seed)
     )
-    learner = _learner(config, model, schedule.steps, base, made.mesh)
+    learner = _learner(config, model, schedule.steps, base, parts.mesh)
     state = learner.init(base, config.seed)
     if config.model.path and config.learner.remat == AUTO:
         learner = fastest_that_fits(learner, state, sizes)
@@ -185,7 +185,7 @@ def _train(
         state, checks, shown_count = warm_start.train(
             state,
             learner,
-            made.engine,
+            parts.engine,
             fitting,
             score,
             schedule,
@@ -201,15 +201,15 @@ def _train(
     return params, {"checks": checks, "demonstrations": played_count, "dropped": dropped_count, "shown": shown_count}
 
 
-def _played(
-    config: ConfigDict, made: Parts, learned: Callable[[tuple[float, float]], Demonstrations], batch_size: int
+def _play_demonstrations(
+    config: ConfigDict, parts: Parts, solutions_at: Callable[[tuple[float, float]], Demonstrations], batch_size: int
 ) -> tuple[int, list[warm_start.Demonstration]]:
     """Plays demonstrations; returns their number and those that fit a row. Raises ValueError if a batch needs more."""
     section = config.warm_start
-    pairs = learned((section.noise_low, section.noise_high))
+    pairs = solutions_at((section.noise_low, section.noise_high))
     with bar("demonstrations", len(pairs) if isinstance(pairs, Sequence) else section.demonstrations) as advance:
         examples = []
-        for demonstration in warm_start.demonstrate(made.environment, made.chat, pairs):
+        for demonstration in warm_start.demonstrate(parts.environment, parts.chat, pairs):
             examples.append(demonstration)
             advance()
     # A longer demonstration could neither be packed nor played by the policy.

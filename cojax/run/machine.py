@@ -26,7 +26,7 @@ from cojax.registry.source import commit
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-_FOUND = tomllib.loads(Path(__file__).with_name("machine.toml").read_text("utf-8"))
+_TABLES = tomllib.loads(Path(__file__).with_name("machine.toml").read_text("utf-8"))
 _FLAGS = ("flags", "Features")
 # Instructions by which products, sums and functions are computed.
 _ARITHMETIC = re.compile(r"^(sse4|avx|fma|f16c|amx|asimd|sve|sme(\d|$)|bf16|i8mm)")
@@ -44,9 +44,9 @@ Pair = tuple[jax.Array, jax.Array]
 def machine() -> dict[str, Any]:
     """Returns the machine's facts by name. A fact that the system does not report is missing."""
     fields = _first_processor()
-    names = {name: field for name, possible in _FOUND["fields"].items() for field in possible if field in fields}
+    names = {name: field for name, possible in _TABLES["fields"].items() for field in possible if field in fields}
     flags = next((sorted(fields[name].split()) for name in _FLAGS if name in fields), [])
-    variables = {name: os.environ[name] for name in _FOUND["variables"] if name in os.environ}
+    variables = {name: os.environ[name] for name in _TABLES["variables"] if name in os.environ}
     return {
         "cpu": {
             **{name: fields[field] for name, field in names.items()},
@@ -83,12 +83,12 @@ def arithmetic() -> str:
     pairs = [(normal(rows, inputs), normal(inputs, outputs)) for rows, inputs, outputs in _PRODUCTS]
     rows, inputs, outputs = _GRADIENT
     gradient, heads = (normal(rows, inputs), normal(rows, outputs)), (normal(4, 64, 96), normal(4, 96, 64))
-    results = _computed(pairs, gradient, heads, normal(64, 520))
+    results = _compute(pairs, gradient, heads, normal(64, 520))
     return _hash(*(np.asarray(array).tobytes() for array in jax.tree.leaves(results)))
 
 
 @jax.jit
-def _computed(pairs: list[Pair], gradient: Pair, heads: Pair, x: jax.Array) -> Any:
+def _compute(pairs: list[Pair], gradient: Pair, heads: Pair, x: jax.Array) -> Any:
     functions = (jax.nn.log_softmax(x), jax.nn.silu(x), jnp.sin(x), jax.lax.rsqrt(jnp.mean(x * x, axis=-1)))
     products = [jnp.matmul(lhs, rhs) for lhs, rhs in (*pairs, heads)]
     return products, jnp.matmul(gradient[0].T, gradient[1]), functions, x.sum(), x.sum(axis=0)
@@ -118,8 +118,8 @@ def _caches() -> Iterator[tuple[str, int]]:
             continue
 
 
-def _hash(*parts: bytes) -> str:
-    return hashlib.sha256(b"".join(parts)).hexdigest()[:_DIGITS]
+def _hash(*pieces: bytes) -> str:
+    return hashlib.sha256(b"".join(pieces)).hexdigest()[:_DIGITS]
 
 
 # The code of a checkout that a run executes.

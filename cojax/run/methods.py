@@ -19,7 +19,7 @@ _PAIR = 2  # episodes that a preference compares
 _OF_THE_POLICY = frozenset({"epochs", "batch_size", "learning_rate"})
 
 
-def settled(config: ConfigDict) -> ConfigDict:
+def apply_method(config: ConfigDict) -> ConfigDict:
     """Returns the configuration of a run with the settings that its method decides.
 
     best_of_n takes no step, and tries each task several times in its final evaluation. A method that learns from pairs

@@ -86,12 +86,12 @@ def check_evolution(config: ConfigDict, environment: Environment) -> None:
         )
 
 
-def own_tasks(config: ConfigDict, environment: Environment, reserved: Sequence[Task]) -> Synthesis:
+def own_tasks(config: ConfigDict, environment: Environment, reserved_tasks: Sequence[Task]) -> Synthesis:
     """Returns D_0 where nothing is synthesized: at most initial_tasks tasks of the environment's split `train`.
 
     Evaluation tasks are left out. Raises ValueError if no other task remains.
     """
-    reserved_ids = {task.id for task in reserved}
+    reserved_ids = {task.id for task in reserved_tasks}
     candidates = environment.tasks(TRAIN, config.initial_tasks + len(reserved_ids), config.seed)
     tasks = tuple(task for task in candidates if task.id not in reserved_ids)[: config.initial_tasks]
     if not tasks:
@@ -102,10 +102,10 @@ def own_tasks(config: ConfigDict, environment: Environment, reserved: Sequence[T
     return Synthesis(tasks)
 
 
-def kinds(environment: Environment, made: Mapping[str, SignalKind]) -> Mapping[str, SignalKind]:
+def kinds(environment: Environment, signals: Mapping[str, SignalKind]) -> Mapping[str, SignalKind]:
     """Returns the kinds of signals; if tools take whole commands as text, the kinds go by the commands' verbs."""
     commands = traits_of(environment).commands
-    return {name: by_verb(kind, commands) for name, kind in made.items()} if commands else made
+    return {name: by_verb(kind, commands) for name, kind in signals.items()} if commands else signals
 
 
 def similarity(config: ConfigDict, environment: Environment, evaluation: Sequence[Task]) -> float:

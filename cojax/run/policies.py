@@ -105,13 +105,13 @@ def open_world(config: ConfigDict, environment: Environment) -> PreTrainedTokeni
     return byte_tokenizer(corpus, config.model.vocabulary)
 
 
-def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, begun: bool, lost: bool = True) -> None:
-    """Saves the tokenizer of a run. A run that has `begun` saves it only if it is `lost`.
+def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, has_begun: bool, is_lost: bool = True) -> None:
+    """Saves the tokenizer of a run. A run that has begun saves it only if it is lost.
 
     Raises ValueError if such a run learned with another tokenizer.
     """
     path = folder / "tokenizer.json"
-    if begun and path.exists():
+    if has_begun and path.exists():
         try:
             vocabulary = Tokenizer.from_buffer(read_whole(path)).get_vocab()
         except Exception as error:  # the package raises no other type
@@ -121,7 +121,7 @@ def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, begun: bool
                 f"the tokenizer is no longer the one in {folder} that this run began with: the environment or its "
                 "package has changed. Choose another --config.workdir, or restore the package"
             )
-    if lost or not begun:
+    if is_lost or not has_begun:
         write_tokenizer(folder, tokenizer)
 
 
@@ -148,11 +148,11 @@ def texts(environment: Environment, tasks: Iterable[Task], advance: Callable[[],
         elif task.query:
             yield task.query
         else:
-            yield from _offered(environment, task)
+            yield from _setup_texts(environment, task)
         advance()
 
 
-def _offered(environment: Environment, setup: Task) -> Iterator[str]:
+def _setup_texts(environment: Environment, setup: Task) -> Iterator[str]:
     """Yields the texts with which an episode on a bare setup opens, and its calls. Raises EnvironmentFailure."""
     episode = environment.start(setup)
     try:

@@ -43,7 +43,7 @@ _LOG_BYTES = 200 * 2**20
 def check(config: ConfigDict, together: Together = ALONE) -> int:
     """Runs every examination, prints a line for each, and returns 0 if all pass, else 1."""
     state: dict[str, Any] = {"together": together}
-    config = methods.settled(config).copy_and_resolve_references()
+    config = methods.apply_method(config).copy_and_resolve_references()
     folder = Path(config.sglang.folder or config.workdir).absolute()
     # The workdir may hold a run. Servers that follow read only the folder that they were started with.
     scratch = None if config.sglang.follow else folder / f".check-{secrets.token_hex(8)}"
@@ -77,24 +77,24 @@ def _carry(source: Path, target: Path) -> None:
         write_json(target / RELEASED_MEMORY, read_json(source / RELEASED_MEMORY))
 
 
-def _left(state: dict[str, Any], name: str, what: str) -> Any:
+def _require(state: dict[str, Any], name: str, subject: str) -> Any:
     """Returns what an earlier examination left in `state`. Raises ValueError if that one failed."""
     if name not in state:
-        raise ValueError(f"not tried, as there is no {what}")
+        raise ValueError(f"not tried, as there is no {subject}")
     return state[name]
 
 
-def _some_task(made: Parts) -> Task:
+def _some_task(parts: Parts) -> Task:
     """Returns a development or evaluation task, or a bare setup if there is none."""
-    tasks = made.development or made.evaluation or made.environment.tasks("seed", 1)
+    tasks = parts.development or parts.evaluation or parts.environment.tasks("seed", 1)
     if not tasks:
-        raise ValueError(f"environment {made.environment.name!r} has neither tasks nor setups (the split seed)")
+        raise ValueError(f"environment {parts.environment.name!r} has neither tasks nor setups (the split seed)")
     return tasks[0]
 
 
 def _configuration(config: ConfigDict, state: dict[str, Any]) -> str:
     checks.check_run(config)
-    parts = state["parts"] = dataclasses.replace(assemble.parts(config), together=state["together"])
+    parts = state["parts"] = dataclasses.replace(assemble.build_parts(config), together=state["together"])
     devices = processes.devices_in_words(Placement(parts.model, parts.mesh).devices, jax.devices())
     policy = f"preset {config.policy}, " if config.policy else ""
     return f"{policy}{parts.environment.name}, {config.evolve}, {config.steps} steps on {devices}"
@@ -148,9 +148,9 @@ def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
 
 def _engine(config: ConfigDict, state: dict[str, Any]) -> str:
     parts: Parts = state["parts"]
-    learner = assemble.learner(config, parts, _left(state, "params", "policy"))
-    train_state = state["learned"] = learner.init(state.pop("params"), config.seed)
-    learner = state["learner"] = assemble.fitted(config, learner, train_state)
+    learner = assemble.build_learner(config, parts, _require(state, "params", "policy"))
+    train_state = state["train_state"] = learner.init(state.pop("params"), config.seed)
+    learner = state["learner"] = assemble.choose_remat(config, learner, train_state)
     weights: Weights = learner.weights(train_state, 0)
     parts.engine.load(weights)
     policy_sampling = sampling(config, parts.chat, config.sampling.temperature)
@@ -169,7 +169,7 @@ def _objective(config: ConfigDict, state: dict[str, Any]) -> str:
 
     Its micro-batch is no larger than the group needs. `_memory` tests whether a full one fits.
     """
-    episode, learner = _left(state, "episode", "episode"), state["learner"]
+    episode, learner = _require(state, "episode", "episode"), state["learner"]
     episodes = tuple(dataclasses.replace(episode, reward=float(k % 2)) for k in range(config.group_size))
     try:
         token_advantages(learner.objective.advantage(episodes), episodes)
@@ -201,7 +201,7 @@ def _explorer(config: ConfigDict, state: dict[str, Any]) -> str:
 
 def _programs(config: ConfigDict, state: dict[str, Any]) -> str:
     """Examines a step's programs by experiments.compile, for these accelerators. `_memory` runs them next."""
-    train_state, learner = _left(state, "learned", "policy"), state["learner"]
+    train_state, learner = _require(state, "train_state", "policy"), state["learner"]
     if jax.process_count() > 1:
         return "not examined: compiled by all processes together, in the rehearsal"
     if (chip := attached(learner.placement.devices)) is None:
@@ -211,8 +211,8 @@ def _programs(config: ConfigDict, state: dict[str, Any]) -> str:
 
 
 def _memory(config: ConfigDict, state: dict[str, Any]) -> str:
-    train_state, learner = _left(state, "learned", "policy"), state["learner"]
-    del state["learned"]
+    train_state, learner = _require(state, "train_state", "policy"), state["learner"]
+    del state["train_state"]
     state["saved"] = sum(leaf.nbytes for leaf in jax.tree.leaves(train_state)) * methods.agents(config)
     with second_agent_in_memory(config, learner, train_state):
         rehearse(learner, train_state, methods.update_sizes(config))

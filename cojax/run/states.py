@@ -47,15 +47,15 @@ _SHARE, _FEWEST, _MOST = 0.2, 20, 200
 
 
 def begin(
-    config: ConfigDict, loop: Loop, train_state: Any, directory: RunDirectory, found: Callable[[], Synthesis]
+    config: ConfigDict, loop: Loop, train_state: Any, directory: RunDirectory, d_0: Callable[[], Synthesis]
 ) -> State:
-    """Returns the state at step 0 after its checkpoint. D_0 is from `found`; a second agent begins as the policy."""
+    """Returns the state at step 0 after its checkpoint. D_0 is from `d_0`; a second agent begins as the policy."""
     directory.begin()
     with loop.clock("sync"):
         # An explorer may sample the policy, and its engine lost its weights in the rehearsal.
         loop.engine.load(loop.learner.weights(train_state, 0))
     with loop.clock("feedback"):
-        initial = found()
+        initial = d_0()
         directory.add_evolution(initial)
         write_json(directory.folder / "initial.json", evolution_record(initial, 0)["evolution"])
         directory.files.note(name for name in ("initial.json", HELD_OUT) if (directory.folder / name).exists())
@@ -74,7 +74,7 @@ def begin(
     return state
 
 
-def rehearsed(config: ConfigDict, loop: Loop, train_state: TrainState, second: TrainState | None = None) -> TrainState:
+def prove_fit(config: ConfigDict, loop: Loop, train_state: TrainState, second: TrainState | None = None) -> TrainState:
     """Rehearses a step's largest batch beside the loaded engine, so that both are known to fit; returns the state.
 
     `second` is as in `second_agent_in_memory`.
@@ -125,78 +125,78 @@ def resume(config: ConfigDict, loop: Loop, train_state: TrainState, directory: R
     )
 
 
-def parts(config: ConfigDict, directory: RunDirectory, found: Checkpoint | None) -> Parts:
-    """Calls `assemble.parts`; a run resumed from `found` gets the slots of the local engine that it began with.
+def build_parts(config: ConfigDict, directory: RunDirectory, checkpoint: Checkpoint | None) -> Parts:
+    """Calls `assemble.build_parts`; a run resumed from `checkpoint` keeps the slots of its local engine.
 
-    Raises ValueError as `engines.remembered` does.
+    Raises ValueError as `engines.keep_slots` does.
     """
     path = directory.folder / "engine.json"
-    for name in (path.name, HELD_OUT) if found is None else ():
+    for name in (path.name, HELD_OUT) if checkpoint is None else ():
         (directory.folder / name).unlink(missing_ok=True)
 
-    def slots_of(made: Parts) -> int | None:
-        return made.engine.slots if isinstance(made.engine, LocalEngine) else None
+    def slots_of(parts: Parts) -> int | None:
+        return parts.engine.slots if isinstance(parts.engine, LocalEngine) else None
 
-    return engines.remembered(config, path, found is not None, assemble.parts, slots_of)
+    return engines.keep_slots(config, path, checkpoint is not None, assemble.build_parts, slots_of)
 
 
-def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, found: Checkpoint | None) -> None:
-    """Saves the tokenizer of a run. A run resumed from `found` saves it only if it is lost.
+def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, checkpoint: Checkpoint | None) -> None:
+    """Saves the tokenizer of a run. A run resumed from `checkpoint` saves it only if it is lost.
 
     Raises ValueError if the run began with another tokenizer, StorageError if a rewritten file differs.
     """
     folder = directory.folder / "tokenizer"
-    is_lost = found is None or directory.files.lacks(folder.name)
-    policies.keep_tokenizer(tokenizer, folder, begun=found is not None, lost=is_lost)
-    if found is not None:
+    is_lost = checkpoint is None or directory.files.lacks(folder.name)
+    policies.keep_tokenizer(tokenizer, folder, has_begun=checkpoint is not None, is_lost=is_lost)
+    if checkpoint is not None:
         directory.files.prove(folder.name)
 
 
 def initial_policy(
-    config: ConfigDict, made: Parts, initial: Callable[[], Synthesis], directory: RunDirectory, found: Checkpoint | None
+    config: ConfigDict, parts: Parts, d_0: Callable[[], Synthesis], workdir: RunDirectory, checkpoint: Checkpoint | None
 ) -> tuple[Params, Mapping[str, Any]]:
     """Returns the policy before the first step.
 
-    A run resumed from `found` with a warm-started model folder needs no cache: base/ holds the policy, or the run needs
-    only its shapes, as its checkpoints hold what was learned. `initial` finds D_0.
+    A run resumed from `checkpoint` with a warm-started model folder needs no cache: base/ holds the policy, or the run
+    needs only its shapes, as its checkpoints hold what was learned. `d_0` finds D_0.
     """
-    folder = directory.folder
-    if found is not None and trained.teaches_folder(config) and (folder / "model.json").exists():
+    folder = workdir.folder
+    if checkpoint is not None and trained.teaches_folder(config) and (folder / "model.json").exists():
         origin = trained.origin_of(folder)
-        params = trained.kept_base(folder, made.model, made.mesh, made.together)
-        if params is None and not reads_initial(config) and directory.files.has_zero_shot:
-            params = read_params(made.together, config.model.path, made.model, config.seed, made.mesh)
+        params = trained.kept_base(folder, parts.model, parts.mesh, parts.together)
+        if params is None and not reads_initial(config) and workdir.files.has_zero_shot:
+            params = read_params(parts.together, config.model.path, parts.model, config.seed, parts.mesh)
         if params is not None:
             CONSOLE.print(f"policy: {origin_line(origin)}")
             return params, origin
-    return assemble.initial_policy(config, made, initial)
+    return assemble.initial_policy(config, parts, d_0)
 
 
 def keep_model(
-    made: Parts,
+    parts: Parts,
     params: Params,
     origin: Mapping[str, Any],
     config: ConfigDict,
     directory: RunDirectory,
-    found: Checkpoint | None,
+    checkpoint: Checkpoint | None,
 ) -> None:
     """Writes model.json and base/ of a run that begins with this policy, on the conditions of `keep_tokenizer`."""
     places = ("model.json", "base")
-    has_begun = found is not None and not any(map(directory.files.lacks, places))
+    has_begun = checkpoint is not None and not any(map(directory.files.lacks, places))
     plain = json.loads(json.dumps(config.to_dict()))
-    trained.keep(directory.folder, made.model, params, plain, has_begun, origin, reads_initial(config), made.together)
-    if found is not None:
+    trained.keep(directory.folder, parts.model, params, plain, has_begun, origin, reads_initial(config), parts.together)
+    if checkpoint is not None:
         for name in places:
             directory.files.prove(name)
 
 
-def initial_tasks(config: ConfigDict, made: Parts) -> tuple[Synthesis, tuple[Task, ...]]:
+def initial_tasks(config: ConfigDict, parts: Parts) -> tuple[Synthesis, tuple[Task, ...]]:
     """Finds D_0, which may take minutes; returns what to train on, and the tasks that are held out.
 
     Tasks are held out if the environment has no evaluation tasks, together with their drafts.
     """
-    synthesis = assemble.initial(config, made)
-    if made.evaluation:
+    synthesis = assemble.initial(config, parts)
+    if parts.evaluation:
         return synthesis, ()
     training, evaluation = hold_out(synthesis.tasks)
     held_ids = {task.id for task in synthesis.tasks} - {task.id for task in training}
@@ -204,18 +204,20 @@ def initial_tasks(config: ConfigDict, made: Parts) -> tuple[Synthesis, tuple[Tas
     return dataclasses.replace(synthesis, tasks=training, drafts=drafts), evaluation
 
 
-def evaluated(made: Parts, path: Path, begun: bool, found: Callable[[], tuple[Synthesis, tuple[Task, ...]]]) -> Parts:
+def with_held_out_tasks(
+    parts: Parts, path: Path, has_begun: bool, find_tasks: Callable[[], tuple[Synthesis, tuple[Task, ...]]]
+) -> Parts:
     """Makes held-out tasks the evaluation tasks of a run whose environment has none; returns its parts.
 
-    They are stored at `path`, where a run that has `begun` reads them. `found` is `initial_tasks`.
+    They are stored at `path`, where a run that has begun reads them. `find_tasks` is `initial_tasks`.
     """
-    if begun:
-        evaluation = stored(path)
+    if has_begun:
+        evaluation = read_held_out(path)
     else:
-        training, evaluation = found()
+        training, evaluation = find_tasks()
         write_json(path, with_checksum({"tasks": [task_record(task) for task in evaluation]}))
-        CONSOLE.print(_said(len(training.tasks), len(evaluation)))
-    return dataclasses.replace(made, evaluation=evaluation, from_initial=True)
+        CONSOLE.print(_evaluation_line(len(training.tasks), len(evaluation)))
+    return dataclasses.replace(parts, evaluation=evaluation, from_initial=True)
 
 
 def hold_out(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
@@ -247,10 +249,10 @@ def held_out_by(checkpoint: str) -> tuple[Task, ...]:
     """Returns the tasks held out by the run that a checkpoint, or its folder, belongs to; none if it held out none."""
     folders = (Path(checkpoint), *Path(checkpoint).absolute().parents[:2])
     path = next((folder / HELD_OUT for folder in folders if (folder / HELD_OUT).exists()), None)
-    return stored(path) if path else ()
+    return read_held_out(path) if path else ()
 
 
-def stored(path: Path) -> tuple[Task, ...]:
+def read_held_out(path: Path) -> tuple[Task, ...]:
     """Reads the tasks in held_out.json. Raises ValueError for a file that is not what the run wrote."""
     try:
         record = read_json(path)
@@ -262,9 +264,9 @@ def stored(path: Path) -> tuple[Task, ...]:
         ) from error
 
 
-def _said(training: int, held: int) -> str:
-    if held:
-        return f"evaluation: on {held} tasks held out of D_0, as the environment has none; {training} are trained on"
+def _evaluation_line(training: int, test: int) -> str:
+    if test:
+        return f"evaluation: on {test} tasks held out of D_0, as the environment has none; {training} are trained on"
     return (
         f"evaluation: none, as the environment has no tasks for it, and of {training} initial tasks no {_FEWEST} on "
         "setups of their own can be held out; initial_tasks=100 on 20 setups or more is enough"

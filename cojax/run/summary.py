@@ -36,13 +36,13 @@ Retry = Callable[..., tuple[list[Group], list[dict[str, Any]]]]
 RETRIALS: dict[str, Retry | str] = {"reflexion": "experiments.study.reflexion:retry_failures"}
 
 
-def dev_score(config: ConfigDict, made: Parts, step: int, tasks: Sequence[Task]) -> dict[str, float]:
+def dev_score(config: ConfigDict, parts: Parts, step: int, tasks: Sequence[Task]) -> dict[str, float]:
     """Measures success on these development tasks, overall and for each value of evaluation.by, as in metrics.jsonl.
 
     Without a development split, they are tasks to train on.
     """
-    environment = made.evaluated_in if made.development else made.environment
-    collector = _collector(config, made, config.evaluation.temperature, environment)
+    environment = parts.evaluated_in if parts.development else parts.environment
+    collector = _collector(config, parts, config.evaluation.temperature, environment)
     groups = collector.collect(tasks, seed=(config.seed, step), label=f"dev{step}")
     result, by_value = score(groups), _by(config, groups)
     by_kind = {f"success/{name}": success for name, success in by_value.items()}
@@ -50,7 +50,7 @@ def dev_score(config: ConfigDict, made: Parts, step: int, tasks: Sequence[Task])
 
 
 def held_out_score(
-    config: ConfigDict, made: Parts, description: str, trials: int = 1
+    config: ConfigDict, parts: Parts, description: str, trials: int = 1
 ) -> tuple[dict[str, Any], Sequence[Trajectory]]:
     """Measures success on the evaluation split, as in final.json; returns it with the episodes of at most SHOWN tasks.
 
@@ -61,7 +61,7 @@ def held_out_score(
     A failed task is tried up to `trials` times. Then `trials` holds the result of each trial, and `tasks_at_last` the
     score of each task's last one; everything else is of the first trial.
     """
-    if not made.evaluation:
+    if not parts.evaluation:
         return {"success": None, "tasks": {}}, ()
     section, count = config.evaluation, 0
 
@@ -70,18 +70,18 @@ def held_out_score(
         # At temperature 0 a second trial would repeat the first.
         temperature = config.sampling.temperature if count else section.temperature
         # The machinery may lose as many episodes as when all tasks are played.
-        rate = min(1.0, made.limits.error_rate * len(made.evaluation) / len(tasks))
+        rate = min(1.0, parts.limits.error_rate * len(parts.evaluation) / len(tasks))
         with bar(f"{description}, {label}" if count else description, len(tasks)) as advance:
             collector = dataclasses.replace(
-                _collector(config, made, temperature, environment),
-                limits=dataclasses.replace(made.limits, error_rate=rate),
+                _collector(config, parts, temperature, environment),
+                limits=dataclasses.replace(parts.limits, error_rate=rate),
             )
             seed = (config.seed, 0, count) if count else (config.seed, 0)
             groups = collector.collect(tasks, seed=seed, label=label, on_episode=lambda trajectory: advance())
         count += 1
         return groups
 
-    groups = play(made.evaluated_in, made.evaluation, "eval")
+    groups = play(parts.evaluated_in, parts.evaluation, "eval")
     result = score(groups)
     record: dict[str, Any] = {
         "success": result.success,
@@ -94,22 +94,22 @@ def held_out_score(
         "tasks": _scores(groups),
     }
     if trials == 1:
-        return record, shown(groups)
+        return record, sample_trajectories(groups)
     # Notes are bounded in characters. A token has at least one or two, so half of the context is left for notes.
     retry = find("retrial", "reflexion", RETRIALS)
-    last_groups, records = retry(play, made.evaluated_in, groups, trials, section.reflect, config.engine.max_length)
-    return {**record, "trials": records, "tasks_at_last": _scores(last_groups)}, shown(groups)
+    last_groups, records = retry(play, parts.evaluated_in, groups, trials, section.reflect, config.engine.max_length)
+    return {**record, "trials": records, "tasks_at_last": _scores(last_groups)}, sample_trajectories(groups)
 
 
-def shown(groups: Sequence[Group]) -> list[Trajectory]:
+def sample_trajectories(groups: Sequence[Group]) -> list[Trajectory]:
     """Returns the first episode of at most SHOWN groups, spread evenly over all, whatever their outcome."""
     return [group.trajectories[0] for group in groups[:: max(1, -(-len(groups) // SHOWN))]]
 
 
-def _collector(config: ConfigDict, made: Parts, temperature: float, environment: Environment) -> EpisodeCollector:
+def _collector(config: ConfigDict, parts: Parts, temperature: float, environment: Environment) -> EpisodeCollector:
     """Builds the collector that plays one episode of each task with the engine's policy."""
-    actors = PolicyActors(made.engine, made.chat, sampling(config, made.chat, temperature))
-    return EpisodeCollector(actors, environment, made.limits)
+    actors = PolicyActors(parts.engine, parts.chat, sampling(config, parts.chat, temperature))
+    return EpisodeCollector(actors, environment, parts.limits)
 
 
 def _scores(groups: Sequence[Group]) -> dict[str, float]:
@@ -163,9 +163,9 @@ def summarise(
         "signals": dict.fromkeys(signals.SIGNALS, 0) | _sum(record["signals"] for record in records),
         "verdicts": dict.fromkeys(get_args(Status), 0) | _sum(map(verdicts_of, evolutions)),
         "added": added_counts,
-        **_probed(evolutions),
+        **_probe_costs(evolutions),
         "initial": read_json(path) if (path := directory.folder / "initial.json").exists() else {},
-        "explorer": _explored(evolutions),
+        "explorer": _exploration_totals(evolutions),
         "quality": evolutions[-1].get("quality", {}) if evolutions else {},
         "outcomes": _sum(record["outcomes"] for record in records),
         "seconds": clock.summary(),
@@ -188,7 +188,7 @@ def _hard_negatives(records: Sequence[Mapping[str, Any]]) -> float | None:
     return sum(agent["hard"] for agent in agents) / sum(agent["failures"] for agent in agents)
 
 
-def _explored(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _exploration_totals(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Sums up the evolutions' expeditions, and their cost if a model explored."""
     figures = [evolution["explorer"] for evolution in evolutions if "explorer" in evolution]
     costs = {name for totals in figures for name in totals if name != "failures"}
@@ -200,7 +200,7 @@ def _explored(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _probed(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+def _probe_costs(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """Returns the key `probe` with the cost of probes before admission; {} for a run without probes."""
     probes = [evolution["probe"] for evolution in evolutions if evolution.get("probe")]
     names = ("candidates", "episodes", "turns", "tokens")
@@ -215,22 +215,22 @@ def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def zero_shot_score(
-    config: ConfigDict, made: Parts, learner: Learner, state: TrainState, clock: Stopwatch, directory: RunDirectory
+    config: ConfigDict, parts: Parts, learner: Learner, state: TrainState, clock: Stopwatch, directory: RunDirectory
 ) -> float | None:
     """Measures held-out success before training, once per run; None if there is nothing to evaluate on."""
     path = directory.folder / "zero_shot.json"
     if directory.files.has_zero_shot:
         try:
             success = read_json(path)["success"]
-            return float(success) if made.evaluation else None
+            return float(success) if parts.evaluation else None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} cannot be read ({error}). Delete it: it is measured again.") from error
     with clock("evaluation"):
-        if made.evaluation:
-            made.engine.load(learner.weights(state, 0))
-        result, episodes = held_out_score(config, made, "zero-shot evaluation")
+        if parts.evaluation:
+            parts.engine.load(learner.weights(state, 0))
+        result, episodes = held_out_score(config, parts, "zero-shot evaluation")
     directory.files.add_evaluation("zero_shot", result, episodes)
     success, count = result["success"], len(result["tasks"])
-    if made.evaluation:
+    if parts.evaluation:
         CONSOLE.print(f"zero-shot: {100 * success:.1f} % on {count} {config.evaluation.split} tasks")
     return success

@@ -28,7 +28,7 @@ from cojax.report.page import write_report
 from cojax.run import assemble, methods, states
 from cojax.run.checks import check_run
 from cojax.run.configuration import file_given
-from cojax.run.entries import defaults, described
+from cojax.run.entries import defaults, describe
 from cojax.run.machine import facts
 from cojax.run.parts import similarities
 from cojax.run.policies import announce, with_absolute_path
@@ -86,10 +86,10 @@ class Stop:
 
 def run(config: ConfigDict, together: Together = ALONE) -> int:
     """Runs the experiment to its end, or to a signal; returns the exit status."""
-    config = methods.settled(config)
+    config = methods.apply_method(config)
     check_run(config)
     config = as_of_one(with_absolute_path(config))
-    directory, checkpoint = _claimed(config, together)
+    directory, checkpoint = _claim(config, together)
     try:
         if _is_finished(config, directory, checkpoint):
             return 0
@@ -98,7 +98,7 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
     stop, clock = Stop(), Stopwatch()
     together.on_stop = stop.ask
     with clock("warm_start"):
-        parts = dataclasses.replace(states.parts(config, directory, checkpoint), together=together)
+        parts = dataclasses.replace(states.build_parts(config, directory, checkpoint), together=together)
     initial_tasks = functools.cache(functools.partial(states.initial_tasks, config, parts))
     try:
         with clock("warm_start"):
@@ -107,26 +107,26 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
             states.keep_tokenizer(parts.chat.tokenizer, directory, checkpoint)
             params, origin = states.initial_policy(config, parts, lambda: initial_tasks()[0], directory, checkpoint)
             states.keep_model(parts, params, origin, config, directory, checkpoint)
-            learner = assemble.learner(config, parts, params)
+            learner = assemble.build_learner(config, parts, params)
             train_state = learner.init(params, config.seed)
-            learner = assemble.fitted(config, learner, train_state)
+            learner = assemble.choose_remat(config, learner, train_state)
             if not parts.evaluation:
                 # An explorer may sample the policy.
                 parts.engine.load(learner.weights(train_state, 0))
-                parts = states.evaluated(parts, directory.folder / states.HELD_OUT, resuming, initial_tasks)
-            loop = assemble.loop(config, parts, learner, clock)
+                parts = states.with_held_out_tasks(parts, directory.folder / states.HELD_OUT, resuming, initial_tasks)
+            loop = assemble.build_loop(config, parts, learner, clock)
             del params  # the learner has copied what it needs
-        train_state = train_state if resuming else states.rehearsed(config, loop, train_state)
+        train_state = train_state if resuming else states.prove_fit(config, loop, train_state)
         zero_shot = zero_shot_score(config, parts, learner, train_state, clock, directory)
         if resuming:
             # Only shapes are kept from here on, so that the restored arrays can take this memory.
             train_state = outlines(train_state)
         if state := states.resume(config, loop, train_state, directory):
-            state = dataclasses.replace(state, learner=states.rehearsed(config, loop, state.learner, state.second))
+            state = dataclasses.replace(state, learner=states.prove_fit(config, loop, state.learner, state.second))
         else:
             state = states.begin(config, loop, train_state, directory, lambda: initial_tasks()[0])
-        rounds = assemble.rounds(config, loop)
-        with _recorded(config, loop, state, directory) as observe, stop.looping():
+        rounds = assemble.build_rounds(config, loop)
+        with _record_steps(config, loop, state, directory) as observe, stop.looping():
             if rounds:
                 state = coevolving(loop, rounds, state, directory, observe, stop)
             else:
@@ -134,7 +134,7 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
         if state.step < config.steps or stop():
             # A running call to a model is already paid for: its reply must reach the journal.
             settle(config.llm.timeout)
-            return _stopped(stop, config, state)
+            return _announce_stop(stop, config, state)
         with clock("evaluation"):
             final, episodes = held_out_score(config, parts, "evaluation", config.evaluation.trials)
         directory.files.add_evaluation("final", final, episodes)
@@ -148,7 +148,7 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
     return 0
 
 
-def _claimed(config: ConfigDict, together: Together) -> tuple[RunDirectory, Checkpoint | None]:
+def _claim(config: ConfigDict, together: Together) -> tuple[RunDirectory, Checkpoint | None]:
     """Claims the run directory; returns it with its verified checkpoint to resume from, None if it has none."""
     directory = RunDirectory(
         Path(config.workdir),
@@ -158,7 +158,7 @@ def _claimed(config: ConfigDict, together: Together) -> tuple[RunDirectory, Chec
     )
     directory.in_todays_keys = functools.partial(in_todays_keys, defaults=defaults(config))
     plain = json.loads(json.dumps(config.to_dict()))
-    made_by = {**facts(), **file_given(), "code": described(config)}
+    made_by = {**facts(), **file_given(), "code": describe(config)}
     checkpoint = directory.claim(plain, made_by, accept_changed_code=config.accept_changed_code)
     log_to(directory.folder / "run.log")
     for warning in checkpoint.warnings if checkpoint else ():
@@ -166,15 +166,15 @@ def _claimed(config: ConfigDict, together: Together) -> tuple[RunDirectory, Chec
     return directory, checkpoint
 
 
-def _is_finished(config: ConfigDict, directory: RunDirectory, verified: Checkpoint | None) -> bool:
+def _is_finished(config: ConfigDict, directory: RunDirectory, checkpoint: Checkpoint | None) -> bool:
     """Whether the run has made all its steps. If so, shows its results."""
-    summary = directory.summary(verified)
+    summary = directory.summary(checkpoint)
     if summary is None or summary["steps"] < config.steps:
         return False
     step = summary["steps"]
-    if verified:
-        directory.cut(verified)
-        step = verified.step
+    if checkpoint:
+        directory.cut(checkpoint)
+        step = checkpoint.step
     Metrics(directory.folder, step=step, log=directory.metrics).close()
     tell(workdir=str(directory.folder.absolute()), step=summary["steps"])
     show_summary(summary, write_report(directory.folder))
@@ -182,7 +182,7 @@ def _is_finished(config: ConfigDict, directory: RunDirectory, verified: Checkpoi
 
 
 @contextlib.contextmanager
-def _recorded(
+def _record_steps(
     config: ConfigDict, loop: Loop, state: State, directory: RunDirectory
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Yields a function that takes the record of each step, and writes and shows its metrics."""
@@ -219,7 +219,7 @@ def _recorded(
         metrics.close()
 
 
-def _stopped(stop: Stop, config: ConfigDict, state: State) -> int:
+def _announce_stop(stop: Stop, config: ConfigDict, state: State) -> int:
     where = "at" if state.record is None else "in the evolution of"
     CONSOLE.print(
         f"stopped {where} step {state.step} of {config.steps}; run the same command again to go on, "

@@ -71,16 +71,16 @@ def keep(
     model: ModelConfig,
     params: Params,
     config: Mapping[str, Any],
-    begun: bool,
+    has_begun: bool,
     origin: Mapping[str, Any] = types.MappingProxyType({}),
     reference: bool = False,
     together: Together = ALONE,
 ) -> None:
-    """Writes the files that a reader of the policy needs beside a checkpoint. A run that has `begun` keeps its own.
+    """Writes the files that a reader of the policy needs beside a checkpoint. A run that has begun keeps its own.
 
     `origin` is that of the initial policy. `reference` says whether the run's loss reads the initial policy.
     """
-    if begun and (workdir / _MODEL).exists():
+    if has_begun and (workdir / _MODEL).exists():
         return
     adapters = bool(config["learner"]["lora"]["rank"])
     needs_base = (teaches_folder(config) and (adapters or reference)) or (adapters and not config["model"]["path"])
@@ -101,7 +101,7 @@ def kept_base(workdir: Path, model: ModelConfig, mesh: Mesh | None = None, toget
     Raises CheckpointError if they have changed since.
     """
     folder = workdir / _BASE
-    name = _noted(workdir).get("base")
+    name = _read_record(workdir).get("base")
     if name is None or not folder.is_dir():
         return None
     params = read_params(together, str(folder), model, 0, mesh)
@@ -112,7 +112,7 @@ def kept_base(workdir: Path, model: ModelConfig, mesh: Mesh | None = None, toget
     return params
 
 
-def _noted(workdir: Path) -> dict[str, Any]:
+def _read_record(workdir: Path) -> dict[str, Any]:
     """Reads model.json of a run; {} if it has none. Raises CheckpointError for a damaged one."""
     path = workdir / _MODEL
     try:
@@ -178,7 +178,7 @@ def shape_of(
         if path.exists():
             return kept_shape(workdir)
         if section["path"]:
-            return stored_shape(config, _moved(workdir, section["path"], base))
+            return stored_shape(config, _model_folder(workdir, section["path"], base))
         return from_scratch(section, tokenizer)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"the shape of the policy of {workdir} cannot be read: {error}") from error
@@ -224,7 +224,7 @@ def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: st
     own_base, teaches = workdir / _BASE, teaches_folder(config)
     if teaches and own_base.is_dir():
         base = own_base  # wherever the model folder of a warm start is now, its weights are not the base
-    folder = own_base if not base and (teaches or not model_path) else _moved(workdir, model_path, base)
+    folder = own_base if not base and (teaches or not model_path) else _model_folder(workdir, model_path, base)
     if not folder.is_dir():
         raise CheckpointError(
             f"{workdir} holds adapters (learner.lora.rank={config['learner']['lora']['rank']}), and their base "
@@ -234,7 +234,7 @@ def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: st
         params = load_params(folder, model)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"the base of the adapters of {workdir} cannot be read: {error}") from error
-    if _noted(workdir).get("base", name := fingerprint(params)) != name:
+    if _read_record(workdir).get("base", name := fingerprint(params)) != name:
         raise CheckpointError(
             f"{folder} is not what the adapters of {workdir} were trained beside: its weights were changed since. "
             f"{_RESTORE}"
@@ -242,12 +242,12 @@ def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: st
     return params
 
 
-def _moved(workdir: Path, started: str, base: str | Path) -> Path:
+def _model_folder(workdir: Path, model_path: str, base: str | Path) -> Path:
     """Returns the model folder that a run began from, or `base` if given. Raises CheckpointError if it is missing."""
-    folder = Path(base or started)
+    folder = Path(base or model_path)
     if not folder.is_dir():
         raise CheckpointError(
-            f"{workdir} began from the model folder {started}, which it still needs, and {folder} is no folder. "
+            f"{workdir} began from the model folder {model_path}, which it still needs, and {folder} is no folder. "
             "Put it back, or say where it is now, by --base=FOLDER of the export or --config.model.path=FOLDER of the "
             "evaluation"
         )
@@ -261,14 +261,14 @@ def _tokenizer(folder: Path, need: str) -> PreTrainedTokenizerBase:
         raise CheckpointError(f"no tokenizer in {folder}: a policy {need} ({error})") from error
 
 
-def _check(arrays: Any, wanted: Mapping[str, tuple[int, ...]], workdir: Path) -> None:
+def _check(arrays: Any, layout: Mapping[str, tuple[int, ...]], workdir: Path) -> None:
     """Raises CheckpointError if the arrays do not fit the run's own settings."""
     shapes = {name: leaf.shape for name, leaf in _leaves(arrays).items()}
-    if different := sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name)):
+    if different := sorted(name for name in shapes.keys() | layout.keys() if shapes.get(name) != layout.get(name)):
         name = different[0]
         raise CheckpointError(
             f"the checkpoint in {workdir} does not fit its own settings: {len(different)} arrays differ, first {name}: "
-            f"found {shapes.get(name, 'none')}, expected {wanted.get(name, 'none')}. Its config.json or model.json was "
+            f"found {shapes.get(name, 'none')}, expected {layout.get(name, 'none')}. Its config.json or model.json was "
             "changed: restore them from a copy"
         )
 
@@ -286,7 +286,7 @@ def _leaves(tree: Any) -> dict[str, Any]:
     return {"/".join(str(key.key) for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def taught(folder: str, weights: str, record: Mapping[str, Any]) -> dict[str, Any]:
+def warm_start_origin(folder: str, weights: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the origin of a warm-started policy, from `warm_start.read_record`; `folder` is "" from scratch."""
     section, checks = record["key"]["settings"], record["checks"]
     batches = checks[-1]["step"]

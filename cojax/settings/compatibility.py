@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.registry.annotations import convert_setting, shown
+from cojax.registry.annotations import convert_setting, quote
 from cojax.settings.base import get_config
 from cojax.settings.ranges import GONE
 from cojax.settings.tree import LEAVES
@@ -21,13 +21,13 @@ from cojax.storage.files import CheckpointError, read_json
 _RESTORE = "Restore it from a copy"
 
 
-def in_todays_keys(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def in_todays_keys(raw_settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings in a config.json, and from `defaults` those that it lacks, as JSON holds them.
 
     Raises CheckpointError for a setting that this release no longer has, unless its value is the one that always
     applies now.
     """
-    settings = json.loads(json.dumps(stored))
+    settings = json.loads(json.dumps(raw_settings))
     if isinstance(path := (model := settings.setdefault("model", {})).get("path"), str) and path:
         # Other releases read a relative path from the folder in which the command was started.
         model["path"] = os.path.abspath(path)
@@ -39,11 +39,11 @@ def in_todays_keys(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> di
         holds = value_at(settings, section)
         if isinstance(holds, dict) and key in holds and (old := holds.pop(key)) != value:
             raise CheckpointError(
-                f"the run was made with {name}={shown(old)}, a setting that is no more: it is always {value!r} now. "
+                f"the run was made with {name}={quote(old)}, a setting that is no more: it is always {value!r} now. "
                 f"Go on with the release that made the run, or without the setting: take it, and the last entry, "
                 f"`checksum`, out of config.json. In a new run, {instead}"
             )
-    return _filled(settings, json.loads(json.dumps(defaults)))
+    return _fill(settings, json.loads(json.dumps(defaults)))
 
 
 def check_begun(workdir: Path) -> None:
@@ -89,10 +89,10 @@ def as_tuples(value: Any) -> Any:
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
-def _filled(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def _fill(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings, and the defaults of missing ones."""
     sections = {
-        name: _filled(section, default)
+        name: _fill(section, default)
         for name, section in settings.items()
         if isinstance(section, Mapping) and isinstance(default := defaults.get(name), Mapping)
     }

@@ -16,7 +16,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from cojax import imports
-from cojax.registry.annotations import description, shown
+from cojax.registry.annotations import description, quote
 from cojax.registry.source import commit
 from cojax.settings.ranges import RANGES, check_kinds, is_open, is_section
 from cojax.storage.files import CheckpointError
@@ -47,14 +47,14 @@ class ConfigFileParser(flags.ArgumentParser):
         return "config object"
 
 
-def load(given: str) -> ConfigDict:
-    """Loads the configuration of FILE or FILE:ARGUMENT; see `located`.
+def load(flag: str) -> ConfigDict:
+    """Loads the configuration of FILE or FILE:ARGUMENT; see `locate`.
 
     Raises FlagError for any exception of the file, for unknown settings, and for values of the wrong type.
     """
-    check_file(given)
-    name, *argument = given.split(":", 1)
-    path = str(located(name))
+    check_file(flag)
+    name, *argument = flag.split(":", 1)
+    path = str(locate(name))
     try:
         module = _module(path)
         if not callable(getattr(module, "get_config", None)):
@@ -62,7 +62,7 @@ def load(given: str) -> ConfigDict:
         config = module.get_config(*argument)
         if not isinstance(config, ConfigDict):
             raise FlagError(
-                f"{path}: get_config() returns {shown(config)}; expected a configuration, begun with base.get_config()"
+                f"{path}: get_config() returns {quote(config)}; expected a configuration, begun with base.get_config()"
             )
     except FlagError:
         raise
@@ -82,17 +82,17 @@ def source(path: Path) -> dict[str, str]:
     return {"path": str(path.absolute()), "hash": hashlib.sha256(path.read_bytes()).hexdigest(), "commit": commit(path)}
 
 
-def check_file(given: str) -> None:
+def check_file(flag: str) -> None:
     """Raises FlagError for a --config that names no file."""
-    path = Path(given.partition(":")[0])
+    path = Path(flag.partition(":")[0])
     try:
-        if given and located(given.partition(":")[0]).is_file():
+        if flag and locate(flag.partition(":")[0]).is_file():
             return
         match = _similar(path)
     except OSError as error:
-        raise FlagError(f"--config={given}: {error.strerror}") from error
+        raise FlagError(f"--config={flag}: {error.strerror}") from error
     hint = f"did you mean {match}?" if match else "expected a file with get_config(), such as experiments/desk.py"
-    raise FlagError(f"--config={given}: there is no such file; {hint}" if given else f"--config is empty; {hint}")
+    raise FlagError(f"--config={flag}: there is no such file; {hint}" if flag else f"--config is empty; {hint}")
 
 
 # Modules of this project whose get_config() is no experiment.
@@ -119,7 +119,7 @@ def _is_experiment(path: Path) -> bool:
     return False
 
 
-def located(path: str) -> Path:
+def locate(path: str) -> Path:
     """Resolves a path to a file; outside the checkout, experiments/NAME.py is ours if there is no such file."""
     file = Path(path)
     default = EXPERIMENTS / file.name
@@ -162,22 +162,22 @@ def _reason(error: BaseException, path: str) -> str:
     return f"{position}: {kind}: {line}" if line and line != kind else f"{position}: it ends with {kind}"
 
 
-def _wrong_type(found: re.Match[str], line: str) -> str:
+def _wrong_type(match: re.Match[str], line: str) -> str:
     """Words the error for a value of the wrong type that this line of the file gives to a setting."""
-    field, value = found["field"], found["value"]
+    field, value = match["field"], match["value"]
     reference = re.search(rf"((?:\w+\.)*){field}\b", line)
     full_name = f"{reference[1]}{field}" if reference else field
     names = [full_name[word.start() :] for word in re.finditer(r"\b\w", full_name)]
     name = next((key for key in names if key in RANGES or is_section(key) or is_open(key)), field)
     if name in RANGES:
         values = description(RANGES[name])
-    elif found["wanted"].endswith("ConfigDict"):
+    elif match["wanted"].endswith("ConfigDict"):
         values = "a section"
     else:
-        values = description({"int": int, "float": float, "bool": bool, "str": str}.get(found["wanted"], tuple))
-    type_note = f", of the type {found['of']}" if "." in found["of"] else ""
-    return f"{name} is {shown(value) if found['of'] == 'str' else value}{type_note}; expected {values}"
+        values = description({"int": int, "float": float, "bool": bool, "str": str}.get(match["wanted"], tuple))
+    type_note = f", of the type {match['of']}" if "." in match["of"] else ""
+    return f"{name} is {quote(value) if match['of'] == 'str' else value}{type_note}; expected {values}"
 
 
-def _same(one: str, other: str) -> bool:
-    return Path(one).resolve() == Path(other).resolve()
+def _same(path: str, other: str) -> bool:
+    return Path(path).resolve() == Path(other).resolve()

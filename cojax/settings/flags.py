@@ -11,7 +11,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
-from cojax.command import worded
+from cojax.command import reword
 from cojax.registry.annotations import RegistryError, convert_setting, description, from_text
 from cojax.settings.base import spelled_out
 from cojax.settings.compatibility import check_begun
@@ -43,7 +43,7 @@ def parse(argv: list[str]) -> list[str]:
     """Parses the flags. A wrong flag ends the command with status 1 and a message of one line."""
     main = sys.modules["__main__"]
     if main.__doc__:  # what --help shows first
-        main.__doc__ = worded(main.__doc__)
+        main.__doc__ = reword(main.__doc__)
     try:
         # In place: the configuration's flags are read from this very list.
         argv[1:] = map(spelled_out, flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False))
@@ -185,12 +185,12 @@ def _plainly(message: str) -> str:
     return f"{' '.join(message.split()).rstrip('.')}. --help lists the flags"
 
 
-def _without_entries(arguments: Sequence[str], found: dict[str, str]) -> list[str]:
-    """Moves the flags of entries, --config.NAME=VALUE or --config.NAME VALUE, from the arguments to `found`.
+def _without_entries(arguments: Sequence[str], entry_flags: dict[str, str]) -> list[str]:
+    """Moves the flags of entries, --config.NAME=VALUE or --config.NAME VALUE, from the arguments to `entry_flags`.
 
     Raises FlagError for one without a value.
     """
-    found.clear()
+    entry_flags.clear()
     remaining: list[str] = []
     following = iter(arguments)
     for argument in following:
@@ -201,5 +201,5 @@ def _without_entries(arguments: Sequence[str], found: dict[str, str]) -> list[st
             text = next(following, "--") if match[2] is None else match[2]
             if match[2] is None and text.startswith("--"):
                 raise FlagError(f"{argument} has no value; give it as {argument}=VALUE")
-            found[match[1]] = text
+            entry_flags[match[1]] = text
     return remaining

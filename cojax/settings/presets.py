@@ -13,20 +13,20 @@ from ml_collections import ConfigDict
 from cojax.settings.base import at, choose
 from cojax.settings.ranges import leaves
 
-_FOUND = tomllib.loads(Path(__file__).with_name("presets.toml").read_text("utf-8"))
+_TABLES = tomllib.loads(Path(__file__).with_name("presets.toml").read_text("utf-8"))
 
 
 def _preset(like: str = "", **settings: Any) -> dict[str, Any]:
     """Returns the settings by their dotted names; they override those of the preset `like`."""
-    return {**(_preset(**_FOUND["policies"][like]) if like else {}), **dict(leaves(settings))}
+    return {**(_preset(**_TABLES["policies"][like]) if like else {}), **dict(leaves(settings))}
 
 
 # Name → dotted setting → value.
-PRESETS: dict[str, dict[str, Any]] = {name: _preset(**settings) for name, settings in _FOUND["policies"].items()}
+PRESETS: dict[str, dict[str, Any]] = {name: _preset(**settings) for name, settings in _TABLES["policies"].items()}
 # (preset, environment) → further settings.
 IN_ENVIRONMENT: dict[tuple[str, str], dict[str, Any]] = {
     (policy, addition["environment"]): _preset(**addition["settings"])
-    for addition in _FOUND["in_environment"]
+    for addition in _TABLES["in_environment"]
     for policy in addition["policies"]
 }
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from cojax.command import worded
-from cojax.registry.annotations import RegistryError, convert_setting, description, shown
+from cojax.command import reword
+from cojax.registry.annotations import RegistryError, convert_setting, description, quote
 from cojax.settings.tree import LEAVES, NAMES, OPEN
 
 # Characters of an unknown name that an error shows.
@@ -54,10 +54,10 @@ def check_shape(config: Mapping[str, Any]) -> None:
                 raise RegistryError(f"{section} is missing from the configuration; begin with base.get_config()")
             node = node[key]
         if not isinstance(node, Mapping):
-            raise RegistryError(f"{section} is {shown(node)}; expected a section")
+            raise RegistryError(f"{section} is {quote(node)}; expected a section")
     for name, value in config.get("signal_settings", {}).items():
         if not isinstance(value, Mapping):
-            raise RegistryError(f"signal_settings.{name} is {shown(value)}; expected the section of a signal")
+            raise RegistryError(f"signal_settings.{name} is {quote(value)}; expected the section of a signal")
     values = dict(leaves(config))
     for name in values:
         parents = [parent for parent in RANGES if name.startswith(f"{parent}.")]
@@ -68,9 +68,9 @@ def check_shape(config: Mapping[str, Any]) -> None:
     _expect_all(values)
 
 
-def _expect_all(given: Mapping[str, Any]) -> None:
+def _expect_all(values: Mapping[str, Any]) -> None:
     """Raises RegistryError for a setting that is not given."""
-    if missing := RANGES.keys() - given.keys():
+    if missing := RANGES.keys() - values.keys():
         raise RegistryError(f"{min(missing)} is missing from the configuration; begin with base.get_config()")
 
 
@@ -110,7 +110,7 @@ def unknown(name: str) -> str:
     suggestions = list(dict.fromkeys(matches))[:3]
     hint = f"did you mean {' or '.join(suggestions)}? " if suggestions else ""
     name = name if 0 < len(name) <= _SHOWN else repr(name[:_SHOWN])
-    return f"{name} is not a setting; {hint}{worded('python -m experiments.reference')} lists them all"
+    return f"{name} is not a setting; {hint}{reword('python -m experiments.reference')} lists them all"
 
 
 def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

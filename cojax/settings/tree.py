@@ -683,13 +683,13 @@ def _sections(section: type, name: str = "") -> Iterator[tuple[str, type]]:
 
 def purpose_of(section: type) -> str:
     """Returns a section's purpose: its docstring without the meanings of settings, in lines of docs/settings.md."""
-    paragraphs = _documented(section)[0].strip().split("\n\n")
+    paragraphs = _split_docstring(section)[0].strip().split("\n\n")
     return "\n\n".join(textwrap.fill(paragraph, 116) for paragraph in paragraphs)
 
 
 def leaves_of(section: type) -> dict[str, Leaf]:
     """The settings of a section by name, without those of sections within it."""
-    _, *pieces = _documented(section)
+    _, *pieces = _split_docstring(section)
     meanings = {name: " ".join(meaning.split()) for name, meaning in zip(pieces[::2], pieces[1::2], strict=True)}
     return {
         name: Leaf(getattr(section, name), kind, meanings.get(name, ""))
@@ -697,7 +697,7 @@ def leaves_of(section: type) -> dict[str, Leaf]:
     }
 
 
-def _documented(section: type) -> list[str]:
+def _split_docstring(section: type) -> list[str]:
     """The docstring of a section, split at its lines `name: meaning`: purpose, name, meaning, name, meaning, …"""
     return re.split(r"^(\w+): ", inspect.getdoc(section) or "", flags=re.MULTILINE)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from cojax.registry import RegistryError
-from cojax.registry.annotations import shown
+from cojax.registry.annotations import quote
 from cojax.signals import Detector
 from cojax.synthesis import evolutions
 from cojax.synthesis.evolutions import SELECTIONS, EvolutionInputs, Evolve, begins_at, reflect_on, sample_setups
@@ -65,11 +65,11 @@ def expeditions_of(evolve: Evolve, inputs: EvolutionInputs, *memories: Mapping[s
     expeditions = evolve(inputs, *memories)
     if not isinstance(expeditions, Iterable):
         raise RegistryError(
-            f"{_describe(evolve)} returned {shown(expeditions)}; expected an iterator of cojax.synthesis.Expedition"
+            f"{_describe(evolve)} returned {quote(expeditions)}; expected an iterator of cojax.synthesis.Expedition"
         )
     for expedition in expeditions:
         if not isinstance(expedition, Expedition):
-            raise RegistryError(f"{_describe(evolve)} gave {shown(expedition)}; expected a cojax.synthesis.Expedition")
+            raise RegistryError(f"{_describe(evolve)} gave {quote(expedition)}; expected a cojax.synthesis.Expedition")
         yield expedition
 
 

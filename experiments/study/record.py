@@ -189,7 +189,7 @@ def _evaluation_tasks(environment: Environment, evaluation: Mapping[str, Any], w
     """The evaluation tasks: those of the environment, or those that the run held out."""
     tasks = environment.tasks(evaluation["split"], evaluation["tasks"], evaluation["seed"])
     if not tasks and (workdir / states.HELD_OUT).exists():
-        return states.stored(workdir / states.HELD_OUT)
+        return states.read_held_out(workdir / states.HELD_OUT)
     return tasks
 
 

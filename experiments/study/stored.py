@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model
 
-from cojax.registry.annotations import shown
+from cojax.registry.annotations import quote
 from cojax.report.figures import CONVERSION
 from cojax.signals import SIGNALS
 from cojax.storage.episodes import expand
@@ -110,7 +110,7 @@ def check_record(record: Mapping[str, Any], arm: str) -> Record:
         expectation = fault["msg"].replace("Input should be", "expected")
         if fault["type"] == "model_type":
             expectation = "expected an object"
-        raise ValueError(f"{key} is {shown(fault['input'])}; {expectation}") from None
+        raise ValueError(f"{key} is {quote(fault['input'])}; {expectation}") from None
     for keys, counter in _LENGTHS:
         length = _at(record, counter) if counter else len(_at(record, keys[0]))
         if wrong := [key for key in keys if len(_at(record, key)) != length]:

@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 
 from cojax.environment import Charted, Environment
-from cojax.registry.source import shortened
+from cojax.registry.source import short_commit
 from cojax.report.figures import student
 from cojax.report.origins import PREDICTORS
 from cojax.types import Task, content_hash
@@ -494,7 +494,7 @@ def _head(*cells: str) -> str:
 
 _PAGES.filters |= {
     "percent": percent, "told": _format, "interval": _interval, "points": _points, "bounds": _bounds,
-    "compared": _compare_budget, "rate": _rate, "one_line": _one_line, "shortened": shortened,
+    "compared": _compare_budget, "rate": _rate, "one_line": _one_line, "shortened": short_commit,
 }  # fmt: skip
 _PAGES.globals |= {
     "head": _head, "EXAMPLES": EXAMPLES, "FAILURE_SHARES": list(FAILURE_SHARES), "LONG": LONG, "MOST_ROWS": _MOST_ROWS,

@@ -15,7 +15,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from cojax import imports
-from cojax.registry.annotations import RegistryError, convert_setting, shown
+from cojax.registry.annotations import RegistryError, convert_setting, quote
 from cojax.settings.base import put, spelled_out
 from cojax.settings.ranges import RANGES, is_open, is_section, leaves, unknown
 from .. import desk, desk_smollm2
@@ -74,14 +74,14 @@ def configuration_of(settings: Settings) -> ConfigDict:
             value = convert_setting(name, RANGES[name], value)
         elif is_section(name):
             raise RegistryError(
-                f"{name} is a section, given {shown(value)}; set what stands in it: --config.{name}.NAME=VALUE"
+                f"{name} is a section, given {quote(value)}; set what stands in it: --config.{name}.NAME=VALUE"
             )
         elif not is_open(name):
             raise RegistryError(unknown(name))
         try:
             put(config, name, value)
         except (TypeError, ValueError) as error:
-            raise RegistryError(f"{name} is {shown(value)}, which is of another type than its default") from error
+            raise RegistryError(f"{name} is {quote(value)}, which is of another type than its default") from error
     return config
 
 

@@ -133,11 +133,11 @@ def test_no_more_slots_than_episodes_need_and_as_many_in_each_lane(free) -> None
 
 
 def test_a_run_keeps_the_number_that_it_began_with(free, monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(assemble, "parts", lambda config: SimpleNamespace(engine=engines.local(config, TINY)))
+    monkeypatch.setattr(assemble, "build_parts", lambda config: SimpleNamespace(engine=engines.local(config, TINY)))
     config = given(bfcl, max_length=64)
 
     def begun(found: object = True) -> int:
-        engine = states.parts(config, SimpleNamespace(folder=tmp_path), found).engine
+        engine = states.build_parts(config, SimpleNamespace(folder=tmp_path), found).engine
         engine.close()
         return engine.slots
 
@@ -157,25 +157,25 @@ def test_a_run_keeps_the_number_that_it_began_with(free, monkeypatch, tmp_path: 
 
 def test_a_run_whose_slots_no_longer_fit_names_a_flag_that_may_change(free, monkeypatch, tmp_path: Path) -> None:
     """engine.name, engine.lanes and engine.max_length may not, and are not named."""
-    monkeypatch.setattr(assemble, "parts", lambda config: SimpleNamespace(engine=engines.local(config, TINY)))
+    monkeypatch.setattr(assemble, "build_parts", lambda config: SimpleNamespace(engine=engines.local(config, TINY)))
     config, directory = given(bfcl, max_length=64), SimpleNamespace(folder=tmp_path)
     write_json(tmp_path / "engine.json", with_checksum({"slots": 128}))
     free(0.004)
     with pytest.raises(ValueError, match=r"engine.slots=128 .* are free beside the weights; add --config") as caught:
-        states.parts(config, directory, True)
+        states.build_parts(config, directory, True)
     flag = re.search(r"add --config\.(engine\.slots)=(\d+) to go on, which changes the bits", str(caught.value))
     assert "engine=sglang" not in str(caught.value)
     assert flag[1] in FREE_SETTINGS
     config.engine.slots = int(flag[2])
-    engine = states.parts(config, directory, True).engine
+    engine = states.build_parts(config, directory, True).engine
     engine.close()
     assert engine.slots == int(flag[2])
     free(0.0001)
     with pytest.raises(ValueError, match=r"what has begun goes on only where more memory is free$"):
-        states.parts(config, directory, True)
+        states.build_parts(config, directory, True)
     config.engine.slots = None
     with pytest.raises(ValueError, match=r"choose a smaller model, or sample on servers"):
-        states.parts(config, directory, None)
+        states.build_parts(config, directory, None)
 
 
 def test_an_evaluation_keeps_the_number_that_it_began_with(free, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from cojax.registry import RegistryError
 from cojax.run import entries, preflight
 from cojax.run import train as run
 from cojax.run.checks import check
-from cojax.run.entries import described, entry, overridden, signals
+from cojax.run.entries import apply_flags, describe, entry, signals
 from cojax.settings import base, flags
 from experiments import bfcl, desk
 
@@ -96,23 +96,23 @@ def refusal(config: ConfigDict) -> str:
 
 def test_flags_choose_another_loss_which_starts_from_its_own_signature() -> None:
     config = desk.get_config()
-    assert entry(config, "learner.loss").given == {"kl_coefficient": 0.0}
-    assert entry(base.get_config(), "learner.loss").given == {"kl_coefficient": 1e-3}  # the paper's, of this loss alone
-    other = overridden(config, {"learner.loss": "sft"})
-    assert entry(other, "learner.loss").given == {}
+    assert entry(config, "learner.loss").overrides == {"kl_coefficient": 0.0}
+    assert entry(base.get_config(), "learner.loss").overrides == {"kl_coefficient": 1e-3}  # the paper's
+    other = apply_flags(config, {"learner.loss": "sft"})
+    assert entry(other, "learner.loss").overrides == {}
     check(other)
-    same = overridden(config, {"learner.loss": "grpo", "learner.loss_settings.clip_high": "0.4"})
-    assert entry(same, "learner.loss").given == {"kl_coefficient": 0.0, "clip_high": 0.4}
+    same = apply_flags(config, {"learner.loss": "grpo", "learner.loss_settings.clip_high": "0.4"})
+    assert entry(same, "learner.loss").overrides == {"kl_coefficient": 0.0, "clip_high": 0.4}
     assert config.learner.loss_settings.to_dict() == {"kl_coefficient": 0.0}  # the argument stays as it was
 
 
 def test_a_loss_of_ones_own_with_its_own_settings(mine: None) -> None:
     given = {"learner.loss": "mine_of_entries:plain", "learner.loss_settings.kl_coefficient": "1"}
-    chosen = entry(overridden(base.get_config(), given), "learner.loss")
-    assert chosen.given == {"kl_coefficient": 1.0}
+    chosen = entry(apply_flags(base.get_config(), given), "learner.loss")
+    assert chosen.overrides == {"kl_coefficient": 1.0}
     assert chosen.function(3.0)[0] == -3.0
     del given["learner.loss_settings.kl_coefficient"]
-    assert entry(overridden(base.get_config(), given), "learner.loss").given == {}  # not the paper's 1e-3
+    assert entry(apply_flags(base.get_config(), given), "learner.loss").overrides == {}  # not the paper's 1e-3
 
 
 def test_the_settings_of_entries_of_ones_own(mine: None) -> None:
@@ -126,13 +126,13 @@ def test_the_settings_of_entries_of_ones_own(mine: None) -> None:
     }
     config = desk.get_config()
     config.signals = given.pop("signals")
-    config = overridden(config, given)
+    config = apply_flags(config, given)
     check(config)
     assert entry(config, "curriculum").bound()([1.0, 1.0]) == 4.5
     assert list(signals(config)) == ["rare", "unlike"]
     assert signals(config)["unlike"].bound()().threshold == 0.25
-    assert entry(config, "environment.name").given == {"doors": 3}
-    told = described(config)
+    assert entry(config, "environment.name").overrides == {"doors": 3}
+    told = describe(config)
     assert told["curriculum"]["path"] == "mine_of_entries:steep"
     assert told["curriculum"]["settings"] == {"power": 2.0, "floor": 0.5}
     assert len(told["signals.unlike"]["hash"]) == 64
@@ -190,7 +190,7 @@ def test_no_signal_has_the_name_of_a_statistic(mine) -> None:
 )  # fmt: skip
 def test_what_an_entry_may_not_be_set_to_is_told_in_one_line(mine: None, given: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
-        check(overridden(desk.get_config(), given))
+        check(apply_flags(desk.get_config(), given))
 
 
 def test_settings_of_no_signal_and_two_signals_of_one_name(mine: None) -> None:
@@ -214,13 +214,13 @@ def test_an_empty_name_is_refused(leaf: str) -> None:
 
 
 def test_an_infinite_default_is_written_down(mine: None) -> None:
-    told = described(overridden(desk.get_config(), {"curriculum": "mine_of_entries:endless"}))
+    told = describe(apply_flags(desk.get_config(), {"curriculum": "mine_of_entries:endless"}))
     assert told["curriculum"]["settings"] == {"most": "inf"}
 
 
 def test_what_an_environment_from_outside_keeps_is_read_where_it_is_named(mine: None) -> None:
-    assert environments.reserved("mine_of_entries:rooms") == ("eval",)
-    assert environments.reserved("mine_of_entries:Desk") == ("eval",)  # a class of another file
+    assert environments.reserved_splits("mine_of_entries:rooms") == ("eval",)
+    assert environments.reserved_splits("mine_of_entries:Desk") == ("eval",)  # a class of another file
 
 
 def test_settings_of_a_signal_that_is_off_do_no_harm() -> None:
@@ -268,7 +268,7 @@ def test_a_loss_chosen_by_a_flag_just_works(commands: Commands, tmp_path: Path) 
 
 
 def test_a_value_out_of_range_is_refused_by_check_and_run_alike(tmp_path: Path, capsys) -> None:
-    config = overridden(desk.get_config(), {"signal_settings.rare.percent": "-1"})
+    config = apply_flags(desk.get_config(), {"signal_settings.rare.percent": "-1"})
     config.workdir = str(tmp_path / "run")
     said = "signal_settings.rare.percent is -1.0; expected a number from 0 to 100"
     assert preflight.check(config) == 1

@@ -81,7 +81,7 @@ def test_what_an_explorer_lacks_is_named_before_anything_is_built(
 
     def begin() -> None:
         check_run(config)
-        assemble.parts(config)
+        assemble.build_parts(config)
 
     with pytest.raises(ValueError, match=re.escape(message)):
         begin()
@@ -152,7 +152,7 @@ def test_what_can_happen_may_be_asked_for(config: ConfigDict, change: dict) -> N
 
 
 def test_explorers_and_their_validation_are_built_from_the_configuration(config: ConfigDict) -> None:
-    made = assemble.parts(config)
+    made = assemble.build_parts(config)
     scripted = assemble.explorer(config, made)
     assert isinstance(scripted, ScriptedExplorer)
     assert scripted.width == 1
@@ -205,7 +205,7 @@ def test_how_many_expeditions_go_at_once_is_said_by_one_setting_alone(
     config.explorer.name = name
     for concurrency in (1, 64):
         config.llm.concurrency = config.limits.concurrency = concurrency
-        made = assemble.parts(config)
+        made = assemble.build_parts(config)
         for set_to, expected in ((None, width), (1, 1), (20, 20)):
             config.explorer.width = set_to
             assert assemble.explorer(config, made, journal=Journal()).width == expected
@@ -236,7 +236,7 @@ def test_bfcls_turns_are_parted_as_its_dialogues_part_them() -> None:
 
 def test_validation_refuses_the_control_tokens_of_the_policys_own_template(config: ConfigDict) -> None:
     apply(config, {"validation.longest_query": 30})
-    parts = assemble.parts(config)
+    parts = assemble.build_parts(config)
     explorer = assemble.explorer(config, parts)
     validate = assemble.validation(config, parts, explorer)
     assert "<|im_end|>" in validate.control_tokens

@@ -107,7 +107,7 @@ def test_a_disk_that_is_full_at_the_tokenizer_is_one_error(plain, tmp_path, monk
     with pytest.raises(OSError, match="The disk is full"):
         export(of_run(plain[0]), tmp_path / "model")
     with pytest.raises(OSError, match=r"cannot write .*kept: No space left on device. The disk is full"):
-        keep_tokenizer(of_run(plain[0]).tokenizer, tmp_path / "kept", begun=False)
+        keep_tokenizer(of_run(plain[0]).tokenizer, tmp_path / "kept", has_begun=False)
     assert not list(tmp_path.iterdir())
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from cojax.environment import Traits
 from cojax.run import parts, states
-from cojax.run.states import HELD_OUT, evaluated, held_out_by, hold_out, initial_tasks, stored
+from cojax.run.states import HELD_OUT, held_out_by, hold_out, initial_tasks, read_held_out, with_held_out_tasks
 from cojax.settings import base
 from cojax.storage.checksums import with_checksum
 from cojax.synthesis import Synthesis
@@ -57,7 +57,7 @@ def initial(tmp_path, monkeypatch, found, *, evaluation=(), begun=False):
     monkeypatch.setattr(states.assemble, "initial", lambda *_: calls.append(1) or Synthesis(found, drafts))
     made = dataclasses.make_dataclass("Made", [("evaluation", tuple), ("from_initial", bool, False)])(evaluation)
     training = functools.cache(functools.partial(initial_tasks, None, made))
-    parts_of = functools.partial(evaluated, made, tmp_path / HELD_OUT, begun, training)
+    parts_of = functools.partial(with_held_out_tasks, made, tmp_path / HELD_OUT, begun, training)
     return SimpleNamespace(training=lambda: training()[0], evaluated=parts_of), calls
 
 
@@ -88,8 +88,8 @@ def test_an_environment_with_evaluation_tasks_keeps_all_of_d_0(tmp_path, monkeyp
     first, _ = initial(tmp_path, monkeypatch, tasks(100, 100), evaluation=tasks(1, 1))
     assert len(first.training().tasks) == 100
     (tmp_path / HELD_OUT).write_text("of another run")
-    monkeypatch.setattr(states.assemble, "parts", lambda config: SimpleNamespace(engine=None))
-    states.parts(base.get_config(), SimpleNamespace(folder=tmp_path), None)
+    monkeypatch.setattr(states.assemble, "build_parts", lambda config: SimpleNamespace(engine=None))
+    states.build_parts(base.get_config(), SimpleNamespace(folder=tmp_path), None)
     assert not (tmp_path / HELD_OUT).exists()
 
 
@@ -99,9 +99,9 @@ def test_a_damaged_file_is_refused(tmp_path):
     for text in ("{", json.dumps({**record, "tasks": [1]}), json.dumps(with_checksum({"tasks": [{"id": "x"}]}))):
         path.write_text(text)
         with pytest.raises(ValueError, match=r"held_out\.json cannot be read"):
-            stored(path)
+            read_held_out(path)
     with pytest.raises(ValueError, match="cannot be read"):
-        stored(tmp_path / "nowhere")
+        read_held_out(tmp_path / "nowhere")
 
 
 def test_no_task_begins_on_the_setup_of_a_held_out_one():

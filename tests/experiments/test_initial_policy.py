@@ -29,7 +29,7 @@ from cojax.policy.transformer import Params
 from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.export import load_params, save_model
 from cojax.run import assemble, initial_policy, policies, states, trained
-from cojax.run.entries import learned_by
+from cojax.run.entries import objective_of
 from cojax.run.initial_policy import demonstrations, weights_hash
 from cojax.run.initial_policy import initial_policy as begin
 from cojax.run.processes import ALONE
@@ -190,7 +190,7 @@ def kept_run(settings: ConfigDict, model: ModelConfig, workdir: Path) -> SimpleN
     plain = json.loads(json.dumps(settings.to_dict()))
     workdir.mkdir()
     (workdir / "config.json").write_text(json.dumps({"config": plain}))
-    reference = "reference_logprobs" in learned_by(settings).loss.uses
+    reference = "reference_logprobs" in objective_of(settings).loss.uses
     origin = {"folder": settings.model.path, "shown": 4}
     trained.keep(workdir, model, initialize(model, 5), plain, False, origin, reference)
     (workdir / "zero_shot.json").write_text("{}")
@@ -214,14 +214,14 @@ def test_a_run_that_goes_on_needs_no_cache(folder, model, tmp_path, monkeypatch,
     assert (directory.folder / "base").is_dir() == own
     monkeypatch.setattr(assemble, "initial_policy", lambda *given: pytest.fail("made again"))
     made = SimpleNamespace(model=model, mesh=None, together=ALONE)
-    found = Begun(*states.initial_policy(given, made, tuple, directory, found=object()))
+    found = Begun(*states.initial_policy(given, made, tuple, directory, checkpoint=object()))
     assert found.origin == {"folder": str(folder), "shown": 4}
     expected = initialize(model, 5) if own else load_params(folder, model)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found.params, expected))
     if own:
         write_model(directory.folder / "base", model, initialize(model, 6))
         with pytest.raises(CheckpointError, match="its weights were changed since"):
-            states.initial_policy(given, made, tuple, directory, found=object())
+            states.initial_policy(given, made, tuple, directory, checkpoint=object())
 
 
 @pytest.mark.nightly

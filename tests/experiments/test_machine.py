@@ -37,7 +37,7 @@ def written(tmp_path, monkeypatch):
             (folder / name).write_text(f"{value}\n")
     monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(machine, "_CACHES", tmp_path / "cache")
-    for name in machine._FOUND["variables"]:
+    for name in machine._TABLES["variables"]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX2")
     return tmp_path

@@ -15,7 +15,7 @@ from cojax.learner.objective import HardNegatives
 from cojax.preference import coefficients, weights
 from cojax.run import methods, states
 from cojax.run.checks import check
-from cojax.run.entries import learned_by, reads_initial
+from cojax.run.entries import objective_of, reads_initial
 from cojax.run.summary import _hard_negatives
 from cojax.settings import presets
 from cojax.settings.tree import RoundsSettings
@@ -49,9 +49,10 @@ def test_a_methods_own_settings_come_before_the_defaults():
 
 
 def test_the_loss_is_that_of_the_method():
-    assert learned_by(config(method="eto")).loss.settings == {"beta": 0.1, "sft_coefficient": 0.0}
-    assert learned_by(config(method="coevolving", preference__sft=0.25)).loss.settings["sft_coefficient"] == 0.5
-    assert [learned_by(config(method=name)).loss.name for name in ("rft", "sft", "coevolve")] == ["sft", "sft", "grpo"]
+    assert objective_of(config(method="eto")).loss.settings == {"beta": 0.1, "sft_coefficient": 0.0}
+    assert objective_of(config(method="coevolving", preference__sft=0.25)).loss.settings["sft_coefficient"] == 0.5
+    losses = [objective_of(config(method=name)).loss.name for name in ("rft", "sft", "coevolve")]
+    assert losses == ["sft", "sft", "grpo"]
 
 
 def test_the_initial_policy_is_kept_only_where_it_is_the_reference():
@@ -94,19 +95,19 @@ def test_the_task_set_grows_where_the_method_lets_it():
 
 
 def test_best_of_n_takes_no_step_and_tries_ten_times_or_as_often_as_it_is_told():
-    ours = methods.settled(config(method="best_of_n"))
+    ours = methods.apply_method(config(method="best_of_n"))
     assert (ours.steps, ours.evaluation.trials) == (0, 10)
-    assert methods.settled(config(method="best_of_n", evaluation__trials=4)).evaluation.trials == 4
-    assert methods.settled(ours).to_dict() == ours.to_dict()
-    assert methods.settled(config()).steps == 120
+    assert methods.apply_method(config(method="best_of_n", evaluation__trials=4)).evaluation.trials == 4
+    assert methods.apply_method(ours).to_dict() == ours.to_dict()
+    assert methods.apply_method(config()).steps == 120
 
 
 @pytest.mark.parametrize(("method", "rows"), [("coevolving", 2), ("eto", 2), ("sft", 1), ("rft", 1), ("coevolve", 1)])
 def test_a_micro_batch_holds_a_pair_where_the_method_learns_from_pairs(method, rows):
     made = config(method=method, learner__micro_rows=1)
     made.learner.row_length = made.engine.max_length
-    assert methods.settled(made).learner.micro_rows == rows
-    check(methods.settled(made))
+    assert methods.apply_method(made).learner.micro_rows == rows
+    check(methods.apply_method(made))
     assert made.learner.micro_rows == 1
 
 
@@ -122,7 +123,7 @@ def test_hard_negatives_go_with_grpo():
 def test_every_method_runs_in_every_experiment(method, world):
     made = presets.resolve(world.get_config(), ["policy"])
     made.method = method
-    check(methods.settled(made))
+    check(methods.apply_method(made))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from trained_runs import config
 
 from cojax.report.page import write_report
 from cojax.report.run import origin_line, read_run
-from cojax.run.trained import origin_of, taught
+from cojax.run.trained import origin_of, warm_start_origin
 
 TAUGHT = {"shown": 272, "epochs": 1.0, "lora_rank": 0}
 RECORD = {
@@ -47,11 +47,11 @@ def test_the_line(origin: dict, line: str) -> None:
 
 
 def test_a_warm_start_from_scratch_is_counted_without_its_scores() -> None:
-    assert taught("", "", RECORD) == {
+    assert warm_start_origin("", "", RECORD) == {
         "folder": "", "demonstrations": 2_000, "dropped": 3, "shown": 678, "batches": 200, "epochs": 9.44,
         "lora_rank": 0,
     }  # fmt: skip
-    of_folder = taught("/m", "ab", RECORD)
+    of_folder = warm_start_origin("/m", "ab", RECORD)
     assert (of_folder["weights"], of_folder["lora_rank"], of_folder["checks"]) == ("ab", 4, RECORD["checks"])
 
 

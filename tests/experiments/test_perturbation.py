@@ -10,14 +10,14 @@ from trained_runs import config
 
 import environments
 from cojax.run import assemble, initial_policy, policies
-from cojax.run.assemble import perturbed
+from cojax.run.assemble import perturb
 from cojax.run.processes import ALONE
 
 PARAMS = {"embedding": jnp.ones((64, 64)), "layers": {"up": jnp.full((1000,), -3.0)}, "count": jnp.arange(3)}
 
 
 def test_half_of_the_last_bits_are_flipped():
-    found = perturbed(PARAMS, 1)
+    found = perturb(PARAMS, 1)
     ones = np.asarray(found["embedding"])
     assert set(np.unique(ones.view(np.uint32))) == {0x3F800000, 0x3F800001}
     assert 0.45 < np.mean(ones != 1.0) < 0.55
@@ -26,14 +26,14 @@ def test_half_of_the_last_bits_are_flipped():
 
 
 def test_each_number_flips_others_and_0_none():
-    first, again, second = (np.asarray(perturbed(PARAMS, number)["embedding"]) for number in (1, 1, 2))
+    first, again, second = (np.asarray(perturb(PARAMS, number)["embedding"]) for number in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert 0.45 < np.mean(first != second) < 0.55
-    assert perturbed(PARAMS, 0) is PARAMS
+    assert perturb(PARAMS, 0) is PARAMS
 
 
 def test_a_shorter_dtype_keeps_its_dtype():
-    found = perturbed({"gate": jnp.ones((500,), jnp.bfloat16)}, 3)["gate"]
+    found = perturb({"gate": jnp.ones((500,), jnp.bfloat16)}, 3)["gate"]
     assert found.dtype == jnp.bfloat16
     assert set(np.unique(np.asarray(found).view(np.uint16))) == {0x3F80, 0x3F81}
 

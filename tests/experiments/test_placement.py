@@ -18,14 +18,14 @@ def test_it_is_no_setting_of_the_environments_own(experiment):
     assert config.environment.cluster == ""
     config.environment.cluster = CLUSTER
     chosen = entries.entry(config, "environment.name")
-    assert "cluster" not in chosen.given
-    assert "cluster" not in chosen.described()["settings"]
+    assert "cluster" not in chosen.overrides
+    assert "cluster" not in chosen.describe()["settings"]
 
 
 def test_a_flag_sets_it_and_another_environment_keeps_it():
-    config = entries.overridden(desk.get_config(), {"environment.cluster": CLUSTER})
+    config = entries.apply_flags(desk.get_config(), {"environment.cluster": CLUSTER})
     assert config.environment.to_dict() == {"name": "desk", "cluster": CLUSTER, "isolated": False}
-    config = entries.overridden(config, {"environment.name": "bfcl"})
+    config = entries.apply_flags(config, {"environment.name": "bfcl"})
     assert config.environment.to_dict() == {"name": "bfcl", "cluster": CLUSTER}
 
 

@@ -190,12 +190,12 @@ def test_without_steps_the_policy_is_random(capsys):
 
 def test_a_run_goes_on_with_the_tokenizer_it_began_with(tmp_path):
     tokenizer, _ = tokenizer_and_shape(config(), Splits())
-    keep_tokenizer(tokenizer, tmp_path, begun=False)
-    keep_tokenizer(tokenizer, tmp_path, begun=True)
+    keep_tokenizer(tokenizer, tmp_path, has_begun=False)
+    keep_tokenizer(tokenizer, tmp_path, has_begun=True)
     other = byte_tokenizer(["something else, something else"], 300)
     with pytest.raises(ValueError, match=f"no longer the one in {tmp_path} that this run began with"):
-        keep_tokenizer(other, tmp_path, begun=True)
-    keep_tokenizer(other, tmp_path, begun=False)
+        keep_tokenizer(other, tmp_path, has_begun=True)
+    keep_tokenizer(other, tmp_path, has_begun=False)
 
 
 def test_what_the_policy_is_shown_and_what_its_template_adds_are_printed(capsys):

@@ -73,7 +73,7 @@ def test_servers_that_follow_are_checked_in_the_folder_that_they_follow(config, 
         raise ValueError("no further")
 
     monkeypatch.setattr(preflight.checks, "check_run", lambda config: None)
-    monkeypatch.setattr(preflight.assemble, "parts", parts)
+    monkeypatch.setattr(preflight.assemble, "build_parts", parts)
     assert preflight.check(config) == 1
     assert (seen == [tmp_path / "shared"]) == follow
     assert (tmp_path / "shared" / "weights" / "7").is_dir()
@@ -92,7 +92,7 @@ def test_servers_that_a_killed_run_left_asleep_are_known_to_the_check_and_awake_
         raise ValueError("no further")
 
     monkeypatch.setattr(preflight.checks, "check_run", lambda config: None)
-    monkeypatch.setattr(preflight.assemble, "parts", parts)
+    monkeypatch.setattr(preflight.assemble, "build_parts", parts)
     assert preflight.check(config) == 1
     assert found == [("born", ["weights"])]
     assert [path.name for path in notes.parent.iterdir()] == [RELEASED_MEMORY]
@@ -132,7 +132,7 @@ def test_a_policy_that_is_to_be_shown_the_runs_own_initial_tasks_is_examined_bef
     made = resolve(made)
     made.model.vocabulary = 512
     made.model.shape.update(hidden_size=16, intermediate_size=16, num_hidden_layers=1)
-    parts = assemble.parts(made)
+    parts = assemble.build_parts(made)
     assert made.warm_start.split == "initial"
     try:
         assert preflight._policy(made, {"parts": parts}).endswith("to be warm-started on initial")
@@ -155,11 +155,11 @@ def test_programs_are_examined_for_devices_that_have_published_figures(config, m
         types.SimpleNamespace(placement=types.SimpleNamespace(devices=[types.SimpleNamespace(device_kind=kind)]))
         for kind in ("TPU v5 lite", "cpu")
     )
-    assert preflight._programs(config, {"learner": tpu, "learned": "state"}) == (
+    assert preflight._programs(config, {"learner": tpu, "train_state": "state"}) == (
         "1.5 of 16.0 GiB a device, each sends 5 GiB a step, kernels: splash attention; a step takes at least 2.5 s"
     )
     assert seen == [(tpu, "state", [4, 4], targets.CHIPS["v5e"], 1)]
-    assert preflight._programs(config, {"learner": cpu, "learned": "state"}) == (
+    assert preflight._programs(config, {"learner": cpu, "train_state": "state"}) == (
         "not examined: experiments.compile knows no such device"
     )
     with pytest.raises(ValueError, match="not tried, as there is no policy"):

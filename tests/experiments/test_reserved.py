@@ -24,18 +24,18 @@ def test_of_the_desk_it_is_what_is_evaluated(tmp_path: Path) -> None:
     config = desk.get_config()
     config.workdir = str(tmp_path)
     config.evaluation.tasks, config.evaluation.dev_tasks, config.evaluation.challenge_tasks = 7, 5, 2
-    made = assemble.parts(config)
-    assert assemble.reserved(config, made) == (*made.evaluation, *made.development, *made.challenge)
-    assert len(assemble.reserved(config, made)) == 14
-    assert environments.reserved("desk") == ()
+    made = assemble.build_parts(config)
+    assert assemble.reserved_tasks(config, made) == (*made.evaluation, *made.development, *made.challenge)
+    assert len(assemble.reserved_tasks(config, made)) == 14
+    assert environments.reserved_splits("desk") == ()
 
 
 @pytest.mark.real
 def test_of_bfcl_it_is_every_category_of_every_scenario(tmp_path: Path) -> None:
     config = few(bfcl.get_config(), tmp_path)
-    made = assemble.parts(config)
+    made = assemble.build_parts(config)
     assert (len(made.evaluation), len(made.development)) == (3, 3)
-    kept = {task.id for task in assemble.reserved(config, made)}
+    kept = {task.id for task in assemble.reserved_tasks(config, made)}
     assert len(kept) == 800
     exclusions = assemble.validation(config, made, assemble.explorer(config, made)).exclusions
     for category in ("base", "miss_func", "miss_param", "long_context"):
@@ -48,9 +48,9 @@ def test_of_bfcl_it_is_every_category_of_every_scenario(tmp_path: Path) -> None:
 def test_of_appworld_it_is_all_but_what_is_trained_on(tmp_path: Path) -> None:
     config = few(appworld.get_config(), tmp_path)
     config.environment.data = "tiny"
-    made = assemble.parts(config)
+    made = assemble.build_parts(config)
     try:
-        kept = {task.setup["task"] for task in assemble.reserved(config, made)}
+        kept = {task.setup["task"] for task in assemble.reserved_tasks(config, made)}
         for split in ("dev", "test_normal", "test_challenge"):
             assert {task.setup["task"] for task in made.environment.tasks(split, 1_000)} <= kept
         assert not kept & {task.setup["task"] for task in made.environment.tasks("train", 1_000)}

@@ -45,7 +45,7 @@ def test_where_an_episode_may_read_what_another_left_a_run_evaluates_in_an_envir
     monkeypatch.setattr(assemble, "made_environment", lambda config: Kept())
     config = desk.get_config()
     config.workdir = str(tmp_path)
-    made = assemble.parts(config)
+    made = assemble.build_parts(config)
     assert traits_of(made.evaluated_in).reuses is reuses
     assert (made.evaluated_in is not made.environment) is reuses
 

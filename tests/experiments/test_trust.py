@@ -272,7 +272,7 @@ def test_what_a_run_noted_of_its_code_names_the_folder_to_trust(
     with monkeypatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path])
         patch.chdir(there)
-        code = json.loads(json.dumps(entries.described(config)))
+        code = json.loads(json.dumps(entries.describe(config)))
     assert code["curriculum"]["folder"] == str(there)
     assert "folder" not in code["learner.loss"]
     (tmp_path / "config.json").write_text(json.dumps({"config": config.to_dict(), "code": code}))

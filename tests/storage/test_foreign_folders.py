@@ -89,7 +89,7 @@ def evaluated(folder: Path) -> None:
 # Every other reader: the file, and the call with its folder.
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "held out": (states.HELD_OUT, lambda folder: states.held_out_by(str(folder))),
-    "slots": ("engine.json", lambda folder: engines.kept(folder / "engine.json")),
+    "slots": ("engine.json", lambda folder: engines.read_slots(folder / "engine.json")),
     "settings": ("config.json", trained.settings_of),
     "shape": ("model.json", trained.kept_shape),
     "origin": ("config.json", origin_of),

@@ -75,7 +75,7 @@ def greedy(engine: str, run: Path, scratch: Path) -> tuple[int, list[tuple]]:
     config = desk.get_config()
     with config.unlocked():
         config.update_from_flattened_dict({**SMALL, "workdir": str(scratch), "engine.name": engine})
-    made = assemble.parts(ConfigDict(config))
+    made = assemble.build_parts(ConfigDict(config))
     params = load_params(run / "weights" / "4", made.model)
     made.engine.load(Weights(4, lambda: to_hf(made.model, params)))
     sampling = Sampling(temperature=0.0, max_tokens=24, stop_tokens=(made.chat.end,))
