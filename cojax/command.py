@@ -120,7 +120,7 @@ class CommandLineParser(argparse.ArgumentParser):
             name = argument.partition("=")[0]
             if name.startswith("--") and not any(flag.startswith(name) for flag in self._option_string_actions):
                 near = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7)
-                message = f"{name} is no flag; {f'did you mean {near[0]}? ' if near else ''}--help lists the flags"
+                message = f"{name} is not a flag; {f'did you mean {near[0]}? ' if near else ''}--help lists the flags"
                 break
         self.exit(2, f"error: {message}\n")
 

@@ -30,7 +30,7 @@ REFUSED = (
     ),
     (("engine.name=warp",), "engine 'warp' not found; available: local"),
     (("learner.loss=hope",), "loss 'hope' not found; available: grpo"),
-    (("model.path=/nowhere",), "model.path '/nowhere' is no folder"),
+    (("model.path=/nowhere",), "model.path '/nowhere' is not a folder"),
     (("policy=huge",), "policy 'huge' not found; available: qwen3-4b, qwen2.5-7b, qwen3-30b-a3b, smollm2, tiny"),
     (("model.tokenizer=runes",), "model.tokenizer is 'runes'; expected one of 'words', 'bytes'"),
     (("warm_start.split=seed", "evaluation.split=seed"), "what was learned by heart cannot be evaluated"),
@@ -147,17 +147,17 @@ def test_two_run_directories_are_refused(runs, tmp_path):
             "unexpected argument 'config.steps=3'; settings are given",
         ),
         (("--config=experiments/desk.py", "--noconfig.validate=1"), "--noconfig.validate=1 does not take an argument"),
-        (("--config=experiments/desk.py", "--stpes=3"), "--stpes is no flag; did you mean --config.steps?"),
-        (("--cofnig=experiments/desk.py",), "error: --cofnig is no flag; did you mean --config? "),
-        (("-wrokdir", "runs/desk"), "error: --wrokdir is no flag; did you mean --workdir? "),
+        (("--config=experiments/desk.py", "--stpes=3"), "--stpes is not a flag; did you mean --config.steps?"),
+        (("--cofnig=experiments/desk.py",), "error: --cofnig is not a flag; did you mean --config? "),
+        (("-wrokdir", "runs/desk"), "error: --wrokdir is not a flag; did you mean --workdir? "),
         (
             ("--cofnig=experiments/desk.py", "--workdir=no-such-run"),
-            "error: --cofnig is no flag; did you mean --config? ",
+            "error: --cofnig is not a flag; did you mean --config? ",
         ),
         (("experiments/desk.py",), "an experiment is named by --config=experiments/desk.py"),
-        (("--work-dir=runs/desk",), "error: --work-dir is no flag; did you mean --workdir? "),
-        (("--cofnig.steps=3",), "error: --cofnig.steps is no flag; did you mean --config.steps? "),
-        (("--chekc",), "error: --chekc is no flag; did you mean --check? "),
+        (("--work-dir=runs/desk",), "error: --work-dir is not a flag; did you mean --workdir? "),
+        (("--cofnig.steps=3",), "error: --cofnig.steps is not a flag; did you mean --config.steps? "),
+        (("--chekc",), "error: --chekc is not a flag; did you mean --check? "),
         (("--config.stpes=3",), "error: stpes is not a setting; did you mean steps or "),
     ],
 )
@@ -170,7 +170,7 @@ def test_a_flag_without_a_value_and_a_name_of_no_folder(arguments, said, runs):
 
 def test_a_model_that_is_not_there_is_said_before_anything_is_written(runs, tmp_path):
     done = runs(tmp_path / "run", "model.path=/nowhere")
-    assert "model.path '/nowhere' is no folder" in done.stdout
+    assert "model.path '/nowhere' is not a folder" in done.stdout
     assert not list(tmp_path.iterdir())
 
 

@@ -93,7 +93,7 @@ def read(path: str | Path) -> RunTimes:
     if path.is_file():
         return _from_rows(parse_json(expand(path.resolve()).decode()))
     if not (path / "metrics.jsonl").exists():
-        raise ValueError(f"{path} is no run directory, and no file of its times; pass the workdir of a run")
+        raise ValueError(f"{path} is not a run directory, and no file of its times; pass the workdir of a run")
     config = read_json(path / "config.json")["config"]
     steps = tuple(_step(path, record) for record in Log(path / "metrics.jsonl").read() if record["step"] > 1)
     if not any(turn.engine for step in steps for episode in step.episodes for turn in episode.turns):

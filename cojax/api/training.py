@@ -115,7 +115,7 @@ def open_run(workdir: str | os.PathLike[str]) -> OpenRun:
     """The run in a folder. Raises FileNotFoundError for a folder that holds none."""
     folder = Path(workdir)
     if not (folder / "config.json").exists() or not (folder / "metrics.jsonl").exists():
-        missing = "is no folder" if not folder.is_dir() else "holds no run, or one that has not begun to train"
+        missing = "is not a folder" if not folder.is_dir() else "holds no run, or one that has not begun to train"
         raise FileNotFoundError(f"{folder} {missing}; expected the workdir of a run, such as runs/desk")
     return OpenRun(folder.absolute())
 
@@ -319,7 +319,7 @@ def config_flag(config: Config | None) -> Iterator[list[str]]:
     try:
         text = json.dumps(_by_name(plain), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"config holds what is no setting: {error}; expected numbers, text, tuples and None") from error
+        raise TypeError(f"config holds an invalid value: {error}; expected numbers, text, tuples and None") from error
     with tempfile.TemporaryDirectory(prefix="cojax-") as folder:
         file = Path(folder, "config.json")
         file.write_text(text, encoding="utf-8")

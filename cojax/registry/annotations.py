@@ -113,7 +113,7 @@ def description(annotation: Any) -> str:
         several = arguments[-1] is ...
         item = description(arguments[0]) if several else ", ".join(map(description, arguments))
         return f"a tuple, each of it {item}" if several else f"a tuple of {item}"
-    return _WORDS.get(annotation, f"what no flag can say ({annotation})")
+    return _WORDS.get(annotation, f"a value that no flag can set ({annotation})")
 
 
 # The largest whole number of a setting: nothing can compute with a larger one.

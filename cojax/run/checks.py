@@ -63,7 +63,7 @@ def check(config: ConfigDict) -> None:
     if config.evaluation.reflect and config.evaluation.trials == 1:
         raise ValueError(
             "evaluation.reflect is True, but evaluation.trials is 1: nothing is tried again; set "
-            "--config.evaluation.trials=3, say, or take it back"
+            "--config.evaluation.trials=3, say, or unset it"
         )
     _check_validation(config)
     _check_evolution(config)
@@ -203,7 +203,7 @@ def _check_servers(config: ConfigDict) -> None:
     try:
         shlex.split(section.flags)
     except ValueError as error:
-        raise ValueError(f"sglang.flags is {section.flags!r}, which is no command line: {error}") from error
+        raise ValueError(f"sglang.flags is {section.flags!r}, which is not a command line: {error}") from error
 
 
 def _check_validation(config: ConfigDict) -> None:
@@ -216,7 +216,7 @@ def _check_validation(config: ConfigDict) -> None:
         raise ValueError(
             f"{overrides[0]}, but only queries that a model words are judged or attempted, and the explorer "
             f"{config.explorer.name!r} uses none; set --config.explorer or --config.initial_explorer to one of "
-            f"{', '.join(sorted(_MODELS))}, or take it back"
+            f"{', '.join(sorted(_MODELS))}, or unset it"
         )
     if section.attempter != "explorer" and not attempts(config):
         raise ValueError(
@@ -239,7 +239,7 @@ def _check_explorers(config: ConfigDict) -> None:
             'the turns of a dialogue alone, or "" where a query has one turn'
         )
     if not section.stretch:
-        raise ValueError("explorer.stretch is (); expected how many actions a draft may have more than its parent")
+        raise ValueError("explorer.stretch is (); expected by how many actions a draft may outgrow its parent")
     # A call that ends the episode comes after the steps of an exploration.
     if section.shortest > (longest := section.steps + bool(section.ending)):
         raise ValueError(

@@ -65,7 +65,7 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
         raise ValueError(f"sglang.urls names {wrong[0]!r}; expected http://HOST:PORT, several separated by commas")
     distinct = [str(httpx.URL(url)).rstrip("/") for url in urls]
     if twice := [url for url in distinct if distinct.count(url) > 1]:
-        raise ValueError(f"sglang.urls names {twice[0]!r} twice; it would be given its weights twice at once")
+        raise ValueError(f"sglang.urls names {twice[0]!r} twice; it would receive its weights twice at once")
     if urls or section.router:
         _check_attached(section)
     elif section.follow:
@@ -270,7 +270,7 @@ def read_slots(path: Path) -> int | None:
             return count
         raise ValueError(f"slots is {count!r}")
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise ValueError(f"{path} cannot be read ({error}). Delete it: slots are chosen anew.") from error
+        raise ValueError(f"{path} cannot be read ({error}). Delete it: slots are then chosen again.") from error
 
 
 def cache_bytes(model: ModelConfig, count: int, length: int) -> int:

@@ -71,7 +71,7 @@ class Leading:
     def _beat(self) -> None:
         self._ready.wait()
         if (since := self._lead.busy_since) and time.monotonic() - since > self._deadline:
-            self._fail(f"what all processes compute together takes longer than {_seconds(self._deadline)}: one hangs")
+            self._fail(f"a computation of all processes takes longer than {_seconds(self._deadline)}: one hangs")
 
     def _on_message(self, number: int, message: Message) -> bool:
         if message.get("kind") == "stop":
@@ -131,7 +131,7 @@ class Following:
             self.wire.send({"kind": "stop", "signal": self._asked})
             self._asked = -1
         if (since := self._follower.busy_since) and time.monotonic() - since > self._deadline:
-            _end(f"what all processes compute together takes longer than {_seconds(self._deadline)}: one hangs")
+            _end(f"a computation of all processes takes longer than {_seconds(self._deadline)}: one hangs")
 
     def _on_message(self, number: int, message: Message) -> bool:
         if message.get("kind") == "failed":

@@ -99,7 +99,7 @@ def check(config: ConfigDict) -> None:
             readers = "coevolve" if unread[0] == "hard_negatives" else f"one of {', '.join(METHODS)}"
             raise ValueError(
                 f"preference.{unread[0]} is {config.preference[unread[0]]!r}, but method is {config.method!r}, which "
-                f"does not learn in rounds; set --config.method to {readers}, or take it back"
+                f"does not learn in rounds; set --config.method to {readers}, or unset it"
             )
         return
     method, settings = rounds
@@ -109,19 +109,19 @@ def check(config: ConfigDict) -> None:
     if unread:
         raise ValueError(
             f"preference.{unread[0]} is {config.preference[unread[0]]!r}, but method {config.method!r} does not read "
-            "it; take it back, or set --config.method=coevolving"
+            "it; unset it, or set --config.method=coevolving"
         )
     for name in NAMES["of_grpo"]:
         if (value := at(config, name)) != (default := LEAVES[name].default):
             raise ValueError(
-                f"{name} is {value!r}, but method {config.method!r} learns in rounds, which do not have it; set "
+                f"{name} is {value!r}, but method {config.method!r} learns in rounds, which do not read it; set "
                 f"--config.{name}={default}, or --config.method=coevolve"
             )
     has_one_agent = settings.agent == "none" and not method.fixes.get("agent")
     if has_one_agent and (idle := sorted(overrides & {"share", "other"})):
         raise ValueError(
             f"preference.{idle[0]} is {config.preference[idle[0]]!r}, but it concerns the second agent, and "
-            "preference.agent is 'none'; take it back, or set --config.preference.agent=failure"
+            "preference.agent is 'none'; unset it, or set --config.preference.agent=failure"
         )
     kinds = {kind: weight for kind, weight in weights(settings).items() if kind != "other" or settings.agent != "none"}
     if method.loss == "dpo" and not any(kinds.values()):

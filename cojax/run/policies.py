@@ -55,7 +55,7 @@ def check_folder(config: ConfigDict) -> None:
     """Raises ValueError if model.path names no folder."""
     if config.model.path and not Path(config.model.path).is_dir():
         raise ValueError(
-            f"model.path {config.model.path!r} is no folder; expected a model in HF format. Get one, for example by "
+            f"model.path {config.model.path!r} is not a folder; expected a model in HF format. Get one, for example by "
             "`make smollm2` (135 million parameters) or `hf download Qwen/Qwen3-4B-Instruct-2507 --local-dir "
             "models/Qwen3-4B`, and name its folder in --config.model.path, or choose a small policy from scratch with "
             "--config.policy=tiny"

@@ -78,7 +78,7 @@ def check(config: ConfigDict) -> None:
     if names and not section.coordinator:
         raise ValueError(
             f"distributed.{names[0]} is {section[names[0]]}, but distributed.coordinator is empty; set it to HOST:PORT "
-            "of process 0, or leave the three to what JAX finds, by --config.distributed=true"
+            "of process 0, or let JAX find all three, by --config.distributed=true"
         )
     if len(names) == 2 and section.process >= section.processes:
         raise ValueError(
@@ -106,16 +106,14 @@ def check_several(config: ConfigDict) -> None:
         )
     if all(size == 1 for size in config.mesh.to_dict().values()):
         raise ValueError(
-            "mesh is of one device, and the run has several processes; spread the policy over the devices of all of "
-            "them, by --config.mesh.fsdp=-1, say"
+            "mesh has one device, but the run has several processes; spread the policy over the devices of all of "
+            "them, for example by --config.mesh.fsdp=-1"
         )
     if config.perturbation:
-        raise ValueError(
-            f"perturbation is {config.perturbation}, which one process alone can do; set it to 0 in several processes"
-        )
+        raise ValueError(f"perturbation is {config.perturbation}, which only a single process can apply; set it to 0")
     if config.model.path and config.warm_start.steps:
         raise ValueError(
-            f"warm_start.steps is {config.warm_start.steps} on a model folder, which is taught in one process alone; "
+            f"warm_start.steps is {config.warm_start.steps} on a model folder, which only a single process can teach; "
             "teach and export it there, then name the result in --config.model.path with --config.warm_start.steps=0"
         )
 

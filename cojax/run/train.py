@@ -57,7 +57,7 @@ class Stop:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.number or not self._loops:
-            hint = "" if self._loops else "; what was under way (warm start, D_0, an evaluation) begins anew"
+            hint = "" if self._loops else "; what was under way (warm start, D_0, an evaluation) starts over"
             CONSOLE.print(f"stopped; run the same command again to go on{hint}")
             end_all()
             os._exit(128 + number)

@@ -247,8 +247,8 @@ def _model_folder(workdir: Path, model_path: str, base: str | Path) -> Path:
     folder = Path(base or model_path)
     if not folder.is_dir():
         raise CheckpointError(
-            f"{workdir} began from the model folder {model_path}, which it still needs, and {folder} is no folder. "
-            "Put it back, or say where it is now, by --base=FOLDER of the export or --config.model.path=FOLDER of the "
+            f"{workdir} began from the model folder {model_path}, which it still needs, and {folder} is not a folder. "
+            "Put it back, or name its new place, by --base=FOLDER of the export or --config.model.path=FOLDER of the "
             "evaluation"
         )
     return folder

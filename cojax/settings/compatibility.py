@@ -39,7 +39,7 @@ def in_todays_keys(raw_settings: Mapping[str, Any], defaults: Mapping[str, Any])
         holds = value_at(settings, section)
         if isinstance(holds, dict) and key in holds and (old := holds.pop(key)) != value:
             raise CheckpointError(
-                f"the run was made with {name}={quote(old)}, a setting that is no more: it is always {value!r} now. "
+                f"the run was made with {name}={quote(old)}, no longer a setting: it is always {value!r} now. "
                 f"Go on with the release that made the run, or without the setting: take it, and the last entry, "
                 f"`checksum`, out of config.json. In a new run, {instead}"
             )
@@ -73,7 +73,7 @@ def settings_of(workdir: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: {error}") from error
     except OSError as error:
         raise CheckpointError(
-            f"{workdir} is no run directory ({path.name}: {error.strerror or error}); expected the workdir of "
+            f"{workdir} is not a run directory ({path.name}: {error.strerror or error}); expected the workdir of "
             "python -m experiments.run, such as runs/desk"
         ) from error
     except json.JSONDecodeError as error:

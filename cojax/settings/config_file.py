@@ -62,7 +62,7 @@ def load(flag: str) -> ConfigDict:
         config = module.get_config(*argument)
         if not isinstance(config, ConfigDict):
             raise FlagError(
-                f"{path}: get_config() returns {quote(config)}; expected a configuration, begun with base.get_config()"
+                f"{path}: get_config() returns {quote(config)}; expected a configuration made from base.get_config()"
             )
     except FlagError:
         raise

@@ -165,7 +165,7 @@ def _no_flag(name: str) -> str:
     """Words the error for an unknown flag; it suggests a flag, or a setting, with a similar name."""
     matches = difflib.get_close_matches(name, [*flags.FLAGS, *(f"config.{key}" for key in RANGES)], n=1)
     matches = matches or [f"config.{key}" for key in difflib.get_close_matches(name, RANGES, n=1)]
-    return f"--{name} is no flag; {f'did you mean --{matches[0]}? ' if matches else ''}--help lists the flags"
+    return f"--{name} is not a flag; {f'did you mean --{matches[0]}? ' if matches else ''}--help lists the flags"
 
 
 def _plainly(message: str) -> str:

@@ -100,7 +100,7 @@ def unknown(name: str) -> str:
         value, instead = GONE[name]
         section = name.rpartition(".")[0]
         keys = ", ".join(key for key in RANGES if key.rpartition(".")[0] == section)
-        return f"{name} is no setting any more: it is always {value!r}; {instead}. The settings of {section} are {keys}"
+        return f"{name} is no longer a setting: it is always {value!r}; {instead}. The settings of {section} are {keys}"
     names = [*RANGES, *OPEN, *ENTRY_SETTINGS]
     lower_name, leaf = name.lower(), name.lower().rpartition(".")[2]
     matches = [key for key in names if key.lower() == lower_name]

@@ -39,7 +39,7 @@ def test_the_lineage_of_a_task(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_and_a_run_that_has_not_ended(run: cojax.OpenRun, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="is no folder; expected the workdir of a run"):
+    with pytest.raises(FileNotFoundError, match="is not a folder; expected the workdir of a run"):
         cojax.open_run(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="holds no run"):
         cojax.open_run(tmp_path)

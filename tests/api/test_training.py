@@ -191,7 +191,7 @@ def test_an_error_is_the_one_line_of_the_command(project: Path, config, settings
 def test_what_is_no_configuration_is_refused_before_anything_starts() -> None:
     with pytest.raises(TypeError, match="give config, or the workdir of a run"):
         cojax.train()
-    with pytest.raises(TypeError, match="config holds what is no setting"):
+    with pytest.raises(TypeError, match="config holds an invalid value"):
         cojax.train({"steps": object()})
     with pytest.raises(TypeError, match="config is of type int; expected a file, a ConfigDict or a dict"):
         cojax.train(3)  # type: ignore[arg-type]

@@ -149,7 +149,7 @@ def test_a_run_keeps_the_number_that_it_began_with(free, monkeypatch, tmp_path: 
     assert config.engine.slots is None
     path = tmp_path / "engine.json"
     path.write_text(path.read_text().replace(f'"slots": {first}', '"slots": 128'))
-    with pytest.raises(ValueError, match=r"engine.json cannot be read .* Delete it: slots are chosen anew"):
+    with pytest.raises(ValueError, match=r"engine.json cannot be read .* Delete it: slots are then chosen again"):
         begun()
     # A run without a checkpoint begins anew.
     assert begun(None) == 128

@@ -85,7 +85,7 @@ def test_a_run_with_another_value_of_a_setting_that_is_gone_is_refused(
     name: str, value: object, instead: str, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"config": old_settings(**{name: value})}))
-    said = f"the run was made with {name}={value!r}, a setting that is no more: it is always {OLD[name]!r} now. Go on"
+    said = f"the run was made with {name}={value!r}, no longer a setting: it is always {OLD[name]!r} now. Go on"
     with pytest.raises(CheckpointError, match=re.escape(said)) as caught:
         continued.get_config(str(tmp_path))
     assert f"In a new run, {instead}" in str(caught.value)

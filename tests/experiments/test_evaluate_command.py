@@ -158,7 +158,7 @@ def test_whom_to_ask_must_be_one_and_there(workdir, tmp_path):
             subject_of(config(), *named)
     with pytest.raises(CheckpointError, match="no step 9 in"):
         subject_of(config(), str(workdir / "checkpoints/9"), None, None, None)
-    with pytest.raises(CheckpointError, match="is no run directory"):
+    with pytest.raises(CheckpointError, match="is not a run directory"):
         subject_of(config(), str(tmp_path), None, None, None)
     with pytest.raises(ValueError, match="is no model folder in HF format"):
         subject_of(config(), None, str(tmp_path), None, None)
@@ -272,7 +272,7 @@ def test_a_mistake_ends_in_one_line(commands, tmp_path):
         ("--config.environment=", "environment.name is empty; name the environment to evaluate in"),
         ("--config.learner.loss=hope", "loss 'hope' not found"),
         ("--samples=x", "--samples is 'x'; expected a whole number"),
-        ("--sampels=2", "--sampels is no flag; did you mean --samples?"),
+        ("--sampels=2", "--sampels is not a flag; did you mean --samples?"),
     ],
 )
 def test_a_wrong_setting_is_said_before_the_policy_is_read(argument, said, commands, tmp_path):

@@ -115,7 +115,7 @@ def test_no_such_step_run_or_a_damaged_one_is_named(plain, tmp_path, capsys):
     workdir, out = plain[0], tmp_path / "model"
     assert "no step 7 in" in (said := refusal(capsys, f"--workdir={workdir}", "--step=7", out))
     assert "it has 1, 2" in said
-    assert "is no run directory" in refusal(capsys, f"--workdir={tmp_path / 'none'}", out)
+    assert "is not a run directory" in refusal(capsys, f"--workdir={tmp_path / 'none'}", out)
     shutil.copytree(workdir, tmp_path / "run")
     damage(tmp_path / "run/checkpoints/1")
     said = refusal(capsys, f"--workdir={tmp_path / 'run'}", "--step=1", out)

@@ -136,13 +136,13 @@ def test_every_method_runs_in_every_experiment(method, world):
         ),
         (
             {"method": "eto", "preference__agent": "positive"},
-            "preference.agent is 'positive', but method 'eto' does not read it; take it back",
+            "preference.agent is 'positive', but method 'eto' does not read it; unset it",
         ),
         ({"method": "rft", "preference__beta": 0.5}, "preference.beta is 0.5, but method 'rft' does not read it"),
         ({"method": "sft", "preference__dpo": 0.5}, "preference.dpo is 0.5, but method 'sft' does not read it"),
         (
             {"method": "coevolving", "staleness": 1},
-            "staleness is 1, but method 'coevolving' learns in rounds, which do not have it; set --config.staleness=0",
+            "staleness is 1, but method 'coevolving' learns in rounds, which do not read it; set --config.staleness=0",
         ),
         (
             {"method": "eto", "preference__hard_negatives": 0.5},
@@ -163,12 +163,12 @@ def test_every_method_runs_in_every_experiment(method, world):
         ),
         (
             {"method": "coevolving", "preference__agent": "none", "preference__share": 0.25},
-            "preference.share is 0.25, but it concerns the second agent, and preference.agent is 'none'; take it back",
+            "preference.share is 0.25, but it concerns the second agent, and preference.agent is 'none'; unset it",
         ),
         (
             {"method": "best_of_n", "preference__hard_negatives": 0.5},
             "preference.hard_negatives is 0.5, but method is 'best_of_n', which does not learn in rounds; set "
-            "--config.method to coevolve, or take it back",
+            "--config.method to coevolve, or unset it",
         ),
         (
             {"method": "sft", "preference__tasks": "growing"},

@@ -252,7 +252,7 @@ def test_the_newest_sound_checkpoint_is_served_again_only_where_it_changed(tmp_p
 
 
 def test_what_is_no_run_is_named(tmp_path: Path, local) -> None:
-    with pytest.raises(CheckpointError, match="is no run directory"):
+    with pytest.raises(CheckpointError, match="is not a run directory"):
         Checkpoints(tmp_path, local).newest()
     make_run(tmp_path / "run", run_settings(), ())
     assert Checkpoints(tmp_path / "run", local).newest() is None

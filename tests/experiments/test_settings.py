@@ -111,7 +111,7 @@ def test_of_every_fraction_what_is_no_number_is_refused(name):
         ("model.dtype", "float16x", "model.dtype is 'float16x'; expected one of '', 'float32', 'bfloat16'"),
         ("learner.remat", "some", "learner.remat is 'some'; expected one of 'none', 'dots', 'layers'"),
         ("learner.lora.targets", ("queri",), "learner.lora.targets is ('queri',); expected a tuple, each of it one of"),
-        ("explorer.stretch", (), "explorer.stretch is (); expected how many actions a draft may have more than its"),
+        ("explorer.stretch", (), "explorer.stretch is (); expected by how many actions a draft may outgrow its"),
         ("mesh.data", 0, "mesh.data is 0; expected a whole number at least 1 or -1"),
         ("learner.xyz", 3, "learner.xyz is not a setting; python -m experiments.reference lists them all"),
     ],
@@ -147,9 +147,9 @@ def test_the_shared_settings_are_few():
     [
         (
             "wandb.mode=offline",
-            "wandb.mode is no setting any more: it is always 'online'; set the variable WANDB_MODE. The",
+            "wandb.mode is no longer a setting: it is always 'online'; set the variable WANDB_MODE. The",
         ),
-        ("optimizer.decay_to=0.2", "optimizer.decay_to is no setting any more: it is always 0.1; give cojax."),
+        ("optimizer.decay_to=0.2", "optimizer.decay_to is no longer a setting: it is always 0.1; give cojax."),
     ],
 )
 def test_a_flag_of_a_setting_that_is_gone_names_the_rest(flag, said):

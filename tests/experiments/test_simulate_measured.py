@@ -122,7 +122,7 @@ def test_times_of_a_run_directory_and_of_the_file_kept_of_it(tmp_path: Path):
 
 
 def test_a_run_without_times_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match="is no run directory"):
+    with pytest.raises(ValueError, match="is not a run directory"):
         read(tmp_path)
     (tmp_path / "episodes").mkdir()
     with pytest.raises(ValueError, match="holds no times of turns after its first step"):
