@@ -18,7 +18,7 @@ SMALL = (
     "warm_start.lengthen=1000", "warm_start.noise_low=0.1", "warm_start.noise_high=0.3",
     "warm_start.check_tasks=40", "warm_start.learning_rate=0.005",
     "evaluation.tasks=24", "evaluation.dev_tasks=40", "evaluation.every=3", "engine.slots=16", "limits.concurrency=16",
-    "learner.updates_per_batch=1", "synthesis.contexts=6", "synthesis.budget=6", 
+    "learner.updates_per_batch=1", "synthesis.contexts=6", "synthesis.budget=6", "same_bits=True",
     "signal_settings.rare.minimum=16", "signal_settings.rare.percent=20.0",
 )  # fmt: skip
 

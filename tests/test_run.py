@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import shutil
 import signal
@@ -79,6 +80,13 @@ def test_the_summary_has_its_keys_and_the_time_adds_up(reference):
     solved = sum(pair["after"]["reward"] == 1.0 for pair in pairs) / 24
     assert solved == pytest.approx(summary["final"])
     assert (reference / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="same_bits sets variables on x86-64 alone")
+def test_its_process_has_the_variables_of_equal_bits(reference):
+    variables = json.loads((reference / "config.json").read_text())["hardware"]["environment"]
+    assert "--xla_cpu_max_isa=AVX2" in variables["XLA_FLAGS"].split()
+    assert variables["NPROC"] == "2"
 
 
 def test_the_evaluation_of_its_last_checkpoint_is_the_runs_own(reference, runs, tmp_path):
