@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..worker.venv import InstallError, cache, home, locked, run_module, write_whole
+from ..worker.venv import InstallError, cache, home, lock, run_module, write_whole
 
 # The first is the default of an installation.
 ROOTS = ("tiny", "official")
@@ -57,7 +57,7 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
     Raises InstallError, which says what to do.
     """
     root = _place(name)
-    with locked(root, f"ALFWorld's {name} games", say):
+    with lock(root, f"ALFWorld's {name} games", say):
         root.mkdir(exist_ok=True)
         if _complete(root) and (name == "tiny" or games(root) == _official_folder(root)):
             say(f"alfworld: {name} games already in {games(root)}")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..worker.venv import ROOT, InstallError, Recipe, cache, home, locked, write_whole
+from ..worker.venv import ROOT, InstallError, Recipe, cache, home, lock, write_whole
 
 RECIPE = Recipe(
     requirements=("appworld==0.1.3.post1",),
@@ -95,7 +95,7 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
     It never overwrites existing data: it checks and uses official data that was copied there by hand. Raises
     InstallError, which says what to do.
     """
-    with locked(_place(name), f"AppWorld's {name} data", say, mode=0o700):
+    with lock(_place(name), f"AppWorld's {name} data", say, mode=0o700):
         _provide(name, python, say)
 
 

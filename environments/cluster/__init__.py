@@ -52,8 +52,8 @@ class PlacedEnvironment(Served):
     """
 
     def __init__(self, nodes: Nodes) -> None:
-        super().__init__(nodes.described, nodes.service)
-        self.nodes, self.runs_policy_code = nodes, read(bool, nodes.described["runs_policy_code"])
+        super().__init__(nodes.description, nodes.service)
+        self.nodes, self.runs_policy_code = nodes, read(bool, nodes.description["runs_policy_code"])
         self.close = weakref.finalize(self, nodes.close)
 
     def start(self, task: Task) -> ServedEpisode:

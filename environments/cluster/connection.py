@@ -27,7 +27,7 @@ _JOINED, _ATTEMPTS = 120.0, 3
 # Calls of one actor under way at the same time: those of all its episodes.
 _CALLS = 10_000
 # A process has one connection, and keeps it to its end.
-_connected = ""
+_current = ""
 _connecting = threading.Lock()
 
 
@@ -47,21 +47,21 @@ def check(address: str) -> None:
 
 def connect(address: str) -> "RayCluster":
     """The cluster at that address. Raises ValueError where it cannot be reached or used."""
-    global _connected
+    global _current
     check(address)
     with _connecting:
         import ray
 
-        if ray.is_initialized() and _connected != address:
+        if ray.is_initialized() and _current != address:
             raise ValueError(
-                f"environment.cluster is {address!r}, but this process uses {_connected or 'another cluster'} already"
+                f"environment.cluster is {address!r}, but this process uses {_current or 'another cluster'} already"
             )
         if not ray.is_initialized():
             _reach(address)
             logging.getLogger("ray").setLevel(logging.ERROR)
             with _same_handler():
                 _join(ray, address)
-            _connected = address
+            _current = address
     return RayCluster(ray)
 
 

@@ -66,7 +66,7 @@ class Host:
         episode = request["episode"]
         if episode not in self._episodes:
             if episode and request["op"] != "reset":
-                return failed(request["id"], EnvironmentFailure("the episode is closed"), 0.0)
+                return encode_failure(request["id"], EnvironmentFailure("the episode is closed"), 0.0)
             calls = self._episodes[episode] = queue.SimpleQueue()
             operations = self._operations() if episode else self._service
             threading.Thread(target=self._serve, args=(calls, operations), name="episode", daemon=True).start()
@@ -105,7 +105,7 @@ class Host:
             }
             return wire.encode({"described": describe(environment) | extras})
         except (Exception, SystemExit) as error:
-            return wire.encode(wire.failed(wire.START, f"{type(error).__name__}: {error}"))
+            return wire.encode(wire.explain(wire.START, f"{type(error).__name__}: {error}"))
 
     def _serve(self, calls: _Calls, operations: Operations) -> None:
         """Makes the calls of one episode one after another, and then closes it."""
@@ -128,12 +128,12 @@ class Host:
 
         def run() -> bytes:
             value = to_json(operations[op](*request["arguments"]))
-            return answer(number, episode, value, _counted(progress))
+            return encode_answer(number, episode, value, _count(progress))
 
         try:
             return ask(run, failure=failure)
         except EnvironmentFailure as error:
-            return failed(number, error, _counted(progress))
+            return encode_failure(number, error, _count(progress))
         finally:
             PLAYING.reset(playing)
             self._current.pop(number, None)
@@ -160,7 +160,7 @@ def code_of(name: str) -> str:
     return digest.hexdigest()
 
 
-def _counted(progress: Progress) -> float:
+def _count(progress: Progress) -> float:
     return max(0.0, running() - progress.since)
 
 
@@ -174,7 +174,7 @@ REQUEST = 64 * 2**20
 _OUTPUT, _VALUES = 32 * 2**20, 1_000_000
 
 
-def request(number: int, episode: int, op: str, arguments: list[Any]) -> bytes:
+def encode_request(number: int, episode: int, op: str, arguments: list[Any]) -> bytes:
     """A call. Raises EnvironmentFailure for one that is too long."""
     line = wire.encode({"id": number, "episode": episode, "op": op, "arguments": arguments})
     if len(line) > REQUEST:
@@ -182,23 +182,23 @@ def request(number: int, episode: int, op: str, arguments: list[Any]) -> bytes:
     return line
 
 
-def answer(number: int, episode: int, value: Any, counted: float) -> bytes:
+def encode_answer(number: int, episode: int, value: Any, counted_s: float) -> bytes:
     """The reply with a value. Raises LimitExceeded for one that is too long, ValueError for one that is not JSON."""
-    line = wire.encode({"id": number, "counted": counted, "value": value})
+    line = wire.encode({"id": number, "counted": counted_s, "value": value})
     if len(line) > (limit := _bounds(episode)[0]):
         raise LimitExceeded(f"the reply has {len(line):,} bytes, more than the {limit:,} that a node may send")
     return line
 
 
-def failed(number: int, error: EnvironmentFailure, counted: float) -> bytes:
+def encode_failure(number: int, error: EnvironmentFailure, counted_s: float) -> bytes:
     """The reply that says why there is no value."""
     name = next(name for name, kind in FAILURES.items() if isinstance(error, kind))
-    return wire.encode({"id": number, "counted": counted, **wire.failed(name, str(error))})
+    return wire.encode({"id": number, "counted": counted_s, **wire.explain(name, str(error))})
 
 
-def reply(line: object, number: int, episode: int) -> tuple[float, Any, EnvironmentFailure | None]:
+def decode_reply(line: object, number: int, episode: int) -> tuple[float, Any, EnvironmentFailure | None]:
     """(seconds counted, value, failure) of a reply to that call. Raises Malformed if it is not one."""
-    message = decoded(line, *_bounds(episode))
+    message = decode(line, *_bounds(episode))
     counted_s = read(float, message.get("counted"))
     if message.get("id") != number:
         raise Malformed(f"found a reply to call {message.get('id')!r:.50}, expected one to {number}")
@@ -209,13 +209,13 @@ def reply(line: object, number: int, episode: int) -> tuple[float, Any, Environm
     return counted_s, None, FAILURES[message["failure"]](read(str, message["message"]))
 
 
-def progress(line: object) -> dict[str, float]:
+def decode_progress(line: object) -> dict[str, float]:
     """Call → seconds that it has counted so far. Raises Malformed."""
-    counts = read(dict, decoded(line, _OUTPUT, _VALUES).get("counted"))
+    counts = read(dict, decode(line, _OUTPUT, _VALUES).get("counted"))
     return {number: read(float, seconds) for number, seconds in counts.items()}
 
 
-def decoded(line: object, most: int = _OUTPUT, values: int = _VALUES) -> dict[str, Any]:
+def decode(line: object, most: int = _OUTPUT, values: int = _VALUES) -> dict[str, Any]:
     """The JSON object of a reply, whose size and depth are bounded before it is parsed. Raises Malformed."""
     if not isinstance(line, bytes) or len(line) > most:
         raise Malformed(f"a reply is no text of at most {most:,} bytes")

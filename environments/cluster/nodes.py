@@ -44,8 +44,8 @@ class Node:
     happens to a node is an action's doing.
     """
 
-    def __init__(self, cluster: RayCluster, id: str, place: str, order: bytes, freed: Callable[[], None]) -> None:
-        self.cluster, self.actor, self.id, self.place, self._freed = cluster, cluster.actor(id), id, place, freed
+    def __init__(self, cluster: RayCluster, id: str, place: str, order: bytes, on_free: Callable[[], None]) -> None:
+        self.cluster, self.actor, self.id, self.place, self._on_free = cluster, cluster.actor(id), id, place, on_free
         self.made, self.until = cluster.send(self.actor.make, order), running() + _MADE
         self.lost = ""
         self.process = 0  # its process id there
@@ -72,7 +72,7 @@ class Node:
         if not self.lost:
             with contextlib.suppress(Exception):
                 self.cluster.send(self.actor.end, episode)
-        self._freed()
+        self._on_free()
 
     def call(self, episode: int, op: str, arguments: list[Any], deadline: float = LONGEST) -> Any:
         """The value of one call. `episode` 0 is the environment itself."""
@@ -80,7 +80,7 @@ class Node:
             raise EnvironmentFailure(self.lost)
         with self._lock:
             number = next(self._numbers)
-        line = host.request(number, episode, op, arguments)
+        line = host.encode_request(number, episode, op, arguments)
         try:
             future = self.cluster.send(self.actor.call, line)
         except Exception as error:
@@ -96,12 +96,12 @@ class Node:
                 raise Abandoned
             return seconds
 
-        value, failure = await_reply(future, read_count, lambda: self._received(future, number, episode))
+        value, failure = await_reply(future, read_count, lambda: self._receive(future, number, episode))
         if failure is not None:
             raise failure
         return value
 
-    def _received(
+    def _receive(
         self, future: concurrent.futures.Future[Any], number: int, episode: int
     ) -> tuple[float, tuple[Any, EnvironmentFailure | None]]:
         try:
@@ -112,7 +112,7 @@ class Node:
             self.fail(f"{type(error).__name__}: {error}")
             raise EnvironmentFailure(self.lost) from error
         try:
-            counted_s, value, failure = host.reply(line, number, episode)
+            counted_s, value, failure = host.decode_reply(line, number, episode)
             return counted_s, (value, failure)
         except Malformed as error:
             raise EnvironmentFailure(f"{self.place} answers wrongly: {error}") from error
@@ -123,8 +123,8 @@ class Node:
             return
         try:
             if self._beat is not None and self._beat.done():
-                self._counted = host.progress(line := self._beat.result())
-                self.process = int(host.decoded(line)["process"])
+                self._counted = host.decode_progress(line := self._beat.result())
+                self.process = int(host.decode(line)["process"])
                 self.heard, self._beat = running(), None
             if self._beat is None:
                 self._beat = self.cluster.send(self.actor.beat)
@@ -140,20 +140,20 @@ class Node:
             if self.lost:
                 return
             self.lost = f"{self.place} was lost: {' '.join(reason.split())}"[:500]
-        self._freed()
+        self._on_free()
         self.cluster.end(self.actor)
 
 
 class Nodes:
     """The nodes that serve one environment; a thread watches them until `close`.
 
-    `described` is what all of them say of the environment.
+    `description` is what all of them say of the environment.
     """
 
     def __init__(self, cluster: RayCluster, name: str, settings: Mapping[str, Any]) -> None:
         self.cluster, self.name = cluster, name
         self.order = wire.encode({"name": name, "settings": dict(settings), "code": host.code_of(name)})
-        self.described: dict[str, Any] = {}
+        self.description: dict[str, Any] = {}
         self.live: list[Node] = []
         self._starting: list[Node] = []
         self._started: dict[str, list[float]] = {}
@@ -179,9 +179,9 @@ class Nodes:
             raise EnvironmentFailure(
                 f"all {len(places)} nodes of the Ray cluster were lost while they made {self.name}"
             )
-        self._most = read(Traits, self.described["traits"]).concurrency
+        self._most = read(Traits, self.description["traits"]).concurrency
         if self._most is not None:
-            self.described["traits"]["concurrency"] = self._most * len(self.live)
+            self.description["traits"]["concurrency"] = self._most * len(self.live)
         threading.Thread(target=self._watch, name="cluster-watch", daemon=True).start()
 
     def place_episode(self) -> tuple[Node, int]:
@@ -299,17 +299,17 @@ class Nodes:
             self.close()  # an actor that was started meanwhile
         return failures
 
-    def _check_description(self, made: concurrent.futures.Future[Any]) -> None:
+    def _check_description(self, future: concurrent.futures.Future[Any]) -> None:
         """Keeps what the first node says of the environment. Raises EnvironmentFailure for a node that differs."""
         try:
-            answer = host.decoded(made.result())
+            answer = host.decode(future.result())
         except Malformed:
             raise
         except Exception as error:
             raise EnvironmentFailure(" ".join(f"{type(error).__name__}: {error}".split())[:500]) from error
         if "failure" in answer:
             raise EnvironmentFailure(read(str, answer.get("message")))
-        description = read(dict, answer.get("described"))
-        if self.described and description | {"traits": 0} != self.described | {"traits": 0}:
+        facts = read(dict, answer.get("described"))
+        if self.description and facts | {"traits": 0} != self.description | {"traits": 0}:
             raise EnvironmentFailure("it describes the environment in another way than the first node does")
-        self.described = self.described or description
+        self.description = self.description or facts

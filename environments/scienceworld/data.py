@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..worker.venv import InstallError, cache, locked, run_module
+from ..worker.venv import InstallError, cache, lock, run_module
 from .limits import TASKS
 
 # The first is the default of an installation.
@@ -57,7 +57,7 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
         run_module(python, f"{__package__}.solving", arguments, "ScienceWorld cannot solve its tasks", _PATIENCE)
         say(f"scienceworld: {task}")
 
-    with locked(root, "ScienceWorld's solutions", say), concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with lock(root, "ScienceWorld's solutions", say), concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         root.mkdir(exist_ok=True)
         remaining = [task for task in TASKS if not _file(root, task).exists()]
         if not remaining:

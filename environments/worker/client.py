@@ -47,7 +47,7 @@ class IsolatedEnvironment(Served):
     """
 
     def __init__(self, client: "Client", runs_policy_code: bool) -> None:
-        super().__init__(client.connection.described, client.call)
+        super().__init__(client.connection.description, client.call)
         self._client, self.runs_policy_code = client, runs_policy_code
         # Ends every process behind this environment.
         self.close = client.close
@@ -86,7 +86,7 @@ class Client:
         self.replaced: list[float] = []
         self.closed = False
         self.connection = Connection(launch)
-        if missing := [name for name, holds in self.connection.described["layers"].items() if not holds]:
+        if missing := [name for name, holds in self.connection.description["layers"].items() if not holds]:
             _LOG.warning("%s runs without these layers of isolation: %s", self.module, ", ".join(missing))
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class Client:
 class Connection:
     """One supervisor process. It ends when this process exits or is killed, if not before.
 
-    Raises EnvironmentFailure if the environment cannot be imported or made. `described` holds the facts about it.
+    Raises EnvironmentFailure if the environment cannot be imported or made. `description` holds the facts about it.
     """
 
     def __init__(self, launch: Mapping[str, Any]) -> None:
@@ -140,7 +140,7 @@ class Connection:
         own = [] if top in _OURS else [_root(top)]
         boot = _boot(roots)
         with theirs:
-            process = started(sys.executable, boot, "supervisor", theirs)
+            process = start_process(sys.executable, boot, "supervisor", theirs)
         self.process, self.socket, self.bounds = process, ours, launch["bounds"]
         self.sending = threading.Lock()
         self.pending: dict[int, concurrent.futures.Future[dict[str, Any]]] = {0: concurrent.futures.Future()}
@@ -157,7 +157,7 @@ class Connection:
         first = self.pending[0]
         threading.Thread(target=_read, args=(weakref.ref(self), ours), name="worker-replies", daemon=True).start()
         self._send(order)
-        self.described = self._value(first, 0)
+        self.description = self._value(first, 0)
 
     def call(self, episode: int, op: str, arguments: list[Any], deadline: float) -> Any:
         """The value of one call. Raises LimitExceeded for a loss that the call may have caused, or EnvironmentFailure.
@@ -228,7 +228,7 @@ class Connection:
             self.ended = True
             for future in self.pending.values():
                 if not future.done():
-                    future.set_result({"counted": 0.0, "reply": wire.failed(wire.HOST, "the worker ended")})
+                    future.set_result({"counted": 0.0, "reply": wire.explain(wire.HOST, "the worker ended")})
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
@@ -265,7 +265,7 @@ def _shut(ours: socket.socket, process: subprocess.Popen[bytes], owner: int) -> 
         process.wait()
 
 
-def started(
+def start_process(
     python: str, boot: str, module: str, end: socket.socket, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """Starts a process that runs a module of this package by the code `boot`, and holds `end` of a socket pair."""

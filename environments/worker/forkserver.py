@@ -55,7 +55,7 @@ def main(descriptor: int) -> None:
         ready = {**describe(environment), "layers": layers.status(), "python": platform.python_version()}
     except BaseException as error:
         leave(layers)
-        control.send(wire.encode(wire.failed(wire.START, _reason(error))))
+        control.send(wire.encode(wire.explain(wire.START, _reason(error))))
         return
     # Memory pages that nothing writes to stay shared with every child.
     gc.collect()
@@ -163,7 +163,7 @@ class _Children:
             self._serve_child(connection, slot, kind, lambda: _is_closed(read_end))
 
     def _serve_child(
-        self, connection: socket.socket, slot: int, kind: str, orphaned: Callable[[], bool] = lambda: False
+        self, connection: socket.socket, slot: int, kind: str, is_orphan: Callable[[], bool] = lambda: False
     ) -> None:
         """Serves as the child: confined, with its socket as the only open file."""
         signal.set_wakeup_fd(-1)
@@ -171,7 +171,7 @@ class _Children:
         os.setsid()
         make = episode_operations if kind == "episode" else environment_operations
         confine(self.bounds, self.layers, slot)
-        if orphaned():
+        if is_orphan():
             return
         serve(_only(connection), make(self.environment))
 
@@ -237,10 +237,10 @@ def serve(connection: socket.socket, operations: Operations) -> None:
             value = to_json(operations[request["op"]](*request["arguments"]))
             reply = wire.encode({"n": request["n"], "value": value})
         except MemoryError:
-            reply = wire.encode({"n": request["n"], **wire.failed(wire.LIMIT, "out of memory")})
+            reply = wire.encode({"n": request["n"], **wire.explain(wire.LIMIT, "out of memory")})
         except (Exception, SystemExit) as error:
             reason = f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()
-            reply = wire.encode({"n": request["n"], **wire.failed(wire.ENVIRONMENT, reason)})
+            reply = wire.encode({"n": request["n"], **wire.explain(wire.ENVIRONMENT, reason)})
         connection.sendall(reply)
 
 

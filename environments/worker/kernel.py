@@ -39,7 +39,7 @@ def drop_capabilities(*, but_read: bool = False) -> None:
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     capability = 1 << _READ_SEARCH if but_read else 0
     sets = (ctypes.c_uint32 * 6)(capability, capability, capability)
-    _checked(_LIBC.capset(ctypes.byref(header), ctypes.byref(sets)), "capset")
+    _check(_LIBC.capset(ctypes.byref(header), ctypes.byref(sets)), "capset")
     if but_read:
         # Processes that it starts keep it too.
         prctl(_AMBIENT, _RAISE, _READ_SEARCH)
@@ -100,7 +100,7 @@ def possible(action: Callable[[], object]) -> bool:
 def unshare(flags: int) -> None:
     """Makes new namespaces. A user namespace keeps this user and group, and knows no other."""
     uid, gid = os.geteuid(), os.getegid()
-    _checked(_LIBC.unshare(flags), "unshare")
+    _check(_LIBC.unshare(flags), "unshare")
     if flags & NEWUSER:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
@@ -110,11 +110,11 @@ def unshare(flags: int) -> None:
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
     kind_bytes = kind.encode() if kind else None
     result = _LIBC.mount(source.encode(), target.encode(), kind_bytes, ctypes.c_ulong(flags), options.encode())
-    _checked(result, f"mount {target}")
+    _check(result, f"mount {target}")
 
 
 def prctl(option: int, value: int, third: int = 0) -> None:
-    _checked(_LIBC.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(third), 0, 0), "prctl")
+    _check(_LIBC.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(third), 0, 0), "prctl")
 
 
 def seccomp(call: int, operation: int, flags: int, program: bytes) -> None:
@@ -123,7 +123,7 @@ def seccomp(call: int, operation: int, flags: int, program: bytes) -> None:
     length, address = ctypes.c_ushort(len(program) // 8), ctypes.c_void_p(ctypes.addressof(instructions))
     filtering = ctypes.create_string_buffer(struct.pack("=H6xQ", length.value, address.value or 0))
     if _LIBC.syscall(call, operation, flags, filtering) != 0:
-        _checked(_LIBC.syscall(call, operation, 0, filtering), "seccomp")
+        _check(_LIBC.syscall(call, operation, 0, filtering), "seccomp")
 
 
 def die_with_parent() -> None:
@@ -146,12 +146,12 @@ def landlock(readable: Iterable[str], writable: Iterable[str]) -> None:
     all_rights = (1 << _RIGHTS.get(version, 16)) - 1
     attributes = struct.pack("QQQ", all_rights, _NO_TCP, _NO_SIGNALS)[: 8 if version < 4 else 16 if version < 6 else 24]
     ruleset = _LIBC.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
-    _checked(min(ruleset, 0), "landlock_create_ruleset")
+    _check(min(ruleset, 0), "landlock_create_ruleset")
     try:
         for paths, rights in ((readable, _READ), (writable, all_rights)):
             for path in paths:
                 _allow(ruleset, path, rights & all_rights)
-        _checked(_LIBC.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)), "landlock_restrict_self")
+        _check(_LIBC.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)), "landlock_restrict_self")
     finally:
         os.close(ruleset)
 
@@ -163,12 +163,12 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
             rights &= _OF_FILES
         rule = struct.pack("=Qi", rights, beneath)
         result = _LIBC.syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(1), rule, ctypes.c_uint32(0))
-        _checked(result, f"landlock_add_rule {path}")
+        _check(result, f"landlock_add_rule {path}")
     finally:
         os.close(beneath)
 
 
-def _checked(result: int, call: str) -> None:
+def _check(result: int, call: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{call}: {os.strerror(number)}")
@@ -180,6 +180,6 @@ def pivot_root(folder: str) -> None:
     It avoids chroot, because a process in a chroot may not make user namespaces.
     """
     os.chdir(folder)
-    _checked(_LIBC.pivot_root(b".", b"."), "pivot_root")
-    _checked(_LIBC.umount2(b".", _DETACH), "umount2")
+    _check(_LIBC.pivot_root(b".", b"."), "pivot_root")
+    _check(_LIBC.umount2(b".", _DETACH), "umount2")
     os.chdir("/")

@@ -66,12 +66,12 @@ def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = (), bounds: B
     if files:
         view.work_in(scratch)
     layers = dataclasses.replace(layers, scratch=scratch or view.make_scratch())
-    return _reading(layers, visible_paths)
+    return _grant_reading(layers, visible_paths)
 
 
-def _reading(layers: Layers, shown: list[str]) -> Layers:
+def _grant_reading(layers: Layers, visible: list[str]) -> Layers:
     """Lets children with a user id of their own read files of our user, where another layer limits which files."""
-    if not layers.first_uid or not (private := view.private(shown, way=not layers.files)):
+    if not layers.first_uid or not (private := view.find_private(visible, parents=not layers.files)):
         return layers
     if layers.calls and (layers.files or layers.rules):
         return dataclasses.replace(layers, reads=True)
@@ -176,16 +176,16 @@ def trial(bounds: Bounds, layers: Layers) -> str:
     return reason
 
 
-def sweep(layers: Layers, slot: int, known: set[int]) -> int:
+def sweep(layers: Layers, slot: int, known_pids: set[int]) -> int:
     """Kills the processes that a dead child left behind, found by its user id or as adopted orphans.
 
     A process namespace does this itself. Returns the process that removes the files that the child left, or 0.
     """
-    _sweep(layers, slot, known)
+    _sweep(layers, slot, known_pids)
     return 0 if layers.files else view.clear(layers.scratch, slot)
 
 
-def _sweep(layers: Layers, slot: int, known: set[int]) -> None:
+def _sweep(layers: Layers, slot: int, known_pids: set[int]) -> None:
     if layers.processes or sys.platform != "linux":
         return
     if layers.first_uid:
@@ -199,7 +199,7 @@ def _sweep(layers: Layers, slot: int, known: set[int]) -> None:
         return
     # All processes of the child are in one group, which is dead, unless it could leave it; then this may fail.
     deadline = time.monotonic() + _SWEEP
-    while orphans := children(os.getpid()) - known:
+    while orphans := children(os.getpid()) - known_pids:
         for pid in orphans:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

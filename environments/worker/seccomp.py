@@ -93,27 +93,27 @@ _Instruction = tuple[int, int, int, int]
 
 
 def _conditions(
-    enclosed: bool, alone: bool, own: int, refused: int, done: int
+    enclosed: bool, alone: bool, own: int, refusal: int, success: int
 ) -> list[tuple[_Numbers, list[_Instruction]]]:
     """The parts of the filter for calls that depend on an argument; each ends in a verdict."""
     allow = (_RETURN, 0, 0, _ALLOW)
-    owners = {} if alone else dict.fromkeys(_OWNERS, refused)
-    locks = dict.fromkeys(_LOCKS, done) if enclosed else {}
-    commands = locks | dict.fromkeys((*_WATCHES, _PIPE_SIZE), refused) | owners
+    owners = {} if alone else dict.fromkeys(_OWNERS, refusal)
+    locks = dict.fromkeys(_LOCKS, success) if enclosed else {}
+    commands = locks | dict.fromkeys((*_WATCHES, _PIPE_SIZE), refusal) | owners
     conditions: list[tuple[_Numbers, list[_Instruction]]] = [
-        (_OTHERS["clone"], [_argument(0), (_SET, 0, 1, _NEW), (_RETURN, 0, 0, refused), allow]),
+        (_OTHERS["clone"], [_argument(0), (_SET, 0, 1, _NEW), (_RETURN, 0, 0, refusal), allow]),
         (_OTHERS["fcntl"], [*_cases(1, commands), allow]),
         # A child's memory stays private, even if the child wants otherwise.
-        (_OTHERS["prctl"], [*_cases(0, {_DUMPABLE: refused}), allow]),
+        (_OTHERS["prctl"], [*_cases(0, {_DUMPABLE: refusal}), allow]),
     ]
     if not alone:
-        conditions.append((_OTHERS["ioctl"], [*_cases(1, dict.fromkeys(_IOCTL_OWNERS, refused)), allow]))
+        conditions.append((_OTHERS["ioctl"], [*_cases(1, dict.fromkeys(_IOCTL_OWNERS, refusal)), allow]))
         itself = {0: _ALLOW, own: _ALLOW, -own & 0xFFFFFFFF: _ALLOW}
-        conditions += [(numbers, [*_cases(0, itself), (_RETURN, 0, 0, refused)]) for numbers in _OF_ITSELF.values()]
+        conditions += [(numbers, [*_cases(0, itself), (_RETURN, 0, 0, refusal)]) for numbers in _OF_ITSELF.values()]
     if enclosed:
         # Not datagrams: such a socket can be disconnected and can then send to any name.
         kinds = _cases(1, {_SOCK_STREAM: _ALLOW, _SOCK_SEQPACKET: _ALLOW}, mask=~_SOCK_FLAGS & 0xFFFFFFFF)
-        body = [_argument(0), (_EQUAL, 1, 0, _AF_UNIX), (_RETURN, 0, 0, refused), *kinds, (_RETURN, 0, 0, refused)]
+        body = [_argument(0), (_EQUAL, 1, 0, _AF_UNIX), (_RETURN, 0, 0, refusal), *kinds, (_RETURN, 0, 0, refusal)]
         conditions.append((_OTHERS["socketpair"], body))
     return conditions
 

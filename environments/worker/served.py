@@ -117,22 +117,22 @@ def describe(environment: Environment) -> dict[str, Any]:
 class Served:
     """An environment of another process; it implements `cojax.environment.Environment`.
 
-    `described` is what `describe` says of it, and the layers of isolation that hold there. `call(op, *arguments)` makes
-    a call that concerns the whole environment. It has the methods of `Charted` and of `Demonstrated` where the
+    `description` is what `describe` says of it, with the layers of isolation that hold there. `call(op, *arguments)`
+    makes a call that concerns the whole environment. It has the methods of `Charted` and of `Demonstrated` where the
     environment has them. `close()` ends what is behind it.
     """
 
-    def __init__(self, described: Mapping[str, Any], call: Callable[..., Any]) -> None:
-        self.name: str = described["name"]
-        self.layers: Mapping[str, bool] = described["layers"]
-        self.traits: Traits = read(Traits, described["traits"])
+    def __init__(self, description: Mapping[str, Any], call: Callable[..., Any]) -> None:
+        self.name: str = description["name"]
+        self.layers: Mapping[str, bool] = description["layers"]
+        self.traits: Traits = read(Traits, description["traits"])
         self._call = call
         # These functions hold no reference to this object: its processes end when nothing else refers to it.
         self.tools = functools.cache(lambda: read(tuple[Mapping[str, Any], ...], call("tools")))
-        if described["charted"]:
+        if description["charted"]:
             self.popularity = functools.cache(functools.partial(call, "popularity"))
             self.neighbours = functools.cache(lambda tool: tuple(call("neighbours", tool)))
-        if described["demonstrated"]:
+        if description["demonstrated"]:
             self.lexicon = lambda: tuple(map(tuple, call("lexicon")))
             self.demonstrations = functools.partial(_demonstrations, call)
 
@@ -157,16 +157,16 @@ def await_reply(future: Future[Any], look: Callable[[], float], read: Callable[[
     """
     began, excused_s = running(), 0.0
 
-    def charge(counted: float) -> None:
+    def charge(counted_s: float) -> None:
         nonlocal excused_s
-        due = min(max(0.0, running() - began - counted), _EXCUSED)
+        due = min(max(0.0, running() - began - counted_s), _EXCUSED)
         excuse(due - excused_s)
         excused_s = due
 
     while not wait([future], _LOOK).done:
         charge(look())
-    counted, value = read()
-    charge(counted)
+    counted_s, value = read()
+    charge(counted_s)
     return value
 
 

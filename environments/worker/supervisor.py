@@ -27,7 +27,7 @@ from typing import Any
 from cojax.environment import running
 from . import wire
 from .bounds import Bounds
-from .client import started
+from .client import start_process
 from .forkserver import PACKET
 
 # Seconds that the fork server gets to end by itself.
@@ -82,7 +82,7 @@ async def _serve(connection: socket.socket, trainer: int | None) -> None:
         try:
             server = _launch(order, theirs)
         except OSError as error:
-            failure = wire.failed(wire.START, f"cannot run {order['python']}: {error}")
+            failure = wire.explain(wire.START, f"cannot run {order['python']}: {error}")
             writer.write(wire.encode({"id": 0, "counted": 0.0, "reply": failure}))
             await writer.drain()
             return
@@ -96,10 +96,10 @@ async def _serve(connection: socket.socket, trainer: int | None) -> None:
             if running() - last_beat > _BEAT:
                 last_beat = running()
                 writer.write(wire.encode({"counted": {}}))
-            if not starting.done() and timer.counted() > timer.deadline:
+            if not starting.done() and timer.count() > timer.deadline:
                 starting.cancel()
                 message = f"importing and making the environment took longer than {timer.deadline:g} s"
-                starting = asyncio.create_task(asyncio.sleep(0, wire.failed(wire.START, message)))
+                starting = asyncio.create_task(asyncio.sleep(0, wire.explain(wire.START, message)))
         if not starting.done():
             return
         ready = starting.result()
@@ -124,7 +124,7 @@ def _launch(order: dict[str, Any], control: socket.socket) -> subprocess.Popen[b
     variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     # Sets have one order in every child of every fork server.
     variables |= {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"}
-    return started(order["python"], order["boot"], "forkserver", control, variables)
+    return start_process(order["python"], order["boot"], "forkserver", control, variables)
 
 
 async def _first_word(control: socket.socket, order: dict[str, Any]) -> dict[str, Any]:
@@ -133,14 +133,14 @@ async def _first_word(control: socket.socket, order: dict[str, Any]) -> dict[str
     names = ("module", "roots", "settings", "visible", "hidden", "enclosed", "bounds")
     packet = wire.encode({name: order[name] for name in names})
     if len(packet) > PACKET:
-        return wire.failed(wire.START, f"the settings have {len(packet):,} bytes; at most {PACKET:,} can be passed on")
+        return wire.explain(wire.START, f"the settings have {len(packet):,} bytes; at most {PACKET:,} can be passed on")
     try:
         await loop.sock_sendall(control, packet)
         word = await loop.sock_recv(control, PACKET)
     except ConnectionError:
         word = b""
     if not word:
-        return wire.failed(wire.START, f"{order['python']} ended before the environment was made; see its last words")
+        return wire.explain(wire.START, f"{order['python']} ended before the environment was made; see its last words")
     reply = wire.decode(word)
     return reply if "failure" in reply else {"value": reply["ready"]}
 
@@ -171,7 +171,7 @@ class Timer:
         now = running()
         return now - self._start - self._excused - max(0.0, now - self._away)
 
-    def counted(self) -> float:
+    def count(self) -> float:
         """Seconds that count so far; before the deadline that is all wall time, which is cheap to read."""
         wall = self.wall
         return wall if wall < self.deadline else self.total()
@@ -190,12 +190,12 @@ class Timer:
             self._begun = True
             self.deadline = max(self.deadline, self.wall + _SENDING)
 
-    def admitted(self) -> None:
+    def admit(self) -> None:
         """Notes that a large reply has room: it must end soon, as others wait for the room."""
         self.deadline = self.wall + _SENDING
 
     @contextlib.contextmanager
-    def excused(self) -> Iterator[None]:
+    def excuse(self) -> Iterator[None]:
         """Time within the block is the host's and does not count."""
         self._away = running()
         try:
@@ -230,10 +230,10 @@ class _Child:
     socket: socket.socket
     turn: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
     born: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
-    ended: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    exit: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     pid: int = 0
     calls: int = 0
-    gone: str = ""
+    loss: str = ""
 
     def hang_up(self) -> None:
         """Closes the socket; a call that reads from it ends first."""
@@ -255,7 +255,7 @@ class Children:
 
     def __post_init__(self) -> None:
         self.children: dict[int, _Child] = {}
-        self.known: dict[int, _Child] = {}  # by number, until the fork server has cleaned up after them
+        self.by_number: dict[int, _Child] = {}  # until the fork server has cleaned up after them
         self.free: list[int] = list(range(self.bounds.children))
         self.tasks: set[asyncio.Task[None]] = set()
         self.timers: dict[int, Timer] = {}  # by request
@@ -295,14 +295,14 @@ class Children:
         while packet := await loop.sock_recv(self.control, PACKET):
             message = wire.decode(packet)
             if "born" in message:
-                child = self.known[message["born"]]
+                child = self.by_number[message["born"]]
                 child.pid = message["pid"]
                 child.born.set()
                 continue
-            child = self.known.pop(message["exited"])
-            child.gone = child.gone or message["reason"]
+            child = self.by_number.pop(message["exited"])
+            child.loss = child.loss or message["reason"]
             child.born.set()
-            child.ended.set()
+            child.exit.set()
             heapq.heappush(self.free, message["slot"])
 
     async def _report_progress(self) -> None:
@@ -311,7 +311,7 @@ class Children:
             await asyncio.sleep(_BEAT)
             # A stopped client reads nothing.
             if self.timers and self.writer.transport.get_write_buffer_size() < PACKET:
-                self.writer.write(wire.encode({"counted": {str(n): t.counted() for n, t in self.timers.items()}}))
+                self.writer.write(wire.encode({"counted": {str(n): t.count() for n, t in self.timers.items()}}))
 
     async def _answer(self, request: dict[str, Any]) -> None:
         number = request["id"]
@@ -330,46 +330,46 @@ class Children:
             await self.writer.drain()
 
     async def _reply(
-        self, episode: int, op: str, arguments: list[Any], timer: Timer, held: contextlib.AsyncExitStack
+        self, episode: int, op: str, arguments: list[Any], timer: Timer, stack: contextlib.AsyncExitStack
     ) -> bytes:
         while True:
             try:
-                with timer.excused():
+                with timer.excuse():
                     child = await self._child(episode, op)
             except OSError as error:
                 return wire.failure(wire.HOST, f"no child could be started: {error}")
             if child is None:
                 return wire.failure(wire.HOST, "the episode is closed")
-            with timer.excused():
+            with timer.excuse():
                 await child.turn.acquire()
             try:
                 # A child that hung up or sent something since its last call is given up.
-                if not child.gone and (byte := peek(child.socket)) is not None:
+                if not child.loss and (byte := peek(child.socket)) is not None:
                     # A closed socket does not prove that the child has ended.
                     self._give_up(child, "the child spoke unasked" if byte else "the child ended between two calls")
-                if child.gone:
+                if child.loss:
                     if episode == _SERVICE:
                         # Another call lost the child while this one waited for its turn.
                         continue
-                    return await self._lost(child, wire.LOST, child.gone, timer)
-                return await self._call(child, op, arguments, timer, held)
+                    return await self._fail(child, wire.LOST, child.loss, timer)
+                return await self._call(child, op, arguments, timer, stack)
             finally:
                 child.turn.release()
-                if child.gone:
+                if child.loss:
                     child.hang_up()
 
     async def _child(self, episode: int, op: str) -> _Child | None:
         """The episode's child, forked for its first call; None if the episode is closed. Raises OSError."""
         async with self.birth:
             child = self.children.get(episode)
-            if op == "reset" or (episode == _SERVICE and (child is None or child.gone)):
+            if op == "reset" or (episode == _SERVICE and (child is None or child.loss)):
                 child = await self._fork_child(episode)
         if child is not None and not child.born.is_set():
             await self._within(child.born, "fork")
         return child
 
     async def _call(
-        self, child: _Child, op: str, arguments: list[Any], timer: Timer, held: contextlib.AsyncExitStack
+        self, child: _Child, op: str, arguments: list[Any], timer: Timer, stack: contextlib.AsyncExitStack
     ) -> bytes:
         """One call of a child, which is not trusted: it may not answer, not stop, or not answer this call."""
         child.calls += 1
@@ -379,9 +379,9 @@ class Children:
         limit = wire.SERVICE_OUTPUT if service else self.bounds.output
 
         async def admit() -> None:
-            with timer.excused():
-                await held.enter_async_context(self.room)
-            timer.admitted()
+            with timer.excuse():
+                await stack.enter_async_context(self.room)
+            timer.admit()
 
         async def exchange() -> bytes:
             message = wire.encode({"n": child.calls, "op": op, "arguments": arguments})
@@ -390,40 +390,40 @@ class Children:
 
         work = asyncio.create_task(exchange())
         try:
-            if not await self._finished(work, child, timer):
-                return await self._lost(child, wire.TIMEOUT, f"{op} took longer than {deadline:g} s", timer)
-            return wire.checked(work.result(), child.calls)
+            if not await self._ends_in_time(work, child, timer):
+                return await self._fail(child, wire.TIMEOUT, f"{op} took longer than {deadline:g} s", timer)
+            return wire.check_reply(work.result(), child.calls)
         except OSError:
-            return await self._lost(child, wire.WORKER_DIED, f"the child died during {op}", timer)
+            return await self._fail(child, wire.WORKER_DIED, f"the child died during {op}", timer)
         except ValueError as error:  # beyond a bound, or not JSON
-            return await self._lost(
+            return await self._fail(
                 child, wire.LIMIT, f"the reply to {op} is no reply to this call: {error}"[:300], timer
             )
         except wire.OutOfMemory as error:
-            return await self._lost(child, wire.LIMIT, str(error), timer)
+            return await self._fail(child, wire.LIMIT, str(error), timer)
         finally:
             work.cancel()
             # Its descriptor must stay open until it has ended: the number could be reused for another socket.
             await asyncio.gather(work, return_exceptions=True)
 
-    async def _finished(self, work: asyncio.Task[bytes], child: _Child, timer: Timer) -> bool:
+    async def _ends_in_time(self, work: asyncio.Task[bytes], child: _Child, timer: Timer) -> bool:
         """Whether the call ends before its deadline."""
         wait = min(_FIRST_LOOK, timer.deadline)
         while not (await asyncio.wait({work}, timeout=wait))[0]:
             if wait == _FIRST_LOOK:
                 timer.follow(child.pid)
-            remaining_s = timer.deadline - timer.counted()
+            remaining_s = timer.deadline - timer.count()
             # A reply that was sent but not yet read is not late.
             if remaining_s <= 0 and not peek(child.socket):
                 return False
             wait = max(0.01, remaining_s) if timer.wall < timer.deadline else _LOOK
         return True
 
-    async def _lost(self, child: _Child, code: str, reason: str, timer: Timer) -> bytes:
+    async def _fail(self, child: _Child, code: str, reason: str, timer: Timer) -> bytes:
         """The failure, once the fork server has cleaned up after the child; HOST where that does not happen."""
         self._give_up(child, f"the child was given up: {reason}" if code != wire.LOST else reason)
-        with timer.excused():
-            in_time = await self._within(child.ended, "bury")
+        with timer.excuse():
+            in_time = await self._within(child.exit, "bury")
         return wire.failure(code if in_time else wire.HOST, reason)
 
     async def _within(self, event: asyncio.Event, what: str) -> bool:
@@ -446,7 +446,7 @@ class Children:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         slot, number = heapq.heappop(self.free), next(self.numbers)
-        child = self.children[episode] = self.known[number] = _Child(number, ours)
+        child = self.children[episode] = self.by_number[number] = _Child(number, ours)
         kind = "environment" if episode == _SERVICE else "episode"
         with theirs:
             await self._order({"spawn": child.number, "slot": slot, "kind": kind}, [theirs.fileno()])
@@ -461,8 +461,8 @@ class Children:
                 await asyncio.sleep(0.001)
 
     def _give_up(self, child: _Child, reason: str) -> None:
-        if not child.gone:
-            child.gone = reason
+        if not child.loss:
+            child.loss = reason
             self._run(self._order({"kill": child.number}, []))
         child.hang_up()
 
@@ -472,9 +472,9 @@ class Children:
 
 
 async def receive(
-    source: socket.socket, scan: wire.Scan, limit: int, admit: Callable[[], Awaitable[None]], begun: Callable[[], None]
+    source: socket.socket, scan: wire.Scan, limit: int, admit: Callable[[], Awaitable[None]], begin: Callable[[], None]
 ) -> bytes:
-    """Reads one line of at most `limit` bytes. Calls `begun` when bytes arrive; awaits `admit` once for a large line.
+    """Reads one line of at most `limit` bytes. Calls `begin` when bytes arrive; awaits `admit` once for a large line.
 
     Raises ConnectionError where the child hangs up, and ValueError where the line exceeds a bound or more follows it.
     """
@@ -485,7 +485,7 @@ async def receive(
         part = await loop.sock_recv(source, wire.PART)
         if not part:
             raise ConnectionError("the child hung up")
-        begun()
+        begin()
         head, newline, excess = part.partition(b"\n")
         scan.take(head)
         line += head

@@ -59,7 +59,7 @@ def home(name: str) -> Path:
 
 def interpreter(name: str, recipe: Recipe) -> str:
     """The Python of its virtual environment. Raises InstallError unless it is installed by this very recipe."""
-    if not _marked(home(name), recipe):
+    if not _is_installed(home(name), recipe):
         raise InstallError(
             f"environment {name!r} is not installed in {home(name)}, or by another version of its recipe; "
             f"run: cojax install {name}"
@@ -77,13 +77,13 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
         if shutil.which(program) is None:
             raise InstallError(f"{name} needs the program {program}, which is not on PATH; on Debian and Ubuntu: {fix}")
     folder = home(name)
-    with locked(folder, f"the environment {name}", say):
+    with lock(folder, f"the environment {name}", say):
         mark = folder / _MARK
         version = _version(python) if python else None
-        if _marked(folder, recipe) and _runs(folder, version):
+        if _is_installed(folder, recipe) and _runs(folder, version):
             say(f"{name}: already installed in {folder}")
             return folder
-        base = python or _tested(recipe)
+        base = python or _find_python(recipe)
         version = version or _version(base)
         if version not in recipe.pythons:
             raise InstallError(f"{name} runs on Python {_names(recipe)}; {base} is {version[0]}.{version[1]}")
@@ -123,7 +123,7 @@ def _runs(folder: Path, version: tuple[int, int] | None) -> bool:
     return False
 
 
-def _marked(folder: Path, recipe: Recipe) -> bool:
+def _is_installed(folder: Path, recipe: Recipe) -> bool:
     """Whether an installation by this very recipe was completed."""
     try:
         return json.loads((folder / _MARK).read_text())["recipe"] == _fingerprint(recipe)
@@ -147,7 +147,7 @@ def _run(
             with subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(more or {})}
             ) as process:
-                status = _ended(process, waits, deadline)
+                status = _wait(process, waits, deadline)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise InstallError(f"{complaint}: {error}") from error
         if status:
@@ -155,7 +155,7 @@ def _run(
             raise InstallError(f"{complaint}:\n{output.read().strip()[-1_500:]}")
 
 
-def _ended(process: subprocess.Popen[bytes], waits: Callable[[int], None], deadline: float) -> int:
+def _wait(process: subprocess.Popen[bytes], waits: Callable[[int], None], deadline: float) -> int:
     """The exit status. Raises TimeoutExpired, after it killed the process, at the deadline."""
     waited_s = 0.0
     try:
@@ -169,7 +169,7 @@ def _ended(process: subprocess.Popen[bytes], waits: Callable[[int], None], deadl
         process.kill()
 
 
-def _tested(recipe: Recipe) -> str:
+def _find_python(recipe: Recipe) -> str:
     """This interpreter if its version was tested, else the first tested one on PATH."""
     if tuple(sys.version_info[:2]) in recipe.pythons:
         return sys.executable
@@ -210,7 +210,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(place: Path, what: str, say: Callable[[str], None], mode: int = 0o777) -> Iterator[None]:
+def lock(place: Path, what: str, say: Callable[[str], None], mode: int = 0o777) -> Iterator[None]:
     """Makes the folder that is to hold `place`, and locks a file there, so that installations of one thing wait for
     each other; the lock ends with the process. Raises InstallError for an OSError, including one in the block."""
     try:

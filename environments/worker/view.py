@@ -144,13 +144,13 @@ def _without(paths: list[str], hidden: list[str]) -> Iterator[str]:
             yield path
 
 
-def private(visible: Iterable[str], *, way: bool) -> list[str]:
-    """The files and folders among these that other users cannot read; with `way`, also those they cannot reach."""
+def find_private(visible: Iterable[str], *, parents: bool) -> list[str]:
+    """The files and folders among these that other users cannot read; with `parents`, also those they cannot reach."""
     paths = []
     for path in map(os.path.realpath, visible):
         mode = os.stat(path).st_mode if os.path.exists(path) else 0o777
         is_private = mode & 0o004 == 0 or (os.path.isdir(path) and mode & 0o001 == 0)
-        if is_private or (way and any(parent.stat().st_mode & 0o001 == 0 for parent in Path(path).parents)):
+        if is_private or (parents and any(parent.stat().st_mode & 0o001 == 0 for parent in Path(path).parents)):
             paths.append(path)
     return paths
 
@@ -230,15 +230,15 @@ def _empty(folder: str) -> None:
         os.close(current)
 
 
-def _folders(here: int) -> list[str]:
+def _folders(descriptor: int) -> list[str]:
     """Removes the files in an open folder; returns the names of its folders."""
     names = []
-    with os.scandir(here) as entries:
+    with os.scandir(descriptor) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 names.append(entry.name)
             else:
-                os.unlink(entry.name, dir_fd=here)
+                os.unlink(entry.name, dir_fd=descriptor)
     return names
 
 
@@ -251,7 +251,7 @@ def watch(parent: str, bounds: Bounds) -> Callable[[Iterable[int]], list[int]]:
         nonlocal due
         if (start := time.monotonic()) < due:
             return []
-        deleted_bytes = _unlinked(parent)
+        deleted_bytes = _count_deleted(parent)
         offenders = [
             slot for slot in slots if _is_over(os.path.join(parent, str(slot)), deleted_bytes.get(str(slot), 0), bounds)
         ]
@@ -284,7 +284,7 @@ def _is_over(folder: str, size: int, bounds: Bounds) -> bool:
     return size > bounds.scratch
 
 
-def _unlinked(parent: str) -> dict[str, int]:
+def _count_deleted(parent: str) -> dict[str, int]:
     """Slot → bytes of deleted files that are still open, as far as open files are visible."""
     slot_files: dict[str, dict[tuple[int, int], int]] = {}
     for pid in descendants(os.getpid()):

@@ -56,7 +56,7 @@ def decode(line: bytes) -> dict[str, Any]:
     return message
 
 
-def failed(code: str, message: str) -> dict[str, str]:
+def explain(code: str, message: str) -> dict[str, str]:
     """The part of a reply that says why there is no value."""
     return {"failure": code, "message": message[:_MESSAGE].encode("utf-8", "replace").decode()}
 
@@ -110,7 +110,7 @@ class OutOfMemory(Exception):
     """The child reports that it ran out of memory."""
 
 
-def checked(line: bytes, call: int) -> bytes:
+def check_reply(line: bytes, call: int) -> bytes:
     """The reply to pass on to the client. Raises ValueError if it is not a reply to this call, and OutOfMemory."""
     answer = decode(line)
     if type(answer.get("n")) is not int or answer["n"] != call:
@@ -126,7 +126,7 @@ def checked(line: bytes, call: int) -> bytes:
 
 def failure(code: str, message: str) -> bytes:
     """A reply that says why there is no value."""
-    return encode(failed(code, message)).rstrip()
+    return encode(explain(code, message)).rstrip()
 
 
 class Malformed(EpisodeFailure):

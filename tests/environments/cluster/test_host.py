@@ -26,7 +26,7 @@ def made(name: str, **settings) -> tuple[Host, dict]:
 
 
 async def asked(host: Host, episode: int, op: str, *arguments):
-    return messages.reply(await host.call(messages.request(1, episode, op, list(arguments))), 1, episode)
+    return messages.decode_reply(await host.call(messages.encode_request(1, episode, op, list(arguments))), 1, episode)
 
 
 def test_it_says_what_the_environment_is():
@@ -100,12 +100,12 @@ def test_a_call_under_way_is_counted_and_other_episodes_go_on():
         operations = host._operations
         host._operations = lambda: {**operations(), "state": lambda: (entered.set(), leave.wait(patience(60)))[1]}
         await asked(host, 1, "reset", to_json(task))
-        hanging = asyncio.create_task(host.call(messages.request(9, 1, "state", [])))
+        hanging = asyncio.create_task(host.call(messages.encode_request(9, 1, "state", [])))
         await asyncio.to_thread(entered.wait, 60)
         await asked(host, 2, "reset", to_json(task))
-        counted = messages.progress(await host.beat())
+        counted = messages.decode_progress(await host.beat())
         leave.set()
-        return counted, messages.reply(await hanging, 9, 1), messages.progress(await host.beat())
+        return counted, messages.decode_reply(await hanging, 9, 1), messages.decode_progress(await host.beat())
 
     counted, reply, after = asyncio.run(play())
     assert counted.keys() == {"9"}
@@ -119,14 +119,14 @@ def test_a_call_behind_a_hanging_one_counts_as_well_and_its_wait_is_not_charged(
 
     async def play():
         host._service = {"tools": lambda: [entered.set(), leave.wait(patience(60))], "tasks": lambda: []}
-        hanging = asyncio.create_task(host.call(messages.request(1, 0, "tools", [])))
+        hanging = asyncio.create_task(host.call(messages.encode_request(1, 0, "tools", [])))
         await asyncio.to_thread(entered.wait, 60)
-        behind = asyncio.create_task(host.call(messages.request(2, 0, "tasks", [])))
+        behind = asyncio.create_task(host.call(messages.encode_request(2, 0, "tasks", [])))
         await asyncio.sleep(0.3)
-        counted = messages.progress(await host.beat())
+        counted = messages.decode_progress(await host.beat())
         leave.set()
         await hanging
-        return counted, messages.reply(await behind, 2, 0), messages.progress(await host.beat())
+        return counted, messages.decode_reply(await behind, 2, 0), messages.decode_progress(await host.beat())
 
     counted, reply, after = asyncio.run(play())
     assert counted.keys() == {"1", "2"}

@@ -10,13 +10,13 @@ from environments.worker.wire import Malformed
 
 
 def test_a_value_comes_back_with_what_its_call_counted():
-    line = messages.answer(7, 3, {"count": 2, "text": "\ud800ü"}, 0.25)
-    assert messages.reply(line, 7, 3) == (0.25, {"count": 2, "text": "\ud800ü"}, None)
+    line = messages.encode_answer(7, 3, {"count": 2, "text": "\ud800ü"}, 0.25)
+    assert messages.decode_reply(line, 7, 3) == (0.25, {"count": 2, "text": "\ud800ü"}, None)
 
 
 @pytest.mark.parametrize("kind", [EnvironmentFailure, EpisodeFailure, LimitExceeded, PolicyLoss, Malformed])
 def test_a_failure_keeps_its_name_and_message(kind):
-    counted, _, failure = messages.reply(messages.failed(7, kind("step: too late"), 1.5), 7, 3)
+    counted, _, failure = messages.decode_reply(messages.encode_failure(7, kind("step: too late"), 1.5), 7, 3)
     assert (counted, str(failure)) == (1.5, "step: too late")
     # A malformed reply of a worker is a failure of its episode.
     assert type(failure) is (EpisodeFailure if kind is Malformed else kind)
@@ -42,26 +42,26 @@ def test_a_failure_keeps_its_name_and_message(kind):
 )
 def test_a_reply_that_is_none_is_refused(line, said):
     with pytest.raises(Malformed, match=said):
-        messages.reply(line, 7, 3)
+        messages.decode_reply(line, 7, 3)
 
 
 def test_replies_about_the_whole_environment_may_be_longer():
     tasks = ["x" * 10_000] * 3_500
-    line = messages.answer(1, 0, tasks, 0.0)
-    assert messages.reply(line, 1, 0)[1] == tasks
+    line = messages.encode_answer(1, 0, tasks, 0.0)
+    assert messages.decode_reply(line, 1, 0)[1] == tasks
     with pytest.raises(LimitExceeded, match="the reply has"):
-        messages.answer(1, 5, tasks, 0.0)
+        messages.encode_answer(1, 5, tasks, 0.0)
 
 
 def test_a_request_that_is_too_long_is_not_sent(monkeypatch):
     monkeypatch.setattr(messages, "REQUEST", 1_000)
-    assert json.loads(messages.request(1, 2, "step", ["x" * 100]))["op"] == "step"
+    assert json.loads(messages.encode_request(1, 2, "step", ["x" * 100]))["op"] == "step"
     with pytest.raises(EnvironmentFailure, match=r"step has 1,\d+ bytes, more than the 1,000"):
-        messages.request(1, 2, "step", ["x" * 1_000])
+        messages.encode_request(1, 2, "step", ["x" * 1_000])
 
 
 def test_progress_is_a_number_of_seconds_for_each_call():
-    assert messages.progress(b'{"counted":{"3":0.5,"12":2},"process":4}') == {"3": 0.5, "12": 2}
+    assert messages.decode_progress(b'{"counted":{"3":0.5,"12":2},"process":4}') == {"3": 0.5, "12": 2}
     for line in (b'{"counted":[1]}', b'{"counted":{"3":"x"}}', b"{}"):
         with pytest.raises(Malformed):
-            messages.progress(line)
+            messages.decode_progress(line)
