@@ -86,7 +86,7 @@ def make(
     if not command and not url:
         if (entry := SERVERS.get(server)) is None:
             raise ValueError(f"server {server!r} not found; available: {', '.join(SERVERS)}; or give a `command`")
-        command, folders, state = entry.started(), folders or str(entry.folder), state or entry.state
+        command, folders, state = entry.start_command(), folders or str(entry.folder), state or entry.state
         setups, affordances = setups or entry.setups, affordances or entry.affordances
         variables = f"{entry.variables} {variables}"
     examine(**(settings | {"command": command, "folders": folders, "variables": variables}))
@@ -96,9 +96,9 @@ def make(
     source = function("affordances", affordances) if affordances else None
     parallel = concurrency or (_ONE if url else _MANY)
     if url:
-        worker = launch.unconfined(url, headers, errors, limits)
+        worker = launch.make_unconfined(url, headers, errors, limits)
     else:
-        worker = launch.confined(command, starts, variables, visible, errors, ignore, limits)
+        worker = launch.make_confined(command, starts, variables, visible, errors, ignore, limits)
     try:
         server_offer = offer(worker, all_setups[0])
         opener = _opener(worker, server_offer, all_setups, url, reset, state, parallel)
@@ -156,7 +156,7 @@ def examine(*, command: str, url: str, headers: str, errors: str, reset: str, re
 
 def _opener(
     worker: IsolatedEnvironment,
-    offered: Offer,
+    server_offer: Offer,
     setups: Sequence[Mapping[str, Any]],
     url: str,
     reset: str,
@@ -169,24 +169,24 @@ def _opener(
     of an episode, and for a server at a url whose episodes cannot be compared.
     """
     for setup in setups:
-        calls_of("setups", setup.get("calls", ()), offered.names)
+        calls_of("setups", setup.get("calls", ()), server_offer.names)
     if url and not (reset and state):
         lacks = " and ".join(name for name, value in (("reset", reset), ("state", state)) if not value)
         raise ValueError(
             f"the server at {url} has no {lacks}: without both, no two episodes can be compared, so nothing is trained "
             "on and no task is synthesized. Name the call that leads it back to its start in `reset`, and in `state` "
-            f"calls that show all that counts, or a function of your own. It offers {', '.join(offered.names)}"
+            f"calls that show all that counts, or a function of your own. It offers {', '.join(server_offer.names)}"
         )
-    resets = calls_of("reset", reset, offered.names) if reset else ()
+    resets = calls_of("reset", reset, server_offer.names) if reset else ()
     if len(resets) > 1:
         raise ValueError(f"reset names {len(resets)} calls; expected one")
-    calls = () if not state or _FUNCTION.fullmatch(state) else calls_of("state", state, offered.names)
+    calls = () if not state or _FUNCTION.fullmatch(state) else calls_of("state", state, server_offer.names)
     read: Reader = function("state", state) if state and not calls else lambda folder, call: folder
     if calls:
         read = functools.partial(read_answers, calls)
     alone = bool(url) and concurrency == 1
     reset_by = resets[0] if resets else None
-    opener = Opener(worker, offered, read, reset=reset_by, kept=concurrency, lasting=bool(url), alone=alone)
+    opener = Opener(worker, server_offer, read, reset=reset_by, most_idle=concurrency, lasting=bool(url), alone=alone)
     if calls:
         with contextlib.closing(opener(setups[0])) as world:
             for call in calls:
@@ -224,19 +224,19 @@ def _prove(environment: ToolEnvironment, concurrency: int) -> None:
                 return
 
 
-def _setups(given: str, starts: Path | None) -> list[Mapping[str, Any]]:
+def _setups(setting: str, starts: Path | None) -> list[Mapping[str, Any]]:
     """The setups of a file, or else one for each start folder, or else an empty one. Raises ValueError."""
     names = sorted(path.name for path in starts.iterdir() if path.is_dir()) if starts and starts.is_dir() else []
     if starts and not names:
         raise ValueError(f"{starts} holds no folders; expected one folder for each start of an episode")
-    if not given:
+    if not setting:
         return [{"folder": name} for name in names] or [{}]
     try:
-        setups = json.loads(given if given.lstrip().startswith("[") else Path(given).expanduser().read_text())
+        setups = json.loads(setting if setting.lstrip().startswith("[") else Path(setting).expanduser().read_text())
     except (OSError, ValueError) as error:
-        raise ValueError(f"setups is {given!r:.200}, which cannot be read as JSON: {error}") from error
+        raise ValueError(f"setups is {setting!r:.200}, which cannot be read as JSON: {error}") from error
     if not (isinstance(setups, list) and setups and all(isinstance(setup, dict) for setup in setups)):
-        raise ValueError(f"setups is {given!r:.200}; expected a list of objects, each with `folder`, `calls` or both")
+        raise ValueError(f"setups is {setting!r:.200}; expected a list of objects, each with `folder`, `calls` or both")
     if unknown := [setup["folder"] for setup in setups if setup.get("folder") not in (None, *names)]:
         raise ValueError(f"a setup names the folder {unknown[0]!r}; expected a folder in {starts or '`folders`'}")
     return setups

@@ -1,9 +1,9 @@
 """In a worker: a session with one MCP server by the official SDK, as its caller needs it: calls that block.
 
-The ways to a server are a process, over its standard input and output, and streamable HTTP. A way's `ended` says why it
-can be used no more, "" while it can; `last_words()` what the server said, beside its messages, when it did not start;
-`refusal()` why the last message was refused, "" where it was not. `streams()` opens the stream of the server's
-messages, and the one of messages to it.
+The transports to a server are a process, over its standard input and output, and streamable HTTP. A transport's `loss`
+says why it can no longer be used, "" while it can; `last_words()` what the server said, beside its messages, when it
+did not start; `refusal()` why the last message was refused, "" if it was not. `streams()` opens the stream of the
+server's messages, and the one of messages to it.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class Process:
 
     def __init__(self, command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> None:
         self._command, self._folder, self._variables = command, folder, variables
-        self.name, self.ended, self._words = " ".join(command), "", ""
+        self.name, self.loss, self._words = " ".join(command), "", ""
         self._tasks: list[asyncio.Task[None]] = []
 
     def last_words(self) -> str:
@@ -73,9 +73,9 @@ class Process:
                 while line := await stdout.readline():
                     with contextlib.suppress(ValueError):
                         await into.send(SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False)))
-                self.ended = "the server has ended"
+                self.loss = "the server has ended"
             except ValueError:
-                self.ended = f"the server has sent a message of more than {_MESSAGE} bytes"
+                self.loss = f"the server has sent a message of more than {_MESSAGE} bytes"
 
     async def _write(self, process: asyncio.subprocess.Process, out: Any) -> None:
         stdin: Any = process.stdin
@@ -99,19 +99,19 @@ class Address:
     Redirects to another host are not followed, so that `headers` reach no other.
     """
 
-    ended = ""
+    loss = ""
 
     def __init__(self, name: str, url: str, headers: Mapping[str, str]) -> None:
         self.name, self._url, self._headers = name, url, headers
-        self._refused = 0
+        self._status = 0
 
     def last_words(self) -> str:
         return self.refusal()
 
     def refusal(self) -> str:
-        if self._refused in _CREDENTIALS:
-            return f"HTTP status {self._refused}: it asks for credentials; name their variables in `headers`"
-        return f"HTTP status {self._refused}" if self._refused else ""
+        if self._status in _CREDENTIALS:
+            return f"HTTP status {self._status}: it asks for credentials; name their variables in `headers`"
+        return f"HTTP status {self._status}" if self._status else ""
 
     @contextlib.asynccontextmanager
     async def streams(self) -> AsyncIterator[Any]:
@@ -127,7 +127,7 @@ class Address:
     async def _note(self, response: httpx2.Response) -> None:
         # A server without a stream of messages beside the calls refuses only that stream.
         if response.request.method == "POST":
-            self._refused = response.status_code if response.status_code >= 400 else 0
+            self._status = response.status_code if response.status_code >= 400 else 0
 
 
 async def rehearse() -> None:
@@ -178,7 +178,7 @@ class Connection:
         try:
             self._loop.run_until_complete(self._open())
         except Exception as error:
-            reasons = (str(error) or type(error).__name__, self._transport.ended, self._transport.last_words())
+            reasons = (str(error) or type(error).__name__, self._transport.loss, self._transport.last_words())
             reason = "; ".join(filter(None, reasons))
             raise RuntimeError(f"the server {self._transport.name!r:.300} does not start: {reason}") from None
 
@@ -203,16 +203,16 @@ class Connection:
         return tuple(map(_document, tools)) == self.tools
 
     def _reply(self, work: Coroutine[Any, Any, Reply | str]) -> Reply:
-        if self._transport.ended:
+        if self._transport.loss:
             work.close()
-            raise EOFError(self._transport.ended)
+            raise EOFError(self._transport.loss)
         try:
             result = self._loop.run_until_complete(work)
             return (result, True) if isinstance(result, str) else result
         except (MCPError, RuntimeError, ValueError) as error:
             is_closed = isinstance(error, MCPError) and (error.code == CONNECTION_CLOSED or str(error) == _FORGOTTEN)
-            if self._transport.ended or is_closed:
-                raise EOFError(self._transport.ended or f"the connection to the server is lost: {error}") from error
+            if self._transport.loss or is_closed:
+                raise EOFError(self._transport.loss or f"the connection to the server is lost: {error}") from error
             return "; ".join(filter(None, (str(error), self._transport.refusal()))), False
 
     async def _result(self, name: str, arguments: Mapping[str, Any]) -> Reply:
@@ -224,7 +224,7 @@ class Connection:
         return "\n".join(texts) or "ok", not result.is_error
 
     async def _resources(self) -> str:
-        return json.dumps(await resources.listed(self._client), ensure_ascii=False)
+        return json.dumps(await resources.list_all(self._client), ensure_ascii=False)
 
     async def _open(self) -> None:
         ready: asyncio.Future[Any] = self._loop.create_future()
@@ -236,22 +236,22 @@ class Connection:
         self.instructions = (client.instructions or "")[:_INSTRUCTIONS]
         if client.server_capabilities.resources is not None:
             with contextlib.suppress(MCPError, ValueError):
-                self.has_resources = any((await resources.listed(client)).values())
+                self.has_resources = any((await resources.list_all(client)).values())
 
-    async def _serve(self, opened: asyncio.Future[Any]) -> None:
+    async def _serve(self, ready: asyncio.Future[Any]) -> None:
         """Keeps the session open. It must be left by the task that entered it."""
         try:
             # By the handshake that servers of every version of the protocol know.
             async with Client(self._transport.streams(), mode="legacy", cache=None) as client:
-                opened.set_result(client)
+                ready.set_result(client)
                 await self._loop.create_future()
         except BaseException as error:
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
-            if not opened.done():
-                opened.set_exception(error)
+            if not ready.done():
+                ready.set_exception(error)
             else:
-                self._transport.ended = self._transport.ended or f"the connection to the server is lost: {error}"
+                self._transport.loss = self._transport.loss or f"the connection to the server is lost: {error}"
 
 
 def _document(tool: Any) -> Mapping[str, Any]:

@@ -61,7 +61,7 @@ class Server:
         """The setups, as JSON."""
         return json.dumps([{"folder": start_name(number), **self.known} for number in range(STARTS)])
 
-    def started(self) -> str:
+    def start_command(self) -> str:
         """The command that starts it. Raises InstallError where it is not installed."""
         return str(Path(interpreter(self.home, self.recipe)).with_name(self.command))
 

@@ -46,22 +46,22 @@ def make(
 
 
 def _episode(
-    way: Process | Address, world: Path, begun: Path | None, lies: re.Pattern[str] | None, ignore: Sequence[str]
+    transport: Process | Address, world: Path, start: Path | None, errors: re.Pattern[str] | None, ignore: Sequence[str]
 ) -> PlainEpisode:
     """A server: a process of its own in the folder `world` of this process's scratch files, or one at an address.
 
-    The folder is a copy of `begun`. What the server tells at first is the message, as JSON; an answer that matches
-    `lies` is an error, whatever the server says. The server, or the session, ends with this process.
+    The folder is a copy of `start`. What the server tells at first is the message, as JSON; an answer that matches
+    `errors` is an error, whatever the server says. The server, or the session, ends with this process.
 
     Raises RuntimeError where the server does not start, and OverflowError for a start folder that cannot be compared.
     """
     world.with_name("home").mkdir()
-    if begun:
-        shutil.copytree(begun, world, symlinks=True)
+    if start:
+        shutil.copytree(start, world, symlinks=True)
     else:
         world.mkdir()
     snapshot(world, ignore)
-    server = Connection(way)
+    server = Connection(transport)
     server.open()
     facts = {"reads": server.reads, "resources": server.has_resources, "instructions": server.instructions}
 
@@ -72,7 +72,7 @@ def _episode(
             text, ok = server.call(call.name, call.arguments)
         except EOFError as end:
             return Observation((Message("tool", str(end)),), ok=False, done=True)
-        is_error = lies is not None and lies.match(text[:1_000])
+        is_error = errors is not None and errors.match(text[:1_000])
         excess = len(text) - _ANSWER
         text = text if excess <= 0 else f"{text[:_ANSWER]}\n[{excess} characters cut]"
         return Observation((Message("tool", text),), ok=ok and not is_error)
@@ -88,7 +88,7 @@ def _episode(
         step,
         reset=lambda: (Message("system", json.dumps(facts)),),
         tools=lambda: server.tools,
-        state=dict if isinstance(way, Address) else state,
+        state=dict if isinstance(transport, Address) else state,
         # 1.0 where the server can be used again, as it offers the tools that it offered at first.
         evaluate=lambda: Evaluation(float(server.offers_the_same())),
     )

@@ -17,7 +17,7 @@ _NAMED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODULE = f"{__package__}.inside"
 
 
-def confined(
+def make_confined(
     command: str, folders: Path | None, variables: str, visible: str, errors: str, ignore: str, limits: Bounds
 ) -> IsolatedEnvironment:
     """The worker of servers that a command starts, which see no files but those that it names.
@@ -40,8 +40,8 @@ def confined(
     )
 
 
-def unconfined(url: str, headers: str, errors: str, limits: Bounds) -> IsolatedEnvironment:
-    """The worker of sessions with the server at `url`. Raises as `confined`."""
+def make_unconfined(url: str, headers: str, errors: str, limits: Bounds) -> IsolatedEnvironment:
+    """The worker of sessions with the server at `url`. Raises as `make_confined`."""
     address = {"name": url, "url": address_of(url), "headers": headers_of(headers)}
     return isolate(
         _MODULE, python=interpreter(NAME, RECIPE), bounds=limits, enclosed=False, address=address, errors=errors
@@ -66,10 +66,10 @@ def address_of(url: str) -> str:
     return address
 
 
-def headers_of(given: str) -> Mapping[str, str]:
+def headers_of(setting: str) -> Mapping[str, str]:
     """The headers of `HEADER=NAME …`, each with the value of the variable NAME. Raises ValueError."""
     headers = {}
-    for word in shlex.split(given):
+    for word in shlex.split(setting):
         header, _, name = word.partition("=")
         if not header or not _NAMED.fullmatch(name):
             raise ValueError(f"headers holds {header!r:.100} without a variable; expected HEADER=NAME of a variable")
@@ -106,13 +106,13 @@ def files_of(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*_of_program(words[0]), *folders)))
 
 
-def variables_of(given: str) -> Mapping[str, str]:
+def variables_of(setting: str) -> Mapping[str, str]:
     """The variables of `NAME=VALUE NAME …`. A bare name has the value of this process's environment.
 
     Raises ValueError for an invalid name, and for one that has no value here.
     """
     variables = {}
-    for word in shlex.split(given):
+    for word in shlex.split(setting):
         name, separator, value = word.partition("=")
         if not _NAMED.fullmatch(name):
             raise ValueError(f"variables names {name!r}; expected NAME=VALUE, or NAME for one that is set here")

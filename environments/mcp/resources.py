@@ -16,7 +16,7 @@ DOCUMENTS: tuple[Mapping[str, Any], ...] = (
 _PAGES = 100
 
 
-async def listed(client: Any) -> dict[str, Any]:
+async def list_all(client: Any) -> dict[str, Any]:
     """The resources, and if there are any, the templates of their addresses. Raises MCPError."""
     from mcp import MCPError  # only workers have the SDK
 

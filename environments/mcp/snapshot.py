@@ -37,7 +37,7 @@ def snapshot(folder: Path, ignore: Sequence[str] = ()) -> dict[str, Any]:
             repository = str(path.parent.relative_to(folder))
             contents.setdefault("repositories", {})[repository] = _repository(path.parent)
             continue
-        contents["files"][name] = {"path": name, **_held(path)}
+        contents["files"][name] = {"path": name, **_read(path)}
         if len(contents["files"]) > _FILES:
             raise OverflowError(f"the folder of the episode holds more than {_FILES} files; name those to `ignore`")
     if (size := len(json.dumps(contents))) > MOST:
@@ -58,7 +58,7 @@ def _walk(folder: Path, ignore: Sequence[str]) -> Iterator[Path]:
             yield path
 
 
-def _held(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     if path.is_symlink():
         return {"link": os.readlink(path)}
     if path.is_dir():

@@ -66,11 +66,11 @@ class ServerWorld:
     leave: Callable[[bool], None]
     lasting: bool = False
     _works: bool = dataclasses.field(default=True, init=False)
-    _closed: bool = dataclasses.field(default=False, init=False)
+    _is_closed: bool = dataclasses.field(default=False, init=False)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What the server answers. Raises Refused for an error, and LimitExceeded where the server has ended."""
-        observation = self._asked(self.episode.step, Action(calls=(Call(name, arguments),)))
+        observation = self._ask(self.episode.step, Action(calls=(Call(name, arguments),)))
         if observation.done:
             self._works = False
             raise LimitExceeded(observation.text)
@@ -79,7 +79,7 @@ class ServerWorld:
         return observation.text
 
     def state(self) -> Any:
-        return self.read(self._asked(self.episode.state), self.call)
+        return self.read(self._ask(self.episode.state), self.call)
 
     def retire(self) -> None:
         """Keeps the server from serving another episode, unless it is at an address."""
@@ -87,11 +87,11 @@ class ServerWorld:
 
     def close(self) -> None:
         """Gives the server back, or ends it with every process of its episode."""
-        if not self._closed:
-            self._closed = True
+        if not self._is_closed:
+            self._is_closed = True
             self.leave(self._works)
 
-    def _asked(self, question: Callable[..., Any], *arguments: Any) -> Any:
+    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
         if self.turn.is_set():
             raise EnvironmentFailure("the world has passed its server on to another; expected one world at a time")
         try:
@@ -130,9 +130,9 @@ def offer(worker: IsolatedEnvironment, setup: Mapping[str, Any]) -> Offer:
     return Offer(own, documents, lookups, facts["instructions"])
 
 
-def difference(expected: Documents, offered: Documents) -> str:
+def difference(old: Documents, new: Documents) -> str:
     """The difference between two lists of tools, in words."""
-    before, after = ({tool["function"]["name"] for tool in tools} for tools in (expected, offered))
+    before, after = ({tool["function"]["name"] for tool in tools} for tools in (old, new))
     changes = [f"no longer {', '.join(sorted(before - after))}"] if before - after else []
     changes += [f"now {', '.join(sorted(after - before))}"] if after - before else []
     return (
@@ -141,20 +141,20 @@ def difference(expected: Documents, offered: Documents) -> str:
     )
 
 
-def calls_of(setting: str, given: str | Sequence[Any], known: Sequence[str]) -> tuple[Call, ...]:
+def calls_of(setting: str, spec: str | Sequence[Any], names: Sequence[str]) -> tuple[Call, ...]:
     """The calls that a setting names: a tool, JSON of a call, or JSON of several. Raises ValueError."""
     try:
-        value = json.loads(given) if isinstance(given, str) and given.lstrip()[:1] in ("[", "{") else given
+        value = json.loads(spec) if isinstance(spec, str) and spec.lstrip()[:1] in ("[", "{") else spec
     except ValueError as error:
-        raise ValueError(f"{setting} is {given!r:.200}, which is no JSON: {error}") from error
+        raise ValueError(f"{setting} is {spec!r:.200}, which is no JSON: {error}") from error
     entries = [value] if isinstance(value, (str, Mapping)) else list(value)
     calls = []
     for entry in entries:
         call = {"name": entry} if isinstance(entry, str) else entry
         if not (isinstance(call, Mapping) and isinstance(call.get("name"), str)):
             raise ValueError(f'{setting} names the call {entry!r:.200}; expected {{"name": TOOL, "arguments": {{…}}}}')
-        if call["name"] not in known:
-            raise ValueError(f"{setting} names {call['name']!r}; the server offers {', '.join(known)}")
+        if call["name"] not in names:
+            raise ValueError(f"{setting} names {call['name']!r}; the server offers {', '.join(names)}")
         if not isinstance(arguments := call.get("arguments", {}), Mapping):
             raise ValueError(f"{setting} calls {call['name']!r} with {arguments!r:.200}; expected an object")
         calls.append(Call(call["name"], arguments))
@@ -167,12 +167,12 @@ Server = tuple[ServedEpisode, str, str]
 
 @dataclasses.dataclass(eq=False)
 class Opener:
-    """setup → a world. With a `reset`, at most `kept` servers that still work are kept for other episodes, of which the
-    last one kept is taken first.
+    """setup → a world. With a `reset`, up to `most_idle` servers that still work wait for other episodes, and the last
+    one to come is the first to go.
 
-    A server of a command that its reset does not lead back to its start is replaced by one that starts anew, and none
-    is kept from then on. One at an address (`lasting`) begins with a reset, which must lead to the same state each
-    time. With `alone`, one world is open at a time, and others wait.
+    If its reset does not lead a server of a command back to its start, a new server replaces it, and none is kept from
+    then on. A server at an address (`lasting`) begins with a reset, which must lead to the same state each time. With
+    `alone`, one world is open at a time, and others wait.
 
     Raises EnvironmentFailure where a server does not start, offers other tools than `offer`, or is not as at its start.
     """
@@ -181,27 +181,27 @@ class Opener:
     offer: Offer
     read: Reader
     reset: Call | None
-    kept: int
+    most_idle: int
     lasting: bool
     alone: bool
 
     def __post_init__(self) -> None:
         self._idle: list[Server] = []
-        self._first, self._kept = "", self.kept if self.reset else 0
+        self._first, self._most_idle = "", self.most_idle if self.reset else 0
         self._lock = threading.Condition()
         self._holder: tuple[int, Turn] | None = None  # the thread whose turn it is
 
     def __call__(self, setup: Mapping[str, Any]) -> ServerWorld:
         try:
-            return self._opened(setup)
+            return self._open(setup)
         except PolicyLoss as loss:  # before a policy has done anything
             raise EnvironmentFailure(str(loss)) from loss
 
-    def _opened(self, setup: Mapping[str, Any]) -> ServerWorld:
+    def _open(self, setup: Mapping[str, Any]) -> ServerWorld:
         turn = self._turn()
         try:
             folder = setup.get("folder") or ""
-            server = self._reused(folder) or self._started(folder)
+            server = self._reuse(folder) or self._start(folder)
         except BaseException:
             self._end(turn)
             raise
@@ -217,7 +217,7 @@ class Opener:
             raise
         return world
 
-    def _started(self, folder: str) -> Server:
+    def _start(self, folder: str) -> Server:
         episode = self.worker.start(Task(NAME, "", {"folder": folder} if folder else {}))
         try:
             episode.reset()
@@ -240,9 +240,9 @@ class Opener:
                 raise EnvironmentFailure(f"the reset failed: {error}") from error
             raise
 
-    def _reused(self, folder: str) -> Server | None:
+    def _reuse(self, folder: str) -> Server | None:
         """A server of an earlier episode, after its reset; None if there is none that is as it was at its start."""
-        while (server := self._taken(folder)) is not None:
+        while (server := self._take(folder)) is not None:
             episode, _, start = server
             try:
                 if episode.evaluate().reward == 1.0:
@@ -256,18 +256,18 @@ class Opener:
             episode.close()
         return None
 
-    def _keep_none(self, why: str) -> None:
+    def _keep_none(self, reason: str) -> None:
         """Keeps no server of a command from now on, as the reset does not lead one back to its start."""
         if self.lasting:
             return
         with self._lock:
-            limit, self._kept, servers, self._idle = self._kept, 0, self._idle, []
+            limit, self._most_idle, servers, self._idle = self._most_idle, 0, self._idle, []
         for episode, *_ in servers:
             episode.close()
         if limit:
-            _LOG.warning("the reset does not lead a server back to its start, so each episode starts one: %s", why)
+            _LOG.warning("the reset does not lead a server back to its start, so each episode starts one: %s", reason)
 
-    def _taken(self, folder: str) -> Server | None:
+    def _take(self, folder: str) -> Server | None:
         with self._lock:
             server = next((server for server in reversed(self._idle) if server[1] == folder), None)
             if server is not None:
@@ -277,8 +277,8 @@ class Opener:
     def _leave(self, server: Server, turn: Turn, works: bool) -> None:
         """Keeps the server of a world that is closed, or ends it."""
         with self._lock:
-            keeps = works and self._kept > 0
-            surplus = ([self._idle.pop(0)] if len(self._idle) >= self._kept else []) if keeps else [server]
+            keeps = works and self._most_idle > 0
+            surplus = ([self._idle.pop(0)] if len(self._idle) >= self._most_idle else []) if keeps else [server]
             self._idle += [server] if keeps else []
         for episode, *_ in surplus:
             episode.close()

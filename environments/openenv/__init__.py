@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from cojax.worlds import function
 from ..tools import ToolEnvironment
-from ..tools.in_worker import examine_success, packaged, read_json
+from ..tools.in_worker import examine_success, package_environment, read_json
 from ..worker.venv import Recipe
 
 NAME = "openenv"
@@ -52,7 +52,7 @@ def make(
     settings = dict(locals())
     examine(**settings)
     settings["affordances"] = function("affordances", affordances) if affordances else None
-    return packaged(
+    return package_environment(
         __name__, NAME, RECIPE, settings, by_text=False, made_by=module, action=action, evaluation=_resets(evaluation),
         query=query, reward=reward, resets=_resets(resets) or [{"seed": seed} for seed in range(_SEEDS)], full=full,
         state=state, ignore=ignore.split(","), solution=solution,
@@ -76,6 +76,6 @@ def examine(*, module: str, arguments: str, resets: str, evaluation: str, full: 
     examine_success(full)
 
 
-def _resets(given: str) -> Any:
+def _resets(setting: str) -> Any:
     """The arguments of each reset, or the name of a split of the environment's own tasks."""
-    return read_json("resets", given) if given.lstrip().startswith("[") else given
+    return read_json("resets", setting) if setting.lstrip().startswith("[") else setting

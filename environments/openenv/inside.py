@@ -108,14 +108,14 @@ def _expect_no_judge(environment: Environment) -> None:
         )
 
 
-def _resets(environment: Environment, given: Sequence[Mapping[str, Any]] | str) -> Sequence[Mapping[str, Any]]:
+def _resets(environment: Environment, spec: Sequence[Mapping[str, Any]] | str) -> Sequence[Mapping[str, Any]]:
     """The arguments of each reset: as given, or of each task of the split that is named. Raises ValueError."""
-    if not isinstance(given, str) or not given:
-        return given or ()
+    if not isinstance(spec, str) or not spec:
+        return spec or ()
     try:
-        return [{"split": given, "index": index} for index in range(environment.num_tasks(given))]
+        return [{"split": spec, "index": index} for index in range(environment.num_tasks(spec))]
     except (AttributeError, KeyError, ValueError) as error:
-        raise ValueError(f"{type(environment).__name__} has no split {given!r} of its own: {error!r}") from error
+        raise ValueError(f"{type(environment).__name__} has no split {spec!r} of its own: {error!r}") from error
 
 
 class SessionEpisode:
@@ -143,11 +143,11 @@ class SessionEpisode:
         self._over = False
 
     def reset(self) -> tuple[Message, ...]:
-        observation = self._made("reset", **self._reset)
+        observation = self._run("reset", **self._reset)
         if observation.done:
-            raise ValueError(f"the episode is over before its first action: reset({self._named()}) returned done")
+            raise ValueError(f"the episode is over before its first action: reset({self._reset_text()}) returned done")
         self._documents = self._tools()
-        text = _written(self._seen(observation))
+        text = _text_of(self._fields_of(observation))
         lacks = "" if self.state() else _NO_STATE.format(" and ".join(sorted(self._ignore)))
         return opening(f"At the start the environment shows {text}" if text else "", lacks)
 
@@ -179,24 +179,24 @@ class SessionEpisode:
         """The sum of the rewards of all steps, or the last, over the reward of success, as a number in [0, 1]."""
         rewards = self._rewards if self._reward == "sum" else self._rewards[-1:]
         for number, reward in enumerate(rewards, len(self._rewards) - len(rewards) + 1):
-            finite(reward, f"the environment's reward of step {number} after reset({self._named()})")
+            finite(reward, f"the environment's reward of step {number} after reset({self._reset_text()})")
         share = share_of(sum(map(float, rewards)), self._full, "the sum of the environment's rewards")
         return Evaluation(share, (), share)
 
     def close(self) -> None:
         """Does nothing: the environment ends with its process."""
 
-    def _named(self) -> str:
+    def _reset_text(self) -> str:
         """The arguments of the reset in one line."""
         return ", ".join(f"{name}={value!r}" for name, value in self._reset.items())[:200]
 
-    def _made(self, name: str, *arguments: Any, **named: Any) -> Any:
+    def _run(self, name: str, *arguments: Any, **keywords: Any) -> Any:
         """The observation of a step or a reset, by its own asynchronous form if it has one, as its server does it."""
         own = f"{name}_async"
         kind = type(self._environment)
         asynchronous = vars(Environment)[own] is not next(vars(one)[own] for one in kind.__mro__ if own in vars(one))
         call = self._environment.__getattribute__(own if asynchronous else name)
-        result = self._runner.run(call(*arguments, **named)) if asynchronous else call(*arguments, **named)
+        result = self._runner.run(call(*arguments, **keywords)) if asynchronous else call(*arguments, **keywords)
         if not isinstance(result, PackageObservation):
             raise EnvironmentFailure(f"{name} returned {type(result).__name__}; expected an Observation of openenv")
         return result
@@ -207,7 +207,7 @@ class SessionEpisode:
             parameters = {key: value for key, value in schema.items() if key not in ("title", "description")}
             parameters["properties"] = {k: v for k, v in schema.get("properties", {}).items() if k != "metadata"}
             return (document(ACT, schema.get("description", "") if self._kind.__doc__ else "", parameters),)
-        listing = self._made("step", ListToolsAction())
+        listing = self._run("step", ListToolsAction())
         return tuple(document(tool.name, tool.description, tool.input_schema) for tool in listing.tools)
 
     def _step(self, call: Call) -> tuple[str, bool, bool]:
@@ -219,7 +219,7 @@ class SessionEpisode:
         else:
             return f"there is no tool {call.name!r:.100}", False, False
         try:
-            observation = self._made("step", deserialize_action(fields, self._kind))
+            observation = self._run("step", deserialize_action(fields, self._kind))
         except ValidationError as error:
             places = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
             return "; ".join(places), False, False
@@ -227,21 +227,21 @@ class SessionEpisode:
             return f"{type(error).__name__}: {error}", False, False
         self._rewards.append(0.0 if observation.reward is None else observation.reward)
         if self._kind is not CallToolAction:
-            return _written(self._seen(observation)), True, bool(observation.done)
+            return _text_of(self._fields_of(observation)), True, bool(observation.done)
         if observation.error is not None:
             return observation.error.message, False, bool(observation.done)
         blocks = to_jsonable_python(observation.result.content)
         text = "\n".join(block.get("text", "") or json.dumps(block) for block in blocks)
         return text, not observation.result.is_error, bool(observation.done)
 
-    def _seen(self, shown: Any) -> dict[str, Any]:
+    def _fields_of(self, observation: Any) -> dict[str, Any]:
         """An observation without its reward, which is for training, and without empty values."""
-        fields = serialize_observation(shown)["observation"]
+        fields = serialize_observation(observation)["observation"]
         return {name: value for name, value in fields.items() if value not in (None, {}, [])}
 
 
-def _written(seen: Any) -> str:
+def _text_of(fields: Any) -> str:
     """An observation as text: its own text if it is a single one, else JSON."""
-    if isinstance(seen, Mapping) and len(seen) == 1 and isinstance(only := next(iter(seen.values())), str):
+    if isinstance(fields, Mapping) and len(fields) == 1 and isinstance(only := next(iter(fields.values())), str):
         return only
-    return json.dumps(to_jsonable_python(seen, inf_nan_mode="strings"), ensure_ascii=False) if seen else ""
+    return json.dumps(to_jsonable_python(fields, inf_nan_mode="strings"), ensure_ascii=False) if fields else ""

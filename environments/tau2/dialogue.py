@@ -40,7 +40,7 @@ Answer = Callable[[str, Sequence[tuple[str, str]], int], str]
 def customer(url: str, model: str, deadline: float = 120.0, *, attempts: int = 4) -> Answer:
     """The customer's side of conversations, by `model` at `url`; any number of threads may call it.
 
-    A reply takes at most `deadline` seconds and `attempts` requests. The temperature is 0. `said` are the messages so
+    A reply takes at most `deadline` seconds and `attempts` requests. The temperature is 0. `lines` are the messages so
     far, as ("agent" or "customer", text). An answer raises EnvironmentFailure if no reply can be had, and
     EpisodeFailure if none is usable, because what the agent said may be the reason. The wait does not count against a
     deadline of the episode: it has its own. Raises ValueError for an invalid address, deadline or key.
@@ -50,12 +50,12 @@ def customer(url: str, model: str, deadline: float = 120.0, *, attempts: int = 4
     api = ApiClient(url, model, *_SETTINGS)
     down = ""  # why no further request can succeed
 
-    def answer(told: str, said: Sequence[tuple[str, str]], seed: int) -> str:
+    def answer(prompt: str, lines: Sequence[tuple[str, str]], seed: int) -> str:
         nonlocal down
         # The model plays the customer: to it, the agent is the user.
         roles = {"agent": "user", "customer": "assistant"}
-        messages = [{"role": "system", "content": told}, *({"role": roles[who], "content": text} for who, text in said)]
-        body = {"model": model, "messages": messages, "temperature": 0.0, "seed": seed, "max_tokens": _TOKENS}
+        chat = [{"role": "system", "content": prompt}, *({"role": roles[who], "content": text} for who, text in lines)]
+        body = {"model": model, "messages": chat, "temperature": 0.0, "seed": seed, "max_tokens": _TOKENS}
         until = time.monotonic() + deadline
 
         def attempt() -> str:
@@ -155,12 +155,12 @@ def _dialogue(episode: Episode, task: Task, customer: Answer) -> Episode:
     return WrappedEpisode(episode, reset=reset, step=step)
 
 
-def _unsayable(action: Action, text: str, left: int) -> str:
-    """Why the text is not said to the customer, who reads `left` more characters; empty if it is said."""
+def _unsayable(action: Action, text: str, remaining: int) -> str:
+    """Why the text is not said to the customer, who reads `remaining` more characters; empty if it is said."""
     if "<tool_call>" in text or not text:
         return (action.error or "the message is empty")[:200]
     if len(text) > _LONGEST:
         return f"the message has {len(text):,} characters; the customer reads at most {_LONGEST:,} at once"
-    if len(text) > left:
-        return f"the customer has read too much; {left:,} characters are left of {_IN_ALL:,}"
+    if len(text) > remaining:
+        return f"the customer has read too much; {remaining:,} characters are left of {_IN_ALL:,}"
     return ""

@@ -58,19 +58,19 @@ def make(domain: str = "telecom", instructions: str = "official", user: str = "w
 
 
 def _conversations(
-    environment: ToolEnvironment, wheel: Domain, known: Mapping[str, Any], instructions: str
+    environment: ToolEnvironment, wheel: Domain, tasks: Mapping[str, Any], instructions: str
 ) -> Environment:
     """The environment, with a conversation as the episode of each official task."""
     texts, stops, tools = official.conversation_texts(), official.stops(), toolset(wheel.tools)
     system = _with_policy(wheel, instructions, texts["instruction"], texts["prompt"])
 
     def start(task: Task) -> Episode:
-        if task.id not in known:
+        if task.id not in tasks:
             return environment.start(task)
-        prompt = texts["customer"].replace("{instructions}", str(known[task.id].user_scenario))
+        prompt = texts["customer"].replace("{instructions}", str(tasks[task.id].user_scenario))
         opening = (Message("system", system), Message("assistant", texts["greeting"]), Message("user", prompt))
         world = World(wheel, task.setup)
-        return conversation(world, tools, opening, stops, functools.partial(_judge, wheel, known[task.id], world))
+        return conversation(world, tools, opening, stops, functools.partial(_judge, wheel, tasks[task.id], world))
 
     return Wrapped(environment, start)
 
@@ -130,25 +130,25 @@ def conversation(
     )
 
 
-def _setups(wheel: Domain, records: Mapping[str, Mapping[str, Any]], evaluated: set[str]) -> list[dict[str, Any]]:
+def _setups(wheel: Domain, records: Mapping[str, Mapping[str, Any]], eval_ids: set[str]) -> list[dict[str, Any]]:
     """Where an explorer may start: initial states, or users, of no official split that is evaluated."""
     if wheel.solo:
-        return scenarios(wheel.name, records, evaluated)
+        return scenarios(wheel.name, records, eval_ids)
     users = {key: user.model_dump(mode="json") for key, user in wheel.databases[0].users.items()}
     return strangers(wheel.name, users, records.values())
 
 
-def _judge(wheel: Domain, task: Any, world: World, finished: bool) -> Evaluation:
+def _judge(wheel: Domain, task: Any, world: World, is_finished: bool) -> Evaluation:
     """The official verdict on an official task, the wheel's own record.
 
-    `finished` says that the agent ended the episode, or the customer a conversation. The partial reward of an episode
+    `is_finished`: the agent ended the episode, or the customer a conversation. The partial reward of an episode
     that nobody ended is that of what was done.
     """
     failure = Evaluation(0.0, (Check("ended by its agent", False),))
     if world.failed >= official.MOST_ERRORS:
         return failure
     verdict = wheel.judge(task, world.messages)
-    return verdict if finished else dataclasses.replace(failure, partial=verdict.partial)
+    return verdict if is_finished else dataclasses.replace(failure, partial=verdict.partial)
 
 
 KINDS = ("official", "workflow", "brief")

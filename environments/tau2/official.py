@@ -205,7 +205,7 @@ def _constructor(name: str, get_environment: Callable[..., Any]) -> Callable[...
     """`get_environment` of the wheel, without reading files again, and with worlds that do not depend on each other."""
     template = get_environment()
     if name == "telecom":
-        template.tools.__class__ = _numbered()
+        template.tools.__class__ = _numbering_tools()
     policies = {solo: get_environment(solo_mode=solo).policy for solo in {False, name == "telecom"}}
 
     def construct(solo_mode: bool = False) -> Any:
@@ -218,7 +218,7 @@ def _constructor(name: str, get_environment: Callable[..., Any]) -> Callable[...
     return construct
 
 
-def _copied(database: Any) -> Any:
+def _copy(database: Any) -> Any:
     """A copy of a database. Tables of records by key share their records until they are read."""
     if not all(isinstance(table, dict) for table in vars(database).values()):
         return copy.deepcopy(database)
@@ -232,14 +232,14 @@ def _copied(database: Any) -> Any:
 def _kit(kit: Any) -> Any:
     """A copy of a toolkit with its database."""
     clone = copy.copy(kit)
-    clone.db = _copied(kit.db)
+    clone.db = _copy(kit.db)
     # The wheel breaks these for all worlds of a process when it breaks them for one.
     if "default_vpn_details" in vars(type(kit)):
         clone.default_vpn_details = copy.deepcopy(kit.default_vpn_details)
     return clone
 
 
-def _numbered() -> type:
+def _numbering_tools() -> type:
     """The official telecom tools, but the id of a new bill depends on the number of bills instead of on chance.
 
     No replay could repeat an id made by chance, and the official evaluator fails where a replay differs.
@@ -247,10 +247,10 @@ def _numbered() -> type:
     module = import_module("tau2.domains.telecom.tools")
 
     class Numbered(module.TelecomTools):  # type: ignore[misc, name-defined]
-        def _apply_one_time_charge(self, *arguments: Any, **named: Any) -> None:
+        def _apply_one_time_charge(self, *arguments: Any, **keywords: Any) -> None:
             digest = hashlib.sha256(str(len(self.db.bills)).encode()).hexdigest()
             module.uuid = types.SimpleNamespace(uuid4=lambda: types.SimpleNamespace(hex=digest))  # type: ignore[attr-defined]
-            super()._apply_one_time_charge(*arguments, **named)
+            super()._apply_one_time_charge(*arguments, **keywords)
 
     return Numbered
 

@@ -108,7 +108,7 @@ def offers(world: World) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _worth_trying(world: World) -> Iterator[tuple[str, dict[str, Any]]]:
-    options = _known(world)
+    options = _options(world)
     for document in world.domain.tools:
         name, parameters = document["function"]["name"], document["function"]["parameters"].get("required", ())
         sources = [options.get((name, parameter)) or options.get(("", parameter), ()) for parameter in parameters]
@@ -116,7 +116,7 @@ def _worth_trying(world: World) -> Iterator[tuple[str, dict[str, Any]]]:
             yield name, dict(zip(parameters, values, strict=True))
 
 
-def _known(world: World) -> Mapping[tuple[str, str], Sequence[Any]]:
+def _options(world: World) -> Mapping[tuple[str, str], Sequence[Any]]:
     """(tool, parameter) → values, where the tool "" stands for every tool."""
     state = world.state()
     company, phone = state["company"], state["customer"]["device"]
@@ -215,9 +215,9 @@ def setup_of(domain: str, record: Mapping[str, Any]) -> dict[str, Any]:
     return {"domain": domain, **({"initial_state": initial} if initial else {})}
 
 
-def scenarios(domain: str, records: Mapping[str, Mapping[str, Any]], evaluated: Iterable[str]) -> list[dict[str, Any]]:
-    """The different setups of the records that share no initial state with a record in `evaluated`."""
-    evaluated_keys = {canonical(setup_of(domain, records[name])) for name in evaluated}
+def scenarios(domain: str, records: Mapping[str, Mapping[str, Any]], eval_ids: Iterable[str]) -> list[dict[str, Any]]:
+    """The different setups of the records that share no initial state with a record in `eval_ids`."""
+    evaluated_keys = {canonical(setup_of(domain, records[name])) for name in eval_ids}
     setups = {canonical(setup := setup_of(domain, record)): setup for record in records.values()}
     return [setup for key, setup in setups.items() if key not in evaluated_keys]
 
@@ -237,7 +237,7 @@ def strangers(
     return [{"domain": domain, "user_id": key} for key, user in users.items() if not is_mentioned(user)]
 
 
-def _request(told: Mapping[str, Any]) -> str:
+def _request(instructions: Mapping[str, Any]) -> str:
     """What the simulated user is told, as a request in writing."""
     sections: Sequence[tuple[str, str]] = (
         ("Reason for the request", "reason_for_call"),
@@ -245,4 +245,4 @@ def _request(told: Mapping[str, Any]) -> str:
         ("What the customer does not know", "unknown_info"),
         ("How the customer would behave", "task_instructions"),
     )
-    return "\n\n".join(f"{title}: {told[key].strip()}" for title, key in sections if told.get(key))
+    return "\n\n".join(f"{title}: {instructions[key].strip()}" for title, key in sections if instructions.get(key))

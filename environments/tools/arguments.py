@@ -37,12 +37,12 @@ def seen_in(*values: Any) -> Seen:
     is an `id` and an `item_id`. In an object of objects, {"files": {"a.txt": {}}}, the keys are a `file`, `file_name`
     and `file_id`. Under "" are all texts.
     """
-    places: dict[str, dict[_Scalar, None]] = {}
+    index: dict[str, dict[_Scalar, None]] = {}
     budget = _SEEN
 
     def add(value: _Scalar, *names: str) -> None:
         for name in (*names, "") if isinstance(value, str) else names:
-            places.setdefault(name, {})[value] = None
+            index.setdefault(name, {})[value] = None
 
     def walk(value: Any, key: str, holder: str, deep: int) -> None:
         nonlocal budget
@@ -66,7 +66,7 @@ def seen_in(*values: Any) -> Seen:
 
     for value in values:
         walk(value, "", "", 0)
-    return {name: tuple(inner) for name, inner in places.items()}
+    return {name: tuple(inner) for name, inner in index.items()}
 
 
 def name_of(name: str) -> str:
@@ -82,7 +82,7 @@ def singular(name: str) -> str:
     return name
 
 
-def calls_of(tool: Tool, seen: Seen, count: int, rng: random.Random, deep: int = 0) -> Iterator[Call]:
+def calls_of(tool: Tool, index: Seen, count: int, rng: random.Random, deep: int = 0) -> Iterator[Call]:
     """Different calls of the tool, at most `count`, in random order; none if a required parameter has no values.
 
     `deep` is the level of an object within an argument; of its optional members only the first few are tried.
@@ -93,7 +93,7 @@ def calls_of(tool: Tool, seen: Seen, count: int, rng: random.Random, deep: int =
     for name, inner in schema["properties"].items():
         if deep and name not in required_names and len(options) >= _KNOWN:
             continue
-        values = candidates(name, inner, schema, seen, rng, deep)
+        values = candidates(name, inner, schema, index, rng, deep)
         if name in required_names and not values:
             return
         # An optional argument is left out in half of the draws.
@@ -113,10 +113,10 @@ def calls_of(tool: Tool, seen: Seen, count: int, rng: random.Random, deep: int =
 
 
 def candidates(
-    name: str, schema: Any, root: Mapping[str, Any], seen: Seen, rng: random.Random, deep: int = 0
+    name: str, schema: Any, root: Mapping[str, Any], index: Seen, rng: random.Random, deep: int = 0
 ) -> list[Any]:
     """Values worth trying for a parameter of this name: first what the schema names, then what was seen, then new."""
-    schema = _resolved(schema, root)
+    schema = _resolve(schema, root)
     if "const" in schema:
         return [schema["const"]]
     if isinstance(schema.get("enum"), list):
@@ -124,7 +124,7 @@ def candidates(
     for keyword in ("anyOf", "oneOf"):
         if schema.get(keyword):
             schemas = schema[keyword][:_KNOWN] if deep < _DEEP else ()
-            values = [candidates(name, alternative, root, seen, rng, deep + 1) for alternative in schemas]
+            values = [candidates(name, alternative, root, index, rng, deep + 1) for alternative in schemas]
             return list(itertools.chain.from_iterable(values))[: 2 * _KNOWN]
     kind = schema.get("type", "string")
     kinds = kind if isinstance(kind, list) else [kind]
@@ -132,12 +132,12 @@ def candidates(
     if schema.get("default") is not None:
         values.append(schema["default"])
     for alternative in kinds:
-        values += _of_kind(alternative, name, schema, root, seen, rng, deep)
+        values += _of_kind(alternative, name, schema, root, index, rng, deep)
     return [value for number, value in enumerate(values) if value not in values[:number]]
 
 
 def _of_kind(
-    kind: str, name: str, schema: Mapping[str, Any], root: Mapping[str, Any], seen: Seen, rng: random.Random, deep: int
+    kind: str, name: str, schema: Mapping[str, Any], root: Mapping[str, Any], index: Seen, rng: random.Random, deep: int
 ) -> list[Any]:
     if kind == "boolean":
         return [True, False]
@@ -145,7 +145,7 @@ def _of_kind(
         return [None]
     if kind == "array":
         length = max(1, int(schema.get("minItems", 1)))
-        inner = candidates(singular(name_of(name)), schema.get("items", {}), root, seen, rng, deep + 1)
+        inner = candidates(singular(name_of(name)), schema.get("items", {}), root, index, rng, deep + 1)
         if deep >= _DEEP or len(inner) < length:
             return []
         return [rng.sample(inner, length) for _ in range(min(_PARTS, len(inner)))]
@@ -153,25 +153,25 @@ def _of_kind(
         if deep >= _DEEP:
             return []
         tool = Tool(name, "", {**schema, "properties": schema.get("properties", {}), "$defs": root.get("$defs", {})})
-        return [dict(call.arguments) for call in calls_of(tool, seen, _PARTS, rng, deep + 1)]
-    matches = [value for value in _matching(name, seen) if _fits(value, kind, schema)][:_KNOWN]
+        return [dict(call.arguments) for call in calls_of(tool, index, _PARTS, rng, deep + 1)]
+    matches = [value for value in _matching(name, index) if _fits(value, kind, schema)][:_KNOWN]
     if kind in ("integer", "number"):
         low = schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
         near = [low + step for step in range(_PARTS)]
         return matches + [value for value in near if _fits(value, kind, schema)]
-    others = [] if matches else [value for value in seen.get("", ()) if _fits(value, kind, schema)]
+    others = [] if matches else [value for value in index.get("", ()) if _fits(value, kind, schema)]
     others = [value for value in others if len(str(value)) <= _SHORT]
     new = [word for word in rng.sample(_WORDS, _NEW) if _fits(word, kind, schema)]
     return matches + rng.sample(others, min(_ANY, len(others))) + new
 
 
-def _matching(name: str, seen: Seen) -> Iterator[_Scalar]:
+def _matching(name: str, index: Seen) -> Iterator[_Scalar]:
     """Values seen under this name, or else under a name that ends it or that it ends."""
     key = name_of(name)
-    if key in seen:
-        yield from seen[key]
+    if key in index:
+        yield from index[key]
         return
-    for other, values in seen.items():
+    for other, values in index.items():
         if other and (f"_{key}".endswith(f"_{other}") or other.endswith(f"_{key}") or singular(key) == other):
             yield from values
 
@@ -182,7 +182,7 @@ def _fits(value: Any, kind: str, schema: Mapping[str, Any]) -> bool:
         if not isinstance(value, str) or not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", 200):
             return False
         # In linear time: a server chooses the pattern. One that cannot be read matches.
-        matches = _compiled(pattern) if isinstance(pattern := schema.get("pattern"), str) else None
+        matches = _compile(pattern) if isinstance(pattern := schema.get("pattern"), str) else None
         return matches is None or matches(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind == "integer" and value != int(value)):
         return False
@@ -191,7 +191,7 @@ def _fits(value: Any, kind: str, schema: Mapping[str, Any]) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(pattern: str) -> Callable[[str], bool] | None:
+def _compile(pattern: str) -> Callable[[str], bool] | None:
     # An interpreter of a worker may lack it.
     with contextlib.suppress(ImportError):
         from pydantic_core import SchemaError, SchemaValidator, core_schema
@@ -201,7 +201,7 @@ def _compiled(pattern: str) -> Callable[[str], bool] | None:
     return None
 
 
-def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolve(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema that a reference within the document stands for, merged with what stands beside the reference."""
     for _ in range(_DEEP):
         if not isinstance(schema, Mapping):

@@ -103,13 +103,13 @@ def offers(commands: Iterable[str], salt: str) -> list[tuple[str, dict[str, Any]
     return [(ACT, {PARAMETER: command}) for command in selection]
 
 
-def phrase(steps: Sequence[Triplet], unasked: Collection[str]) -> str | None:
+def phrase(steps: Sequence[Triplet], unasked_verbs: Collection[str]) -> str | None:
     """The query that these steps answer: the commands in their order.
 
-    None if a command was refused, if the verb of one is in `unasked`, or if there is no command.
+    None if a command was refused, if the verb of one is in `unasked_verbs`, or if there is no command.
     """
     calls = [entry for entry, _ in calls_with_observations(steps) if entry.name != ENDING]
     commands = [entry.arguments.get(PARAMETER, "") for entry in calls]
-    if not all(isinstance(command, str) and verb(command) and verb(command) not in unasked for command in commands):
+    if not all(isinstance(text, str) and verb(text) and verb(text) not in unasked_verbs for text in commands):
         return None
-    return f"Please {JOINER.join(' '.join(command.split()) for command in commands)}." if commands else None
+    return f"Please {JOINER.join(' '.join(text.split()) for text in commands)}." if commands else None

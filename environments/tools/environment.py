@@ -79,7 +79,7 @@ class ToolEnvironment:
         self._documents = tuple(tool.document() for tool in {**by_name, end_tool.name: end_tool}.values() if tool.name)
         self._phrase, self._given_lookups = phrase, None if lookups is None else frozenset(lookups)
         self._setups = _distinct(name, setups)
-        self._splits = {**dict.fromkeys(_SPLITS[1:], ()), **_divided(name, splits, end_tool)}
+        self._splits = {**dict.fromkeys(_SPLITS[1:], ()), **_divide(name, splits, end_tool)}
         for task in itertools.chain.from_iterable(self._splits.values()):
             _check_calls(task, {*by_name, end_tool.name})
         self._ends: dict[str, End] = {}
@@ -213,7 +213,7 @@ def _distinct(name: str, setups: Iterable[Mapping[str, Any]]) -> tuple[Task, ...
     return tuple(tasks.values())
 
 
-def _divided(name: str, splits: Mapping[str, Tasks] | Tasks | None, ending: Tool) -> dict[str, tuple[Task, ...]]:
+def _divide(name: str, splits: Mapping[str, Tasks] | Tasks | None, ending: Tool) -> dict[str, tuple[Task, ...]]:
     """The tasks of each split. Tasks without splits are divided by a hash of their setups: a fifth is for dev."""
     if isinstance(splits, Mapping):
         return {split: tuple(_task(name, entry, ending) for entry in tasks) for split, tasks in splits.items()}
@@ -236,16 +236,16 @@ def _check_calls(task: Task, names: Collection[str]) -> None:
             )
 
 
-def _task(name: str, given: Task | Mapping[str, Any], ending: Tool) -> Task:
+def _task(name: str, entry: Task | Mapping[str, Any], ending: Tool) -> Task:
     """The task, with a solution that ends the episode. Raises ValueError if a part is missing."""
-    if isinstance(given, Task):
-        return given
+    if isinstance(entry, Task):
+        return entry
     try:
-        calls = [Call(call["name"], plain_json(call.get("arguments", {}), "arguments")) for call in given["solution"]]
-        setup = plain_json(given["setup"], "a task's setup")
-        query = str(given["query"])
+        calls = [Call(call["name"], plain_json(call.get("arguments", {}), "arguments")) for call in entry["solution"]]
+        setup = plain_json(entry["setup"], "a task's setup")
+        query = str(entry["query"])
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"a task is {given!r:.200}; expected query, setup and solution ({error})") from error
+        raise ValueError(f"a task is {entry!r:.200}; expected query, setup and solution ({error})") from error
     solution = [Action(calls=(call,)) for call in calls]
     if not calls or calls[-1].name != ending.name:
         solution.append(Action(calls=(Call(ending.name),)) if ending.name else Action())
@@ -322,16 +322,14 @@ class ToolEpisode:
     def step(self, action: Action) -> Observation:
         """Carries out the calls in order, even after a refused one. Each call gets a message."""
         if self._finished:
-            return self._refused("the episode is over")
+            return self._refuse("the episode is over")
         if listen := ability(self._world, "listen"):
             listen(self._before_its_end(action))
         if not action.calls and self._environment._spoken and action.error in ("", NO_CALL):
             self.answer, self._finished = spoken_answer(action), True
             return Observation(done=True)
         if not action.calls:
-            return self._refused(
-                (action.error or f"no call; end the episode by {self._environment._ending.name}")[:200]
-            )
+            return self._refuse((action.error or f"no call; end the episode by {self._environment._ending.name}")[:200])
         messages, ok = [], True
         for number, call in enumerate(action.calls, 1):
             refuses_rest = self._finished or number > _CALLS
@@ -456,7 +454,7 @@ class ToolEpisode:
                 )
         return {name: own[name] for name in tools}
 
-    def _refused(self, reason: str) -> Observation:
+    def _refuse(self, reason: str) -> Observation:
         return Observation((Message("tool", f"error: {reason}"),), ok=False, done=self._finished)
 
     def calls_of(self, tool: str) -> list[Call]:
@@ -468,18 +466,18 @@ class ToolEpisode:
         a first one of each tool, or of the tool `only`, then a second, and so on."""
         if self._environment._affordances is not None:
             return [Call(name, copy.deepcopy(args)) for name, args in self._environment._affordances(self._world)]
-        places = seen_in(*(read(text) for text in reversed(self._shown)), state, self._task.setup)
+        index = seen_in(*(read(text) for text in reversed(self._shown)), state, self._task.setup)
         salt = canonical(state)
         tools = [tool for tool in self._tools.values() if only in ("", tool.name)]
-        of_tools = [self._of_tool(tool, places, salt) for tool in tools]
+        of_tools = [self._of_tool(tool, index, salt) for tool in tools]
         return [calls[n] for n in range(_OF_TOOL) for calls in of_tools if n < len(calls)]
 
-    def _of_tool(self, tool: Tool, seen: Seen, salt: str) -> list[Call]:
+    def _of_tool(self, tool: Tool, index: Seen, salt: str) -> list[Call]:
         rng = random.Random(repr((tool.name, salt)))
         if tool.name == self._environment._ending.name:
             return []
         try:
-            calls = list(calls_of(tool, seen, _TRIED, rng))
+            calls = list(calls_of(tool, index, _TRIED, rng))
         except (TypeError, ValueError, OverflowError, AttributeError):
             return []  # a schema that means nothing
         return [call for call in calls if self._works(call)][:_OF_TOOL]
@@ -514,26 +512,26 @@ _SAID = "End the episode, with the answer if one was asked for."
 _TAKES = {"type": "object", "properties": {"answer": {"type": "string"}}, "additionalProperties": False}
 
 
-def free_name(taken: Collection[str]) -> str:
-    """The name of the tool that ends an episode in a world whose tools have the names `taken`."""
+def free_name(tool_names: Collection[str]) -> str:
+    """The name of the tool that ends an episode in a world whose tools have the names `tool_names`."""
     names = itertools.chain((_NAME, _OTHER), (f"{_OTHER}_{number}" for number in itertools.count(2)))
-    return next(name for name in names if name not in taken)
+    return next(name for name in names if name not in tool_names)
 
 
 def ending_tool(tools: Mapping[str, Tool], name: str | None) -> Tool:
     """The world's tool of that name, or else a new one. None stands for a free name."""
     end_name = free_name(tools) if name is None else name
-    return tools.get(end_name) or Tool(end_name, _SAID, _TAKES, lambda world, arguments: _ended(arguments))
+    return tools.get(end_name) or Tool(end_name, _SAID, _TAKES, lambda world, arguments: _end(arguments))
 
 
-def ended(task: Task, ending: str) -> Task:
+def end_task(task: Task, ending: str) -> Task:
     """The task, with a call of the tool `ending` at the end of its solution, if it has one."""
     if not task.solution or ending in [call.name for call in task.solution[-1].calls]:
         return task
     return dataclasses.replace(task, solution=(*task.solution, Action(calls=(Call(ending),))))
 
 
-def _ended(arguments: Mapping[str, Any]) -> str:
+def _end(arguments: Mapping[str, Any]) -> str:
     if strange := [name for name in arguments if name != "answer"]:
         raise Refused(f"unknown argument {strange[0]!r:.100}; expected answer, or nothing")
     return "ok"
@@ -544,11 +542,11 @@ def spoken_answer(action: Action) -> str | None:
     return action.text.rpartition("</think>")[2].strip() or None
 
 
-def same_answer(given: str | None, expected: str) -> bool:
+def same_answer(text: str | None, goal_text: str) -> bool:
     """Whether an answer is the expected one: as JSON, or as text without differences of case and white space."""
-    if given is None:
+    if text is None:
         return False
-    answer, goal = read(given), read(expected)
+    answer, goal = read(text), read(goal_text)
     if isinstance(answer, str) and isinstance(goal, str):
         return " ".join(answer.casefold().split()) == " ".join(goal.casefold().split())
     return canonical(answer) == canonical(goal)

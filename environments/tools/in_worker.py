@@ -15,7 +15,7 @@ from cojax.types import Action, Call, Evaluation, Message, Task
 from ..worker import Bounds, IsolatedEnvironment, isolate
 from ..worker.served import ServedEpisode
 from ..worker.venv import Recipe, interpreter
-from .environment import ToolEnvironment, ended, free_name
+from .environment import ToolEnvironment, end_task, free_name
 from .toolset import Refused
 
 # The most calls of an action that are sent: as many as environments/tools carries out. Characters of a text, and of
@@ -92,12 +92,12 @@ class WorkerWorld:
         self._episode.close()
 
 
-def read_json(name: str, given: str) -> Any:
+def read_json(name: str, setting: str) -> Any:
     """The value of a setting that is JSON. Raises ValueError, which names the setting."""
     try:
-        return json.loads(given)
+        return json.loads(setting)
     except ValueError as error:
-        raise ValueError(f"{name} is {given!r:.200}, which is no JSON: {error}") from error
+        raise ValueError(f"{name} is {setting!r:.200}, which is no JSON: {error}") from error
 
 
 def examine_success(full: float) -> None:
@@ -106,20 +106,20 @@ def examine_success(full: float) -> None:
         raise ValueError(f"full is {full}; expected the reward of a solved task, more than 0")
 
 
-def folders(given: str) -> tuple[str, ...]:
+def folders(setting: str) -> tuple[str, ...]:
     """The folders that a setting names, separated by colons, as absolute paths."""
-    return tuple(str(Path(folder).expanduser().absolute()) for folder in given.split(":") if folder)
+    return tuple(str(Path(folder).expanduser().absolute()) for folder in setting.split(":") if folder)
 
 
-def packaged(
-    home: str, name: str, recipe: Recipe, settings: Mapping[str, Any], *, by_text: bool, **told: Any
+def package_environment(
+    home: str, name: str, recipe: Recipe, settings: Mapping[str, Any], *, by_text: bool, **worker_settings: Any
 ) -> ToolEnvironment:
     """The environment of a package's official tasks, whose worlds are made in a worker by the module `home`.inside.
 
     An official task gets the package's own verdict, any other one a replay of its solution. With `by_text`, a text
     without calls ends an episode; otherwise a tool of ours does. `settings` are those of `make`, with the function
     `affordances` in place of its name: `lookups` are names of tools, separated by commas; a call may take `deadline`
-    seconds, and each process `memory` GiB. `told` goes to the worker, as do `path` and `arguments`.
+    seconds, and each process `memory` GiB. `worker_settings` go to the worker, as do `path` and `arguments`.
     """
     deadline, path = settings["deadline"], folders(settings["path"])
     worker = isolate(
@@ -129,7 +129,7 @@ def packaged(
         visible=(*path, *folders(settings["visible"])),
         path=path,
         arguments=json.loads(settings["arguments"]),
-        **told,
+        **worker_settings,
     )
     try:
         splits = {split: worker.tasks(split, MOST) for split in ("train", "dev", "eval")}
@@ -144,7 +144,7 @@ def packaged(
             open=open_world,
             setups=[task.setup for task in splits["train"]],
             splits={
-                split: [ended(task, ending) if ending else task for task in tasks] for split, tasks in splits.items()
+                split: [end_task(task, ending) if ending else task for task in tasks] for split, tasks in splits.items()
             },
             judge=lambda task, world, answer, finished: world.verdict() if task.id in official else None,
             affordances=settings["affordances"],

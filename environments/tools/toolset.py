@@ -122,7 +122,7 @@ def _of_function(function: Any, number: int) -> Tool:
         raise ValueError(
             f"tool {name!r} has the parameter {strange[0]!r}, which has no fixed name; name each parameter"
         )
-    schema, check = _checked(function, parameters)
+    schema, check = _make_checker(function, parameters)
 
     def run(world: Any, arguments: Mapping[str, Any]) -> Any:
         return function(world, **check(arguments))
@@ -131,7 +131,7 @@ def _of_function(function: Any, number: int) -> Tool:
     return Tool(name, description, schema, run)
 
 
-def _checked(
+def _make_checker(
     function: Callable[..., Any], parameters: list[inspect.Parameter]
 ) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], dict[str, Any]]]:
     """The JSON schema of the parameters, and a function that checks and converts arguments, or raises Refused."""

@@ -77,28 +77,28 @@ def _clauses(done: Sequence[tuple[Call, str]], lookups: Collection[str], used: s
     return clause
 
 
-def _place(value: str | int | float, shown: str) -> str | None:
+def _place(value: str | int | float, observation: str) -> str | None:
     """Where an observation shows a value, in words; None if it shows it nowhere or in several places."""
-    if len(shown) > 50 * _LONGEST:
+    if len(observation) > 50 * _LONGEST:
         return None
-    if shown == str(value):
+    if observation == str(value):
         return "what"
     try:
-        paths = _places(json.loads(shown), value)
+        paths = _places(json.loads(observation), value)
     except (ValueError, RecursionError):
         return None
     return f"the {' '.join(map(words_of, paths[0]))} that" if len(paths) == 1 and paths[0] else None
 
 
-def _places(shown: Any, value: Any) -> list[tuple[str, ...]]:
+def _places(tree: Any, value: Any) -> list[tuple[str, ...]]:
     """The paths of keys to a value in some JSON."""
-    if isinstance(shown, Mapping):
-        return [(str(key), *path) for key, inner in shown.items() for path in _places(inner, value)]
-    if isinstance(shown, list):
+    if isinstance(tree, Mapping):
+        return [(str(key), *path) for key, inner in tree.items() for path in _places(inner, value)]
+    if isinstance(tree, list):
         # Elements have no names of their own: a list of several shows a value in no place that words can name.
-        paths = [path for inner in shown for path in _places(inner, value)]
-        return paths if len(shown) == 1 else [(), *paths] if paths else []
-    return [()] if shown == value and type(shown) is type(value) else []
+        paths = [path for inner in tree for path in _places(inner, value)]
+        return paths if len(tree) == 1 else [(), *paths] if paths else []
+    return [()] if tree == value and type(tree) is type(value) else []
 
 
 def calls_with_observations(steps: Sequence[Triplet]) -> list[tuple[Call, str]]:

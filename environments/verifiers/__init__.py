@@ -9,7 +9,7 @@ from typing import Any
 
 from cojax.worlds import function
 from ..tools import ToolEnvironment
-from ..tools.in_worker import MOST, examine_success, packaged, read_json
+from ..tools.in_worker import MOST, examine_success, package_environment, read_json
 from ..worker.venv import Recipe
 
 NAME = "verifiers"
@@ -47,7 +47,7 @@ def make(
     settings = dict(locals())
     examine(**settings)
     settings["affordances"] = function("affordances", affordances) if affordances else None
-    return packaged(
+    return package_environment(
         __name__, NAME, RECIPE, settings, by_text=True, taskset=module, most=min(tasks, MOST), full=full, state=state,
         evaluation=json.loads(evaluation) if evaluation else None, solution=solution,
     )  # fmt: skip

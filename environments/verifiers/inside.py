@@ -27,7 +27,7 @@ from cojax.environment import Traits
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation
 from ..tools.in_worker import finite, function_of, opening, share_of
 from ..worker.served import Episodes
-from .taskset import Source, divided, documented, documents, query_of, served, system_of
+from .taskset import Source, divide, document_of, documents, query_of, serve, system_of
 
 
 def make(
@@ -45,7 +45,7 @@ def make(
     train = Source.of(taskset, path, arguments, most)
     held_out = Source.of(taskset, path, {**arguments, **evaluation}, most) if evaluation else None
     read = function_of(state, path)
-    splits, row_of = divided(train, held_out, function_of(solution, path))
+    splits, row_of = divide(train, held_out, function_of(solution, path))
     tools = documents([train, *([held_out] if held_out else [])])
     return Episodes(
         "verifiers",
@@ -133,9 +133,9 @@ class RolloutEpisode:
             if own:
                 await toolset.setup_task(self._task.data)
             self._toolsets.append(toolset)
-            server = served(toolset)
+            server = serve(toolset)
             for tool in await server.list_tools():
-                self._offered.append(documented(toolset, tool))
+                self._offered.append(document_of(toolset, tool))
                 document = self._offered[-1]["function"]
                 self._tools[document["name"]] = (server, tool.name)
                 self._documents.append(vf.Tool(**document))
@@ -164,7 +164,7 @@ class RolloutEpisode:
         if action.error and not calls:
             self._messages.append(vf.UserMessage(content=f"error: {action.error}"))
         messages = tuple(Message("tool" if ok else "user", text) for (text, ok), _, _ in answers)
-        return Observation(messages, done=await self._stopped())
+        return Observation(messages, done=await self._check_stops())
 
     def _commit(self, action: Action, calls: list[tuple[str, Call]]) -> None:
         """Adds the action to the trace as the reply of a model, with its thought as the reasoning."""
@@ -193,7 +193,7 @@ class RolloutEpisode:
         blocks = [block.text if block.type == "text" else str(block) for block in result.content]
         return "\n".join(blocks)[:_ANSWER], not result.is_error
 
-    async def _stopped(self) -> bool:
+    async def _check_stops(self) -> bool:
         """Whether a stop of the task ends the rollout, as the package asks before each turn."""
         if stop := await self._holding():
             graph.prepare_turn(self._trace, list(self._messages), self._documents).commit_prompt()

@@ -49,9 +49,9 @@ class Source:
             raise ValueError(f"the taskset {module!r} {missing(package, cause, path)}") from error
         config = config_type.model_validate({**arguments, "id": module})
         if (kind := vf.environment_class(module)) is not vf.SingleAgentEnv:
-            raise _unmapped(module, f"its environment {kind.__name__} plays agents of its own against the policy")
+            raise _unplayable(module, f"its environment {kind.__name__} plays agents of its own against the policy")
         if (harness := default_harness_id(module)) != _PLAIN:
-            raise _unmapped(module, f"the harness {harness!r} that it brings runs the agent itself")
+            raise _unplayable(module, f"the harness {harness!r} that it brings runs the agent itself")
         taskset = vf.load_taskset(config)
         tasks = list(taskset.take(most))
         if not tasks:
@@ -60,7 +60,7 @@ class Source:
         of_kinds = (reason for index, task in source.kinds() for reason in _obstacles(index, task))
         of_tasks = (reason for index, task in enumerate(tasks) for reason in _obstacles_of_data(index, task))
         for reason in itertools.chain(of_kinds, of_tasks):
-            raise _unmapped(module, reason)
+            raise _unplayable(module, reason)
         return source
 
     def kinds(self) -> list[tuple[int, Any]]:
@@ -105,8 +105,8 @@ def documents(sources: Iterable[Source]) -> tuple[Mapping[str, Any], ...]:
         for index, task in source.kinds():
             own: set[str] = set()
             for toolset, _ in source.toolsets(task):
-                for tool in asyncio.run(served(toolset).list_tools()):
-                    tool_document = documented(toolset, tool)
+                for tool in asyncio.run(serve(toolset).list_tools()):
+                    tool_document = document_of(toolset, tool)
                     name = tool_document["function"]["name"]
                     origin, first_document = first_uses.setdefault(name, (index, tool_document))
                     if name in own:
@@ -122,26 +122,26 @@ def documents(sources: Iterable[Source]) -> tuple[Mapping[str, Any], ...]:
     return tuple(tool_document for _, tool_document in first_uses.values())
 
 
-def documented(toolset: Any, tool: Any) -> Mapping[str, Any]:
+def document_of(toolset: Any, tool: Any) -> Mapping[str, Any]:
     """A tool of the toolset, in OpenAI function format."""
     name = f"{toolset.server_name}_{tool.name}" if toolset.server_name else tool.name
     return document(name, tool.description or "", tool.input_schema)
 
 
-def served(toolset: Any) -> MCPServer:
+def serve(toolset: Any) -> MCPServer:
     """The toolset's tools as the server that the package would start for it, without its port."""
     server = MCPServer(toolset.server_name or type(toolset).__name__)
     toolset.register(server)
     return server
 
 
-def divided(
+def divide(
     train: Source, held_out: Source | None, solution: Callable[..., Any] | None
 ) -> tuple[dict[str, tuple[Task, ...]], Callable[[Mapping[str, Any]], tuple[Source, Any]]]:
     """The tasks of each split, and the source and the task there that a setup names.
 
     The tasks of `held_out` are those of eval, and the first of them those of dev. Without it a fifth of the tasks, by a
-    hash of each, is divided between both.
+    hash of each, is divided between the two.
     """
     sources = {"train": train, **({"eval": held_out} if held_out else {})}
     by_split: dict[str, list[Task]] = {"train": [], "dev": [], "eval": []}
@@ -225,5 +225,5 @@ def _obstacles_of_data(index: int, task: Any) -> Iterator[str]:
         yield f"the data of task {index} is no JSON: {error}"
 
 
-def _unmapped(module: str, reason: str) -> ValueError:
+def _unplayable(module: str, reason: str) -> ValueError:
     return ValueError(f"the taskset {module!r} cannot be played here: {reason}; see docs/verifiers-and-openenv.md")
