@@ -218,7 +218,7 @@ def decode_progress(line: object) -> dict[str, float]:
 def decode(line: object, most: int = _OUTPUT, values: int = _VALUES) -> dict[str, Any]:
     """The JSON object of a reply, whose size and depth are bounded before it is parsed. Raises Malformed."""
     if not isinstance(line, bytes) or len(line) > most:
-        raise Malformed(f"a reply is no text of at most {most:,} bytes")
+        raise Malformed(f"a reply is not text of at most {most:,} bytes")
     scan = Scan(values)
     try:
         for start in range(0, len(line), wire.PART):

@@ -132,7 +132,7 @@ class Node:
             self.fail(f"{type(error).__name__}: {error}")
             return
         if running() - self.heard > SILENCE:
-            self.fail(f"it was not heard for {SILENCE:g} s")
+            self.fail(f"it was silent for {SILENCE:g} s")
 
     def fail(self, reason: str) -> None:
         """Gives the node up: its calls fail, and its actor is ended where that is still possible."""
@@ -311,5 +311,5 @@ class Nodes:
             raise EnvironmentFailure(read(str, answer.get("message")))
         facts = read(dict, answer.get("described"))
         if self.description and facts | {"traits": 0} != self.description | {"traits": 0}:
-            raise EnvironmentFailure("it describes the environment in another way than the first node does")
+            raise EnvironmentFailure("it describes the environment differently from the first node")
         self.description = self.description or facts

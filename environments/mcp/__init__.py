@@ -127,7 +127,7 @@ def examine(*, command: str, url: str, headers: str, errors: str, reset: str, re
     try:
         re.compile(errors)
     except re.error as error:
-        raise ValueError(f"errors is {errors!r}, which is no regular expression: {error}") from error
+        raise ValueError(f"errors is {errors!r}, which is not a regular expression: {error}") from error
     if command and url:
         raise ValueError("command and url name two servers; expected one of them")
     values = {"headers": headers, **others}
@@ -144,7 +144,7 @@ def examine(*, command: str, url: str, headers: str, errors: str, reset: str, re
         )
     if url and not others["unconfined"]:
         raise ValueError(
-            "a server at a url is not confined: what a policy has it do, it does; if it may, set unconfined=True"
+            "a server at a url is not confined: it does whatever a policy asks; if it may, set unconfined=True"
         )
     if url:
         launch.address_of(url)

@@ -92,7 +92,7 @@ def words_of(command: str) -> list[str]:
         raise ValueError("command is empty; expected the program that starts an MCP server, and its arguments")
     program = shutil.which(os.path.expanduser(words[0]))
     if program is None:
-        raise ValueError(f"command names {words[0]!r}, which is no program on PATH; name its file")
+        raise ValueError(f"command names {words[0]!r}, which is not a program on PATH; name its file")
     return [os.path.abspath(program), *(os.path.abspath(word) if os.path.isfile(word) else word for word in words[1:])]
 
 

@@ -146,7 +146,7 @@ def calls_of(setting: str, spec: str | Sequence[Any], names: Sequence[str]) -> t
     try:
         value = json.loads(spec) if isinstance(spec, str) and spec.lstrip()[:1] in ("[", "{") else spec
     except ValueError as error:
-        raise ValueError(f"{setting} is {spec!r:.200}, which is no JSON: {error}") from error
+        raise ValueError(f"{setting} is {spec!r:.200}, which is not JSON: {error}") from error
     entries = [value] if isinstance(value, (str, Mapping)) else list(value)
     calls = []
     for entry in entries:

@@ -81,7 +81,7 @@ def _words(api: ApiClient, reply: Any) -> str:
     """What the customer says in a reply. Raises ValueError, KeyError, IndexError, TypeError for no usable one."""
     text = reply["choices"][0]["message"]["content"]
     if not isinstance(text, str):
-        raise TypeError("its content is no text")
+        raise TypeError("its content is not text")
     # A lone surrogate, which no encoding has, becomes a question mark.
     words = spoken(api.redact(text.encode("utf-8", "replace").decode()))
     if not words:

@@ -164,7 +164,7 @@ def system_message(domain: Domain, kind: str) -> str:
     ValueError for any other, and for a policy that the domain lacks.
     """
     if kind != "brief" and _TICKET not in domain.prompt:
-        raise ValueError("the official prompt has no <ticket> section any more; adapt environments/tau2/inside.py")
+        raise ValueError("the official prompt no longer has a <ticket> section; adapt environments/tau2/inside.py")
     instruction = domain.instruction if domain.solo else _WRITTEN
     return _with_policy(domain, kind, instruction, domain.prompt.replace(_TICKET, ""))
 

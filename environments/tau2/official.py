@@ -100,7 +100,7 @@ class Domain:
                 start = state.model_validate(initial)
                 environment.set_state(start.initialization_data, start.initialization_actions, [])
             except Exception as error:
-                raise ValueError(f"the setup's initial state cannot be had: {error}") from error
+                raise ValueError(f"the setup's initial state cannot be reached: {error}") from error
         environment.sync_tools()
         return environment
 
@@ -133,7 +133,7 @@ class Domain:
             reward *= result.reward
             checks += [(f"communicates {check.info}", check.met) for check in result.communicate_checks or ()]
         if kinds.NL_ASSERTION in basis:
-            raise ValueError(f"task {official.id} is judged by a model, which this environment has not")
+            raise ValueError(f"task {official.id} is judged by a model, which this environment lacks")
         return Evaluation(float(reward), tuple(Check(name, ok) for name, ok in checks))
 
 

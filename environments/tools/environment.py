@@ -136,7 +136,7 @@ class ToolEnvironment:
             verdict = self._lookups[tool]
         if verdict is None:
             raise EnvironmentFailure(
-                f"whether {tool!r} is a look-up is not known, as trying it takes too long; name all look-ups of "
+                f"cannot tell whether {tool!r} is a look-up, because trying it takes too long; name all look-ups of "
                 f"{self.name!r}: ToolEnvironment(…, lookups=[…])"
             )
         return verdict
@@ -231,7 +231,7 @@ def _check_calls(task: Task, names: Collection[str]) -> None:
         if call.name not in names:
             tools = ", ".join(sorted(filter(None, names)))
             raise ValueError(
-                f"the solution of the task {task.query!r:.100} calls {call.name!r}, which is no tool; "
+                f"the solution of the task {task.query!r:.100} calls {call.name!r}, which is not a tool; "
                 f"the tools are {tools}"
             )
 
@@ -449,8 +449,8 @@ class ToolEpisode:
         for name, tool in tools.items():
             if name not in own or own[name].document() != tool.document():
                 raise EnvironmentFailure(
-                    f"the episode offers the tool {name!r:.100}, which the environment has not, or has with another "
-                    "document; expected tools that are the same in every episode, or some of them"
+                    f"the episode offers the tool {name!r:.100}, which the environment lacks or documents differently; "
+                    "expected the same tools in every episode, or some of them"
                 )
         return {name: own[name] for name in tools}
 

@@ -97,7 +97,7 @@ def read_json(name: str, setting: str) -> Any:
     try:
         return json.loads(setting)
     except ValueError as error:
-        raise ValueError(f"{name} is {setting!r:.200}, which is no JSON: {error}") from error
+        raise ValueError(f"{name} is {setting!r:.200}, which is not JSON: {error}") from error
 
 
 def examine_success(full: float) -> None:

@@ -99,7 +99,7 @@ def _of_document(document: Mapping[str, Any], number: int) -> Tool:
     try:
         schema = json.loads(json.dumps(parameters, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"the parameters of tool {name!r} are no JSON: {error}") from error
+        raise ValueError(f"the parameters of tool {name!r} are not JSON: {error}") from error
     if not (isinstance(schema, dict) and isinstance(schema.setdefault("properties", {}), dict)):
         raise ValueError(
             f"the parameters of tool {name!r} are {parameters!r:.100}; expected a JSON schema of an object"

@@ -115,7 +115,7 @@ def documents(sources: Iterable[Source]) -> tuple[Mapping[str, Any], ...]:
                         )
                     if first_document != tool_document:
                         raise ValueError(
-                            f"task {index}: the tool {name!r} is another than that of task {origin}; give one toolset "
+                            f"task {index}: the tool {name!r} differs from that of task {origin}; give one toolset "
                             "a TOOL_PREFIX of its own"
                         )
                     own.add(name)

@@ -66,7 +66,7 @@ class IsolatedEnvironment(Served):
                     raise PolicyLoss(str(failure)) from failure
                 if op == "step" and isinstance(failure, wire.Malformed):
                     # Code in the child could write such a reply on purpose, so that a failing episode counts as lost.
-                    raise LimitExceeded(f"the reply to step is no observation: {failure}") from failure
+                    raise LimitExceeded(f"the reply to step is not an observation: {failure}") from failure
                 raise
 
         return ServedEpisode(connection, task, call, functools.partial(connection.end_episode, number))
@@ -201,7 +201,7 @@ class Connection:
             if running() - max(began, self.heard) > _SILENCE:
                 self.process.kill()
                 self.fail()
-                raise EnvironmentFailure(f"the supervisor was not heard for {_SILENCE:g} s; it was ended")
+                raise EnvironmentFailure(f"the supervisor was silent for {_SILENCE:g} s and was killed")
             return self.counted.get(str(number), 0.0)
 
         # The supervisor says how much of the wait counts: while it lasts, and in its reply for the whole call.

@@ -191,7 +191,7 @@ def _version(python: str) -> tuple[int, int]:
         major, minor = done.stdout.split()
         return int(major), int(minor)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise InstallError(f"{python} is no Python that runs here: {error}") from error
+        raise InstallError(f"{python} is not a Python that runs here: {error}") from error
 
 
 def _names(recipe: Recipe) -> str:

@@ -114,7 +114,7 @@ def check_reply(line: bytes, call: int) -> bytes:
     """The reply to pass on to the client. Raises ValueError if it is not a reply to this call, and OutOfMemory."""
     answer = decode(line)
     if type(answer.get("n")) is not int or answer["n"] != call:
-        raise ValueError("it has not the number of the call")
+        raise ValueError("it lacks the number of the call")
     if answer.keys() == {"n", "value"}:
         return line
     if answer.keys() != {"n", "failure", "message"} or not isinstance(answer["message"], str):

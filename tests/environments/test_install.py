@@ -76,7 +76,7 @@ def test_pythons_never_measured_are_refused():
         install("proof", other, sys.executable, lambda line: None)
     with pytest.raises(InstallError, match="name it: --python=PATH"):
         install("proof", other, None, lambda line: None)
-    with pytest.raises(InstallError, match="/no/python is no Python that runs here"):
+    with pytest.raises(InstallError, match="/no/python is not a Python that runs here"):
         install("proof", RECIPE, "/no/python", lambda line: None)
 
 
@@ -91,7 +91,7 @@ def test_the_command(capsys):
     assert command.main(["desk"]) == 0
     assert capsys.readouterr().out == "desk: needs nothing installed\n"
     assert command.main(["bfcl", "--python=/no/python"]) == 1
-    assert "/no/python is no Python that runs here" in capsys.readouterr().err
+    assert "/no/python is not a Python that runs here" in capsys.readouterr().err
     with pytest.raises(SystemExit) as exit_:
         command.main(["nowhere"])
     assert exit_.value.code == 2

@@ -250,7 +250,7 @@ def test_known_tasks_are_divided_by_their_setups():
         ({"tools": [3]}, "tool 1 is of type int; expected a function or a document"),
         ({"tools": [{"name": "two words", "parameters": {}}]}, "tool 1 has the name 'two words'"),
         ({"tools": [{"name": "x", "parameters": ["a"]}]}, "expected a JSON schema of an object"),
-        ({"tools": [{"name": "x", "parameters": {"properties": {"a": {3}}}}]}, "'x' are no JSON"),
+        ({"tools": [{"name": "x", "parameters": {"properties": {"a": {3}}}}]}, "'x' are not JSON"),
     ],
 )
 def test_what_makes_no_environment_is_refused_at_once(settings, why):
@@ -401,5 +401,7 @@ def test_the_setup_stays_as_it_was():
 def test_a_solution_that_calls_no_tool_is_refused():
     wrong = {"query": "move milk", "setup": SETUP, "solution": [{"name": "mvoe", "arguments": {}}]}
     for splits in ([wrong], {"eval": [wrong]}, {"eval": [task(call("mvoe"), call("finish"))]}):
-        with pytest.raises(ValueError, match="calls 'mvoe', which is no tool; the tools are add, finish, move, show"):
+        with pytest.raises(
+            ValueError, match="calls 'mvoe', which is not a tool; the tools are add, finish, move, show"
+        ):
             todo(splits=splits)

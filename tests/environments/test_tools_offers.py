@@ -248,7 +248,7 @@ def test_a_trial_that_does_not_end_asks_for_the_names_of_look_ups(monkeypatch):
     environment = room([wait, take])
     try:
         for _ in range(2):
-            with pytest.raises(EnvironmentFailure, match=r"'wait' is a look-up is not known.*lookups=\["):
+            with pytest.raises(EnvironmentFailure, match=r"cannot tell whether 'wait' is a look-up.*lookups=\["):
                 environment.is_lookup("wait")
     finally:
         going_on.set()

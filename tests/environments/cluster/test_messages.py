@@ -27,8 +27,8 @@ def test_a_failure_keeps_its_name_and_message(kind):
     [
         (b'{"id":7,"counted":0.1,"value":1', "cannot be read"),
         (b"[7]", "cannot be read"),
-        ("text", "no text of at most"),
-        (None, "no text of at most"),
+        ("text", "not text of at most"),
+        (None, "not text of at most"),
         (b'{"id":8,"counted":0.1,"value":1}', "a reply to call 8, expected one to 7"),
         (b'{"id":7,"counted":"soon","value":1}', "found str, expected float"),
         (b'{"id":7,"counted":0.1}', "neither a value nor a known failure"),

@@ -28,7 +28,7 @@ def test_a_command_s_files_become_absolute_and_its_other_words_stay(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("command", "why"),
-    [("", "command is empty"), ("'half", "No closing quotation"), ("no-such-program-here", "is no program on PATH")],
+    [("", "command is empty"), ("'half", "No closing quotation"), ("no-such-program-here", "is not a program on PATH")],
 )
 def test_a_command_that_starts_nothing_is_refused(command: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
@@ -66,7 +66,7 @@ def test_setups_are_a_file_s_or_one_for_each_folder(tmp_path: Path) -> None:
     ("settings", "why"),
     [
         ({"server": "gti"}, "server 'gti' not found; available: sqlite, git, filesystem; or give a `command`"),
-        ({"command": "true", "errors": "("}, "which is no regular expression"),
+        ({"command": "true", "errors": "("}, "which is not a regular expression"),
         ({"url": "http://localhost/mcp"}, "a server at a url is not confined: .* set unconfined=True"),
         ({"url": "http://localhost/mcp", "command": "true"}, "command and url name two servers"),
         ({"url": "http://localhost/mcp", "folders": "starts"}, "folders is given, but a server at a url starts"),

@@ -117,14 +117,14 @@ def test_other_tools_after_another_reset_are_a_failure_of_the_environment() -> N
     assert played(environment, 4, call("finish_episode")).outcome == "finished"
     found = played(environment, 5, call("finish_episode"))
     assert found.outcome == "environment_error"
-    assert "the episode offers the tool 'start', which the environment has not" in found.error
+    assert "the episode offers the tool 'start', which the environment lacks" in found.error
 
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
         ({"resets": "[1]"}, "resets is '[1]'; expected a JSON list of objects, or a split of the environment"),
-        ({"resets": "[{]"}, "resets is '[{]', which is no JSON"),
+        ({"resets": "[{]"}, "resets is '[{]', which is not JSON"),
         ({"resets": '{"seed": 1}'}, "expected a JSON list of objects, or a split of the environment"),
         ({"resets": "test"}, "Keys has no split 'test' of its own"),
         ({"resets": "[]"}, "resets is '[]'; expected at least one"),

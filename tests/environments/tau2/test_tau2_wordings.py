@@ -85,5 +85,5 @@ def test_unknown_instructions_and_policies_are_refused() -> None:
         inside.system_message(DOMAIN, "long")
     with pytest.raises(ValueError, match="the domain retail has no policy 'workflow'; it has official"):
         inside.system_message(dataclasses.replace(DOMAIN, name="retail", policies={"official": ""}), "workflow")
-    with pytest.raises(ValueError, match="the official prompt has no <ticket> section any more"):
+    with pytest.raises(ValueError, match="the official prompt no longer has a <ticket> section"):
         inside.system_message(dataclasses.replace(DOMAIN, prompt="{domain_policy}"), "official")

@@ -74,7 +74,7 @@ def test_tools_of_the_evaluation_tasks_are_known_too() -> None:
     ("kind", "reason"),
     [
         ("box", "task 7 needs a container"),
-        ("clash", "task 7: the tool 'count_add' is another than that of task 0"),
+        ("clash", "task 7: the tool 'count_add' differs from that of task 0"),
         ("stop", "the episode is over before its first action: the stop stopped holds"),
         ("empty", "the taskset 'mixed_taskset' has no tasks with {'kind': 'empty'}"),
         ("raises", "OSError: the data is on another planet"),

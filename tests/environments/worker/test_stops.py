@@ -112,7 +112,7 @@ def test_a_supervisor_that_does_not_go_on_is_replaced(world, monkeypatch):
     episode = world.start(Task("liar", "", {}))
     episode.reset()
     os.kill(world.supervisor, signal.SIGSTOP)
-    with pytest.raises(EnvironmentFailure, match="was not heard for 3 s"):
+    with pytest.raises(EnvironmentFailure, match="was silent for 3 s"):
         episode.step(Action("on"))
     assert Played(world).ended() == ("truncated", 1.0)
     assert gone(family)
