@@ -51,5 +51,5 @@ def text_of(content: Any) -> str:
     return text if text is not None else f"[{content.mime_type or 'bytes'}]"
 
 
-def _entry(one: Any, **place: str) -> dict[str, str]:
-    return place | {"name": one.name} | ({"description": one.description} if one.description else {})
+def _entry(item: Any, **place: str) -> dict[str, str]:
+    return place | {"name": item.name} | ({"description": item.description} if item.description else {})

@@ -73,9 +73,9 @@ def make(
     if user == "written":
         return environment
     # Only a conversation needs a client of endpoints, which a worker's interpreter has not.
-    from .dialogue import conversing, customer
+    from .dialogue import customer, with_customer
 
-    return conversing(environment, customer(user_url, user_model, user_deadline))
+    return with_customer(environment, customer(user_url, user_model, user_deadline))
 
 
 def examine(*, domain: str, user: str, user_url: str, user_model: str, user_deadline: float, **others: Any) -> None:

@@ -102,7 +102,7 @@ def spoken(text: str) -> str:
 _LONGEST, _IN_ALL = 4_000, 40_000
 
 
-def conversing(environment: Environment, customer: Answer) -> Environment:
+def with_customer(environment: Environment, customer: Answer) -> Environment:
     """`environment`, with `customer` answering in its official tasks. Its other tasks are played as before."""
 
     def start(task: Task) -> Episode:

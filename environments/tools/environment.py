@@ -78,7 +78,7 @@ class ToolEnvironment:
         self._judge, self._affordances, self._instructions = judge, affordances, instructions
         self._documents = tuple(tool.document() for tool in {**by_name, end_tool.name: end_tool}.values() if tool.name)
         self._phrase, self._given_lookups = phrase, None if lookups is None else frozenset(lookups)
-        self._setups = _distinct(name, setups)
+        self._setups = _bare_tasks(name, setups)
         self._splits = {**dict.fromkeys(_SPLITS[1:], ()), **_divide(name, splits, end_tool)}
         for task in itertools.chain.from_iterable(self._splits.values()):
             _check_calls(task, {*by_name, end_tool.name})
@@ -197,7 +197,7 @@ def _with_call(step: Triplet) -> Triplet:
     return Triplet(Action(calls=(call,)), Observation((Message("tool", ""),), done=True), step.run)
 
 
-def _distinct(name: str, setups: Iterable[Mapping[str, Any]]) -> tuple[Task, ...]:
+def _bare_tasks(name: str, setups: Iterable[Mapping[str, Any]]) -> tuple[Task, ...]:
     """A bare task for each different setup. Raises ValueError if there is none, or one is not a JSON object."""
     tasks: dict[str, Task] = {}
     for number, setup in enumerate(itertools.islice(setups, _SETUPS), 1):

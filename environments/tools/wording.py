@@ -47,25 +47,25 @@ def words_of(name: str) -> str:
     return " ".join(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).replace("_", " ").replace("-", " ").split())
 
 
-def _clauses(done: Sequence[tuple[Call, str]], lookups: Collection[str], used: set[int]) -> Callable[[int], str]:
+def _clauses(exchanges: Sequence[tuple[Call, str]], lookups: Collection[str], used: set[int]) -> Callable[[int], str]:
     """Index of a call → the call in words. Adds to `used` the indices of the look-ups that arguments come from."""
 
     @functools.cache
     def clause(index: int) -> str:
-        call, _ = done[index]
+        call, _ = exchanges[index]
         phrases = [f"{words_of(name)} {word_value(value, index)}" for name, value in call.arguments.items()]
         verb = words_of(call.name)
         return f"{verb} with {' and '.join(phrases)}" if phrases else verb
 
-    def word_value(value: Any, before: int) -> str:
+    def word_value(value: Any, position: int) -> str:
         """An argument in words: the place where the latest earlier look-up shows it, or the value itself.
 
         It must be the only place in the observation, and its words must be few: where each look-up takes two values of
         another one, words double. A value that an earlier call already took is known, and is worded as itself.
         """
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):
-            for index in reversed(range(before)):
-                call, observation = done[index]
+            for index in reversed(range(position)):
+                call, observation = exchanges[index]
                 if value in call.arguments.values():
                     break
                 place = _place(value, observation) if call.name in lookups else None

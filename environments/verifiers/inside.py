@@ -139,7 +139,7 @@ class RolloutEpisode:
                 document = self._offered[-1]["function"]
                 self._tools[document["name"]] = (server, tool.name)
                 self._documents.append(vf.Tool(**document))
-        if stop := await self._holding():
+        if stop := await self._find_stop():
             raise ValueError(f"the episode is over before its first action: the stop {stop} holds")
 
     def _share_state(self, toolset: Any) -> None:
@@ -195,12 +195,12 @@ class RolloutEpisode:
 
     async def _check_stops(self) -> bool:
         """Whether a stop of the task ends the rollout, as the package asks before each turn."""
-        if stop := await self._holding():
+        if stop := await self._find_stop():
             graph.prepare_turn(self._trace, list(self._messages), self._documents).commit_prompt()
             self._trace.stop(stop)
         return bool(stop)
 
-    async def _holding(self) -> str:
+    async def _find_stop(self) -> str:
         """The name of a stop of the task that holds now, "" if none does. Raises TypeError for an answer that is not
         a bool."""
         for stop in self._task.hooks("stop"):

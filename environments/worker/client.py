@@ -138,7 +138,7 @@ class Connection:
         roots, top = [_root(name) for name in _OURS], launch["module"].partition(":")[0].partition(".")[0]
         # The supervisor never runs the module's code, and the fork server does when it is confined.
         own = [] if top in _OURS else [_root(top)]
-        boot = _boot(roots)
+        boot = _boot_code(roots)
         with theirs:
             process = start_process(sys.executable, boot, "supervisor", theirs)
         self.process, self.socket, self.bounds = process, ours, launch["bounds"]
@@ -275,7 +275,7 @@ def start_process(
     )
 
 
-def _boot(roots: list[Any]) -> str:
+def _boot_code(roots: list[Any]) -> str:
     """Code that imports our packages from their folders, and runs a module of this one.
 
     Nothing else is imported from those folders: all other imports are the interpreter's own.

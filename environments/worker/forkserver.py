@@ -173,7 +173,7 @@ class _Children:
         confine(self.bounds, self.layers, slot)
         if is_orphan():
             return
-        serve(_only(connection), make(self.environment))
+        serve(_keep_only(connection), make(self.environment))
 
     def _kill(self, number: int) -> None:
         for pid, (other, _) in self.born.items():
@@ -251,7 +251,7 @@ def _is_closed(pipe: int) -> bool:
         return bool(selector.select(0))
 
 
-def _only(connection: socket.socket) -> socket.socket:
+def _keep_only(connection: socket.socket) -> socket.socket:
     """The connection as descriptor 3, /dev/null as 0 to 2; closes all other descriptors."""
     null = os.open("/dev/null", os.O_RDWR)
     duplicate = os.dup(connection.fileno())

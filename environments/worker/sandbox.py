@@ -57,7 +57,7 @@ def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = (), bounds: B
     layers = Layers(network, files, processes, user, first_uid=first_uid, enclosed=cut_off)
     if not files and cut_off and kernel.landlock_version():
         rules = tuple(view.readable(visible_paths, [os.path.abspath(path) for path in hidden]))
-        if kernel.possible(lambda: _rule(rules, "/tmp")):
+        if kernel.possible(lambda: _set_rules(rules, "/tmp")):
             layers = dataclasses.replace(layers, rules=rules)
     layers = dataclasses.replace(layers, calls=kernel.possible(lambda: _refuse_calls(layers)))
     if layers.calls:
@@ -119,7 +119,7 @@ def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
     processes = bounds.processes + (0 if alone else kernel.tasks_of(os.geteuid()))
     if layers.rules:
         # Before the change of user: the other user may not reach these files.
-        _rule(layers.rules, own)
+        _set_rules(layers.rules, own)
     if layers.first_uid:
         uid = layers.first_uid + slot
         if layers.reads:
@@ -149,8 +149,8 @@ def _scope(layers: Layers) -> tuple[bool, bool, bool, int]:
     """How much the filter of a child refuses; see `seccomp.program`."""
     # Where only Landlock holds, the files of a child of the same user remain.
     marks = layers.files or layers.first_uid > 0 or not layers.enclosed
-    own = 0 if layers.processes else os.getpid()
-    return layers.enclosed, layers.processes, marks, own
+    own_pid = 0 if layers.processes else os.getpid()
+    return layers.enclosed, layers.processes, marks, own_pid
 
 
 def trial(bounds: Bounds, layers: Layers) -> str:
@@ -216,7 +216,7 @@ def leave(layers: Layers) -> None:
         view.remove(layers.scratch)
 
 
-def _rule(readable: Iterable[str], own: str) -> None:
+def _set_rules(readable: Iterable[str], own: str) -> None:
     """Sets the kernel's rules on files, for good: the files to read, and a folder to write to."""
     kernel.prctl(kernel.NO_NEW_PRIVS, 1)
     devices = (f"/dev/{name}" for name in view.DEVICES if os.path.exists(f"/dev/{name}"))

@@ -48,18 +48,18 @@ _GROUP = 10
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 
 
-def install(enclosed: bool, alone: bool, marks: bool, own: int = 0) -> None:
+def install(enclosed: bool, alone: bool, marks: bool, own_pid: int = 0) -> None:
     """Installs the filter; needs NO_NEW_PRIVS. Raises OSError where the kernel or the architecture has none."""
     machine = os.uname().machine
-    kernel.seccomp(_SECCOMP[machine], _SET_MODE_FILTER, _SPEC_ALLOW, program(machine, enclosed, alone, marks, own))
+    kernel.seccomp(_SECCOMP[machine], _SET_MODE_FILTER, _SPEC_ALLOW, program(machine, enclosed, alone, marks, own_pid))
 
 
 @functools.lru_cache(maxsize=4)
-def program(machine: str, enclosed: bool, alone: bool, marks: bool, own: int = 0) -> bytes:
+def program(machine: str, enclosed: bool, alone: bool, marks: bool, own_pid: int = 0) -> bytes:
     """The filter: instructions of eight bytes. Raises OSError where the architecture has none.
 
     `enclosed`: no sockets, and no locks, as nothing is shared with others. `alone`: the process ids are its own.
-    `marks`: mode, owner, times and attributes of files may be changed. `own`: the process id, unless it is `alone`.
+    `marks`: mode, owner, times and attributes of files may be changed. `own_pid`: the process id, unless it is `alone`.
     """
     if sys.platform != "linux" or machine not in _ARCHITECTURES or sys.byteorder != "little":
         raise OSError(errno.ENOSYS, f"no filter of system calls for {sys.platform} on {machine}")
@@ -79,7 +79,7 @@ def program(machine: str, enclosed: bool, alone: bool, marks: bool, own: int = 0
         verdicts |= dict.fromkeys(_MARKS.values(), success)
         verdicts |= dict.fromkeys(_ATTRIBUTES.values(), _ERRNO | errno.EOPNOTSUPP)
     bodies = {numbers[column]: [(_RETURN, 0, 0, verdict)] for numbers, verdict in verdicts.items()}
-    bodies |= {numbers[column]: body for numbers, body in _conditions(enclosed, alone, own, refusal, success)}
+    bodies |= {numbers[column]: body for numbers, body in _conditions(enclosed, alone, own_pid, refusal, success)}
     branches = sorted((number, body) for number, body in bodies.items() if number is not None)
     for start in range(0, len(branches), _GROUP):
         group = branches[start : start + _GROUP]
@@ -93,7 +93,7 @@ _Instruction = tuple[int, int, int, int]
 
 
 def _conditions(
-    enclosed: bool, alone: bool, own: int, refusal: int, success: int
+    enclosed: bool, alone: bool, own_pid: int, refusal: int, success: int
 ) -> list[tuple[_Numbers, list[_Instruction]]]:
     """The parts of the filter for calls that depend on an argument; each ends in a verdict."""
     allow = (_RETURN, 0, 0, _ALLOW)
@@ -108,7 +108,7 @@ def _conditions(
     ]
     if not alone:
         conditions.append((_OTHERS["ioctl"], [*_cases(1, dict.fromkeys(_IOCTL_OWNERS, refusal)), allow]))
-        itself = {0: _ALLOW, own: _ALLOW, -own & 0xFFFFFFFF: _ALLOW}
+        itself = {0: _ALLOW, own_pid: _ALLOW, -own_pid & 0xFFFFFFFF: _ALLOW}
         conditions += [(numbers, [*_cases(0, itself), (_RETURN, 0, 0, refusal)]) for numbers in _OF_ITSELF.values()]
     if enclosed:
         # Not datagrams: such a socket can be disconnected and can then send to any name.

@@ -52,11 +52,11 @@ def environment_operations(environment: Environment) -> Operations:
     if isinstance(environment, Charted):
         operations |= {"popularity": environment.popularity, "neighbours": environment.neighbours}
     if isinstance(environment, Demonstrated):
-        operations |= {"lexicon": environment.lexicon, "demonstrations": _pages(environment)}
+        operations |= {"lexicon": environment.lexicon, "demonstrations": _serve_pages(environment)}
     return operations
 
 
-def _pages(environment: Demonstrated) -> Callable[..., list[Any]]:
+def _serve_pages(environment: Demonstrated) -> Callable[..., list[Any]]:
     """Demonstrations in pages. It keeps the iterator, so that the next page costs only its own items."""
     cursor: tuple[Any, ...] = ()
     iterator: Iterator[Any] = iter(())

@@ -335,7 +335,7 @@ class Children:
         while True:
             try:
                 with timer.excuse():
-                    child = await self._child(episode, op)
+                    child = await self._get_child(episode, op)
             except OSError as error:
                 return wire.failure(wire.HOST, f"no child could be started: {error}")
             if child is None:
@@ -358,14 +358,14 @@ class Children:
                 if child.loss:
                     child.hang_up()
 
-    async def _child(self, episode: int, op: str) -> _Child | None:
+    async def _get_child(self, episode: int, op: str) -> _Child | None:
         """The episode's child, forked for its first call; None if the episode is closed. Raises OSError."""
         async with self.birth:
             child = self.children.get(episode)
             if op == "reset" or (episode == _SERVICE and (child is None or child.loss)):
                 child = await self._fork_child(episode)
         if child is not None and not child.born.is_set():
-            await self._within(child.born, "fork")
+            await self._wait_for(child.born, "fork")
         return child
 
     async def _call(
@@ -423,10 +423,10 @@ class Children:
         """The failure, once the fork server has cleaned up after the child; HOST where that does not happen."""
         self._give_up(child, f"the child was given up: {reason}" if code != wire.LOST else reason)
         with timer.excuse():
-            in_time = await self._within(child.exit, "bury")
+            in_time = await self._wait_for(child.exit, "bury")
         return wire.failure(code if in_time else wire.HOST, reason)
 
-    async def _within(self, event: asyncio.Event, what: str) -> bool:
+    async def _wait_for(self, event: asyncio.Event, action: str) -> bool:
         """Waits for an action of the fork server; ends the service where it takes longer than `start_deadline`."""
         waiting = asyncio.create_task(event.wait())
         until = running() + self.bounds.start_deadline
@@ -434,7 +434,7 @@ class Children:
             if (await asyncio.wait({waiting}, timeout=1.0))[0]:
                 return True
         waiting.cancel()
-        print(f"the fork server did not {what} within {self.bounds.start_deadline:g} s", file=sys.stderr, flush=True)
+        print(f"the fork server did not {action} within {self.bounds.start_deadline:g} s", file=sys.stderr, flush=True)
         self.over.set()
         return False
 
@@ -449,10 +449,10 @@ class Children:
         child = self.children[episode] = self.by_number[number] = _Child(number, ours)
         kind = "environment" if episode == _SERVICE else "episode"
         with theirs:
-            await self._order({"spawn": child.number, "slot": slot, "kind": kind}, [theirs.fileno()])
+            await self._send_order({"spawn": child.number, "slot": slot, "kind": kind}, [theirs.fileno()])
         return child
 
-    async def _order(self, order: dict[str, Any], descriptors: list[int]) -> None:
+    async def _send_order(self, order: dict[str, Any], descriptors: list[int]) -> None:
         while True:
             try:
                 socket.send_fds(self.control, [wire.encode(order)], descriptors)
@@ -463,7 +463,7 @@ class Children:
     def _give_up(self, child: _Child, reason: str) -> None:
         if not child.loss:
             child.loss = reason
-            self._run(self._order({"kill": child.number}, []))
+            self._run(self._send_order({"kill": child.number}, []))
         child.hang_up()
 
     def _end_episode(self, episode: int) -> None:

@@ -210,14 +210,14 @@ def clear(parent: str, slot: int) -> int:
 def _empty(folder: str) -> None:
     current = os.open(folder, _FOLDER)
     # For each folder on the way down, the folders in it that are left.
-    levels = [_folders(current)]
+    levels = [_remove_files(current)]
     try:
         while True:
             if levels[-1]:
                 name = levels[-1][-1]
                 os.chmod(name, 0o700, dir_fd=current)
                 next_folder = os.open(name, _FOLDER, dir_fd=current)
-                levels.append(_folders(next_folder))
+                levels.append(_remove_files(next_folder))
             elif len(levels) > 1:
                 next_folder = os.open("..", _FOLDER, dir_fd=current)
                 levels.pop()
@@ -230,7 +230,7 @@ def _empty(folder: str) -> None:
         os.close(current)
 
 
-def _folders(descriptor: int) -> list[str]:
+def _remove_files(descriptor: int) -> list[str]:
     """Removes the files in an open folder; returns the names of its folders."""
     names = []
     with os.scandir(descriptor) as entries:
@@ -247,7 +247,7 @@ def watch(parent: str, bounds: Bounds) -> Callable[[Iterable[int]], list[int]]:
     and files in them, which takes at most a tenth of the time."""
     due = time.monotonic()
 
-    def over(slots: Iterable[int]) -> list[int]:
+    def find_offenders(slots: Iterable[int]) -> list[int]:
         nonlocal due
         if (start := time.monotonic()) < due:
             return []
@@ -259,7 +259,7 @@ def watch(parent: str, bounds: Bounds) -> Callable[[Iterable[int]], list[int]]:
         due = end + max(PERIOD, _SHARE * (end - start))
         return offenders
 
-    return over
+    return find_offenders
 
 
 def _is_over(folder: str, size: int, bounds: Bounds) -> bool:

@@ -144,12 +144,12 @@ class Opening:
 def read(kind: Any, value: Any) -> Any:
     """The JSON value of a worker as a record of type `kind`. Raises Malformed if it is not one."""
     try:
-        return from_json(kind, value, _exactly)
+        return from_json(kind, value, _require_type)
     except TypeError as error:
         raise Malformed(str(error)[:200]) from error
 
 
-def _exactly(kind: Any, value: Any) -> Any:
+def _require_type(kind: Any, value: Any) -> Any:
     """The value, if it has exactly that type: nothing is converted. Raises TypeError."""
     origin = typing.get_origin(kind)
     if origin is typing.Literal:
