@@ -10,7 +10,7 @@ host.py        the actor: serves the calls; what crosses, and its bounds
 connection.py  the only importer of Ray
 
 Where an episode is played does not change what happens in it. A lost node raises EnvironmentFailure in its episodes:
-they are played again elsewhere, as any that the infrastructure lost. Ray is imported when `place` is called.
+they are played again elsewhere, like any that the infrastructure lost. Ray is imported when `place` is called.
 """
 
 import functools
@@ -33,7 +33,7 @@ def place(address: str, name: str, settings: Mapping[str, Any]) -> "PlacedEnviro
     """The environment of that name and settings, on every node of the cluster that offers processors.
 
     `address` is ray://HOST:PORT, or HOST:PORT or auto where this host belongs to the cluster. Raises ValueError for a
-    cluster that cannot be reached, and EnvironmentFailure, which names the node, where one cannot make the environment.
+    cluster that cannot be reached, and EnvironmentFailure, which names the node, if one cannot make the environment.
     """
     nodes = Nodes(connection.connect(address), name, settings)
     try:

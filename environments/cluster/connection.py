@@ -46,7 +46,7 @@ def check(address: str) -> None:
 
 
 def connect(address: str) -> "RayCluster":
-    """The cluster at that address. Raises ValueError where it cannot be reached or used."""
+    """The cluster at that address. Raises ValueError if it cannot be reached or used."""
     global _current
     check(address)
     with _connecting:
@@ -123,7 +123,7 @@ class RayCluster:
 
 
 def _reach(address: str) -> None:
-    """Raises ValueError where nothing listens at the address: Ray itself would try for half a minute."""
+    """Raises ValueError if nothing listens at the address: Ray itself would try for half a minute."""
     match = _ADDRESS.fullmatch(address)
     if match is None or match["host"] is None:
         return

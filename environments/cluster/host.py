@@ -1,4 +1,4 @@
-"""The actor of a node: makes the environment there and serves its episodes, each on a thread of its own.
+"""The actor of a node: makes the environment there and serves its episodes, each on its own thread.
 
 What crosses between the trainer and a node are bytes, one JSON object in ASCII each, of bounded size:
 

@@ -40,7 +40,7 @@ class Node:
 
     `made` is the future of what it says of the environment; it is late after `until`.
 
-    A call raises what the environment raises there, by name, or EnvironmentFailure where the node is lost: nothing that
+    A call raises what the environment raises there, by name, or EnvironmentFailure if the node is lost: nothing that
     happens to a node is an action's doing.
     """
 
@@ -135,7 +135,7 @@ class Node:
             self.fail(f"it was silent for {SILENCE:g} s")
 
     def fail(self, reason: str) -> None:
-        """Gives the node up: its calls fail, and its actor is ended where that is still possible."""
+        """Gives the node up: its calls fail, and its actor is ended if that is still possible."""
         with self._lock:
             if self.lost:
                 return
@@ -163,7 +163,7 @@ class Nodes:
         self._most: int | None = None
 
     def begin(self) -> None:
-        """Has every node make the environment. Raises EnvironmentFailure where one cannot, or there is none."""
+        """Has every node make the environment. Raises EnvironmentFailure if one cannot, or there is none."""
         if not (places := self.cluster.places()):
             raise EnvironmentFailure("the Ray cluster has no node that offers processors; start one: ray start")
         for id, place in places.items():

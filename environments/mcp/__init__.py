@@ -79,8 +79,8 @@ def make(
 ) -> ToolEnvironment:
     """The environment `mcp`: the server that `command` starts, the one at `url`, or a public `server` of the table.
 
-    Raises ValueError for settings that make no environment, InstallError where `python -m environments.install mcp` was
-    not run, and EnvironmentFailure where the server does not start. docs/mcp.md describes the settings.
+    Raises ValueError for settings that make no environment, InstallError if `python -m environments.install mcp` was
+    not run, and EnvironmentFailure if the server does not start. docs/mcp.md describes the settings.
     """
     settings = dict(locals())
     if not command and not url:
@@ -198,7 +198,7 @@ def _opener(
 
 
 def _prove(environment: ToolEnvironment, concurrency: int) -> None:
-    """Proves that episodes of a server at a url have states of their own, where several are to be played at a time.
+    """Proves that episodes of a server at a url have their own states, if several are to be played at a time.
 
     For a server with one state, it finds the look-ups now: later, that would wait for episodes that wait for it. Raises
     ValueError, and EnvironmentFailure if the server fails.

@@ -36,7 +36,7 @@ _CREDENTIALS = (401, 403, 407)
 
 
 class Process:
-    """The server that a command starts in `folder` with these variables alone. It ends with this process.
+    """The server that a command starts in `folder` with only these variables. It ends with this process.
 
     Its messages are read only during a call. A server that floods in between has to wait, because its pipe is full.
     """
@@ -94,7 +94,7 @@ class Process:
 
 
 class Address:
-    """The server at `url`. `name` stands for the address in messages, as the address may be a secret.
+    """The server at `url`. `name` stands for the address in messages, because the address may be a secret.
 
     Redirects to another host are not followed, so that `headers` reach no other.
     """
@@ -146,7 +146,7 @@ async def rehearse() -> None:
 
 # The most characters of what a server says of its use.
 _INSTRUCTIONS = 4_000
-# The SDK's message where the server has forgotten the session.
+# The SDK's message if the server has forgotten the session.
 _FORGOTTEN = "Session terminated"
 # Whatever matters in the SDK's log is also an answer.
 logging.getLogger("mcp").setLevel(logging.CRITICAL + 1)
@@ -174,7 +174,7 @@ class Connection:
         self.has_resources, self.instructions = False, ""
 
     def open(self) -> None:
-        """Starts the session, and asks what the server offers. Raises RuntimeError where that fails."""
+        """Starts the session, and asks what the server offers. Raises RuntimeError if that fails."""
         try:
             self._loop.run_until_complete(self._open())
         except Exception as error:
@@ -185,7 +185,7 @@ class Connection:
     def call(self, name: str, arguments: Mapping[str, Any]) -> Reply:
         """The reply to a call, including one of the two tools for resources.
 
-        Raises EOFError where the server has ended, or can no longer be understood.
+        Raises EOFError if the server has ended, or can no longer be understood.
         """
         if all(tool["function"]["name"] != name for tool in self.tools):
             if name == resources.LIST:
@@ -218,7 +218,7 @@ class Connection:
     async def _result(self, name: str, arguments: Mapping[str, Any]) -> Reply:
         result = await self._client.call_tool(name, dict(arguments))
         texts = [_text(block) for block in result.content]
-        # A tool that returns nothing has {"result": null} where results are structured.
+        # A tool that returns nothing has {"result": null} if its results are structured.
         if not texts and result.structured_content not in (None, {"result": None}):
             texts = [json.dumps(result.structured_content, ensure_ascii=False)]
         return "\n".join(texts) or "ok", not result.is_error

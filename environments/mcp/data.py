@@ -1,7 +1,7 @@
 """The public MCP servers of servers.toml, with which the environment is proved.
 
-Each is installed in a virtual environment of its own. The folders in which their episodes start are small, different,
-and the same wherever they are made.
+Each is installed in its own virtual environment. The folders in which their episodes start are small and different, and
+do not depend on where they are made.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class Server:
         return json.dumps([{"folder": start_name(number), **self.known} for number in range(STARTS)])
 
     def start_command(self) -> str:
-        """The command that starts it. Raises InstallError where it is not installed."""
+        """The command that starts it. Raises InstallError if it is not installed."""
         return str(Path(interpreter(self.home, self.recipe)).with_name(self.command))
 
 

@@ -1,4 +1,4 @@
-"""The environment in its worker: every episode has a server of its own, in a folder of its own, or a session."""
+"""The environment in its worker: every episode has its own server in its own folder, or its own session."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ def _episode(
     The folder is a copy of `start`. What the server tells at first is the message, as JSON; an answer that matches
     `errors` is an error, whatever the server says. The server, or the session, ends with this process.
 
-    Raises RuntimeError where the server does not start, and OverflowError for a start folder that cannot be compared.
+    Raises RuntimeError if the server does not start, and OverflowError for a start folder that cannot be compared.
     """
     world.with_name("home").mkdir()
     if start:
@@ -89,7 +89,7 @@ def _episode(
         reset=lambda: (Message("system", json.dumps(facts)),),
         tools=lambda: server.tools,
         state=dict if isinstance(transport, Address) else state,
-        # 1.0 where the server can be used again, as it offers the tools that it offered at first.
+        # 1.0 if the server can be used again, because it offers the tools that it offered at first.
         evaluate=lambda: Evaluation(float(server.offers_the_same())),
     )
 

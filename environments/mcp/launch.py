@@ -22,7 +22,7 @@ def make_confined(
 ) -> IsolatedEnvironment:
     """The worker of servers that a command starts, which see no files but those that it names.
 
-    Raises ValueError for a command that starts nothing, and InstallError where the SDK is not installed.
+    Raises ValueError for a command that starts nothing, and InstallError if the SDK is not installed.
     """
     words = words_of(command)
     paths = dict.fromkeys([*files_of(words), *filter(None, visible.split(":")), *([str(folders)] if folders else [])])

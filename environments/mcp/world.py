@@ -1,6 +1,6 @@
 """Worlds: each an episode's server as environments/tools acts on it. The verdict is made here, away from it.
 
-A world has a server of its own, or, where a call resets it, one that served another episode.
+A world has its own server or, if a call resets it, one that served another episode.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ class ServerWorld:
     _is_closed: bool = dataclasses.field(default=False, init=False)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What the server answers. Raises Refused for an error, and LimitExceeded where the server has ended."""
+        """What the server answers. Raises Refused for an error, and LimitExceeded if the server has ended."""
         observation = self._ask(self.episode.step, Action(calls=(Call(name, arguments),)))
         if observation.done:
             self._works = False
@@ -104,7 +104,7 @@ class ServerWorld:
 @dataclasses.dataclass(frozen=True)
 class Offer:
     """What a server tells of itself: the documentation of its own tools, and of all tools, with those for resources;
-    the names of those that change nothing, where it declares such ones at all; and what it says of its use."""
+    the names of tools that change nothing, if it declares any; and its instructions for use."""
 
     own: Documents
     documents: Documents
@@ -117,9 +117,9 @@ class Offer:
 
 
 def offer(worker: IsolatedEnvironment, setup: Mapping[str, Any]) -> Offer:
-    """The offer of the server of an episode in that setup. Raises EnvironmentFailure where it does not start.
+    """The offer of the server of an episode in that setup. Raises EnvironmentFailure if it does not start.
 
-    There are tools for resources where there are any, and no tool of the server has such a name.
+    There are tools for resources if the server has resources, and no tool of its own with such a name.
     """
     with contextlib.closing(worker.start(Task(NAME, "", setup))) as episode:
         (message,) = episode.reset()
@@ -174,7 +174,7 @@ class Opener:
     then on. A server at an address (`lasting`) begins with a reset, which must lead to the same state each time. With
     `alone`, one world is open at a time, and others wait.
 
-    Raises EnvironmentFailure where a server does not start, offers other tools than `offer`, or is not as at its start.
+    Raises EnvironmentFailure if a server does not start, offers other tools than `offer`, or is not as at its start.
     """
 
     worker: IsolatedEnvironment
@@ -241,7 +241,7 @@ class Opener:
             raise
 
     def _reuse(self, folder: str) -> Server | None:
-        """A server of an earlier episode, after its reset; None if there is none that is as it was at its start."""
+        """A server of an earlier episode, after its reset; None if no such server is as it was at its start."""
         while (server := self._take(folder)) is not None:
             episode, _, start = server
             try:
@@ -257,7 +257,7 @@ class Opener:
         return None
 
     def _keep_none(self, reason: str) -> None:
-        """Keeps no server of a command from now on, as the reset does not lead one back to its start."""
+        """Keeps no server of a command from now on, because the reset does not lead one back to its start."""
         if self.lasting:
             return
         with self._lock:
@@ -308,7 +308,7 @@ class Opener:
                 self._lock.notify_all()
 
     def _after_reset(self, episode: ServedEpisode) -> str:
-        """The state after the reset. Raises Refused where the server refuses it."""
+        """The state after the reset. Raises Refused if the server refuses it."""
         assert self.reset is not None
         self._world(episode).call(self.reset.name, self.reset.arguments)
         return self._state(episode)

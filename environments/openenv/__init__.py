@@ -15,7 +15,7 @@ RECIPE = Recipe(requirements=("openenv==0.10.0",), proof="import openenv.core.en
 # Drops that the package's own reward lets through are listed by `environments.check`, and are no faults.
 OFFICIAL_VERDICT = True
 
-# Resets with a seed each, where none are named.
+# Resets, each with its own seed, if none are named.
 _SEEDS = 32
 
 
@@ -46,8 +46,8 @@ def make(
 
     docs/verifiers-and-openenv.md describes the settings.
 
-    Raises ValueError for settings that make no environment, InstallError where `python -m environments.install openenv`
-    was not run, and EnvironmentFailure where the class fails.
+    Raises ValueError for settings that make no environment, InstallError if `python -m environments.install openenv`
+    was not run, and EnvironmentFailure if the class fails.
     """
     settings = dict(locals())
     examine(**settings)

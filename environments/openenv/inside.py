@@ -85,7 +85,7 @@ def _tasks(query: str, resets: Sequence[Mapping[str, Any]], solution: Callable[.
 
 
 def _kind_of_actions(environment: Environment) -> type[PackageAction]:
-    """The class of the environment's actions. Raises ValueError where it cannot be known."""
+    """The class of the environment's actions. Raises ValueError if it cannot be known."""
     if isinstance(environment, MCPEnvironment):
         return CallToolAction
     bases = (base for kind in type(environment).__mro__ for base in vars(kind).get("__orig_bases__", ()))

@@ -57,7 +57,7 @@ def make(
     alone has, or `brief`, the task of an agent without a policy. With `user` model an official task of retail or
     airline is a conversation: `user_model` at `user_url`, an OpenAI-compatible endpoint, says in at most
     `user_deadline` seconds what the customer says next. Raises ValueError for settings that contradict each other, and
-    InstallError where `python -m environments.install tau2` was not run.
+    InstallError if `python -m environments.install tau2` was not run.
     """
     examine(domain=domain, user=user, user_url=user_url, user_model=user_model, user_deadline=user_deadline)
     environment = isolate(

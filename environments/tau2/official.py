@@ -58,7 +58,7 @@ class Table(dict[str, Any]):
         return table
 
     def changes(self) -> dict[str, Any]:
-        """Key → the record, None where it was deleted, of every record that differs from the original's."""
+        """Key → the record, None if it was deleted, of every record that differs from the original's."""
         changed_records = {key: self[key] for key in sorted(self.own) if self[key] != self.original.get(key)}
         return {**changed_records, **dict.fromkeys(sorted(self.original.keys() - self.keys()))}
 
@@ -266,7 +266,7 @@ _GUIDELINES = "data/tau2/user_simulator/simulation_guidelines.md"
 
 
 def conversation_texts() -> dict[str, str]:
-    """The official texts of a conversation. Raises ModuleNotFoundError, OSError or ValueError where one is missing.
+    """The official texts of a conversation. Raises ModuleNotFoundError, OSError or ValueError if one is missing.
 
     `instruction`: what the agent is told. `prompt`: its system prompt, with places for {agent_instruction} and
     {domain_policy}. `greeting`: the agent's first message, which is the same in every conversation. `customer`: the

@@ -165,7 +165,7 @@ def phrase(steps: Sequence[Triplet]) -> str | None:
 
 
 def _clause(call: Call, observation: str) -> str | None:
-    """One call as a request, None where there is no wording. A switch is worded by what it leads to."""
+    """One call as a request, None if there is no wording. A switch is worded by what it leads to."""
     values = {name: json.dumps(value, ensure_ascii=False, sort_keys=True) for name, value in call.arguments.items()}
     if match := _SWITCHED.search(observation):
         values["switched"] = match[1].lower()
@@ -185,7 +185,7 @@ CUSTOMER = "customer"
 def task_of(domain: str, record: Mapping[str, Any]) -> Task:
     """The task of an official record, with its reference actions as the solution.
 
-    The query is the official ticket; where there is none, it is made of what the benchmark tells its simulated user.
+    The query is the official ticket; if there is none, it is made of what the benchmark tells its simulated user.
     """
     criteria = record["evaluation_criteria"]
     actions = [Action(calls=(Call(action["name"], action["arguments"]),)) for action in criteria.get("actions") or ()]

@@ -27,7 +27,7 @@ observation, and the world must be as before. `cojax.environment.EnvironmentFail
 Optional:
 
 `ending`        The tool that ends an episode; its first parameter is the answer. If the world has no tool of that name,
-                one is added. The default is finish(answer), or finish_episode(answer) where the world has a tool
+                one is added. The default is finish(answer), or finish_episode(answer) if the world has a tool
                 `finish` of its own, which then ends nothing; if it should, say ending="finish". With "", an action
                 without calls ends an episode, and its text is the answer; then there may be no tools at all.
 `judge`         (task, world, answer, finished) → reward in [0, 1], or an Evaluation, or None to judge by replay, as

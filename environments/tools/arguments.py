@@ -15,7 +15,7 @@ from .toolset import Tool
 _KNOWN, _NEW = 12, 2
 # Values of a list or an object within an argument that are tried; levels of nesting that are followed.
 _PARTS, _DEEP = 3, 4
-# Draws for each call wanted, as some draws repeat others.
+# Draws for each call wanted, because some draws repeat others.
 _DRAWS = 4
 # The most values of a world that are looked at, and the levels of nesting.
 _SEEN, _DEEPEST = 5_000, 20

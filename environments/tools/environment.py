@@ -73,7 +73,7 @@ class ToolEnvironment:
         end_tool = ending_tool(by_name, ending)
         own_traits = traits if traits.commands else _with_command(traits, by_name)
         self.name, self.traits = name, dataclasses.replace(own_traits, ending=end_tool.name)
-        # What is the same in all episodes.
+        # These are the same in all episodes.
         self._tools, self._ending, self._open, self._fork = by_name, end_tool, open, fork
         self._judge, self._affordances, self._instructions = judge, affordances, instructions
         self._documents = tuple(tool.document() for tool in {**by_name, end_tool.name: end_tool}.values() if tool.name)
@@ -483,7 +483,7 @@ class ToolEpisode:
         return [call for call in calls if self._works(call)][:_OF_TOOL]
 
     def _works(self, call: Call) -> bool:
-        """Whether the call works on a copy of the world; true where there is no copy."""
+        """Whether the call works on a copy of the world; true if there is no copy."""
         fork = self._environment._fork or (copy.deepcopy if is_json(self._world) else None)
         if fork is None or (world := fork(self._world)) is None:
             return True

@@ -57,7 +57,7 @@ class WorkerWorld:
         reply = self._episode.step(Action(text, calls, action.error[:_TEXT]))
         self._over |= reply.done
         messages = reply.messages if len(reply.messages) == len(calls) else reply.messages[:1] * len(calls)
-        # A message of the role "user" is an error, as an action may have calls that work and calls that do not.
+        # A message with the role "user" is an error: an action may have calls that work and calls that do not.
         self._replies = collections.deque(
             (call, message.content, message.role == "tool") for call, message in zip(calls, messages, strict=True)
         )
@@ -164,7 +164,7 @@ def package_environment(
 
 
 def opener(worker: IsolatedEnvironment, name: str) -> Callable[[Mapping[str, Any]], WorkerWorld]:
-    """setup → a world, of an episode of its own. Raises EnvironmentFailure where that does not open."""
+    """setup → a world, with its own episode. Raises EnvironmentFailure if that does not open."""
 
     def open_world(setup: Mapping[str, Any]) -> WorkerWorld:
         episode = worker.start(Task(name, "", setup))

@@ -45,7 +45,7 @@ class Tool:
 
     @property
     def first(self) -> str | None:
-        """The name of its first parameter, None where it has none."""
+        """The name of its first parameter, None if it has none."""
         return next(iter(self.parameters.get("properties", {})), None)
 
     def call(self, world: Any, arguments: Any) -> str:

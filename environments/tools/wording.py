@@ -14,7 +14,7 @@ _LONGEST, _PLACE = 200, 4_000
 
 
 def phrase(steps: Sequence[Triplet], ending: str, lookups: Collection[str]) -> str | None:
-    """The query that these calls answer; None where they cannot be worded.
+    """The query that these calls answer; None if they cannot be worded.
 
     A call that changes the world is worded with its arguments. An argument that a look-up was the first to show is
     worded by that look-up. There is no query if a call was refused, if a look-up is not used, or if the answer is not

@@ -42,7 +42,7 @@ def make(
     docs/verifiers-and-openenv.md describes the settings.
 
     Raises ValueError for settings that make no environment and for a taskset that has no counterpart here, InstallError
-    where `python -m environments.install verifiers` was not run, and EnvironmentFailure where the taskset fails.
+    if `python -m environments.install verifiers` was not run, and EnvironmentFailure if the taskset fails.
     """
     settings = dict(locals())
     examine(**settings)

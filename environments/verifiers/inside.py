@@ -100,7 +100,7 @@ class RolloutEpisode:
         return observation
 
     def state(self) -> Mapping[str, Any]:
-        """The taskset's own state, and what the reader adds; nothing where there is none."""
+        """The taskset's own state, and what the reader adds; nothing if there is none."""
         own = self._trace.state.model_dump(mode="json", exclude={"artifacts"})
         if self._read is None:
             return own

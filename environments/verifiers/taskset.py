@@ -19,7 +19,7 @@ from ..tools.in_worker import actions_of, missing
 from ..tools.toolset import document
 
 NAME = "verifiers"
-# The harness of a taskset that brings none. Here its part is played by the policy, with the taskset's tools alone.
+# The harness of a taskset that brings none. Here the policy plays its part, with only the taskset's tools.
 _PLAIN = "bash"
 # Of a taskset without evaluation tasks, one task in so many is held out, in halves for dev and eval.
 _HELD_OUT = 5
@@ -84,7 +84,7 @@ class Source:
         return sets
 
     def incomparable(self) -> str:
-        """Why the states of two episodes cannot be compared, "" where those of all tasks can."""
+        """Why the states of two episodes cannot be compared, "" if those of all tasks can."""
         lacking = [(index, self._lacks(task)) for index, task in self.kinds()]
         reasons = [(index, reason) for index, reason in lacking if reason]
         if not reasons:
@@ -174,7 +174,7 @@ def divide(
 
 
 def system_of(task: Any) -> str:
-    """The system message of a task, "" where it has none."""
+    """The system message of a task, "" if it has none."""
     prompt = task.data.prompt
     texts = [content_text(message.content) for message in prompt[:-1]] if isinstance(prompt, list) else []
     return "\n\n".join(filter(None, [task.data.system_prompt or "", *texts]))

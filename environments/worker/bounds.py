@@ -2,7 +2,7 @@
 
 import dataclasses
 
-# The most children of one worker: each may have a user id of its own, from one block of this size.
+# The most children of one worker: each may have its own user id, from one block of this size.
 MOST_CHILDREN = 4_096
 
 
@@ -42,11 +42,11 @@ class Layers:
     """Which layers of isolation hold.
 
     `network`: there is no network. `files`: only the needed files are visible. `processes`: other processes are not
-    visible. `user`: the child is not root. `first_uid` is the user id of slot 0 where every child has one of its own,
-    else 0. Where `files` does not hold, `rules` may: the kernel (Landlock) then lets a child open only these files and
-    those of its own folder. `calls`: a filter refuses system calls, including those for sockets where `enclosed`.
-    `reads`: children may read files that only the user who started the worker may read. `scratch` is the folder of a
-    child's own files; where `files` does not hold, the folder of all children's.
+    visible. `user`: the child is not root. `first_uid` is the user id of slot 0 if every child has its own, else 0.
+    Where `files` does not hold, `rules` may: the kernel (Landlock) then lets a child open only these files and those of
+    its own folder. `calls`: a filter refuses system calls, including those for sockets if `enclosed`. `reads`: children
+    may read files that only the user who started the worker may read. `scratch` is the folder of a child's own files;
+    where `files` does not hold, the folder of all children's.
     """
 
     network: bool = False

@@ -53,7 +53,7 @@ class IsolatedEnvironment(Served):
         self.close = client.close
 
     def start(self, task: Task) -> ServedEpisode:
-        """An episode in a child of its own, which is killed when the episode is closed."""
+        """An episode in its own child, which is killed when the episode is closed."""
         connection, runs_policy_code = self._client.connect(), self.runs_policy_code
         number = next(connection.episodes)
 
@@ -96,7 +96,7 @@ class Client:
             self.connection.close()
 
     def connect(self) -> "Connection":
-        """The live connection. Raises EnvironmentFailure where supervisors keep ending."""
+        """The live connection. Raises EnvironmentFailure if supervisors keep ending."""
         with self.lock:
             if self.closed:
                 raise EnvironmentFailure(f"the worker of {self.module} was closed")

@@ -117,7 +117,7 @@ class _Children:
             os.waitpid(remover, 0)
 
     def _obey(self) -> bool:
-        """Carries out one order; False where the control socket has ended."""
+        """Carries out one order; False if the control socket has ended."""
         packet, descriptors, _, _ = socket.recv_fds(self.control, PACKET, 1)
         if not packet:
             return False

@@ -29,7 +29,7 @@ _READ = 1 << 0 | 1 << 2 | 1 << 3
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
 _NO_TCP, _NO_SIGNALS = 0b11, 0b11
-# Children of root have user ids of their own, in blocks. Two fork servers must not share any, as the processes of a
+# Children of root have their own user ids, in blocks. Two fork servers must not share any, because the processes of a
 # dead child are killed by its user id.
 _UIDS_FROM = 1_000_000_000
 
@@ -56,7 +56,7 @@ def tasks_of(uid: int) -> int:
 
 
 def first_uid() -> int:
-    """The first user id for this process's children, among the ids that exist here; 0 where there are too few."""
+    """The first user id for this process's children, among the ids that exist here; 0 if there are too few."""
     inside, _, length = max(_uid_ranges(), key=lambda uid_range: uid_range[2])
     block = os.getpid() * MOST_CHILDREN
     if length > _UIDS_FROM + 2 * MOST_CHILDREN:
@@ -133,7 +133,7 @@ def die_with_parent() -> None:
 
 
 def landlock_version() -> int:
-    """The version of Landlock here, 0 where there is none."""
+    """The version of Landlock here, 0 if there is none."""
     return max(0, _LIBC.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION)))
 
 

@@ -87,7 +87,7 @@ def separate(layers: Layers) -> None:
     """Gives the next fork of this process a process namespace and, for its scratch files, a mount namespace."""
     flags = kernel.NEWNS if layers.files else 0
     if layers.processes:
-        # Processes are counted by user and namespace: in a namespace of its own the limit is the child's own.
+        # Processes are counted by user and namespace: in its own namespace, a child has the limit to itself.
         flags |= kernel.NEWPID | kernel.NEWIPC | (kernel.NEWUSER if os.geteuid() else 0)
     if flags:
         kernel.unshare(flags)
@@ -147,14 +147,14 @@ def _refuse_calls(layers: Layers) -> None:
 
 def _scope(layers: Layers) -> tuple[bool, bool, bool, int]:
     """How much the filter of a child refuses; see `seccomp.program`."""
-    # Where only Landlock holds, the files of a child of the same user remain.
+    # If only Landlock holds, the files of another child of the same user remain exposed.
     marks = layers.files or layers.first_uid > 0 or not layers.enclosed
     own_pid = 0 if layers.processes else os.getpid()
     return layers.enclosed, layers.processes, marks, own_pid
 
 
 def trial(bounds: Bounds, layers: Layers) -> str:
-    """Why a child cannot be confined, found by a trial fork; "" where it can."""
+    """Why a child cannot be confined, found by a trial fork; "" if it can."""
     reads, writes = os.pipe()
     if not (pid := os.fork()):
         try:

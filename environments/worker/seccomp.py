@@ -14,7 +14,7 @@ from pathlib import Path
 
 from . import kernel
 
-_Numbers = tuple[int | None, ...]  # of a call on x86-64 and on 64-bit ARM; None where there is none
+_Numbers = tuple[int | None, ...]  # of a call on x86-64 and on 64-bit ARM; None if there is none
 
 
 def _section(name: str) -> dict[str, _Numbers]:
@@ -49,16 +49,16 @@ _SECCOMP = {"x86_64": 317, "aarch64": 277}
 
 
 def install(enclosed: bool, alone: bool, marks: bool, own_pid: int = 0) -> None:
-    """Installs the filter; needs NO_NEW_PRIVS. Raises OSError where the kernel or the architecture has none."""
+    """Installs the filter; needs NO_NEW_PRIVS. Raises OSError if the kernel or the architecture has none."""
     machine = os.uname().machine
     kernel.seccomp(_SECCOMP[machine], _SET_MODE_FILTER, _SPEC_ALLOW, program(machine, enclosed, alone, marks, own_pid))
 
 
 @functools.lru_cache(maxsize=4)
 def program(machine: str, enclosed: bool, alone: bool, marks: bool, own_pid: int = 0) -> bytes:
-    """The filter: instructions of eight bytes. Raises OSError where the architecture has none.
+    """The filter: instructions of eight bytes. Raises OSError if the architecture has none.
 
-    `enclosed`: no sockets, and no locks, as nothing is shared with others. `alone`: the process ids are its own.
+    `enclosed`: no sockets, and no locks, because it shares nothing. `alone`: the process ids are its own.
     `marks`: mode, owner, times and attributes of files may be changed. `own_pid`: the process id, unless it is `alone`.
     """
     if sys.platform != "linux" or machine not in _ARCHITECTURES or sys.byteorder != "little":

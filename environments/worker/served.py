@@ -137,7 +137,7 @@ class Served:
             self.demonstrations = functools.partial(_demonstrations, call)
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
-        """The environment's own tasks. Raises ValueError where the environment does."""
+        """The environment's own tasks. Raises ValueError if the environment does."""
         try:
             records = self._call("tasks", split, count, seed)
         except EnvironmentFailure as failure:

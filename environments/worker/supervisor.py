@@ -191,7 +191,7 @@ class Timer:
             self.deadline = max(self.deadline, self.wall + _SENDING)
 
     def admit(self) -> None:
-        """Notes that a large reply has room: it must end soon, as others wait for the room."""
+        """Notes that a large reply has room: it must end soon, because others wait for the room."""
         self.deadline = self.wall + _SENDING
 
     @contextlib.contextmanager
@@ -261,7 +261,7 @@ class Children:
         self.timers: dict[int, Timer] = {}  # by request
         self.numbers = itertools.count(1)
         self.birth = asyncio.Lock()
-        # As many large replies at the same time as memory has room for, at least one; the others wait.
+        # Memory has room for this many large replies at a time, at least one; the others wait.
         self.room = asyncio.Semaphore(max(1, _ROOM // (_COPIES * self.bounds.output)))
 
     async def serve(self) -> None:
@@ -420,14 +420,14 @@ class Children:
         return True
 
     async def _fail(self, child: _Child, code: str, reason: str, timer: Timer) -> bytes:
-        """The failure, once the fork server has cleaned up after the child; HOST where that does not happen."""
+        """The failure, once the fork server has cleaned up after the child; HOST if that does not happen."""
         self._give_up(child, f"the child was given up: {reason}" if code != wire.LOST else reason)
         with timer.excuse():
             in_time = await self._wait_for(child.exit, "bury")
         return wire.failure(code if in_time else wire.HOST, reason)
 
     async def _wait_for(self, event: asyncio.Event, action: str) -> bool:
-        """Waits for an action of the fork server; ends the service where it takes longer than `start_deadline`."""
+        """Waits for an action of the fork server; ends the service if it takes longer than `start_deadline`."""
         waiting = asyncio.create_task(event.wait())
         until = running() + self.bounds.start_deadline
         while running() < until:
@@ -439,7 +439,7 @@ class Children:
         return False
 
     async def _fork_child(self, episode: int) -> _Child:
-        """Has a child forked for the episode. Raises OSError where no slot is free."""
+        """Has a child forked for the episode. Raises OSError if no slot is free."""
         if not self.free:
             raise OSError(f"{self.bounds.children} children are alive; raise the bound `children`")
         self._end_episode(episode)
@@ -476,7 +476,7 @@ async def receive(
 ) -> bytes:
     """Reads one line of at most `limit` bytes. Calls `begin` when bytes arrive; awaits `admit` once for a large line.
 
-    Raises ConnectionError where the child hangs up, and ValueError where the line exceeds a bound or more follows it.
+    Raises ConnectionError if the child hangs up, and ValueError if the line exceeds a bound or more follows it.
     """
     loop = asyncio.get_running_loop()
     line = bytearray()

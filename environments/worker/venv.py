@@ -28,7 +28,7 @@ ROOT = Path(cojax.__file__).parents[1]
 class Recipe:
     """The contents of an environment's virtual environment.
 
-    `requirements` are in pip's form, installed without their dependencies where `dependencies` is false. `pythons` are
+    `requirements` are in pip's form, installed without their dependencies if `dependencies` is false. `pythons` are
     the versions it was tested on. `prepare` is a statement to run after pip, `proof` one that succeeds if everything is
     installed. `programs` are programs that must be on PATH, each with the command that installs it on Debian.
     """

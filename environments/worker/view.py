@@ -3,8 +3,8 @@
 The fork server moves into a new root of bind mounts. That root and every mount in it become read-only when it is
 complete. A child then mounts scratch files of its own over the one remaining folder.
 
-Where that is not possible, a child has a folder of its own in /tmp. No limit of the kernel bounds a whole folder, so
-the fork server counts, and kills a child that holds too much.
+If that is not possible, a child has its own folder in /tmp. No limit of the kernel bounds a whole folder, so the fork
+server counts, and kills a child that holds too much.
 """
 
 import contextlib
@@ -88,7 +88,7 @@ def show_only(visible: list[str], hidden: list[str], bounds: Bounds) -> str:
 
 
 def own_mounts(scratch: str, bounds: Bounds, processes: bool) -> None:
-    """Mounts, in a mount namespace of its own, an empty folder for scratch files and its own /proc."""
+    """Mounts, in its own mount namespace, an empty folder for scratch files and its own /proc."""
     if not processes:
         _seal(target for target in _mounts().values() if within(target, "/proc"))
     elif not kernel.succeeds(lambda: kernel.mount("proc", "/proc", "proc", _PROC)):

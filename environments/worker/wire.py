@@ -49,7 +49,7 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """The message of a line. Raises ValueError where it is not a JSON object in ASCII, or names a key twice."""
+    """The message of a line. Raises ValueError if it is not a JSON object in ASCII, or names a key twice."""
     message = parse_json(line.decode("ascii"), hook=_unique)
     if not isinstance(message, dict):
         raise ValueError(f"a message is {type(message).__name__}; expected an object")
@@ -80,7 +80,7 @@ class Scan:
         self.quoted = self.escaped = False
 
     def take(self, part: bytes) -> None:
-        """Counts one part. Raises ValueError where the text so far has too many values or levels, or is not ASCII."""
+        """Counts one part. Raises ValueError if the text so far has too many values or levels, or is not ASCII."""
         if not part.isascii():
             raise ValueError("it is not ASCII")
         if self.escaped and part:
