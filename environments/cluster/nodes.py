@@ -36,9 +36,9 @@ _MADE = 180.0
 class Node:
     """An actor on the node `id` that makes the environment by `order`. `place` is the node in words.
 
-    `lost` says why it is gone, "" while it is there.
+    `loss` says why it is gone, "" while it is there.
 
-    `made` is the future of what it says of the environment; it is late after `until`.
+    `making` is the future of what it says of the environment; it is late after `until`.
 
     A call raises what the environment raises there, by name, or EnvironmentFailure if the node is lost: nothing that
     happens to a node is an action's doing.
@@ -46,14 +46,14 @@ class Node:
 
     def __init__(self, cluster: RayCluster, id: str, place: str, order: bytes, on_free: Callable[[], None]) -> None:
         self.cluster, self.actor, self.id, self.place, self._on_free = cluster, cluster.actor(id), id, place, on_free
-        self.made, self.until = cluster.send(self.actor.make, order), running() + _MADE
-        self.lost = ""
+        self.making, self.until = cluster.send(self.actor.make, order), running() + _MADE
+        self.loss = ""
         self.process = 0  # its process id there
         self.open: set[int] = set()
         self._numbers, self._episodes = itertools.count(1), itertools.count(1)
         self._lock = threading.Lock()
         # When the node was last heard, and the time that each call under way had counted by then.
-        self.heard, self._counted = running(), dict[str, float]()
+        self.last_heard, self._counted = running(), dict[str, float]()
         self._beat: concurrent.futures.Future[Any] | None = None
 
     def begin(self) -> int:
@@ -69,15 +69,15 @@ class Node:
             if episode and episode not in self.open:
                 return
             self.open.discard(episode)
-        if not self.lost:
+        if not self.loss:
             with contextlib.suppress(Exception):
                 self.cluster.send(self.actor.end, episode)
         self._on_free()
 
     def call(self, episode: int, op: str, arguments: list[Any], deadline: float = LONGEST) -> Any:
         """The value of one call. `episode` 0 is the environment itself."""
-        if self.lost:
-            raise EnvironmentFailure(self.lost)
+        if self.loss:
+            raise EnvironmentFailure(self.loss)
         with self._lock:
             number = next(self._numbers)
         line = host.encode_request(number, episode, op, arguments)
@@ -85,11 +85,11 @@ class Node:
             future = self.cluster.send(self.actor.call, line)
         except Exception as error:
             self.fail(f"it took no call: {error}")
-            raise EnvironmentFailure(self.lost) from error
+            raise EnvironmentFailure(self.loss) from error
 
         def read_count() -> float:
-            if self.lost:
-                raise EnvironmentFailure(self.lost)
+            if self.loss:
+                raise EnvironmentFailure(self.loss)
             if (seconds := self._counted.get(str(number), 0.0)) > deadline:
                 raise EnvironmentFailure(f"{op} took longer than {deadline:g} s on {self.place}")
             if (progress := PLAYING.get()) and progress.abandoned:  # the watch over the episode has given it up
@@ -110,7 +110,7 @@ class Node:
             if self.cluster.of_the_call(error):
                 raise EnvironmentFailure(f"a call failed on {self.place}: {error}"[:500]) from error
             self.fail(f"{type(error).__name__}: {error}")
-            raise EnvironmentFailure(self.lost) from error
+            raise EnvironmentFailure(self.loss) from error
         try:
             counted_s, value, failure = host.decode_reply(line, number, episode)
             return counted_s, (value, failure)
@@ -119,27 +119,27 @@ class Node:
 
     def check(self) -> None:
         """Asks for a sign of life, if none is awaited, and notes the last; a node that is silent too long is lost."""
-        if self.lost:
+        if self.loss:
             return
         try:
             if self._beat is not None and self._beat.done():
                 self._counted = host.decode_progress(line := self._beat.result())
                 self.process = int(host.decode(line)["process"])
-                self.heard, self._beat = running(), None
+                self.last_heard, self._beat = running(), None
             if self._beat is None:
                 self._beat = self.cluster.send(self.actor.beat)
         except Exception as error:
             self.fail(f"{type(error).__name__}: {error}")
             return
-        if running() - self.heard > SILENCE:
+        if running() - self.last_heard > SILENCE:
             self.fail(f"it was silent for {SILENCE:g} s")
 
     def fail(self, reason: str) -> None:
         """Gives the node up: its calls fail, and its actor is ended if that is still possible."""
         with self._lock:
-            if self.lost:
+            if self.loss:
                 return
-            self.lost = f"{self.place} was lost: {' '.join(reason.split())}"[:500]
+            self.loss = f"{self.place} was lost: {' '.join(reason.split())}"[:500]
         self._on_free()
         self.cluster.end(self.actor)
 
@@ -156,9 +156,9 @@ class Nodes:
         self.description: dict[str, Any] = {}
         self.live: list[Node] = []
         self._starting: list[Node] = []
-        self._started: dict[str, list[float]] = {}
-        self._changed = threading.Condition()
-        self._closed = threading.Event()
+        self._starts: dict[str, list[float]] = {}
+        self._change = threading.Condition()
+        self._closing = threading.Event()
         # Episodes that one node plays at a time, where the environment limits them.
         self._most: int | None = None
 
@@ -169,7 +169,7 @@ class Nodes:
         for id, place in places.items():
             self._start(id, place)
         while self._starting:
-            concurrent.futures.wait([node.made for node in self._starting], _BEAT)
+            concurrent.futures.wait([node.making for node in self._starting], _BEAT)
             for id, failure in self._finish_starts():
                 # A node that has left meanwhile no longer belongs to the cluster.
                 if id in self.cluster.places():
@@ -195,17 +195,17 @@ class Nodes:
             try:
                 return node.call(0, op, list(arguments), _SERVICE)
             except EnvironmentFailure:
-                if not node.lost:
+                if not node.loss:
                     node.end(0)  # a call that hangs keeps its thread; the next one gets another
                     raise
 
     def close(self) -> None:
         """Ends all actors with their processes. Never raises."""
-        self._closed.set()
-        with self._changed:
+        self._closing.set()
+        with self._change:
             nodes = [*self.live, *self._starting]
             self.live, self._starting = [], []
-            self._changed.notify_all()
+            self._change.notify_all()
         for node in nodes:
             self.cluster.end(node.actor)
 
@@ -216,10 +216,10 @@ class Nodes:
         too long.
         """
         began = running()
-        with self._changed, waiting():
-            while not self._closed.is_set():
+        with self._change, waiting():
+            while not self._closing.is_set():
                 now = running()
-                awake = [node for node in self.live if not node.lost and now - node.heard < DOUBT]
+                awake = [node for node in self.live if not node.loss and now - node.last_heard < DOUBT]
                 free = [node for node in awake if full or self._most is None or len(node.open) < self._most]
                 if free:
                     return take(min(free, key=lambda node: len(node.open)))
@@ -229,19 +229,19 @@ class Nodes:
                     )
                 if (progress := PLAYING.get()) and progress.abandoned:
                     raise Abandoned
-                self._changed.wait(_LOOK)
+                self._change.wait(_LOOK)
         raise EnvironmentFailure(f"the environment {self.name} was closed")
 
     def _watch(self) -> None:
         last_look = running()
-        while not self._closed.wait(_BEAT):
+        while not self._closing.wait(_BEAT):
             for node in list(self.live):
                 node.check()
-            with self._changed:
-                lost_nodes = [node for node in self.live if node.lost]
-                self.live = [node for node in self.live if not node.lost]
+            with self._change:
+                lost_nodes = [node for node in self.live if node.loss]
+                self.live = [node for node in self.live if not node.loss]
             for node in lost_nodes:
-                _LOG.warning("%s; its episodes are played again elsewhere", node.lost)
+                _LOG.warning("%s; its episodes are played again elsewhere", node.loss)
             for _, failure in self._finish_starts():
                 _LOG.warning("%s", failure)
             if running() - last_look > _JOINED:
@@ -265,37 +265,37 @@ class Nodes:
 
     def _start(self, id: str, place: str) -> None:
         now = running()
-        recent = [moment for moment in self._started.get(id, []) if now - moment < _WITHIN]
+        recent = [moment for moment in self._starts.get(id, []) if now - moment < _WITHIN]
         if len(recent) >= _STARTS:
             return
-        self._started[id] = [*recent, now]
+        self._starts[id] = [*recent, now]
         self._starting.append(Node(self.cluster, id, place, self.order, self._notify))
 
     def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+        with self._change:
+            self._change.notify_all()
 
     def _finish_starts(self) -> list[tuple[str, EnvironmentFailure]]:
         """Adds the nodes that have made the environment; the ids of those that could not, with the reason."""
         failures = []
         for node in list(self._starting):
             late = running() > node.until
-            if not node.made.done() and not late:
+            if not node.making.done() and not late:
                 continue
             self._starting = [other for other in self._starting if other is not node]
             try:
                 if late:
                     raise EnvironmentFailure(f"it took longer than {_MADE:g} s")
-                self._check_description(node.made)
+                self._check_description(node.making)
             except EnvironmentFailure as error:
                 self.cluster.end(node.actor)
                 failures.append((node.id, EnvironmentFailure(f"{node.place} cannot make {self.name}: {error}")))
                 continue
-            node.heard = running()
-            with self._changed:
+            node.last_heard = running()
+            with self._change:
                 self.live = sorted([*self.live, node], key=lambda node: node.id)
-                self._changed.notify_all()
-        if self._closed.is_set():
+                self._change.notify_all()
+        if self._closing.is_set():
             self.close()  # an actor that was started meanwhile
         return failures
 

@@ -110,13 +110,13 @@ class ToolEnvironment:
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
         if self._phrase is not None:
             return self._phrase(steps)
-        if self._spoken:
+        if self._ends_by_text:
             steps = [_with_call(step) for step in steps]
         names = {call.name for step in steps for call in step.action.calls} - {self._ending.name}
         return wording.phrase(steps, self._ending.name, set(filter(self.is_lookup, names)))
 
     @property
-    def _spoken(self) -> bool:
+    def _ends_by_text(self) -> bool:
         """Whether an action without calls ends the episode, and its text is the answer."""
         return not self._ending.name
 
@@ -293,10 +293,10 @@ class ToolEpisode:
     def __init__(self, environment: ToolEnvironment, task: Task):
         self._environment, self._task = environment, task
         self._world: Any = None
-        self._opened = self._finished = False
+        self._is_open = self._is_finished = False
         self._tools: Mapping[str, Tool] = environment._tools
         self.answer: str | None = None
-        self._shown: list[str] = []
+        self._texts: list[str] = []
 
     def reset(self) -> tuple[Message, ...]:
         self._world = self._environment._open(copy.deepcopy(plain_json(self._task.setup, "the setup")))
@@ -305,7 +305,7 @@ class ToolEpisode:
                 f"`open` returned {type(self._world).__name__}, which has no state(); expected plain JSON, or an "
                 "object with state() and, for tools that are documents, call(name, arguments)"
             )
-        self._opened = True
+        self._is_open = True
         if on_offer := ability(self._world, "on_offer"):
             self._tools = self._on_offer(on_offer())
         instructions = self._environment._instructions
@@ -321,55 +321,55 @@ class ToolEpisode:
 
     def step(self, action: Action) -> Observation:
         """Carries out the calls in order, even after a refused one. Each call gets a message."""
-        if self._finished:
+        if self._is_finished:
             return self._refuse("the episode is over")
         if listen := ability(self._world, "listen"):
             listen(self._before_its_end(action))
-        if not action.calls and self._environment._spoken and action.error in ("", NO_CALL):
-            self.answer, self._finished = spoken_answer(action), True
+        if not action.calls and self._environment._ends_by_text and action.error in ("", NO_CALL):
+            self.answer, self._is_finished = spoken_answer(action), True
             return Observation(done=True)
         if not action.calls:
             return self._refuse((action.error or f"no call; end the episode by {self._environment._ending.name}")[:200])
         messages, ok = [], True
         for number, call in enumerate(action.calls, 1):
-            refuses_rest = self._finished or number > _CALLS
+            refuses_rest = self._is_finished or number > _CALLS
             try:
-                if self._finished:
+                if self._is_finished:
                     raise Refused("the episode is over; the rest were not carried out")
                 if number > _CALLS:
                     raise Refused(f"only {_CALLS} calls at once; the rest were not carried out")
                 text = self._carry_out(call)
             except Refused as refusal:
                 ok, text = False, f"error: {refusal}"
-            self._finished |= self._over()
+            self._is_finished |= self._over()
             messages.append(Message("tool", text))
             if refuses_rest:
                 break
         if finish_listening := ability(self._world, "listened"):
             finish_listening()
-            self._finished |= self._over()
-        return Observation(tuple(messages), ok=ok, done=self._finished)
+            self._is_finished |= self._over()
+        return Observation(tuple(messages), ok=ok, done=self._is_finished)
 
     def _before_its_end(self, action: Action) -> Action:
         """The action, without the first call that ends the episode and without those after it."""
         ends = (index for index, call in enumerate(action.calls) if call.name == self._environment._ending.name)
-        end = None if self._environment._spoken else next(ends, None)
+        end = None if self._environment._ends_by_text else next(ends, None)
         return action if end is None else dataclasses.replace(action, calls=action.calls[:end])
 
     def state(self) -> Mapping[str, Any]:
         """The world, the answer, and whether the episode is finished."""
         world = state_of(self._world)
         content = world if isinstance(world, dict) else {"value": world}
-        return {"world": content, "answer": self.answer, "finished": self._finished}
+        return {"world": content, "answer": self.answer, "finished": self._is_finished}
 
     def affordances(self) -> tuple[Action, ...]:
         """Calls worth trying, only working ones where they can be tried; then calls that end the episode."""
-        if self._finished:
+        if self._is_finished:
             return ()
         state = state_of(self._world)
         calls = self._calls(state)[:_OFFERED]
-        answers = [text for text in dict.fromkeys(reversed(self._shown)) if len(text) <= _ANSWER][:_ANSWERS]
-        if self._environment._spoken:
+        answers = [text for text in dict.fromkeys(reversed(self._texts)) if len(text) <= _ANSWER][:_ANSWERS]
+        if self._environment._ends_by_text:
             return (*(Action(calls=(call,)) for call in calls), *map(Action, answers), Action())
         ending, parameter = self._environment._ending.name, self._environment._ending.first
         ends = [Call(ending, {parameter: text}) for text in answers] if parameter is not None else []
@@ -386,7 +386,7 @@ class ToolEpisode:
         """
         judge = self._environment._judge
         if judge is not None:
-            verdict = judge(self._task, self._world, self.answer, self._finished)
+            verdict = judge(self._task, self._world, self.answer, self._is_finished)
             if verdict is not None:
                 return verdict if isinstance(verdict, Evaluation) else Evaluation(float(verdict))
         if not self._task.solution:
@@ -403,12 +403,12 @@ class ToolEpisode:
         if answer is not None:
             holds.append(same_answer(self.answer, answer))
             checks.append(Check("answer", holds[-1]))
-        checks.append(Check("finished", self._finished))
+        checks.append(Check("finished", self._is_finished))
         partial = sum(holds) / max(1, len(holds) + wrong)
         return Evaluation(float(all(check.passed for check in checks)), tuple(checks), partial)
 
     def close(self) -> None:
-        if self._opened and (close := ability(self._world, "close")):
+        if self._is_open and (close := ability(self._world, "close")):
             close()
 
     def end(self) -> tuple[Any, str | None]:
@@ -422,10 +422,10 @@ class ToolEpisode:
 
     def _carry_out(self, call: Call) -> str:
         ending = self._environment._ending
-        if call.name != ending.name or self._environment._spoken:
+        if call.name != ending.name or self._environment._ends_by_text:
             text = perform(self._tools, self._world, call)
             if text != DONE:
-                self._shown = [*self._shown, text][-_REMEMBERED:]
+                self._texts = [*self._texts, text][-_REMEMBERED:]
             return text
         value = call.arguments.get(ending.first) if ending.first is not None else None
         try:
@@ -433,7 +433,7 @@ class ToolEpisode:
         except TypeError as error:
             raise Refused(str(error)) from error
         text = ending.call(self._world, call.arguments)
-        self.answer, self._finished = self.answer if answer is None else answer, True
+        self.answer, self._is_finished = self.answer if answer is None else answer, True
         return text
 
     def _over(self) -> bool:
@@ -455,7 +455,7 @@ class ToolEpisode:
         return {name: own[name] for name in tools}
 
     def _refuse(self, reason: str) -> Observation:
-        return Observation((Message("tool", f"error: {reason}"),), ok=False, done=self._finished)
+        return Observation((Message("tool", f"error: {reason}"),), ok=False, done=self._is_finished)
 
     def calls_of(self, tool: str) -> list[Call]:
         """The calls of one tool that are worth trying now."""
@@ -466,7 +466,7 @@ class ToolEpisode:
         a first one of each tool, or of the tool `only`, then a second, and so on."""
         if self._environment._affordances is not None:
             return [Call(name, copy.deepcopy(args)) for name, args in self._environment._affordances(self._world)]
-        index = seen_in(*(read(text) for text in reversed(self._shown)), state, self._task.setup)
+        index = seen_in(*(read(text) for text in reversed(self._texts)), state, self._task.setup)
         salt = canonical(state)
         tools = [tool for tool in self._tools.values() if only in ("", tool.name)]
         of_tools = [self._of_tool(tool, index, salt) for tool in tools]

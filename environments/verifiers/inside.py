@@ -75,7 +75,7 @@ class RolloutEpisode:
         self._messages: list[Any] = []
         self._tools: dict[str, tuple[MCPServer, str]] = {}
         self._toolsets: list[Any] = []
-        self._offered: list[Mapping[str, Any]] = []
+        self._tool_documents: list[Mapping[str, Any]] = []
         self._documents: list[vf.Tool] = []
         self._numbers = itertools.count(1)
         self._verdict: Evaluation | None = None
@@ -89,7 +89,7 @@ class RolloutEpisode:
         return opening(system)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return tuple(self._offered)
+        return tuple(self._tool_documents)
 
     def step(self, action: Action) -> Observation:
         """Takes the action as a model's reply, and makes its calls. The role of a message is "user" for an error."""
@@ -135,8 +135,8 @@ class RolloutEpisode:
             self._toolsets.append(toolset)
             server = serve(toolset)
             for tool in await server.list_tools():
-                self._offered.append(document_of(toolset, tool))
-                document = self._offered[-1]["function"]
+                self._tool_documents.append(document_of(toolset, tool))
+                document = self._tool_documents[-1]["function"]
                 self._tools[document["name"]] = (server, tool.name)
                 self._documents.append(vf.Tool(**document))
         if stop := await self._find_stop():

@@ -83,8 +83,8 @@ class Client:
     def __init__(self, launch: Mapping[str, Any]) -> None:
         self.launch, self.module = launch, launch["module"]
         self.lock = threading.Lock()
-        self.replaced: list[float] = []
-        self.closed = False
+        self.replacements: list[float] = []
+        self.is_closed = False
         self.connection = Connection(launch)
         if missing := [name for name, holds in self.connection.description["layers"].items() if not holds]:
             _LOG.warning("%s runs without these layers of isolation: %s", self.module, ", ".join(missing))
@@ -92,23 +92,23 @@ class Client:
     def close(self) -> None:
         """Ends every process, for good."""
         with self.lock:
-            self.closed = True
+            self.is_closed = True
             self.connection.close()
 
     def connect(self) -> "Connection":
         """The live connection. Raises EnvironmentFailure if supervisors keep ending."""
         with self.lock:
-            if self.closed:
+            if self.is_closed:
                 raise EnvironmentFailure(f"the worker of {self.module} was closed")
-            if self.connection.ended:
+            if self.connection.is_over:
                 now = time.monotonic()
-                self.replaced = [moment for moment in self.replaced if now - moment < _WITHIN]
-                if len(self.replaced) >= _REPLACED:
+                self.replacements = [moment for moment in self.replacements if now - moment < _WITHIN]
+                if len(self.replacements) >= _REPLACED:
                     raise EnvironmentFailure(
                         f"the worker of {self.module} ended {_REPLACED} times within {_WITHIN:g} s; "
                         "its last words are on stderr"
                     )
-                self.replaced.append(now)
+                self.replacements.append(now)
                 _LOG.warning("the worker of %s ended; starting another", self.module)
                 self.connection.close()
                 self.connection = Connection(self.launch)
@@ -121,7 +121,7 @@ class Client:
         try:
             return connection.call(0, op, list(arguments), deadline)
         except EnvironmentFailure:
-            if not connection.ended:
+            if not connection.is_over:
                 raise
             # The supervisor ended before or during the call. These calls are safe to repeat.
             return self.connect().call(0, op, list(arguments), deadline)
@@ -146,9 +146,9 @@ class Connection:
         self.pending: dict[int, concurrent.futures.Future[dict[str, Any]]] = {0: concurrent.futures.Future()}
         self.waiting = threading.Lock()
         self.numbers, self.episodes = itertools.count(1), itertools.count(1)
-        self.ended = False
+        self.is_over = False
         # When the supervisor last sent something, and the time that each current call had counted by then.
-        self.heard, self.counted = running(), dict[str, float]()
+        self.last_heard, self.counts = running(), dict[str, float]()
         self.close = weakref.finalize(self, _shut, ours, process, os.getpid())
         _SOCKETS.add(ours)
         sources = [path for _, origin, paths in (*roots, *own) for path in (paths or [os.path.dirname(origin or "")])]
@@ -198,11 +198,11 @@ class Connection:
         began = running()
 
         def read_count() -> float:
-            if running() - max(began, self.heard) > _SILENCE:
+            if running() - max(began, self.last_heard) > _SILENCE:
                 self.process.kill()
                 self.fail()
                 raise EnvironmentFailure(f"the supervisor was silent for {_SILENCE:g} s and was killed")
-            return self.counted.get(str(number), 0.0)
+            return self.counts.get(str(number), 0.0)
 
         # The supervisor says how much of the wait counts: while it lasts, and in its reply for the whole call.
         reply = await_reply(future, read_count, lambda: (future.result()["counted"], future.result()["reply"]))
@@ -213,9 +213,9 @@ class Connection:
 
     def resolve(self, message: dict[str, Any]) -> None:
         """Hands a reply to the thread that waits for it, and notes when the supervisor sent it."""
-        self.heard = running()
+        self.last_heard = running()
         if "id" not in message:
-            self.counted = message["counted"]
+            self.counts = message["counted"]
             return
         with self.waiting:
             future = self.pending.get(message["id"])
@@ -225,7 +225,7 @@ class Connection:
     def fail(self) -> None:
         """Fails all waiting calls, because the supervisor is gone."""
         with self.waiting:
-            self.ended = True
+            self.is_over = True
             for future in self.pending.values():
                 if not future.done():
                     future.set_result({"counted": 0.0, "reply": wire.explain(wire.HOST, "the worker ended")})

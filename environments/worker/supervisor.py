@@ -154,11 +154,11 @@ class Timer:
     """
 
     def __init__(self, deadline: float) -> None:
-        self.deadline, self._begun = deadline, False
+        self.deadline, self._has_begun = deadline, False
         self._start = running()
         self._pid, self._before = 0, (0.0, 0.0)
         # Seconds excused so far, and since when it has been excused now.
-        self._excused, self._away = 0.0, math.inf
+        self._excused_s, self._away = 0.0, math.inf
 
     def follow(self, pid: int) -> None:
         """Measures this process and its descendants from now on, unless it already measures another."""
@@ -169,7 +169,7 @@ class Timer:
     @property
     def wall(self) -> float:
         now = running()
-        return now - self._start - self._excused - max(0.0, now - self._away)
+        return now - self._start - self._excused_s - max(0.0, now - self._away)
 
     def count(self) -> float:
         """Seconds that count so far; before the deadline that is all wall time, which is cheap to read."""
@@ -186,8 +186,8 @@ class Timer:
 
     def begin(self) -> None:
         """Notes that the reply has begun: one that begins late may still end."""
-        if not self._begun:
-            self._begun = True
+        if not self._has_begun:
+            self._has_begun = True
             self.deadline = max(self.deadline, self.wall + _SENDING)
 
     def admit(self) -> None:
@@ -201,7 +201,7 @@ class Timer:
         try:
             yield
         finally:
-            self._excused, self._away = self._excused + running() - self._away, math.inf
+            self._excused_s, self._away = self._excused_s + running() - self._away, math.inf
 
 
 def usage(pid: int) -> tuple[float, float]:

@@ -77,23 +77,23 @@ class Scan:
     def __init__(self, values: int, depth: int = _DEPTH) -> None:
         self.most, self.deepest = values, depth
         self.values = self.depth = 0
-        self.quoted = self.escaped = False
+        self.in_string = self.after_backslash = False
 
     def take(self, part: bytes) -> None:
         """Counts one part. Raises ValueError if the text so far has too many values or levels, or is not ASCII."""
         if not part.isascii():
             raise ValueError("it is not ASCII")
-        if self.escaped and part:
+        if self.after_backslash and part:
             part = part[1:]
-            self.escaped = False
+            self.after_backslash = False
         if (len(part) - len(part.rstrip(b"\\"))) % 2:
-            part, self.escaped = part[:-1], True
+            part, self.after_backslash = part[:-1], True
         part = part.replace(b"\\\\", b"").replace(b'\\"', b"")
-        self.values += (part.count(b'"') + self.quoted) // 2
+        self.values += (part.count(b'"') + self.in_string) // 2
         self._bound()
         pieces = part.split(b'"')
-        outside = b"".join(pieces[self.quoted :: 2])
-        self.quoted ^= len(pieces) % 2 == 0
+        outside = b"".join(pieces[self.in_string :: 2])
+        self.in_string ^= len(pieces) % 2 == 0
         self.values += sum(map(outside.count, (b",", b":", b"[", b"{")))
         self._bound()
         for bracket in outside.translate(None, _NOT_BRACKETS):

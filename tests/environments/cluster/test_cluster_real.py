@@ -164,7 +164,7 @@ def test_a_stopped_node_is_lost_when_it_is_silent_for_too_long(nodes, monkeypatc
             episode.step(Action())
         # The wait for a node that says nothing is not charged to the action.
         assert running() - progress.since < 1.0
-        assert episode.server not in environment.nodes.live or episode.server.lost
+        assert episode.server not in environment.nodes.live or episode.server.loss
         other = environment.start(trial("", "none"))
         assert other.server is not episode.server
         other.close()
@@ -187,7 +187,7 @@ def test_an_actor_that_is_killed_is_replaced_and_its_worker_ends(nodes):
     with pytest.raises(EnvironmentFailure, match=r"node .* was lost"):
         asked_without_end(episode)
     until(lambda: not any(map(command_line, below)))
-    until(lambda: len([one for one in environment.nodes.live if not one.lost]) == 3)
+    until(lambda: len([one for one in environment.nodes.live if not one.loss]) == 3)
     environment.close()
 
 
@@ -272,7 +272,7 @@ def test_two_hundred_desk_episodes_survive_the_loss_of_a_node(desk, nodes):
     assert found == collected(local, tasks, Solving(tasks))
     assert all((trajectory.outcome, trajectory.reward) == ("finished", 1.0) for trajectory in found)
     nodes.add()
-    until(lambda: len([one for one in desk.nodes.live if not one.lost]) == 3)
+    until(lambda: len([one for one in desk.nodes.live if not one.loss]) == 3)
 
 
 @pytest.mark.nightly
