@@ -53,7 +53,7 @@ def scanned(text: bytes, part: int, values: int = 10**9, depth: int = 256) -> Sc
 def test_a_scan_counts_what_json_holds_whatever_its_parts(value, part):
     text = json.dumps(value).encode()
     scan = scanned(text, part)
-    assert (scan.values, scan.depth, scan.quoted) == (scanned(text, len(text)).values, 0, False)
+    assert (scan.values, scan.depth, scan.in_string) == (scanned(text, len(text)).values, 0, False)
     # Keys and text are counted twice at most.
     assert counted(value) - 1 <= scan.values <= 3 * counted(value)
 
