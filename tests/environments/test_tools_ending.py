@@ -13,7 +13,7 @@ from cojax.settings import base
 from cojax.types import Action, Call, Task
 from environments.soundness import SetupReport
 from environments.tools import ToolEnvironment
-from environments.tools.environment import ended, free_name
+from environments.tools.environment import end_task, free_name
 
 SETUP = {"jobs": {"wash": "open", "cook": "open"}}
 
@@ -53,7 +53,7 @@ def test_its_own_tasks_are_ended_by_that_name() -> None:
     environment = jobs(splits=[{"query": "Wash.", "setup": SETUP, "solution": solution}])
     (task,) = (*environment.tasks("dev", 9), *environment.tasks("eval", 9))
     assert task.solution == (WASHED, call("finish_episode"))
-    assert ended(task, "finish_episode") == task
+    assert end_task(task, "finish_episode") == task
 
 
 @pytest.mark.parametrize(
