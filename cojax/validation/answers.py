@@ -27,7 +27,7 @@ _LETTING = re.compile(r"\b(?:let|have|make)\b")
 _SENTENCE_ENDS = ".!?;"
 
 # Fewest letters of an answer that is searched for taken apart or encoded, and backwards or in a cipher.
-_SPELLED, _TURNED = 3, 4
+_FEWEST, _FEWEST_TURNED = 3, 4
 # Most letters of an answer that are searched for, and most places where they are compared with the edges of words.
 _MOST, _PLACES = 200, 100
 _SPELLING, _OTHERWISE = ENGLISH["spelling"]["letters"].split(), ENGLISH["spelling"]["otherwise"]
@@ -159,7 +159,7 @@ def hint(query: str, answer: str) -> str:
     if _NUMBER.fullmatch(answer):
         word = NUMBERS_IN_WORDS.get(int(answer) if len(answer) < 3 and answer.isdecimal() else 0)
         return "in words" if word in WORD.findall(fold(query)) else ""
-    if len("".join(words_alike(answer[:_MOST]))) < _SPELLED:
+    if len("".join(words_alike(answer[:_MOST]))) < _FEWEST:
         return ""
     find_form = _form_finder(answer[:_MOST])
     hints = (", ".join(filter(None, (how, form))) for how, reading in readings(query) if (form := find_form(reading)))
@@ -174,10 +174,10 @@ def _form_finder(answer: str) -> Callable[[str], str]:
     answer_words = words_alike(answer)
     letters, stems = "".join(answer_words), "".join(map(stem, answer_words))
     plain = "".join(WORD.findall(plain_letters(answer)))
-    cipher_forms = dict(_encipher(plain)) if len(plain) >= _TURNED else {}
-    sorted_letters = sorted(plain) if len(plain) > _TURNED else []
+    cipher_forms = dict(_encipher(plain)) if len(plain) >= _FEWEST_TURNED else {}
+    sorted_letters = sorted(plain) if len(plain) > _FEWEST_TURNED else []
     consonants = re.sub("[aeiou]", "", plain)
-    consonants = consonants if _SPELLED <= len(consonants) < len(plain) else ""
+    consonants = consonants if _FEWEST <= len(consonants) < len(plain) else ""
     encodings = dict(_encode(answer))
     morse = " ".join(MORSE.get(letter, "") for letter in plain)
 
@@ -188,7 +188,7 @@ def _form_finder(answer: str) -> Callable[[str], str]:
         spoken = [_OTHERWISE.get(word, word) for word in WORD.findall(_HEX.sub("", folded_text))]
         if form := _find_form(spoken, encodings):
             return encodings[form]
-        text_words, reversed_letters = words_alike(text), [letters[::-1]] if len(letters) >= _TURNED else []
+        text_words, reversed_letters = words_alike(text), [letters[::-1]] if len(letters) >= _FEWEST_TURNED else []
         if _find_form(text_words, [letters, *reversed_letters]):
             return "taken apart, backwards or in letters that look alike"
         content_words = words_alike(_BETWEEN.sub(" ", folded_text))
@@ -205,7 +205,7 @@ def _form_finder(answer: str) -> Callable[[str], str]:
 def _find_form(text: Sequence[str], forms: Iterable[str]) -> str:
     """The first of the forms that these words contain; "" if they contain none."""
     holds = finder(text, _PLACES)
-    return next((form for form in forms if len(form) >= _SPELLED and holds(form)), "")
+    return next((form for form in forms if len(form) >= _FEWEST and holds(form)), "")
 
 
 def _encipher(plain: str) -> Iterator[tuple[str, str]]:
@@ -231,6 +231,6 @@ def _encode(answer: str) -> Iterator[tuple[str, str]]:
         }
         yield from (("".join(WORD.findall(form.casefold())), how) for how, form in forms.items())
     letters = [ALPHABET.index(letter) for letter in lower_text if letter in ALPHABET]
-    if len(letters) >= _TURNED and len(letters) == len("".join(WORD.findall(lower_text))):
+    if len(letters) >= _FEWEST_TURNED and len(letters) == len("".join(WORD.findall(lower_text))):
         yield "".join(str(place + 1) for place in letters), "numbers for letters"
         yield "".join(_SPELLING[place] for place in letters), "words for letters"

@@ -310,7 +310,7 @@ _VALUES, _DEEPEST, _CONDITIONS = 20_000, 8, 8
 _NUMBERS = {"no": 0, **mention.NUMBERS}
 # Words that bound a count → the comparison with the number.
 _BOUNDS = {words: getattr(operator, name) for name, some in mention.ENGLISH["bounds"].items() for words in some}
-_SAID = mention.patterns("conditions", BOUND="|".join(_BOUNDS), NUMBER="|".join(_NUMBERS))
+_PHRASES = mention.patterns("conditions", BOUND="|".join(_BOUNDS), NUMBER="|".join(_NUMBERS))
 # What may be said of any value.
 _VAGUE = mention.ENGLISH["conditions"]["VAGUE"][0].split()
 
@@ -325,21 +325,21 @@ def false_condition(
     """
     texts = sentences(query)
     # A person's query has one or two.
-    conditions = [(i, match) for i, text in enumerate(texts) if (match := _SAID["if"].search(text))][:_CONDITIONS]
+    conditions = [(i, match) for i, text in enumerate(texts) if (match := _PHRASES["if"].search(text))][:_CONDITIONS]
     if not changes or not conditions:
         return ""
     worlds = [_World(state) for place, state in enumerate(states) if place == 0 or place - 1 in changes][:-1]
     for place, match in conditions:
         before, after = texts[place][: match.start()], texts[place][match.end() :]
-        end = _SAID["end"].search(after) or _SAID["else"].search(after)
+        end = _PHRASES["end"].search(after) or _PHRASES["else"].search(after)
         condition = after[: end.start()] if end else after
         truths = {_truth(condition, before, world) for world in worlds}
         if len(truths) != 1 or None in truths:
             continue
         others = [*texts[:place], *texts[place + 1 :]]
-        if place + 1 < len(texts) and _SAID["else"].match(texts[place + 1]):
+        if place + 1 < len(texts) and _PHRASES["else"].match(texts[place + 1]):
             after = f"{after} {others.pop(place)}"
-        branch = _SAID["else"].search(after)
+        branch = _PHRASES["else"].search(after)
         then, other = (after[: branch.start()], after[branch.end() :]) if branch else (after, "")
         actions = [steps[step].action for step in changes]
         if _acts_wrongly(f"{before} {then}", other, " ".join(others), actions, truths != {match[1] == "unless"}):
@@ -369,24 +369,24 @@ def _call_words(action: Action) -> Iterator[set[str]]:
 
 def _truth(condition: str, before: str, world: "_World") -> bool | None:
     """Whether the condition holds in the world; None if that cannot be decided."""
-    parts = _SAID["number_of"].sub(r"there are \2 \1", condition.replace("exceeds", "is more than")).split(" and ")
+    parts = _PHRASES["number_of"].sub(r"there are \2 \1", condition.replace("exceeds", "is more than")).split(" and ")
     truths = [_truth_of_one(part, before, world) for part in parts]
-    return None if _SAID["or"].search(condition) else False if False in truths else None if None in truths else True
+    return None if _PHRASES["or"].search(condition) else False if False in truths else None if None in truths else True
 
 
 def _truth_of_one(condition: str, before: str, world: "_World") -> bool | None:
     """Whether one of several conditions that "and" joins holds."""
-    count = _SAID["count"].search(condition)
+    count = _PHRASES["count"].search(condition)
     sizes = (world.sizes(count["noun"]) or world.amounts(condition[: count.start()], count["noun"])) if count else []
-    if (exists := _SAID["exists"].search(condition)) and (exists["value"] or not sizes):
+    if (exists := _PHRASES["exists"].search(condition)) and (exists["value"] or not sizes):
         return ((exists["value"] or exists["name"]) in world.names) != bool(exists["no"] or exists["not"])
-    if some := _SAID["some"].search(condition):
+    if some := _PHRASES["some"].search(condition):
         return any(counts) if (counts := world.sizes(some["noun"])) else None
     if count and sizes:
-        return None if _SAID["not"].search(condition) else _count_fits(count, sizes)
-    if value := _SAID["is"].search(condition):
+        return None if _PHRASES["not"].search(condition) else _count_fits(count, sizes)
+    if value := _PHRASES["is"].search(condition):
         subject = condition[: value.start()].strip()
-        return world.has(before if _SAID["pronoun"].fullmatch(subject) else subject, value)
+        return world.has(before if _PHRASES["pronoun"].fullmatch(subject) else subject, value)
     return None
 
 

@@ -79,11 +79,11 @@ class NegativeControls:
         then for any other part that is not needed.
         """
         parts = list(self._parts())
-        changing = self._changing(parts)
-        effective = [part for part in parts if part in changing]
+        with_effect = self._parts_with_effect(parts)
+        effective = [part for part in parts if part in with_effect]
         if self.bare is not None:
             effective.append(self._last)
-        evidence += [self._use_of_lookup(part, None) for part in parts if part not in changing]
+        evidence += [self._use_of_lookup(part, None) for part in parts if part not in with_effect]
         if self.match.against:
             raise DraftRefused(self.match.against)
         for part in effective:
@@ -105,7 +105,7 @@ class NegativeControls:
             elif place < self._last.action:
                 yield Part(place)
 
-    def _changing(self, parts: Sequence[Part]) -> set[Part]:
+    def _parts_with_effect(self, parts: Sequence[Part]) -> set[Part]:
         """The parts that changed the state.
 
         If an action has several calls, they are replayed one by one. If that fails or ends in another state, all
@@ -212,7 +212,7 @@ class NegativeControls:
         wording_words = {*words(self.phrase(self._steps) or "")} - {*words(self.phrase(other_steps) or "")}
         about = {*words(consistency.action_words(self.documents, own_action))} | wording_words
         about -= {word for step in other_steps for word in words(consistency.action_words(self.documents, step.action))}
-        # A call that is made twice has no words of its own.
+        # A repeated call has no words that only it has.
         if not about:
             return any(signature(step.action) == signature(own_action) for step in other_steps)
         return bool(about & Mentions(self.task.query).words)

@@ -25,7 +25,7 @@ CIPHERS = {
     "the alphabet backwards": ALPHABET[::-1],
 }
 # "LATIN … LETTER A", "… SMALL CAPITAL A", "… TURNED A", with or without "WITH HOOK"; not "LATIN LETTER ESH".
-_NAMED = re.compile(r"\b(?:LATIN|SYMBOL) (?:[A-Z-]+ )*?([A-Z])(?: WITH [A-Z -]+)?$")
+_LATIN_NAME = re.compile(r"\b(?:LATIN|SYMBOL) (?:[A-Z-]+ )*?([A-Z])(?: WITH [A-Z -]+)?$")
 # Characters that show nothing: the fillers of Hangul and the blank Braille pattern.
 BLANK = frozenset("\u115f\u1160\u3164\uffa0\u2800")
 _HIDDEN = ("Cf", "Mn", "Me", "Cc", "Cn", "Co")
@@ -47,7 +47,7 @@ _TURNED = str.maketrans("ɐqɔpǝɟƃɥᴉɾʞlɯuodbɹsʇnʌʍxʎzɓıɹ", ALPH
 MORSE = dict(zip(ENGLISH["spelling"]["morse"].split(), ALPHABET + "0123456789", strict=True))
 _NUMBERS = {word: number for number, words in enumerate(ENGLISH["places"], 1) for word in words.split()}
 _MARKER = patterns("parts", PLACE="|".join(word for word in _NUMBERS if len(word) > 1))["marker"]
-_QUOTED = re.compile(r"\"([^\"\n]+)\"|“([^”\n]{1,500})”|«([^»\n]{1,500})»|`([^`\n]+)`|(?<!\w)'([^'\n]+)'(?!\w)")
+_QUOTES = re.compile(r"\"([^\"\n]+)\"|“([^”\n]{1,500})”|«([^»\n]{1,500})»|`([^`\n]+)`|(?<!\w)'([^'\n]+)'(?!\w)")
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{8,}={0,2}|[A-Za-z0-9+/_-]{2,7}={1,2}")
 _BASE64_SHORT = re.compile(r"[A-Za-z0-9+/_-]{4,}={0,2}|[A-Za-z0-9+/_-]{2,3}={1,2}")
 _BASE64_LINES = re.compile(r"(?<=[A-Za-z0-9+/_=-]{16})\n(?=[A-Za-z0-9+/_-]{4})")
@@ -59,10 +59,10 @@ _CODES = re.compile(r"(?<!\d)\d{1,3}(?:[\s,;./-]{1,3}\d{1,3}){5,}(?!\d)")
 _ESCAPES = re.compile(r"(?:\\u\{?|U\+|\\U000)([0-9a-fA-F]{4,5})\}?|\\x([0-9a-fA-F]{2})|=([0-9A-F]{2})|\\([0-7]{3})")
 MORSE_MARKS = str.maketrans("·•–−—_", "..----")
 _DOTS = re.compile(r"[.\-·•–−—_/| \n]+")
-_DOTTED = re.compile(r"[.\-·•–−—_/| \n]{14,}")
-_MARKED = re.compile(r"(?<=\b\w)[.\-_*·|/,~](?=\w\b)")
-_SPACED = re.compile(r"(?<=\b\w)[ .\-_*·|/,~](?=\w\b)")
-_MIXED = re.compile(r"[a-z][0-9@$€£¢+!|][a-z]|[0-9@$€£¢|!][a-z]|[a-z][0-9$@|]", re.IGNORECASE)
+_MORSE_RUN = re.compile(r"[.\-·•–−—_/| \n]{14,}")
+_MARKS_BETWEEN = re.compile(r"(?<=\b\w)[.\-_*·|/,~](?=\w\b)")
+_GAPS_BETWEEN = re.compile(r"(?<=\b\w)[ .\-_*·|/,~](?=\w\b)")
+_LEET_WORD = re.compile(r"[a-z][0-9@$€£¢+!|][a-z]|[0-9@$€£¢|!][a-z]|[a-z][0-9$@|]", re.IGNORECASE)
 _USUAL = 0.75  # least share of ASCII letters, digits and spaces in decoded text
 
 
@@ -159,7 +159,7 @@ def _lookalike(char: str) -> str:
     # A letter without a lookalike may have one in its other case.
     if lookalike := next(filter(None, map(_table().get, (char, char.upper(), char.lower()))), None):
         return lookalike
-    match = _NAMED.search(unicodedata.name(char, ""))
+    match = _LATIN_NAME.search(unicodedata.name(char, ""))
     return match[1].lower() if match else char
 
 
@@ -279,7 +279,7 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 def _morse(text: str) -> Iterator[str]:
-    if _DOTTED.search(text):
+    if _MORSE_RUN.search(text):
         yield _DOTS.sub(_from_morse, text)
 
 
@@ -304,15 +304,15 @@ def _upside_down(text: str) -> Iterator[str]:
 
 
 def _join_letters(text: str) -> Iterator[str]:
-    if len(_SPACED.findall(text)) >= 3:
-        yield _MARKED.sub("", text)
-        yield _SPACED.sub("", text)
+    if len(_GAPS_BETWEEN.findall(text)) >= 3:
+        yield _MARKS_BETWEEN.sub("", text)
+        yield _GAPS_BETWEEN.sub("", text)
 
 
 def _leet(text: str) -> Iterator[str]:
-    if _MIXED.search(text):
+    if _LEET_WORD.search(text):
         parts = re.split(r"(\s+)", text)
-        yield "".join(part.translate(_LEET) if _MIXED.search(part) else part for part in parts)
+        yield "".join(part.translate(_LEET) if _LEET_WORD.search(part) else part for part in parts)
         yield text.translate(_LEET_SECOND)
 
 
@@ -327,7 +327,7 @@ def _parts(text: str) -> Iterator[str]:
             for number, mark, stop in zip(numbers, marks, stops, strict=True)
         ]
         yield " ".join(piece for _, piece in sorted(pieces, key=lambda piece: piece[0]))
-    if quotes := ["".join(groups) for groups in _QUOTED.findall(text)]:
+    if quotes := ["".join(groups) for groups in _QUOTES.findall(text)]:
         yield " ".join(quotes)
 
 
