@@ -296,7 +296,7 @@ class Learner:
         assert policy is not None
         rows = batch.tokens, batch.positions, batch.segment_ids
         return token_scores(
-            self.config, policy, *rows, wanted=batch.weights > 0, temperature=self.temperature, remat=self.remat,
+            self.config, policy, *rows, mask=batch.weights > 0, temperature=self.temperature, remat=self.remat,
             mesh=self.mesh, entropy=entropy, routes=batch.routes, replay=self.routes == "replayed",
         )  # fmt: skip
 

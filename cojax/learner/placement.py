@@ -188,12 +188,12 @@ def hf_arrays(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts) -
         yield from to_hf(config, params)
         return
     for number, row in enumerate(parameters(config)):
-        layers = range(config.num_hidden_layers) if "layers" in row.stacked else (None,)
+        layers = range(config.num_hidden_layers) if "layers" in row.lead_axes else (None,)
         pieces = row.pieces(config)
         for layer in layers:
             with hosts.operation("piece", params, number, layer) as finish:
                 array = on_host(finish(piece(config, params, number, layer)))
-            count = 1 if layer is None else int(np.prod(row.shape(config)[1 : len(row.stacked)]))
+            count = 1 if layer is None else int(np.prod(row.shape(config)[1 : len(row.lead_axes)]))
             for index, name in itertools.islice(pieces, count):
                 yield name, row.to_hf(array[index[1:]], config)
 

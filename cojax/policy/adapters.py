@@ -47,7 +47,7 @@ class LowRank:
     b: jax.Array
     scale: float = dataclasses.field(metadata={"static": True})
 
-    def merged(self, dtype: jnp.dtype) -> jax.Array:
+    def merge(self, dtype: jnp.dtype) -> jax.Array:
         """base + scale · A·B of one layer, summed in float32, as `dtype`."""
         a, b = self.a, self.b
         # Experts are a batch axis. Without experts, add one of length 1: rematerialisation by "dots" keeps the result
@@ -62,12 +62,12 @@ class LowRank:
 
 def merge_layer(arrays: Params, dtype: jnp.dtype) -> Params:
     """Sums every LowRank among one layer's arrays into its matrix; other leaves stay as they are."""
-    return jax.tree.map(lambda x: x.merged(dtype) if _low_rank(x) else x, arrays, is_leaf=_low_rank)
+    return jax.tree.map(lambda x: x.merge(dtype) if _low_rank(x) else x, arrays, is_leaf=_low_rank)
 
 
 def adapted_rows(config: ModelConfig, lora: Lora) -> tuple[Parameter, ...]:
     """Rows of the table that get adapters. Raises ValueError for a target that the model does not have."""
-    rows = {row.path[2]: row for row in parameters(config) if row.stacked and row.inputs and "router" not in row.axes}
+    rows = {row.path[2]: row for row in parameters(config) if row.lead_axes and row.inputs and "router" not in row.axes}
     if unknown := [name for name in lora.targets if name not in rows]:
         raise ValueError(f"lora.targets has {unknown[0]!r}; the model's matrices are {', '.join(rows)}")
     return tuple(row for name, row in rows.items() if name in (lora.targets or rows))
@@ -76,7 +76,7 @@ def adapted_rows(config: ModelConfig, lora: Lora) -> tuple[Parameter, ...]:
 def factors(row: Parameter) -> tuple[Parameter, Parameter]:
     """The table rows of a matrix's A and B: they have its axes and the axis `rank`, which no sharding rule splits."""
     assert row.inputs
-    leading, end = row.stacked, len(row.stacked) + row.inputs
+    leading, end = row.lead_axes, len(row.lead_axes) + row.inputs
     a = Parameter((*row.path, "a"), (*row.axes[:end], "rank"), "")
     return a, Parameter((*row.path, "b"), (*leading, "rank", *row.axes[end:]), "")
 
@@ -92,7 +92,7 @@ def _initialize(config: ModelConfig, lora: Lora, key: jax.Array) -> Params:
     adapters: Params = {}
     for number, row in enumerate(adapted_rows(config, lora)):
         a_row, b_row = factors(row)
-        shape, depth = row.shape(config), len(row.stacked)
+        shape, depth = row.shape(config), len(row.lead_axes)
         end = depth + (row.inputs or 0)
         row_key = jax.random.fold_in(key, number)
         a = jax.random.normal(row_key, (*shape[:end], lora.rank)) * math.prod(shape[depth:end]) ** -0.5
@@ -116,13 +116,13 @@ def merge(config: ModelConfig, lora: Lora, base: Params, adapters: Params) -> Pa
     """
     params = add_adapters(config, lora, base, adapters)
     for row in adapted_rows(config, lora):
-        params = with_leaf(params, row, _merged(leaf_of(params, row)))  # type: ignore[arg-type]
+        params = with_leaf(params, row, _merge_stack(leaf_of(params, row)))  # type: ignore[arg-type]
     return params
 
 
 @jax.jit
-def _merged(stack: LowRank) -> jax.Array:
-    return jax.lax.map(lambda layer: layer.merged(stack.base.dtype), stack)
+def _merge_stack(stack: LowRank) -> jax.Array:
+    return jax.lax.map(lambda layer: layer.merge(stack.base.dtype), stack)
 
 
 def _low_rank(x: object) -> bool:

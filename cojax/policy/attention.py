@@ -17,7 +17,7 @@ from cojax.policy.sharding import ROWS, RULES, platform_of
 # Blocks that a row's queries are cut into; block i of n reads only the first (i + 1)/n of the keys.
 _BLOCKS = 8
 _SMALLEST = 32  # tokens a block, below which matrix products are too small to be fast
-Seen = tuple[jax.Array, jax.Array | None]  # what a token sees: segment_ids int32[N, T], window int32[] or None
+Visibility = tuple[jax.Array, jax.Array | None]  # what a token sees: segment_ids int32[N, T], window int32[] or None
 _HIDDEN = -1e30  # a score whose softmax weight is exactly 0
 BLOCK = 128
 
@@ -109,35 +109,35 @@ def blockwise(
     key, value = (x.transpose(0, 2, 1, 3).reshape(rows * groups, length, size) for x in (key, value))
     # Without the barrier XLA would compute query, key and value anew for every block that reads them.
     visibility = jnp.repeat(segment_ids, groups, axis=0), window
-    output = _mixed(*jax.lax.optimization_barrier((query, key, value)), visibility)
+    output = _attend(*jax.lax.optimization_barrier((query, key, value)), visibility)
     output = output.reshape(rows, groups, group_size, length, size).transpose(0, 3, 1, 2, 4)
     return output.reshape(rows, length, heads, size)
 
 
 @jax.custom_vjp
-def _mixed(query: jax.Array, key: jax.Array, value: jax.Array, seen: Seen) -> jax.Array:
+def _attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility) -> jax.Array:
     """query [N, R, T, S], key and value [N, T, S] → [N, R, T, S]: R heads share a key head."""
-    return _forward(query, key, value, seen)[0]
+    return _forward(query, key, value, visibility)[0]
 
 
-def _forward(query: jax.Array, key: jax.Array, value: jax.Array, seen: Seen) -> tuple[jax.Array, tuple]:
+def _forward(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility) -> tuple[jax.Array, tuple]:
     """The result, and what the backward pass reads. It recomputes the attention weights by blocks."""
     outputs, sums = [], []
     for start, end in _blocks(query.shape[2]):
-        scores = _scores(query, key, seen, start, end)
+        scores = _scores(query, key, visibility, start, end)
         top = jnp.max(scores, axis=-1, keepdims=True)
         weights = jnp.exp(scores - top)
         total = jnp.sum(weights, axis=-1, keepdims=True)
-        product = _product(weights.astype(value.dtype), value[:, :end], 1)
+        product = _multiply(weights.astype(value.dtype), value[:, :end], 1)
         outputs.append(_heads(product / total.astype(jnp.float32), query).astype(query.dtype))
         sums.append(_heads(top + jnp.log(total), query))
     output, log_sums = jnp.concatenate(outputs, axis=2), jnp.concatenate(sums, axis=2)
-    return output, (query, key, value, seen, output, log_sums)
+    return output, (query, key, value, visibility, output, log_sums)
 
 
 def _backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     """The gradient of FlashAttention (arXiv 2205.14135, Algorithm 4), over the blocks of `_forward`."""
-    query, key, value, seen, output, log_sums = residuals
+    query, key, value, visibility, output, log_sums = residuals
     cotangent = jax.lax.optimization_barrier(cotangent)
     projection = jnp.sum(cotangent.astype(jnp.float32) * output.astype(jnp.float32), axis=-1, keepdims=True)
     query_slopes, key_slopes, value_slopes = [], jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
@@ -145,17 +145,17 @@ def _backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Ar
         queries, output_slopes, shift, log_sum = (
             _rows(x[:, :, start:end]) for x in (query, cotangent, projection, log_sums)
         )
-        weights = jnp.exp(_scores(query, key, seen, start, end) - log_sum)
-        slopes = weights * (_product(output_slopes, value[:, :end], 2) - shift) * query.shape[-1] ** -0.5
+        weights = jnp.exp(_scores(query, key, visibility, start, end) - log_sum)
+        slopes = weights * (_multiply(output_slopes, value[:, :end], 2) - shift) * query.shape[-1] ** -0.5
         weights, slopes = weights.astype(value.dtype), slopes.astype(key.dtype)
-        query_slopes.append(_heads(_product(slopes, key[:, :end], 1), query))
-        key_slopes = key_slopes.at[:, :end].add(_transposed(slopes, queries))
-        value_slopes = value_slopes.at[:, :end].add(_transposed(weights, output_slopes))
+        query_slopes.append(_heads(_multiply(slopes, key[:, :end], 1), query))
+        key_slopes = key_slopes.at[:, :end].add(_multiply_transposed(slopes, queries))
+        value_slopes = value_slopes.at[:, :end].add(_multiply_transposed(weights, output_slopes))
     query_gradient = jnp.concatenate(query_slopes, axis=2)
     return query_gradient.astype(query.dtype), key_slopes.astype(key.dtype), value_slopes.astype(value.dtype), None
 
 
-_mixed.defvjp(_forward, _backward)
+_attend.defvjp(_forward, _backward)
 
 
 def _blocks(length: int) -> Iterator[tuple[int, int]]:
@@ -169,10 +169,10 @@ def block_scores_bytes(length: int) -> int:
     return 4 * max(((end - start) * end for start, end in _blocks(length)), default=0)
 
 
-def _scores(query: jax.Array, key: jax.Array, seen: Seen, start: int, end: int) -> jax.Array:
+def _scores(query: jax.Array, key: jax.Array, visibility: Visibility, start: int, end: int) -> jax.Array:
     """float32[N, R · (end − start), end] of the queries start … end, _HIDDEN where a query does not see a key."""
-    scores = _product(_rows(query[:, :, start:end]), key[:, :end], 2) * query.shape[-1] ** -0.5
-    segment_ids, window = seen
+    scores = _multiply(_rows(query[:, :, start:end]), key[:, :end], 2) * query.shape[-1] ** -0.5
+    segment_ids, window = visibility
     visible = segment_ids[:, start:end, None] == segment_ids[:, None, :end]
     visible &= jnp.arange(start, end)[:, None] >= jnp.arange(end)[None]
     if window is not None:
@@ -192,11 +192,11 @@ def _heads(x: jax.Array, query: jax.Array) -> jax.Array:
     return x.reshape(x.shape[0], query.shape[1], -1, x.shape[-1])
 
 
-def _product(lhs: jax.Array, rhs: jax.Array, axis: int) -> jax.Array:
+def _multiply(lhs: jax.Array, rhs: jax.Array, axis: int) -> jax.Array:
     """float32: [N, a, c] with [N, …], summed over the last axis of the left and `axis` of the right."""
     return jax.lax.dot_general(lhs, rhs, (((2,), (axis,)), ((0,), (0,))), preferred_element_type=jnp.float32)
 
 
-def _transposed(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+def _multiply_transposed(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
     """float32[N, c, d] from [N, a, c] and [N, a, d]."""
     return jax.lax.dot_general(lhs, rhs, (((1,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32)

@@ -334,7 +334,7 @@ class ModelConfig:
             "hidden_act": family.hidden_act,
             "use_sliding_window": self.sliding_window > 0,
             **(sliding if self.sliding_window else {}),
-            **family.written,
+            **family.extras,
         }
 
 
@@ -346,7 +346,7 @@ def _fields(hf: Mapping[str, Any]) -> dict[str, Any]:
     names = {field.name for field in dataclasses.fields(ModelConfig)}
     # Some families' files name a window although no layer has one.
     names -= set() if SLIDING in family.layers else {"sliding_window"}
-    values = family.left_out(hf) | {name: hf[name] for name in names if hf.get(name) is not None}
+    values = family.defaults(hf) | {name: hf[name] for name in names if hf.get(name) is not None}
     _refuse_unsupported(hf, family, family.layers if values.get("sliding_window") else (FULL,))
     values["rope_theta"], values["rope_scaling"] = read_rope(
         {**hf, "rope_theta": hf.get("rope_theta") or family.rope_theta}
@@ -377,7 +377,7 @@ def _refuse_unsupported(hf: Mapping[str, Any], family: Family, layers: tuple[str
     """Raises ValueError, naming the field, for a value that changes the arithmetic and is not supported."""
     requirements = {"hidden_act": family.hidden_act, "use_sliding_window": SLIDING in layers, "mlp_bias": False}
     requirements["attention_bias"] = family.attention_bias
-    for name, requirement in {**requirements, **family.fixed}.items():
+    for name, requirement in {**requirements, **family.requirements}.items():
         value = hf.get(name)
         if value is not None and value != requirement:
             scope = f"for {family.model_type} only" if name == "attention_bias" else "only"

@@ -35,9 +35,9 @@ class Family:
     rows for them. `activation` is the function of the feed-forward parts, which config.json calls `hidden_act`: its
     "gelu" is `functools.partial(jax.nn.gelu, approximate=False)`. `layers` lists the kinds of the layers in turn and is
     repeated over all of them; a token of a SLIDING layer sees only the last `sliding_window` tokens, including itself.
-    `rope_theta` holds for a file that names none, and `left_out` gives the other fields of `ModelConfig` that a file
-    leaves out. `fixed` are fields that change the arithmetic, each with its only supported value. `written` are fields
-    that our files hold besides the shape.
+    `rope_theta` holds for a file that names none, and `defaults` gives the other fields of `ModelConfig` that a file
+    leaves out. `requirements` are fields that change the arithmetic, each with its only supported value. `extras` are
+    fields that our files hold besides the shape.
     """
 
     model_type: str
@@ -47,9 +47,9 @@ class Family:
     activation: Callable[[jax.Array], jax.Array] = jax.nn.silu
     layers: tuple[str, ...] = (FULL,)
     rope_theta: float = 10_000.0
-    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    left_out: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda hf: {}
+    requirements: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    extras: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    defaults: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda hf: {}
 
     def __post_init__(self) -> None:
         if not self.layers or set(self.layers) - {FULL, SLIDING}:
@@ -76,16 +76,16 @@ LLAMA = Family(
     "llama",
     "LlamaForCausalLM",
     (*CORE, *DENSE, *HEAD),
-    fixed={"pretraining_tp": 1},
+    requirements={"pretraining_tp": 1},
     # Without names its class takes tokens 1 and 2 for the ends of a text.
-    written={"mlp_bias": False, "bos_token_id": None, "eos_token_id": None},
+    extras={"mlp_bias": False, "bos_token_id": None, "eos_token_id": None},
     # The earliest files do not name these.
-    left_out=lambda hf: {"max_position_embeddings": 2_048, "num_key_value_heads": hf.get("num_attention_heads")},
+    defaults=lambda hf: {"max_position_embeddings": 2_048, "num_key_value_heads": hf.get("num_attention_heads")},
 )
 QWEN2 = Family("qwen2", "Qwen2ForCausalLM", (*CORE, *DENSE, *HEAD, *BIAS))
 # In other families head_dim is hidden_size / heads.
-QWEN3 = Family("qwen3", "Qwen3ForCausalLM", (*CORE, *DENSE, *HEAD, *QK_NORM), left_out=lambda hf: {"head_dim": 128})
+QWEN3 = Family("qwen3", "Qwen3ForCausalLM", (*CORE, *DENSE, *HEAD, *QK_NORM), defaults=lambda hf: {"head_dim": 128})
 _ALL_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 QWEN3_MOE = Family(
-    "qwen3_moe", "Qwen3MoeForCausalLM", (*CORE, *SPARSE, *HEAD, *QK_NORM), fixed=_ALL_SPARSE, written=_ALL_SPARSE
+    "qwen3_moe", "Qwen3MoeForCausalLM", (*CORE, *SPARSE, *HEAD, *QK_NORM), requirements=_ALL_SPARSE, extras=_ALL_SPARSE
 )

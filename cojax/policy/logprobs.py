@@ -48,7 +48,7 @@ def token_scores(
     positions: jax.Array,
     segment_ids: jax.Array,
     *,
-    wanted: jax.Array | None = None,
+    mask: jax.Array | None = None,
     temperature: float = 1.0,
     chunk: int | None = None,
     remat: str = "none",
@@ -60,11 +60,11 @@ def token_scores(
     """log π(tokens[t] | earlier tokens of its segment) of logits / temperature, and that distribution's entropy.
 
     tokens, positions, segment_ids are int32[B, T], segment 0 is padding. Entries are 0 at padding, at the first token
-    of a segment, which nothing predicts, and where `wanted` bool[B, T] is false. `entropy` is "none" (all 0), "value"
+    of a segment, which nothing predicts, and where `mask` bool[B, T] is false. `entropy` is "none" (all 0), "value"
     (no gradient) or "gradient".
 
-    Logits are computed for `chunk` wanted tokens of every row at a time (None: `chunk_size`), until the row with most
-    of them is done. So the memory is B · chunk · V, and tokens that are not wanted cost nothing here. A backward pass
+    Logits are computed for `chunk` tokens of every row's mask at a time (None: `chunk_size`), until the row with
+    most such tokens is done. So the memory is B · chunk · V, and other tokens cost nothing here. A backward pass
     computes the logits again, unless B · N · V float32 fit into `KEPT_BYTES`, where N is T − 1 rounded up to whole
     chunks: then a gradient's forward pass keeps them. On a `mesh`, B and V count a device's own rows and its part of
     the vocabulary; the matrix is gathered once, and its gradient is reduced once. `remat` and `mesh` are as in
@@ -83,10 +83,10 @@ def token_scores(
     if tokens.shape[1] < 2:
         return TokenScores(*(jnp.zeros(tokens.shape, jnp.float32) for _ in range(2 if routes is None else 4)))
     # The state at t scores the token at t + 1.
-    mask = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] != 0)
-    if wanted is not None:
-        chex.assert_equal_shape([tokens, wanted])
-        mask &= wanted[:, 1:]
+    has_score = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] != 0)
+    if mask is not None:
+        chex.assert_equal_shape([tokens, mask])
+        has_score &= mask[:, 1:]
     matrix = scoring_matrix(config, params)
     chunk = chunk_size(tokens.shape[0], tokens.shape[1], mesh) if chunk is None else min(chunk, tokens.shape[1] - 1)
     # Of the logits of all rows, in whole chunks.
@@ -95,9 +95,9 @@ def token_scores(
     setup = _Settings(config, temperature, chunk, entropy, mesh, fits)
     # Cast before the gather, so that devices send each other only the bits that the product reads.
     matrix = matrix if mesh is None else matrix.astype(config.dtype)
-    scores: tuple[jax.Array, ...] = _scores(setup, matrix, hidden[:, :-1], tokens[:, 1:], mask)
+    scores: tuple[jax.Array, ...] = _scores(setup, matrix, hidden[:, :-1], tokens[:, 1:], has_score)
     if routes is not None and mismatch is not None:
-        has_routes = mask & (routes[:, :-1, 0, 0] >= 0)
+        has_routes = has_score & (routes[:, :-1, 0, 0] >= 0)
         scores = *scores, jnp.where(has_routes, mismatch[:, :-1], 0.0), has_routes.astype(jnp.float32)
     return TokenScores(*(jnp.pad(score, ((0, 0), (1, 0))) for score in scores))
 
@@ -133,11 +133,11 @@ def _forward(
     def loop(
         matrix: jax.Array, hidden: jax.Array, targets: jax.Array, mask: jax.Array, rounds: jax.Array
     ) -> tuple[jax.Array, ...]:
-        order = wanted_first(mask, setup.chunk)
+        order = order_by_mask(mask, setup.chunk)
         states, goals = gather(hidden, order), gather(targets, order)
 
         def fill(index: jax.Array, buffers: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            logits = _scaled(setup, matrix, piece(states, index, setup.chunk))
+            logits = _make_logits(setup, matrix, piece(states, index, setup.chunk))
             log_sum = _log_sum(setup, logits)
             goal = _is_target(setup, piece(goals, index, setup.chunk), logits)
             values = [_sum_vocabulary(setup, jnp.sum(jnp.where(goal, logits, 0.0), axis=-1)) - log_sum, log_sum]
@@ -169,7 +169,7 @@ def _backward(setup: _Settings, residuals: Any, cotangents: tuple[jax.Array, jax
     def loop(
         matrix: jax.Array, hidden: jax.Array, targets: jax.Array, mask: jax.Array, rounds: jax.Array, *arrays: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        order = wanted_first(mask, setup.chunk)
+        order = order_by_mask(mask, setup.chunk)
         is_real = jnp.arange(order.shape[1]) < jnp.sum(mask, axis=1, keepdims=True)
         states, goals = gather(hidden, order), gather(targets, order)
         chunk_logits, (log_sums, *token_columns) = arrays[: len(kept_logits)], arrays[len(kept_logits) :]
@@ -179,7 +179,7 @@ def _backward(setup: _Settings, residuals: Any, cotangents: tuple[jax.Array, jax
 
         def add(index: jax.Array, total: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             state, goal, log_sum, weight = (piece(x, index, setup.chunk) for x in (states, goals, log_sums, weights))
-            logits = piece(chunk_logits[0], index, setup.chunk) if chunk_logits else _scaled(setup, matrix, state)
+            logits = piece(chunk_logits[0], index, setup.chunk) if chunk_logits else _make_logits(setup, matrix, state)
             logs = logits - log_sum[..., None]
             slopes = (_is_target(setup, goal, logits).astype(jnp.float32) - jnp.exp(logs)) * weight[..., None]
             if with_entropy:
@@ -238,7 +238,7 @@ def _reduce_gradient(setup: _Settings, gradient: jax.Array) -> jax.Array:
     return gradient if setup.mesh is None else jax.lax.optimization_barrier(gradient)
 
 
-def _scaled(setup: _Settings, matrix: jax.Array, states: jax.Array) -> jax.Array:
+def _make_logits(setup: _Settings, matrix: jax.Array, states: jax.Array) -> jax.Array:
     """float32[B, c, V]: logits / temperature of states [B, c, D], over this device's part of the vocabulary."""
     return score_tokens(setup.config, matrix, states) / setup.temperature
 
@@ -286,7 +286,7 @@ def chunks_needed(mask: jax.Array, chunk: int) -> jax.Array:
     return (jnp.max(jnp.sum(mask, axis=1)) + chunk - 1) // chunk
 
 
-def wanted_first(mask: jax.Array, chunk: int) -> jax.Array:
+def order_by_mask(mask: jax.Array, chunk: int) -> jax.Array:
     """int32[B, N']: the indices of a row, those under the mask first; N' is N rounded up to whole chunks."""
     order = jnp.argsort(~mask, axis=1, stable=True)
     return jnp.pad(order, ((0, 0), (0, -mask.shape[1] % chunk)))

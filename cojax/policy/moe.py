@@ -48,7 +48,7 @@ class SparseFeedForward(nnx.Module):
         self.gate = draw((experts, width, inner), width)
         self.up = draw((experts, width, inner), width)
         self.down = draw((experts, inner, width), inner * 2 * config.num_hidden_layers)
-        self.chosen, self.normalised = config.num_experts_per_tok, config.norm_topk_prob
+        self.top_k, self.normalise = config.num_experts_per_tok, config.norm_topk_prob
         self.dtype = jnp.dtype(config.dtype)
 
     def route(self, x: jax.Array) -> Routing:
@@ -56,7 +56,7 @@ class SparseFeedForward(nnx.Module):
         x = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
         scores = jnp.dot(x, self.router[...].astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
         probabilities = jax.nn.softmax(scores, axis=-1)
-        weights, experts = jax.lax.top_k(probabilities, self.chosen)
+        weights, experts = jax.lax.top_k(probabilities, self.top_k)
         return Routing(experts, self._shares(weights), probabilities)
 
     def replay(self, own: Routing, routes: jax.Array) -> Routing:
@@ -69,13 +69,13 @@ class SparseFeedForward(nnx.Module):
         return Routing(experts, self._shares(weights), own.probabilities)
 
     def _shares(self, weights: jax.Array) -> jax.Array:
-        return weights / jnp.sum(weights, axis=-1, keepdims=True) if self.normalised else weights
+        return weights / jnp.sum(weights, axis=-1, keepdims=True) if self.normalise else weights
 
     def __call__(self, x: jax.Array, mesh: Mesh | None = None) -> jax.Array:
         """[..., D] → [..., D]; over a mesh each device computes its own experts, and the results are summed."""
-        return self.mixed(x, self.route(x), mesh)
+        return self.apply_routing(x, self.route(x), mesh)
 
-    def mixed(self, x: jax.Array, routing: Routing, mesh: Mesh | None = None) -> jax.Array:
+    def apply_routing(self, x: jax.Array, routing: Routing, mesh: Mesh | None = None) -> jax.Array:
         """[..., D] → [..., D] by the given routing of these tokens."""
         kernels = self.gate[...].astype(self.dtype), self.up[...].astype(self.dtype), self.down[...].astype(self.dtype)
         flat = x.reshape(-1, x.shape[-1])
@@ -104,11 +104,11 @@ def mix_grouped(x: jax.Array, experts: jax.Array, weights: jax.Array, kernels: K
     sizes = jnp.bincount(local, length=count).astype(jnp.int32)
     # Rows after the last group belong to other devices; a grouped product leaves them undefined.
     is_local = (jnp.arange(tokens * top_k) < jnp.sum(sizes))[:, None]
-    visits = jnp.where(is_local, _permuted(jnp.repeat(x, top_k, axis=0), order), 0)
+    visits = jnp.where(is_local, _permute(jnp.repeat(x, top_k, axis=0), order), 0)
     inner = jax.nn.silu(jax.lax.ragged_dot(visits, gate, sizes))
     inner = jnp.where(is_local, inner * jax.lax.ragged_dot(visits, up, sizes), 0)
     outputs = jnp.where(is_local, jax.lax.ragged_dot(inner, down, sizes), 0)
-    outputs = _permuted(outputs, jnp.argsort(order)).reshape(tokens, top_k, -1)
+    outputs = _permute(outputs, jnp.argsort(order)).reshape(tokens, top_k, -1)
     return jnp.sum(outputs.astype(jnp.float32) * weights[..., None], axis=1).astype(x.dtype)
 
 
@@ -140,7 +140,7 @@ def _mix_over(mesh: Mesh, x: jax.Array, routing: Routing, kernels: Kernels) -> j
     return run(x, routing, *kernels)
 
 
-def _permuted(rows: jax.Array, order: jax.Array) -> jax.Array:
+def _permute(rows: jax.Array, order: jax.Array) -> jax.Array:
     """rows[order] for a permutation; the gradient then writes each row once."""
     return rows.at[order].get(unique_indices=True, mode="promise_in_bounds")
 
@@ -157,13 +157,13 @@ def differing_share(own: jax.Array, routes: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class RouteShape:
-    """The shape of a sparse model's routes, [..., L, k]: `chosen` (k) of `experts` in each of `layers` (L).
+    """The shape of a sparse model's routes, [..., L, k]: `top_k` (k) of `experts` in each of `layers` (L).
 
     A token whose routes are not known has -1 throughout; the learner's own router then chooses for it.
     """
 
     layers: int
-    chosen: int
+    top_k: int
     experts: int
 
     @classmethod
@@ -180,7 +180,7 @@ class RouteShape:
 
     def unknown(self, *leading: int) -> np.ndarray:
         """Unknown routes: -1 throughout, [*leading, L, k]."""
-        return np.full((*leading, self.layers, self.chosen), -1, self.dtype)
+        return np.full((*leading, self.layers, self.top_k), -1, self.dtype)
 
     def encode(self, routes: np.ndarray) -> str:
         """Base64 of [N, L, k] in `dtype`: L · k bytes a token, or twice as many."""
@@ -196,13 +196,13 @@ class RouteShape:
             content = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:
             raise ValueError(f"routes are no base64: {error}") from error
-        token = self.layers * self.chosen * dtype.itemsize
+        token = self.layers * self.top_k * dtype.itemsize
         if len(content) % token:
             raise ValueError(
                 f"routes have {len(content)} bytes; expected a multiple of {token}, which are {self.layers} layers × "
-                f"{self.chosen} experts of {dtype.itemsize} bytes"
+                f"{self.top_k} experts of {dtype.itemsize} bytes"
             )
-        routes = np.frombuffer(content, dtype).reshape(-1, self.layers, self.chosen)
+        routes = np.frombuffer(content, dtype).reshape(-1, self.layers, self.top_k)
         if routes.size and (routes.min() < 0 or routes.max() >= self.experts):
             raise ValueError(f"routes name experts {routes.min()}–{routes.max()}; the model has 0–{self.experts - 1}")
         sorted_routes = np.sort(routes, axis=-1)

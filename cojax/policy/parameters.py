@@ -37,7 +37,7 @@ class Parameter:
     inputs: int | None = None
 
     @property
-    def stacked(self) -> tuple[str, ...]:
+    def lead_axes(self) -> tuple[str, ...]:
         """The leading axes that Hugging Face does not have."""
         return tuple(itertools.takewhile(lambda axis: axis in ("layers", "experts"), self.axes))
 
@@ -51,14 +51,14 @@ class Parameter:
 
     def pieces(self, config: ModelConfig) -> Iterator[tuple[tuple[int, ...], str]]:
         """(index into the stacked axes, Hugging Face name) of every array that makes up the leaf."""
-        leading = self.stacked
+        leading = self.lead_axes
         for index in np.ndindex(*self.shape(config)[: len(leading)]):
             numbers = dict(zip(leading, index, strict=True))
             yield index, self.hf.format(layer=numbers.get("layers"), expert=numbers.get("experts"))
 
     def hf_shape(self, config: ModelConfig) -> tuple[int, ...]:
         """Shape of one such array in a Hugging Face file."""
-        shape = self.shape(config)[len(self.stacked) :]
+        shape = self.shape(config)[len(self.lead_axes) :]
         if self.inputs is None:
             return shape
         fan_in, fan_out = math.prod(shape[: self.inputs]), math.prod(shape[self.inputs :])
@@ -73,7 +73,7 @@ class Parameter:
         """Inverse of `to_hf`, a view; raises ValueError for another shape."""
         if array.shape != self.hf_shape(config):
             raise ValueError(f"has shape {tuple(array.shape)}, expected {self.hf_shape(config)}")
-        return (array.T if self.inputs else array).reshape(self.shape(config)[len(self.stacked) :])
+        return (array.T if self.inputs else array).reshape(self.shape(config)[len(self.lead_axes) :])
 
 
 def parameters(config: ModelConfig) -> tuple[Parameter, ...]:
@@ -109,7 +109,7 @@ def to_hf(config: ModelConfig, params: Params) -> Iterator[tuple[str, np.ndarray
         leaf = leaf_of(params, row)
         # On one CPU device this is a view, which is much cheaper to index than a JAX array.
         near = len(leaf.devices()) == 1 and next(iter(leaf.devices())).platform == "cpu"
-        source = np.asarray(leaf) if near or not row.stacked else leaf
+        source = np.asarray(leaf) if near or not row.lead_axes else leaf
         for index, name in row.pieces(config):
             yield name, row.to_hf(np.asarray(source[index]), config)
 

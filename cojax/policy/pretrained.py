@@ -126,7 +126,7 @@ def write_tensors(path: Path, outlines: Outlines, arrays: Iterator[tuple[str, np
     The file appears whole or not at all. Raises ValueError for an array that differs from its outline, OSError that
     says what to do.
     """
-    with _explained(path), replacing(path) as file:
+    with _explain_errors(path), replacing(path) as file:
         _write_tensors(file, outlines, arrays)
 
 
@@ -150,7 +150,7 @@ def _write_tensors(file: BinaryIO, outlines: Outlines, arrays: Iterator[tuple[st
 
 
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _explain_errors(path: Path) -> Iterator[None]:
     """Adds advice to an OSError."""
     try:
         yield
@@ -160,7 +160,7 @@ def _explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def divided(outlines: Outlines, largest: int) -> list[Outlines]:
+def split_files(outlines: Outlines, largest: int) -> list[Outlines]:
     """Splits the outlines, in order, into files of at most `largest` bytes; a larger tensor has a file of its own."""
     files: list[Outlines] = [{}]
     size = 0
@@ -229,10 +229,10 @@ def write_arrays(
     """
     code = dtype_code(config.param_dtype)
     outlines = {name: (code, row.hf_shape(config)) for row in parameters(config) for _, name in row.pieces(config)}
-    files = divided(outlines, largest)
+    files = split_files(outlines, largest)
     count = len(files)
     names = [SINGLE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
-    with _explained(folder):
+    with _explain_errors(folder):
         with contextlib.ExitStack() as stack:  # the files get their names together, once all are written
             for name, contents in zip(names, files, strict=True):
                 _write_tensors(stack.enter_context(replacing(folder / name)), contents, arrays)
@@ -253,7 +253,7 @@ def _entries(folder: Path) -> dict[str, StoredTensor]:
     if (folder / SINGLE).exists():
         entries = read_header(folder / SINGLE)
     elif (folder / INDEX).exists():
-        entries, faults = _indexed(folder)
+        entries, faults = _read_indexed(folder)
     else:
         raise FileNotFoundError(f"no {SINGLE} in {folder}, and no {INDEX}; expected a model folder in HF format")
     sizes = {entry.path: entry.path.stat().st_size for entry in entries.values()}
@@ -265,7 +265,7 @@ def _entries(folder: Path) -> dict[str, StoredTensor]:
     return entries
 
 
-def _indexed(folder: Path) -> tuple[dict[str, StoredTensor], list[str]]:
+def _read_indexed(folder: Path) -> tuple[dict[str, StoredTensor], list[str]]:
     """The tensors of a folder with an index, and the faults where index and files disagree."""
     places = weight_map(folder)
     names = sorted(set(places.values()))
@@ -302,7 +302,7 @@ def read_config_json(folder: Path) -> dict[str, Any]:
     return read_object(folder / CONFIG)
 
 
-def _check(entries: Mapping[str, StoredTensor], config: ModelConfig, declared: str | None) -> None:
+def _check(entries: Mapping[str, StoredTensor], config: ModelConfig, dtype: str | None) -> None:
     """Raises ValueError that names every tensor that is missing, unexpected, or of another shape or dtype."""
     rows = {name: row for row in parameters(config) for _, name in row.pieces(config)}
     faults = [f"{name} is missing" for name in rows if name not in entries]
@@ -311,8 +311,8 @@ def _check(entries: Mapping[str, StoredTensor], config: ModelConfig, declared: s
             faults.append(f"{name} is not part of this model")
         elif entry.shape != (shape := rows[name].hf_shape(config)):
             faults.append(f"{name} has shape {entry.shape}, expected {shape}")
-        elif declared and entry.dtype != dtype_code(declared):
-            faults.append(f"{name} has dtype {entry.dtype}, expected {dtype_code(declared)} as {CONFIG} declares")
+        elif dtype and entry.dtype != dtype_code(dtype):
+            faults.append(f"{name} has dtype {entry.dtype}, expected {dtype_code(dtype)} as {CONFIG} declares")
         elif entry.dtype not in _DTYPES:
             faults.append(f"{name} has dtype {entry.dtype}, expected one of {', '.join(_DTYPES)}")
     raise_faults(faults)
@@ -325,16 +325,16 @@ def _leaf(row: Parameter, config: ModelConfig, entries: Mapping[str, StoredTenso
     piece_place = place
     if mesh is not None:
         spec = partition(row)
-        place, piece_place = NamedSharding(mesh, spec), NamedSharding(mesh, PartitionSpec(*spec[len(row.stacked) :]))
+        place, piece_place = NamedSharding(mesh, spec), NamedSharding(mesh, PartitionSpec(*spec[len(row.lead_axes) :]))
     leaf = None
     for index, name in row.pieces(config):
         host = row.from_hf(entries[name].read(), config).astype(dtype, copy=False)
         piece = put(host, piece_place)
-        if not row.stacked:
+        if not row.lead_axes:
             return jax.block_until_ready(piece)
         if leaf is None:
             leaf = _empty(row.shape(config), dtype, place)
-        leaf = jax.block_until_ready(_filled(leaf, piece, np.asarray(index, np.int32), place))
+        leaf = jax.block_until_ready(_fill(leaf, piece, np.asarray(index, np.int32), place))
     assert leaf is not None
     return leaf
 
@@ -345,7 +345,7 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype, place: Sharding) -> jax.Arra
 
 
 @functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
-def _filled(leaf: jax.Array, piece: jax.Array, index: jax.Array, place: Sharding) -> jax.Array:
+def _fill(leaf: jax.Array, piece: jax.Array, index: jax.Array, place: Sharding) -> jax.Array:
     """Writes the piece at `index` of the leaf's stacked axes; the leaf's memory is reused."""
     starts = [index[axis] for axis in range(index.shape[0])] + [jnp.int32(0)] * piece.ndim
     update = piece.reshape((1,) * index.shape[0] + piece.shape)

@@ -15,7 +15,7 @@ def reader_of_arrays() -> ocp.Checkpointer:
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
 
 
-def named(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+def leaves_with_paths(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     """(path, leaf) of each leaf."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         yield tuple(re.findall(r"\w+", jax.tree_util.keystr(path))), leaf
@@ -34,7 +34,7 @@ def save_params(params: Any, folder: str, dtype: str) -> None:
 
 def outlines(reader: ocp.Checkpointer, folder: Path) -> Any:
     """The pytree saved in a folder, without its numbers. Raises ValueError or OSError."""
-    with explained(folder):
+    with explain_damage(folder):
         tree = reader.metadata(folder).item_metadata.tree
         for leaf in jax.tree.leaves(tree):
             chunk = leaf.storage.chunk_shape if leaf.storage else None
@@ -44,17 +44,17 @@ def outlines(reader: ocp.Checkpointer, folder: Path) -> Any:
     return tree
 
 
-def read_arrays(reader: ocp.Checkpointer, folder: Path, wanted: Any) -> Any:
-    """Reads as NumPy arrays those arrays of a folder whose outlines are in `wanted`."""
-    plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
-    with explained(folder):
+def read_arrays(reader: ocp.Checkpointer, folder: Path, outline: Any) -> Any:
+    """Reads as NumPy arrays those arrays of a folder whose outlines are in `outline`."""
+    plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), outline)
+    with explain_damage(folder):
         return reader.restore(
-            folder, args=ocp.args.PyTreeRestore(item=wanted, restore_args=plain, partial_restore=True)
+            folder, args=ocp.args.PyTreeRestore(item=outline, restore_args=plain, partial_restore=True)
         )
 
 
 @contextlib.contextmanager
-def explained(folder: Path) -> Iterator[None]:
+def explain_damage(folder: Path) -> Iterator[None]:
     """Turns whatever Orbax raises for damaged files into a ValueError of one line; an OSError passes."""
     try:
         yield
@@ -67,7 +67,7 @@ def explained(folder: Path) -> Iterator[None]:
 
 def saved_outlines(folder: Path) -> dict[tuple[str, ...], tuple[tuple[int, ...], str]]:
     """Path of each array that `save_params` wrote to `folder` → its shape and dtype. Raises as `read_saved` does."""
-    leaves = named(outlines(reader_of_arrays(), folder.absolute()))
+    leaves = leaves_with_paths(outlines(reader_of_arrays(), folder.absolute()))
     return {path: (tuple(leaf.shape), np.dtype(leaf.dtype).name) for path, leaf in leaves}
 
 

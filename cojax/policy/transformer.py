@@ -104,7 +104,7 @@ class Block(nnx.Module):
         """The first half of the layer: the residual stream after attention."""
         return x + self.attention(self.attention_norm(x), rotate, attend)
 
-    def routed(
+    def call_with_routes(
         self, x: jax.Array, rotate: Rotate, attend: Attend, routes: jax.Array | None = None, mesh: Mesh | None = None
     ) -> tuple[jax.Array, jax.Array]:
         """Calls a sparse block, and also returns the experts that its router chooses, int32[N, k].
@@ -116,7 +116,7 @@ class Block(nnx.Module):
         assert isinstance(experts, SparseFeedForward)
         own = experts.route(inputs)
         routing = own if routes is None else experts.replay(own, routes)
-        return x + experts.mixed(inputs, routing, mesh), own.experts
+        return x + experts.apply_routing(inputs, routing, mesh), own.experts
 
 
 class Embedding(nnx.Module):
@@ -262,8 +262,8 @@ def routed_hidden_states(
     by_layer = None if routes is None else jnp.moveaxis(routes.reshape(count, *routes.shape[2:]), 1, 0)
     windows = None if config.layer_windows is None else jnp.asarray(config.layer_windows, jnp.int32)
 
-    def layer(x: jax.Array, given: tuple[Params, jax.Array | None, jax.Array | None]) -> tuple[jax.Array, Any]:
-        arrays, window, layer_routes = given
+    def layer(x: jax.Array, inputs: tuple[Params, jax.Array | None, jax.Array | None]) -> tuple[jax.Array, Any]:
+        arrays, window, layer_routes = inputs
 
         def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             query, key, value = (x.reshape(*shape, *x.shape[1:]) for x in (query, key, value))
@@ -274,7 +274,7 @@ def routed_hidden_states(
         if layer_routes is None:
             return constrain(block(x, rotate, attend, mesh), mesh, None), None
         sampler_routes = layer_routes.astype(jnp.int32)
-        x, own = block.routed(x, rotate, attend, sampler_routes if replay else None, mesh)
+        x, own = block.call_with_routes(x, rotate, attend, sampler_routes if replay else None, mesh)
         return constrain(x, mesh, None), differing_share(own, sampler_routes)
 
     x, shares = jax.lax.scan(REMAT[remat](layer), x, (params["layers"], windows, by_layer))
@@ -325,15 +325,15 @@ def cached_hidden_states(
     slots: jax.Array | None = None,
     span: int | None = None,
     *,
-    routed: bool = False,
+    with_routes: bool = False,
     mesh: Mesh | None = None,
 ) -> tuple[jax.Array, tuple[Cache, ...], jax.Array | None]:
     """Final hidden states, dtype[R, C, D], of new tokens, and the cache with them written to it.
 
-    With `routed`, a sparse model also returns the tokens' routes, int[R, C, L, k]; otherwise they are None. tokens and
-    positions are int32[R, C]. slots int32[R] names the cache that each row continues; None means one row per slot, in
-    order. A position ≥ the cache's length or a slot ≥ S is padding: nothing is written and its state is meaningless. A
-    row of `slots` attends to the first `span` positions; `span` must exceed each of the row's positions.
+    With `with_routes`, a sparse model also returns the tokens' routes, int[R, C, L, k]; otherwise they are None. tokens
+    and positions are int32[R, C]. slots int32[R] names the cache that each row continues; None means one row per slot,
+    in order. A position ≥ the cache's length or a slot ≥ S is padding: nothing is written and its state is meaningless.
+    A row of `slots` attends to the first `span` positions; `span` must exceed each of the row's positions.
     With a `mesh`, one of `replicas`, parameters and cache are laid out over it, and each device computes its own heads
     and experts. `params` come from `unstack`. Layers are unrolled: a cache carried through a scan would be copied every
     step.
@@ -343,11 +343,13 @@ def cached_hidden_states(
     new_cache, token_routes = [], []
     windows = config.layer_windows or (None,) * len(cache)
     for old, arrays, window in zip(cache, params["layers"], windows, strict=True):
-        x, new, routes = cached_layer(config, arrays, old, x, positions, slots, span, window, routed=routed, mesh=mesh)
+        x, new, routes = cached_layer(
+            config, arrays, old, x, positions, slots, span, window, with_routes=with_routes, mesh=mesh
+        )
         new_cache.append(new)
         if routes is not None:
             token_routes.append(routes)
-    return ends.final_norm(x), tuple(new_cache), jnp.stack(token_routes, axis=2) if routed else None
+    return ends.final_norm(x), tuple(new_cache), jnp.stack(token_routes, axis=2) if with_routes else None
 
 
 def cached_layer(
@@ -360,7 +362,7 @@ def cached_layer(
     span: int | None,
     window: jax.Array | int | None,
     *,
-    routed: bool,
+    with_routes: bool,
     mesh: Mesh | None,
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
     """One layer of `cached_hidden_states` with parameters `arrays`: its output dtype[R, C, D], its cache, and its
@@ -381,8 +383,8 @@ def cached_layer(
         return _attend_cache(query, view, positions, window)
 
     block, rotate, routes = block_of(config, arrays), rotation(config, positions), None
-    if routed:
-        x, experts = block.routed(x, rotate, attend, mesh=mesh)
+    if with_routes:
+        x, experts = block.call_with_routes(x, rotate, attend, mesh=mesh)
         routes = experts.reshape(*positions.shape, -1).astype(RouteShape.of(config).dtype)
     else:
         x = block(x, rotate, attend, mesh)

@@ -399,7 +399,7 @@ def _layer(
 ) -> tuple[jax.Array | None, Cache, jax.Array | None]:
     """Runs one layer. Nobody reads the output of the `last` layer, so it is not computed."""
     x, new, routes = transformer.cached_layer(
-        config, arrays, old, x, positions, slots, span, window, routed=with_routes, mesh=mesh
+        config, arrays, old, x, positions, slots, span, window, with_routes=with_routes, mesh=mesh
     )
     return None if last else x, new, routes
 
@@ -444,7 +444,7 @@ def decode(
     `cached_hidden_states`.
     """
     hidden, cache, routes = transformer.cached_hidden_states(
-        config, params, cache, inputs[0][:, None], inputs[1][:, None], routed=with_routes, mesh=mesh
+        config, params, cache, inputs[0][:, None], inputs[1][:, None], with_routes=with_routes, mesh=mesh
     )
     # Each device scores its part of the vocabulary and samples from all scores; otherwise XLA would gather the matrix.
     scores = constrain(constrain(transformer.logits(config, params, hidden[:, 0]), mesh, "vocabulary"), mesh)

@@ -21,7 +21,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from cojax.durable import crc32, sync_folder, sync_tree
-from cojax.policy.saved_params import explained, named, outlines, read_arrays, reader_of_arrays
+from cojax.policy.saved_params import explain_damage, leaves_with_paths, outlines, read_arrays, reader_of_arrays
 from cojax.storage.checksums import has_valid_checksum, with_checksum
 from cojax.storage.files import CheckpointError as CheckpointError
 from cojax.storage.files import StorageError, explain, explain_reading, is_number, open_file, read_json, write_json
@@ -135,7 +135,7 @@ class Checkpointer:
                 f"found {shapes.get(name, 'none')}, expected {target.get(name, 'none')}. "
                 "Use the configuration it was saved with, or start in a new workdir."
             )
-        with explained(folder / "arrays"):
+        with explain_damage(folder / "arrays"):
             _, restore = self.array_files
             return restore(folder / "arrays", abstract)
 
@@ -261,7 +261,7 @@ def _crc32(path: Path) -> int:
 
 def _shapes(tree: Any) -> dict[str, str]:
     """Path of each array → its dtype and shape as text."""
-    return {"/".join(path): f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}" for path, leaf in named(tree)}
+    return {"/".join(path): f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}" for path, leaf in leaves_with_paths(tree)}
 
 
 def disk_error(error: Exception) -> OSError | None:

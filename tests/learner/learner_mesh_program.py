@@ -87,7 +87,7 @@ def routed(config: ModelConfig, group: Group) -> Group:
     for trajectory in group.trajectories:
         [turn] = trajectory.turns
         count = len(turn.prompt_tokens) + len(turn.action_tokens) - 1
-        told = shape.encode(draw.random((count, shape.layers, shape.experts)).argsort(-1)[..., : shape.chosen])
+        told = shape.encode(draw.random((count, shape.layers, shape.experts)).argsort(-1)[..., : shape.top_k])
         trajectories.append(dataclasses.replace(trajectory, turns=(dataclasses.replace(turn, routes=told),)))
     return dataclasses.replace(group, trajectories=tuple(trajectories))
 

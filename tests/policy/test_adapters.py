@@ -82,7 +82,7 @@ def test_the_gradient_is_the_dense_gradient_projected(kind, remat):
             np.asarray(leaf_of(t, r), np.float64) for t, r in ((adapters, of_a), (adapters, of_b), (dense, row))
         )
         # [stack, inputs, rank], [stack, rank, outputs], [stack, inputs, outputs]
-        stack = int(np.prod(whole.shape[: len(row.stacked)]))
+        stack = int(np.prod(whole.shape[: len(row.lead_axes)]))
         a, b = a.reshape(stack, -1, 3), b.reshape(stack, 3, -1)
         whole = whole.reshape(stack, a.shape[1], b.shape[2])
         for found, expected in (

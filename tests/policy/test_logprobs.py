@@ -64,11 +64,11 @@ def test_what_is_not_wanted_is_zero_and_the_rest_as_before(name: str, chunk: int
 
         return jax.value_and_grad(total)(params)
 
-    found = token_logprobs(config, params, *batch, wanted=wanted, chunk=chunk)
+    found = token_logprobs(config, params, *batch, mask=wanted, chunk=chunk)
     np.testing.assert_array_equal(found[~wanted], 0.0)
     every = token_logprobs(config, params, *batch)
     np.testing.assert_allclose(found, np.where(wanted, every, 0.0), atol=1e-5)
-    some, whole = learn(wanted=wanted, chunk=chunk), learn()
+    some, whole = learn(mask=wanted, chunk=chunk), learn()
     np.testing.assert_allclose(some[0], whole[0], rtol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), some[1], whole[1])
 
@@ -77,7 +77,7 @@ def test_without_a_wanted_token_there_is_no_gradient() -> None:
     config, params, values = reference("qwen3")
     batch = (values["tokens"], *one_segment(values["tokens"]))
     nothing = np.zeros(values["tokens"].shape, bool)
-    gradient = jax.grad(lambda p: token_logprobs(config, p, *batch, wanted=nothing).sum())(params)
+    gradient = jax.grad(lambda p: token_logprobs(config, p, *batch, mask=nothing).sum())(params)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(gradient))
 
 
@@ -120,7 +120,7 @@ def test_values_and_gradients_are_those_of_float64(name: str, entropy: str, kept
     factors = np.random.default_rng(1).normal(size=(2, *tokens.shape)) * wanted
 
     def loss(params: dict) -> tuple:
-        scores = logprobs.token_scores(config, params, *batch, wanted=wanted, temperature=0.7, chunk=5, entropy=entropy)
+        scores = logprobs.token_scores(config, params, *batch, mask=wanted, temperature=0.7, chunk=5, entropy=entropy)
         return (scores.logprobs * factors[0] + scores.entropy * factors[1]).sum(), scores
 
     (_, scores), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
@@ -155,7 +155,7 @@ def test_gradients_are_those_of_the_whole_table_of_logits(name: str, kept: bool)
 
     def own(params: dict) -> jax.Array:
         scores = logprobs.token_scores(
-            config, params, *batch, wanted=wanted, temperature=0.7, chunk=5, entropy="gradient"
+            config, params, *batch, mask=wanted, temperature=0.7, chunk=5, entropy="gradient"
         )
         return (scores.logprobs * of_logprobs + scores.entropy * of_entropy).sum()
 

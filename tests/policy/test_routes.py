@@ -135,8 +135,8 @@ def test_replaying_the_routers_own_routes_changes_nothing() -> None:
     tokens = np.random.default_rng(1).integers(0, 29, (2, 7)).astype(np.int32)
     positions, segments = one_segment(tokens)
     split, cache = transformer.unstack(CONFIG, params), transformer.make_cache(CONFIG, 2, 7)
-    fed = jax.jit(transformer.cached_hidden_states, static_argnums=0, static_argnames="routed")
-    _, _, own = fed(CONFIG, split, cache, tokens, positions, routed=True)
+    fed = jax.jit(transformer.cached_hidden_states, static_argnums=0, static_argnames="with_routes")
+    _, _, own = fed(CONFIG, split, cache, tokens, positions, with_routes=True)
     assert (own.shape, own.dtype) == ((2, 7, 2, 2), np.int8)
 
     @jax.jit

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from cojax.policy.pretrained import DamagedFile, StoredTensor, divided, dtype_code, read_header, write_tensors
+from cojax.policy.pretrained import DamagedFile, StoredTensor, dtype_code, read_header, split_files, write_tensors
 
 ARRAYS = {
     "a.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -113,9 +113,9 @@ def test_a_disk_that_refuses_is_named() -> None:
 
 def test_files_are_cut_at_their_largest_size() -> None:
     """Sizes 24, 4 and 2 bytes."""
-    assert [list(file) for file in divided(OUTLINES, 28)] == [["a.weight", "b"], ["c"]]
-    assert [list(file) for file in divided(OUTLINES, 5)] == [["a.weight"], ["b"], ["c"]]
-    assert len(divided(OUTLINES, 30)) == 1
+    assert [list(file) for file in split_files(OUTLINES, 28)] == [["a.weight", "b"], ["c"]]
+    assert [list(file) for file in split_files(OUTLINES, 5)] == [["a.weight"], ["b"], ["c"]]
+    assert len(split_files(OUTLINES, 30)) == 1
 
 
 def test_codes() -> None:

@@ -251,7 +251,7 @@ class ServerClient:
             shape, start = routes
             options = {"return_routed_experts": True, "routed_experts_start_len": start}
             # All of the conversation's routes, in base64.
-            limit += 4 * ((len(prompt) + room) * shape.layers * shape.chosen * _WIRE.itemsize // 3 + 1)
+            limit += 4 * ((len(prompt) + room) * shape.layers * shape.top_k * _WIRE.itemsize // 3 + 1)
         answer = await self._post(
             "generate",
             {
