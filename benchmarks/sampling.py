@@ -167,7 +167,7 @@ def _decode_row(job: _Job, played: _Played) -> Row:
 
 def _prefill_row(job: _Job, played: _Played) -> Row:
     rate, bandwidth = machine.matmul_rate(job.config.dtype), machine.memory_bandwidth()
-    flops = forward_flops(job.config, [job.prompt_length] * job.batch, scored=job.batch)
+    flops = forward_flops(job.config, [job.prompt_length] * job.batch, scored_tokens=job.batch)
     bound = machine.bound_seconds(flops, parameter_bytes(job.config), rate, bandwidth)
     seconds = Spread(tuple(played.opening[1:]))
     return {

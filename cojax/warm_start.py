@@ -43,7 +43,7 @@ from cojax.storage.files import read_json, write_json
 from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 
 # Modules whose code, beside the settings, decides the policy.
-_DECIDING = (
+_KEY_MODULES = (
     adapters, attention, control_tokens, family, logprobs, losses, moe, objective, optimizer, packing,
     placing, rendering, shapes, step, transformer, update, vocabulary,
 )  # fmt: skip
@@ -172,7 +172,7 @@ def _random(seed: int, *place: int | str) -> random.Random:
     return random.Random(repr(("warm start", seed, *place)))
 
 
-def cached(
+def obtain(
     key: Mapping[str, Any],
     make: Callable[[], tuple[Params, Mapping[str, Any]]],
     config: ModelConfig,
@@ -237,7 +237,7 @@ def cache() -> Path:
 
 def fingerprint() -> str:
     """A hash of the code that decides the result, for the cache's key. Comments and docstrings do not count."""
-    code = [without_prose(inspect.getsource(module)) for module in (sys.modules[__name__], *_DECIDING)]
+    code = [without_prose(inspect.getsource(module)) for module in (sys.modules[__name__], *_KEY_MODULES)]
     # Templates and tables that are in files beside that code.
     return content_hash([*code, rendering.CHATML, rendering.TOOLS_SECTION, family.TABLES])
 

@@ -14,7 +14,7 @@ from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.export import load_params
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.types import Action, Call, Task
-from cojax.warm_start import Schedule, cached, demonstrate, describe, perform, without_prose
+from cojax.warm_start import Schedule, demonstrate, describe, obtain, perform, without_prose
 from tests.counter_environment import CounterEnvironment
 
 DESK = environments.load("desk")
@@ -87,7 +87,7 @@ def make():
 
 
 def test_a_model_is_made_once_for_a_key(cache):
-    folder, made = cached({"seed": 0}, make, SMALL, TOKENIZER)
+    folder, made = obtain({"seed": 0}, make, SMALL, TOKENIZER)
     assert made
     assert json.loads((folder / "warm_start.json").read_text())["checks"] == [{"step": 1, "loss": 0.5, "success": 0.25}]
     assert (load_params(folder, SMALL)["embed"]["embedding"] == initialize(SMALL, 0)["embed"]["embedding"]).all()
@@ -98,8 +98,8 @@ def test_a_model_is_made_once_for_a_key(cache):
     def never():
         raise AssertionError("made twice")
 
-    assert cached({"seed": 0}, never, SMALL, TOKENIZER) == (folder, False)
-    other, made = cached({"seed": 1}, make, SMALL, TOKENIZER)
+    assert obtain({"seed": 0}, never, SMALL, TOKENIZER) == (folder, False)
+    other, made = obtain({"seed": 1}, make, SMALL, TOKENIZER)
     assert made
     assert other != folder
 
@@ -109,18 +109,18 @@ def test_an_interrupted_warm_start_leaves_nothing(cache):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cached({"seed": 0}, stop, SMALL, TOKENIZER)
+        obtain({"seed": 0}, stop, SMALL, TOKENIZER)
     assert list((cache / "warm-start").iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_written_is_named(monkeypatch):
     monkeypatch.setenv("COJAX_CACHE", "/proc/cojax")
     with pytest.raises(OSError, match="Set COJAX_CACHE to a writable folder"):
-        cached({"seed": 0}, make, SMALL, TOKENIZER)
+        obtain({"seed": 0}, make, SMALL, TOKENIZER)
 
 
 def test_a_damaged_model_says_what_to_delete(cache):
-    folder, _ = cached({"seed": 0}, make, SMALL, TOKENIZER)
+    folder, _ = obtain({"seed": 0}, make, SMALL, TOKENIZER)
     (folder / "model.safetensors").write_bytes(b"\x00" * 20)
     with pytest.raises(ValueError, match=f"Delete {folder}"):
         load_params(folder, SMALL)

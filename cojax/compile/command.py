@@ -29,7 +29,7 @@ DOES_NOT_FIT = 3
 def prepare_environment() -> None:
     """Lets compilers start without their hardware. Call this before JAX is imported."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    for name, value in targets.FOUND["environment"].items():
+    for name, value in targets.TABLES["environment"].items():
         os.environ.setdefault(name, value)
     # Autotuning runs kernels on the card.
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()

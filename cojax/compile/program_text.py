@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
-_NAMED = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = ")
-_CALLED = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+_ASSIGNMENT = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = ")
+_CALL = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _ARRAY = re.compile(r"\b(pred|bf16|[fsu]\d+\w*|c64|c128)\[([\d,]*)\]")
 _BITS = {"pred": 8, "c64": 64, "c128": 128}
@@ -46,11 +46,11 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Computations by name; `entry` is the first to run; `aliased` counts results in an argument's memory."""
+    """Computations by name; `entry` is the first to run; `alias_count` counts results in an argument's memory."""
 
     computations: Mapping[str, Sequence[Instruction]]
     entry: str
-    aliased: int
+    alias_count: int
 
     def instructions(self) -> Iterator[Instruction]:
         for lines in self.computations.values():
@@ -66,7 +66,7 @@ def parse(text: str) -> Program:
         if match := _COMPUTATION.match(line):
             lines = computations.setdefault(match[2], [])
             entry = match[2] if match[1] else entry
-        elif assignment := _NAMED.match(line):
+        elif assignment := _ASSIGNMENT.match(line):
             shape, rest = _split_shape(line[assignment.end() :])
             lines.append(Instruction(assignment[1], shape, rest.partition("(")[0].strip(), line))
     if not entry:
@@ -80,13 +80,13 @@ def collectives(program: Program, devices: int, rounds: Sequence[int]) -> list[C
     `rounds` are the numbers of rounds of the loops for which the text has none, from the outermost inwards.
     """
     by_channel: dict[str, Collective] = {}
-    for name, instruction, runs, loops in _executed(program, rounds):
+    for name, instruction, runs, loops in _walk_program(program, rounds):
         kind = instruction.opcode.removesuffix("-start")
         if kind not in KINDS:
             continue
         # The compiler may write a reduce-scatter as an all-reduce of which each device keeps its part.
         is_scatter = kind == "all-reduce" and name.startswith("all-reduce-scatter")
-        size = _sent("reduce-scattered" if is_scatter else kind, instruction, devices)
+        size = _ring_bytes("reduce-scattered" if is_scatter else kind, instruction, devices)
         collective = Collective(
             "reduce-scatter" if is_scatter else kind, size, runs, loops, tuple(axes for _, axes in _result(instruction))
         )
@@ -120,7 +120,7 @@ def arrays(program: Program) -> set[tuple[int, ...]]:
     return {axes for instruction in program.instructions() for _, axes in _arrays(instruction.shape)}
 
 
-def _executed(program: Program, rounds: Sequence[int]) -> Iterator[tuple[str, Instruction, int, int]]:
+def _walk_program(program: Program, rounds: Sequence[int]) -> Iterator[tuple[str, Instruction, int, int]]:
     """Yields (computation, instruction, runs, enclosing loops) for everything that the entry reaches."""
 
     def walk(name: str, runs: int, loops: int, open_loops: int) -> Iterator[tuple[str, Instruction, int, int]]:
@@ -136,17 +136,17 @@ def _executed(program: Program, rounds: Sequence[int]) -> Iterator[tuple[str, In
                 if body:
                     yield from walk(body[1], runs * trips, loops + 1, inner)
                 continue
-            for callee in _called(instruction.line):
+            for callee in _callees(instruction.line):
                 yield from walk(callee, runs, loops, open_loops)
 
     yield from walk(program.entry, 1, 0, 0)
 
 
 @functools.lru_cache(maxsize=4096)
-def _called(line: str) -> tuple[str, ...]:
+def _callees(line: str) -> tuple[str, ...]:
     branches = _BRANCHES.search(line)
     names = re.findall(r"[\w.\-]+", branches[1]) if branches else []
-    return (*_CALLED.findall(line), *names)
+    return (*_CALL.findall(line), *names)
 
 
 def _fixed_rounds(program: Program, loop: Instruction) -> int | None:
@@ -164,7 +164,7 @@ def _fixed_rounds(program: Program, loop: Instruction) -> int | None:
     return None
 
 
-def _sent(kind: str, instruction: Instruction, devices: int) -> int:
+def _ring_bytes(kind: str, instruction: Instruction, devices: int) -> int:
     """Bytes that each device of a group of n sends by a ring, from the size of the result.
 
     all-gather and all-to-all: the result · (n − 1)/n. reduce-scatter: the result · (n − 1). all-reduce: twice the

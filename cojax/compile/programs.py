@@ -45,7 +45,7 @@ _SHORTEST_ROW = 1024
 _RANK = 16
 Settings = dict[str, Any]
 # A configuration → its learner, and the outline of its first state.
-Made = Callable[[ConfigDict], tuple[Learner, TrainState]]
+MakeLearner = Callable[[ConfigDict], tuple[Learner, TrainState]]
 
 
 def examine(config: ConfigDict, target: Target) -> dict[str, Any]:
@@ -60,17 +60,17 @@ def examine(config: ConfigDict, target: Target) -> dict[str, Any]:
     mesh = make_mesh(**settings(config.mesh), devices=targets.devices(target))
     check_rows(config, mesh)
     check_divides(model, mesh)
-    learner, outline = outlined(config, model, mesh)
-    result = report(learner, outline, methods.update_sizes(config), target.chip, agents=methods.agents(config))
-    if not result["fits"]:
+    learner, outline = make_outline(config, model, mesh)
+    results = report(learner, outline, methods.update_sizes(config), target.chip, agents=methods.agents(config))
+    if not results["fits"]:
         devices = list(mesh.devices.flat)
-        result["suggestion"] = suggestion(
+        results["suggestion"] = suggestion(
             config,
-            result,
+            results,
             target.chip,
-            lambda variant: outlined(variant, shape(variant), make_mesh(**settings(variant.mesh), devices=devices)),
+            lambda variant: make_outline(variant, shape(variant), make_mesh(**settings(variant.mesh), devices=devices)),
         )
-    return {**_about(learner, target, mesh), **result}
+    return {**_describe(learner, target, mesh), **results}
 
 
 def shape(config: ConfigDict) -> ModelConfig:
@@ -82,14 +82,14 @@ def shape(config: ConfigDict) -> ModelConfig:
     return policies.tokenizer_and_shape(config, environment)[1]
 
 
-def outlined(config: ConfigDict, model: ModelConfig, mesh: Mesh) -> tuple[Learner, TrainState]:
+def make_outline(config: ConfigDict, model: ModelConfig, mesh: Mesh) -> tuple[Learner, TrainState]:
     """The learner and the outline of its first state. Nothing is computed on the mesh."""
     params = jax.eval_shape(lambda: initialize(model, 0))
     learner = assemble.learner_on(config, model, mesh, params)
     return learner, learner.init(params)
 
 
-def _about(learner: Learner, target: Target, mesh: Mesh) -> dict[str, Any]:
+def _describe(learner: Learner, target: Target, mesh: Mesh) -> dict[str, Any]:
     versions = {}
     for name in _COMPILERS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -112,20 +112,20 @@ def _about(learner: Learner, target: Target, mesh: Mesh) -> dict[str, Any]:
     }
 
 
-def suggestion(config: ConfigDict, found: Mapping[str, Any], chip: Chip, made: Made) -> dict[str, Any]:
+def suggestion(config: ConfigDict, results: Mapping[str, Any], chip: Chip, make: MakeLearner) -> dict[str, Any]:
     """The first change with which the learner is estimated to fit, or the fewest changes, applied in order.
 
     Arguments are exact. Of the temporaries the gradients are exact, and all others are taken to be proportional to the
     tokens that go through the model at a time. So an estimate needs a compilation to confirm it. `settings` is empty
     if no change is estimated to fit.
     """
-    before = made(config)
+    before = make(config)
     single = list(changes(config, before[0], chip))
     together = list(itertools.accumulate(single, operator.or_))[1:]
     for change in (*single, *together):
         share = float(change.get(_SHARE, 0.0))
         limit = int(chip.memory * share) if share else chip.limit
-        if (peak := estimated_peak(config, found, before, change, made)) <= limit:
+        if (peak := estimated_peak(config, results, before, change, make)) <= limit:
             return {"settings": change, "bytes_peak_estimated": peak, "bytes_limit": limit}
     return {"settings": {}}
 
@@ -158,10 +158,10 @@ def changes(config: ConfigDict, learner: Learner, chip: Chip) -> Iterator[Settin
 
 def estimated_peak(
     config: ConfigDict,
-    found: Mapping[str, Any],
+    results: Mapping[str, Any],
     before: tuple[Learner, TrainState],
     change: Mapping[str, Any],
-    made: Made,
+    make: MakeLearner,
 ) -> int:
     """Estimates a device's peak bytes with these settings, from the report without them."""
     variant = config.copy_and_resolve_references()
@@ -169,8 +169,8 @@ def estimated_peak(
         for name, value in change.items():
             if name != _SHARE:
                 put(variant, name, value)
-    after = made(variant)
-    update = found["programs"]["update"]
+    after = make(variant)
+    update = results["programs"]["update"]
     tokens = [learner.micro_rows // learner.placement.row_shards * learner.row_length for learner, _ in (before, after)]
     gradients = [device_bytes(state.params) for _, state in (before, after)]
     activations = max(0, update["bytes_peak"] - update["bytes_argument"] - gradients[0])
@@ -179,7 +179,7 @@ def estimated_peak(
 
 
 # Beginning of a kernel's name → the kernel's family.
-_FAMILIES: Mapping[str, str] = targets.FOUND["kernels"]
+_FAMILIES: Mapping[str, str] = targets.TABLES["kernels"]
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -205,10 +205,10 @@ def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip
         lowerings = {name: lower() for name, lower in learner.programs(state, full, pairs).items()}
     for name, lowering in lowerings.items():
         size = device_bytes(inputs[name])
-        programs[name] = {**_compiled(lowering, learner, full, count, size + batch), "bytes_beside": resident - size}
+        programs[name] = {**_compile(lowering, learner, full, count, size + batch), "bytes_beside": resident - size}
     peak = max(program["bytes_peak"] + program["bytes_beside"] for program in programs.values())
     refusals = [program["refused"] for program in programs.values() if program["refused"]]
-    totals = _moved(programs, learner)
+    totals = _sum_collectives(programs, learner)
     arguments = programs["update"]["bytes_argument"] + programs["update"]["bytes_beside"]
     flops = step_flops(learner, full, pairs)
     bounds = {
@@ -254,8 +254,8 @@ def device_bytes(tree: Any) -> int:
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def _compiled(
-    lowered: jax.stages.Lowered, learner: Learner, full: TrainBatch, devices: int, arguments: int
+def _compile(
+    lowering: jax.stages.Lowered, learner: Learner, full: TrainBatch, devices: int, arguments: int
 ) -> dict[str, Any]:
     """Compiles and measures one program; if the compiler refuses it for lack of memory, gives its sizes alone.
 
@@ -263,7 +263,7 @@ def _compiled(
     """
     began, cpu_began = time.perf_counter(), time.process_time()
     try:
-        executable = lowered.compile()
+        executable = lowering.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -292,8 +292,8 @@ def _compiled(
         **times,
         "collectives": by_kind(crossing),
         "kernels": program_text.kernels(program),
-        "donated": sum(argument.donated for argument in jax.tree.leaves(lowered.args_info)),
-        "reused": program.aliased,
+        "donated": sum(argument.donated for argument in jax.tree.leaves(lowering.args_info)),
+        "reused": program.alias_count,
         "vocabulary_in_chunks": len(vocabulary_moves(crossing, learner)),
         "logits_arrays": len(logits_arrays(program, learner, length)),
     }
@@ -362,7 +362,7 @@ def logits_arrays(program: Program, learner: Learner, length: int) -> list[tuple
     ]  # fmt: skip
 
 
-def _moved(programs: Mapping[str, Mapping[str, Any]], learner: Learner) -> dict[str, dict[str, int]]:
+def _sum_collectives(programs: Mapping[str, Mapping[str, Any]], learner: Learner) -> dict[str, dict[str, int]]:
     """Adds up the collectives of a step: those of each update, and those of `prepare` once for each batch."""
     total = defaultdict[str, Counter[str]](Counter)
     for name, program in programs.items():
@@ -372,50 +372,50 @@ def _moved(programs: Mapping[str, Mapping[str, Any]], learner: Learner) -> dict[
     return {kind: dict(figures) for kind, figures in sorted(total.items())}
 
 
-def table(found: Mapping[str, Any]) -> Table:
+def table(results: Mapping[str, Any]) -> Table:
     """One line a figure; bytes are those of one device."""
-    title = f"{found['target']}: {found['devices']} × {found['chip']}"
+    title = f"{results['target']}: {results['devices']} × {results['chip']}"
     grid = Table(title=title, title_justify="left", show_header=False)
     grid.add_column(no_wrap=True)
     grid.add_column()
-    mesh = " × ".join(f"{name} {size}" for name, size in found["mesh"].items()) or "one device"
+    mesh = " × ".join(f"{name} {size}" for name, size in results["mesh"].items()) or "one device"
     grid.add_row("mesh", mesh)
-    grid.add_row("learner", f"{found['method']}, {found['loss']}, remat {found['remat']}")
-    grid.add_row("micro-batch", f"{found['micro_rows']} rows of {found['row_length']:,} tokens")
-    grid.add_row("fits", "yes" if found["fits"] else "no")
+    grid.add_row("learner", f"{results['method']}, {results['loss']}, remat {results['remat']}")
+    grid.add_row("micro-batch", f"{results['micro_rows']} rows of {results['row_length']:,} tokens")
+    grid.add_row("fits", "yes" if results["fits"] else "no")
     for name in ("argument", "temporary", "peak", "limit"):
-        grid.add_row(name, f"{found[f'bytes_{name}'] / GIB:.2f} GiB")
-    for kind, figures in found["collectives"].items():
+        grid.add_row(name, f"{results[f'bytes_{name}'] / GIB:.2f} GiB")
+    for kind, figures in results["collectives"].items():
         grid.add_row(kind, f"{figures['count']:,} a step, {figures['bytes'] / GIB:,.1f} GiB sent by each device")
-    grid.add_row("kernels", ", ".join(found["kernels"]) or "none")
-    for name, program in found["programs"].items():
+    grid.add_row("kernels", ", ".join(results["kernels"]) or "none")
+    for name, program in results["programs"].items():
         grid.add_row(f"{name}: compiled in", f"{program['seconds']:.0f} s")
-    grid.add_row("operations", f"{found['flops'] / 1e15:,.2f} PFLOP a step")
-    bounds = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in found["bounds"].items())
-    grid.add_row("at least", f"{found['bound_seconds']:.2f} s a step ({bounds})")
+    grid.add_row("operations", f"{results['flops'] / 1e15:,.2f} PFLOP a step")
+    bounds = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in results["bounds"].items())
+    grid.add_row("at least", f"{results['bound_seconds']:.2f} s a step ({bounds})")
     return grid
 
 
-def in_one_line(found: Mapping[str, Any]) -> str:
+def in_one_line(results: Mapping[str, Any]) -> str:
     """The report in one line, for a preflight."""
-    traffic = sum(kind["bytes"] for kind in found["collectives"].values()) / GIB
+    traffic = sum(kind["bytes"] for kind in results["collectives"].values()) / GIB
     return (
-        f"{found['bytes_peak'] / GIB:.1f} of {found['bytes_limit'] / GIB:.1f} GiB a device, each sends {traffic:,.0f} "
-        f"GiB a step, kernels: {', '.join(found['kernels']) or 'none'}; a step takes at least "
-        f"{found['bound_seconds']:.2g} s"
+        f"{results['bytes_peak'] / GIB:.1f} of {results['bytes_limit'] / GIB:.1f} GiB a device, each sends "
+        f"{traffic:,.0f} GiB a step, kernels: {', '.join(results['kernels']) or 'none'}; a step takes at least "
+        f"{results['bound_seconds']:.2g} s"
     )
 
 
-def advice(found: Mapping[str, Any]) -> Iterator[str]:
+def advice(results: Mapping[str, Any]) -> Iterator[str]:
     """Yields what to change if the programs do not fit."""
-    if found["fits"]:
+    if results["fits"]:
         return
-    settings = found["suggestion"]["settings"]
+    settings = results["suggestion"]["settings"]
     if not settings:
         yield "it does not fit, and no setting is estimated to make it fit; take more devices"
         return
     flags = [name_and_value(name, value) for name, value in settings.items()]
-    peak = found["suggestion"]["bytes_peak_estimated"] / GIB
+    peak = results["suggestion"]["bytes_peak_estimated"] / GIB
     yield f"it does not fit; {' '.join(flags)} is estimated to, with {peak:.1f} GiB. Compile again to confirm it"
 
 
@@ -443,13 +443,13 @@ def layer_weights(config: ModelConfig) -> int:
     return config.num_hidden_layers * (attention + feed_forward)
 
 
-def forward_flops(config: ModelConfig, lengths: Sequence[int], scored: int) -> int:
-    """Operations of one forward over texts of these lengths, with logits for `scored` tokens in all.
+def forward_flops(config: ModelConfig, lengths: Sequence[int], scored_tokens: int) -> int:
+    """Operations of one forward over texts of these lengths, with logits for `scored_tokens` of all their tokens.
 
-    2·N·Σn + 2·D·V·scored + Σ 4·L·H·S·n(n + 1)/2: a multiplication and an addition count as two, and a token attends by
-    two products to itself and those before it. Norms, rotations and softmaxes do not count.
+    2·N·Σn + 2·D·V·scored_tokens + Σ 4·L·H·S·n(n + 1)/2: a multiplication and an addition count as two, and a token
+    attends by two products to itself and those before it. Norms, rotations and softmaxes do not count.
     """
-    products = 2 * layer_weights(config) * sum(lengths) + 2 * config.hidden_size * config.vocab_size * scored
+    products = 2 * layer_weights(config) * sum(lengths) + 2 * config.hidden_size * config.vocab_size * scored_tokens
     pairs = sum(n * (n + 1) // 2 for n in lengths)
     width = config.num_attention_heads * config.head_dim
     return products + 4 * config.num_hidden_layers * width * pairs

@@ -61,10 +61,10 @@ class Target:
     count: int
 
 
-FOUND = tomllib.loads(Path(__file__).with_name("targets.toml").read_text("utf-8"))
-CHIPS: Mapping[str, Chip] = {name: Chip(**chip) for name, chip in FOUND["chips"].items()}
+TABLES = tomllib.loads(Path(__file__).with_name("targets.toml").read_text("utf-8"))
+CHIPS: Mapping[str, Chip] = {name: Chip(**chip) for name, chip in TABLES["chips"].items()}
 TARGETS: Mapping[str, Target] = {
-    name: Target(name, CHIPS[chip], *connected) for name, (chip, *connected) in FOUND["targets"].items()
+    name: Target(name, CHIPS[chip], *topology) for name, (chip, *topology) in TABLES["targets"].items()
 }
 
 
@@ -73,7 +73,7 @@ def find(name: str) -> Target:
     return choose(TARGETS, name, "target")
 
 
-def attached(devices: "Sequence[jax.Device]") -> Chip | None:
+def chip_of(devices: "Sequence[jax.Device]") -> Chip | None:
     """The chip of these devices; None if no target has it."""
     return next((target.chip for target in TARGETS.values() if target.chip.kind == devices[0].device_kind), None)
 
@@ -98,10 +98,10 @@ def devices(target: Target) -> "Sequence[jax.Device]":
             raise
         from cojax.warm_start import cache
 
-        own = cache() / "compilers/bin/python"
-        ways = f"{own} has it" if own.exists() else "make compilers installs it into a virtual environment of its own"
+        path = cache() / "compilers/bin/python"
+        hint = f"{path} has it" if path.exists() else "make compilers installs it into a virtual environment of its own"
         raise ModuleNotFoundError(
-            f"target {target.name} needs {missing}, which is not installed here; {ways}, and pip install "
+            f"target {target.name} needs {missing}, which is not installed here; {hint}, and pip install "
             "'cojax[compilers]' into this one"
         ) from error
 

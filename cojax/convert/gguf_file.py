@@ -87,12 +87,12 @@ def read_gguf(path: Path) -> GgufFile:
         for _ in range(entries):
             key = header.name()
             if key in metadata:
-                raise header.damaged(f"{key} is there twice")
+                raise header.damage(f"{key} is there twice")
             metadata[key] = header.value()
         claims = [_claim(header) for _ in range(tensors)]
         alignment = metadata.get("general.alignment", _ALIGNMENT)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-            raise header.damaged(f"general.alignment is {alignment!r:.80}, expected a power of 2")
+            raise header.damage(f"general.alignment is {alignment!r:.80}, expected a power of 2")
         origin = -(-header.position // alignment) * alignment
     if (parts := metadata.get("split.count", 1)) not in (0, 1):
         raise ValueError(
@@ -102,7 +102,7 @@ def read_gguf(path: Path) -> GgufFile:
     arrays: dict[str, StoredArray] = {}
     for claim in claims:
         if claim.name in arrays:
-            raise header.damaged(f"tensor {claim.name} is there twice")
+            raise header.damage(f"tensor {claim.name} is there twice")
         arrays[claim.name] = array = dataclasses.replace(claim, start=origin + claim.start)
         if array.start + array.size > size:
             raise ValueError(
@@ -110,7 +110,7 @@ def read_gguf(path: Path) -> GgufFile:
                 f"{array.start + array.size}; copy or download it again"
             )
     if (total := sum(array.size for array in arrays.values())) > size:
-        raise header.damaged(f"its tensors take {total} bytes in a file of {size}")
+        raise header.damage(f"its tensors take {total} bytes in a file of {size}")
     return GgufFile(path, metadata, arrays)
 
 
@@ -121,7 +121,7 @@ class _Header:
         self._file, self._path, self._size = file, path, size
         self.position = 0
 
-    def damaged(self, what: str) -> ValueError:
+    def damage(self, what: str) -> ValueError:
         return ValueError(f"{self._path} has a damaged header: {what}; copy or download it again")
 
     def take(self, count: int) -> bytes:
@@ -131,7 +131,7 @@ class _Header:
                 "copy or download it again"
             )
         if self.position + count > _LARGEST_HEADER:
-            raise self.damaged(f"it is larger than {_LARGEST_HEADER} bytes")
+            raise self.damage(f"it is larger than {_LARGEST_HEADER} bytes")
         self.position += count
         return self._file.read(count)
 
@@ -143,12 +143,12 @@ class _Header:
         try:
             return content.decode()
         except UnicodeDecodeError as error:
-            raise self.damaged(f"a text at byte {self.position - len(content)} is not UTF-8") from error
+            raise self.damage(f"a text at byte {self.position - len(content)} is not UTF-8") from error
 
     def name(self) -> str:
         """A short text of printable characters."""
         if len(name := self.text()) > _LONGEST_NAME or not name.isprintable():
-            raise self.damaged(f"what ends at byte {self.position} is no name")
+            raise self.damage(f"what ends at byte {self.position} is no name")
         return name
 
     def value(self) -> Any:
@@ -160,7 +160,7 @@ class _Header:
             return self.text() if kind == GGUFValueType.STRING else self._scalars(kind, 1)[0]
         kind, count = self._kind(), self.number("<Q")
         if kind == GGUFValueType.ARRAY:
-            raise self.damaged("it has a list of lists")
+            raise self.damage("it has a list of lists")
         # A text takes at least 8 bytes, so a forged count ends with the file.
         return [self.text() for _ in range(count)] if kind == GGUFValueType.STRING else self._scalars(kind, count)
 
@@ -169,7 +169,7 @@ class _Header:
         try:
             return GGUFValueType(code)
         except ValueError as error:
-            raise self.damaged(f"it has a value of unknown type {code}") from error
+            raise self.damage(f"it has a value of unknown type {code}") from error
 
     def _scalars(self, kind: GGUFValueType, count: int) -> list[Any]:
         return np.frombuffer(self.take(count * _SCALARS[kind].itemsize), _SCALARS[kind]).tolist()
@@ -179,7 +179,7 @@ def _claim(header: _Header) -> StoredArray:
     """Reads a tensor's entry in the header; its `start` counts from where tensors begin."""
     name, rank = header.name(), header.number("<I")
     if not 1 <= rank <= _LARGEST_RANK:
-        raise header.damaged(f"{name} has {rank} axes, expected 1 to {_LARGEST_RANK}")
+        raise header.damage(f"{name} has {rank} axes, expected 1 to {_LARGEST_RANK}")
     shape = tuple(reversed([header.number("<Q") for _ in range(rank)]))
     code, start = header.number("<I"), header.number("<Q")
     kind = _readable(code)
@@ -190,7 +190,7 @@ def _claim(header: _Header) -> StoredArray:
         )
     block, width = GGML_QUANT_SIZES[kind]
     if not all(shape) or shape[-1] % block:
-        raise header.damaged(f"{name} has shape {shape}, expected rows of whole blocks of {block}")
+        raise header.damage(f"{name} has shape {shape}, expected rows of whole blocks of {block}")
     return StoredArray(name, kind, shape, start, math.prod(shape) // block * width)
 
 

@@ -24,7 +24,7 @@ from jax.experimental import multihost_utils
 
 from cojax.distributed.wire import Wire, WireError
 from cojax.learner.batch import TrainBatch
-from cojax.learner.update import divided, united
+from cojax.learner.update import join_states, split_states
 from cojax.storage.checkpoint import ArrayFiles, restore_arrays, save_arrays
 
 _T = TypeVar("_T")
@@ -224,12 +224,12 @@ def lead_array_files(lead: Lead) -> ArrayFiles:
     """The array files of process 0: of a state, or of a state and that of the second agent."""
 
     def save(folder: Path, arrays: Any) -> None:
-        target, second = divided(arrays)
+        target, second = split_states(arrays)
         with lead.operation("save", str(folder), target, second):
             save_arrays(folder, arrays)
 
     def restore(folder: Path, like: Any) -> Any:
-        with lead.operation("restore", str(folder), divided(like)[1] is not None) as finish:
-            return united(*finish(divided(restore_arrays(folder, like))))
+        with lead.operation("restore", str(folder), split_states(like)[1] is not None) as finish:
+            return join_states(*finish(split_states(restore_arrays(folder, like))))
 
     return save, restore

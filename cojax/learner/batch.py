@@ -122,11 +122,11 @@ class RowShape:
     micro: int = 1
     routes: RouteShape | None = None
 
-    def whole(self, rows: int) -> int:
+    def round_up(self, rows: int) -> int:
         """The number of rows, rounded up to whole micro-batches."""
         return -(-rows // self.micro) * self.micro
 
-    def holding(self, units: int, size: int) -> int:
+    def rows_for(self, units: int, size: int) -> int:
         """The number of rows, in whole micro-batches, that suffices for any `units` units of `size` sequences each.
 
         Each unit must fit into one micro-batch.
@@ -345,7 +345,7 @@ def segment_of(
 
 def pack_segments(segments: Sequence[Segment], shape: RowShape, rows: int) -> TrainBatch:
     """Packs the segments into `rows` rows, in whole micro-batches. Raises what `assign_rows` raises."""
-    size = shape.whole(rows), shape.length
+    size = shape.round_up(rows), shape.length
     columns = {name: np.full(size, -1 if name in IDS else 0, dtype) for name, dtype in DTYPES.items()}
     if shape.routes is not None:
         columns["routes"] = shape.routes.unknown(*size)
@@ -409,7 +409,7 @@ def pack_examples(examples: Sequence[Example], shape: RowShape, rows: int) -> Tr
 
     Each pair is a group of its own, with advantage 1 for the better and -1 for the worse, and shares a micro-batch. A
     token of a pair weighs the pair's weight / (pairs · tokens of the pair). All tokens of trajectories to imitate have
-    the same weight, and their weights add up to 1. B is `rows`, at least as many as `RowShape.holding` says. Raises
+    the same weight, and their weights add up to 1. B is `rows`, at least as many as `RowShape.rows_for` says. Raises
     what `assign_rows` raises.
     """
     units = [(example.better, example.worse) if isinstance(example, Pair) else (example,) for example in examples]

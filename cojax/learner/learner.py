@@ -21,7 +21,7 @@ from cojax.learner.batch import Example, RowShape, TrainBatch, describe, live_ro
 from cojax.learner.losses import LOSSES
 from cojax.learner.objective import ADVANTAGE, WEIGHTING, HardNegatives, Objective, bind, objective
 from cojax.learner.optimizer import compensate_rounding
-from cojax.learner.placement import ONE_PROCESS, Hosts, Placement, advanced, fetch, weights_of
+from cojax.learner.placement import ONE_PROCESS, Hosts, Placement, advance, fetch, weights_of
 from cojax.learner.update import Metrics, NonFiniteUpdate, Params, TrainState, batch_logprobs
 from cojax.policy.adapters import Lora, adapted_rows, add_adapters, factors, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
@@ -180,7 +180,7 @@ class Learner:
                 flat = jax.tree.map(lambda array: np.reshape(array, (-1, *array.shape[2:])), fetch(self.hosts, batch))
                 raise NonFiniteUpdate(state, flat, updates[-1], len(updates) - 1)
         with self.hosts.operation("advance", state) as finish:
-            state = finish(advanced(state))
+            state = finish(advance(state))
         return state, {**step_batches.facts, **arithmetic.combine_updates(updates)}
 
     def pack(self, groups: Sequence[Group], step: int, sizes: Sequence[int] = ()) -> StepBatches:
@@ -195,7 +195,7 @@ class Learner:
 
     def pack_examples(self, examples: Sequence[Example], most: int) -> TrainBatch:
         """Packs pairs or trajectories into a batch with rows for `most` of them."""
-        rows = self.shape.holding(most, 2 if self.objective.loss.pairs else 1)
+        rows = self.shape.rows_for(most, 2 if self.objective.loss.pairs else 1)
         return pack_examples(examples, self.shape, rows)
 
     def live(self, batch: TrainBatch) -> np.int32:

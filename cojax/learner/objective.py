@@ -97,22 +97,22 @@ def bind(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any]) -> B
     uses, learns = (_inputs_of(program.jaxpr, reads, results) for results in (None, 1))
     if not learns & {"logprobs", "entropy"}:
         raise ValueError(f"loss {name!r} depends on neither logprobs nor entropy, so it has no gradient")
-    pairs, flat_groups = _declared(function)
+    pairs, flat_groups = _read_declaration(function)
     flat = not pairs and ("advantages" not in learns or bool(learns & {"reference_logprobs", "entropy"}))
     flat = flat or flat_groups(**_settings_for(flat_groups, function, settings))
     return BoundLoss(name, function, settings, reads, uses, learns, pairs, flat)
 
 
-def _declared(function: Loss) -> tuple[bool, Callable[..., bool]]:
+def _read_declaration(function: Loss) -> tuple[bool, Callable[..., bool]]:
     """The declaration of `learns_from` for a loss, or for the function that a partial calls."""
     while isinstance(function, functools.partial):
         function = function.func
     return function.learns_from if hasattr(function, "learns_from") else (False, lambda **settings: False)
 
 
-def _settings_for(condition: Callable[..., bool], function: Loss, given: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_for(condition: Callable[..., bool], function: Loss, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a loss, including defaults, that are parameters of `condition`."""
-    values = {name: setting.default for name, setting in settings_of(function).items()} | dict(given)
+    values = {name: setting.default for name, setting in settings_of(function).items()} | dict(settings)
     parameters = inspect.signature(condition).parameters
     takes_all = any(arg.kind == arg.VAR_KEYWORD for arg in parameters.values())
     return {name: value for name, value in values.items() if takes_all or name in parameters}
@@ -131,15 +131,15 @@ def _inputs(name: str, function: Loss) -> tuple[str, ...]:
     return tuple(arg.name for arg in arguments)
 
 
-def _faults(name: str, returned: Any) -> list[str]:
+def _faults(name: str, result: Any) -> list[str]:
     """Says why this is not a pair of loss and facts with one float for each token in every array; [] if it is."""
-    pair = isinstance(returned, (tuple, list)) and len(returned) == 2
-    if not pair or not isinstance(returned[1], dict) or not all(isinstance(fact, str) for fact in returned[1]):
+    pair = isinstance(result, (tuple, list)) and len(result) == 2
+    if not pair or not isinstance(result[1], dict) or not all(isinstance(fact, str) for fact in result[1]):
         return [
-            f"loss {name!r} returns {_outline(returned)[:100]}; expected a pair, the loss of each token and a dict of "
+            f"loss {name!r} returns {_outline(result)[:100]}; expected a pair, the loss of each token and a dict of "
             "facts: return per_token, {}"
         ]
-    per_token, facts = returned
+    per_token, facts = result
     arrays = {"its loss": per_token, **{f"its fact {fact!r}": array for fact, array in facts.items()}}
     return [
         f"loss {name!r}: {what} is {_outline(array)} of arrays {list(_SHAPE)}; expected one float for each token"
@@ -148,13 +148,13 @@ def _faults(name: str, returned: Any) -> list[str]:
     ]
 
 
-def _outline(returned: Any) -> str:
+def _outline(result: Any) -> str:
     """Describes a loss's result in few words: float32[2, 8], (float32[2, 8], dict), NoneType."""
-    if isinstance(returned, jax.Array):
-        return f"{returned.dtype}{list(returned.shape)}"
-    if isinstance(returned, (tuple, list)):
-        return f"({', '.join(map(_outline, returned[:4]))}{', …' if len(returned) > 4 else ''})"
-    return type(returned).__name__
+    if isinstance(result, jax.Array):
+        return f"{result.dtype}{list(result.shape)}"
+    if isinstance(result, (tuple, list)):
+        return f"({', '.join(map(_outline, result[:4]))}{', …' if len(result) > 4 else ''})"
+    return type(result).__name__
 
 
 def _inputs_of(jaxpr: Jaxpr, reads: Sequence[str], results: int | None) -> frozenset[str]:
@@ -203,9 +203,9 @@ class Objective:
         """The number of rows of each batch of a step whose groups have `sizes` trajectories."""
         each = -(-len(sizes) // self.splits)
         if self.loss.together:
-            return shape.holding(each, max(sizes, default=1))
+            return shape.rows_for(each, max(sizes, default=1))
         most = sum(sorted(sizes, reverse=True)[:each])
-        return shape.holding(most, 2) if self.loss.pairs else shape.whole(most)
+        return shape.rows_for(most, 2) if self.loss.pairs else shape.round_up(most)
 
     def _deal(self, groups: Sequence[Group], seed: tuple[int, int]) -> list[list[Group]]:
         """Deals whole groups to the splits; if there is more than one, the seed draws which."""
@@ -284,7 +284,7 @@ class HardNegatives:
 
     def rows(self, sizes: Sequence[int], shape: RowShape) -> int:
         """The number of rows of this batch in a step whose groups have `sizes` trajectories."""
-        return shape.holding(sum(sizes), 2)
+        return shape.rows_for(sum(sizes), 2)
 
     def pack(
         self, groups: Sequence[Group], seed: tuple[int, int], shape: RowShape, sizes: Sequence[int] = ()

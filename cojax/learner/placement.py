@@ -128,23 +128,23 @@ class OneProcess:
 ONE_PROCESS = OneProcess()
 
 
-def copied(tree: Any) -> Any:
+def copy_arrays(tree: Any) -> Any:
     """Copies of the arrays, in memory of their own."""
     return jax.tree.map(jnp.copy, tree)
 
 
-def advanced(state: TrainState) -> TrainState:
+def advance(state: TrainState) -> TrainState:
     """The same state, one step of learning later."""
     return dataclasses.replace(state, step=state.step + 1)
 
 
-def fetch(hosts: Hosts, placed: Any) -> Any:
+def fetch(hosts: Hosts, arrays: Any) -> Any:
     """Fetches arrays to this host as NumPy arrays; all processes gather them."""
-    with hosts.operation("replicate", placed) as finish:
-        return on_host(finish(replicated(placed)))
+    with hosts.operation("replicate", arrays) as finish:
+        return on_host(finish(replicate(arrays)))
 
 
-def replicated(tree: Any) -> Any:
+def replicate(tree: Any) -> Any:
     """The same arrays, each whole on every host."""
     return jax.tree.map(lambda leaf: leaf if _is_whole(leaf) else _gather(_everywhere(leaf))(leaf), tree)
 
@@ -201,7 +201,7 @@ def hf_arrays(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts) -
 def piece(config: ModelConfig, params: Params, number: int, layer: int | None) -> jax.Array:
     """One layer of the leaf with that number, or the whole leaf for None; it is complete on every host."""
     leaf = leaf_of(params, parameters(config)[number])
-    return replicated(leaf) if layer is None else _gather_layer(_everywhere(leaf))(leaf, layer)
+    return replicate(leaf) if layer is None else _gather_layer(_everywhere(leaf))(leaf, layer)
 
 
 def weights_of(
@@ -227,7 +227,7 @@ def _save(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts, folde
 def finite(config: ModelConfig, params: Params, dtype: str) -> jax.Array:
     """bool[rows], complete on every host: whether each parameter's numbers are all finite when cast to `dtype`."""
     rows = parameters(config)
-    return replicated(_within([leaf_of(params, row) for row in rows], _bound(dtype)))  # type: ignore[no-any-return]
+    return replicate(_within([leaf_of(params, row) for row in rows], _bound(dtype)))  # type: ignore[no-any-return]
 
 
 def _bound(dtype: str) -> np.float32:

@@ -184,7 +184,7 @@ def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
         limit = _number(folder, "memory.max", "memory.limit_in_bytes")
         used = _number(folder, "memory.current", "memory.usage_in_bytes")
         if limit is not None and used is not None:
-            limits.append(max(0, limit - used + _cached(folder)))
+            limits.append(max(0, limit - used + _cached_bytes(folder)))
     return min(limits, default=None)
 
 
@@ -214,7 +214,7 @@ def _number(folder: Path, *names: str) -> int | None:
     return next((int(text) for text in texts if text.isdecimal()), None)
 
 
-def _cached(folder: Path) -> int:
+def _cached_bytes(folder: Path) -> int:
     """Bytes of cached file pages, which the kernel frees first."""
     counts = dict(re.findall(r"^(\w+) (\d+)$", _text(folder / "memory.stat"), re.MULTILINE))
     # In version 1 these names count a group's own pages, and total_… those of all groups within it.

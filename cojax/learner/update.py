@@ -34,12 +34,12 @@ class TrainState:
     opt_state: Any
 
 
-def united(target: TrainState, second: TrainState | None) -> Any:
+def join_states(target: TrainState, second: TrainState | None) -> Any:
     """The content of a checkpoint: the state, and a second agent's state under its own name."""
     return target if second is None else {**vars(target), "second": second}
 
 
-def divided(arrays: Any) -> tuple[TrainState, TrainState | None]:
+def split_states(arrays: Any) -> tuple[TrainState, TrainState | None]:
     """The states in the content of a checkpoint."""
     if not isinstance(arrays, Mapping):
         return arrays, None
@@ -53,16 +53,16 @@ PEAKS = ("logprob_mismatch", "ratio")
 class NonFiniteUpdate(RuntimeError):
     """The loss or the gradient of an update was not finite, so the update was not made.
 
-    `state` is the state before that update and includes the `made` earlier updates of the step. `batch` is the batch of
-    the failed update, and `metrics` holds its loss and gradient norm.
+    `state` is the state before that update and includes the `count` earlier updates of the step. `batch` is the batch
+    of the failed update, and `metrics` holds its loss and gradient norm.
     """
 
-    def __init__(self, state: TrainState, batch: TrainBatch, metrics: Metrics, made: int):
+    def __init__(self, state: TrainState, batch: TrainBatch, metrics: Metrics, count: int):
         self.state, self.batch, self.metrics = state, batch, metrics
         step = int(state.step) + 1
-        status = f"hold the {made} updates of this step before it" if made else "are those before the step"
+        status = f"hold the {count} updates of this step before it" if count else "are those before the step"
         super().__init__(
-            f"step {step}, update {made + 1}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}; expected "
+            f"step {step}, update {count + 1}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}; expected "
             f"finite numbers. The update was not made: the parameters {status}. Look at the saved batch. The same "
             f"command fails at this step again, so add --config.learner.skip_steps=({step},), which makes no update in "
             "that step, or lower optimizer.learning_rate (of a method of rounds, preference.learning_rate) or a cap of "

@@ -8,7 +8,7 @@ from cojax.environment import Environment
 from cojax.explorer import Explorer
 from cojax.host.stopwatch import Stopwatch
 from cojax.learner.learner import Learner
-from cojax.learner.update import TrainState, united
+from cojax.learner.update import TrainState, join_states
 from cojax.pool import Curriculum, TaskPool
 from cojax.rollout.chat import Chat
 from cojax.rollout.collect import Limits
@@ -50,7 +50,7 @@ class State:
     @property
     def arrays(self) -> Any:
         """The arrays that a checkpoint holds."""
-        return united(self.learner, self.second)
+        return join_states(self.learner, self.second)
 
 
 @dataclasses.dataclass(frozen=True)

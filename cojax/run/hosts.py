@@ -25,8 +25,8 @@ from cojax.distributed.operations import Follower, Lead, lead_array_files
 from cojax.distributed.start import admit, ask_admission, find_devices, start
 from cojax.distributed.wire import Message, Wire
 from cojax.host.processes import end_all
-from cojax.learner.placement import advanced, copied, finite, piece, replicated
-from cojax.learner.update import TrainState, divided, united
+from cojax.learner.placement import advance, copy_arrays, finite, piece, replicate
+from cojax.learner.update import TrainState, join_states, split_states
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import fingerprint
 from cojax.policy.saved_params import save_params
@@ -250,13 +250,13 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
     def build(model: str, params: Params) -> None:
         learner = assemble.learner_on(config, shape(model), processes.mesh_of(config), params)
         by_name.update(
-            advance=advanced,
-            copy=copied,
+            advance=advance,
+            copy=copy_arrays,
             prepare=learner.prepare,
             update=learner.update_once,
             policy=learner.policy,
             policy_fingerprint=learner.fingerprint,
-            replicate=replicated,
+            replicate=replicate,
             piece=functools.partial(piece, learner.config),
             finite=functools.partial(finite, learner.config),
             save_params=save_params,
@@ -270,10 +270,10 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
         by_name["init"] = init
 
     def save(folder: str, target: TrainState, second: TrainState | None) -> None:
-        save_arrays(Path(folder), united(target, second))
+        save_arrays(Path(folder), join_states(target, second))
 
     def restore(folder: str, with_second: bool) -> tuple[TrainState, TrainState | None]:
-        return divided(restore_arrays(Path(folder), united(initial[0], initial[0] if with_second else None)))
+        return split_states(restore_arrays(Path(folder), join_states(initial[0], initial[0] if with_second else None)))
 
     by_name |= {"load": load, "build": build, "save": save, "restore": restore, "fingerprint": fingerprint}
     return by_name

@@ -94,7 +94,7 @@ def initial_policy(
                 config.sampling.max_tokens,
             ],
         }
-    folder, _ = warm_start.cached(key, lambda: _train(config, parts, solutions_at, score), parts.model, chat.tokenizer)
+    folder, _ = warm_start.obtain(key, lambda: _train(config, parts, solutions_at, score), parts.model, chat.tokenizer)
     CONSOLE.print(f"warm start: {warm_start.describe(folder)}")
     origin = trained.warm_start_origin(path, weights, warm_start.read_record(folder))
     CONSOLE.print(f"policy: {origin_line(origin)}")

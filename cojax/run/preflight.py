@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from cojax import warm_start
 from cojax.compile.programs import in_one_line, report
-from cojax.compile.targets import attached
+from cojax.compile.targets import chip_of
 from cojax.environment import play, traits_of
 from cojax.environment.replay import follow
 from cojax.explorer.llm.chat_model import Journal
@@ -204,7 +204,7 @@ def _programs(config: ConfigDict, state: dict[str, Any]) -> str:
     train_state, learner = _require(state, "train_state", "policy"), state["learner"]
     if jax.process_count() > 1:
         return "not examined: compiled by all processes together, in the rehearsal"
-    if (chip := attached(learner.placement.devices)) is None:
+    if (chip := chip_of(learner.placement.devices)) is None:
         return "not examined: experiments.compile knows no such device"
     sizes, agents = methods.update_sizes(config), methods.agents(config)
     return in_one_line(report(learner, train_state, sizes, chip, agents=agents))

@@ -18,9 +18,9 @@ from transformers import PreTrainedTokenizerBase
 from cojax import signals
 from cojax.environment import traits_of
 from cojax.learner.learner import Learner
-from cojax.learner.placement import copied
+from cojax.learner.placement import copy_arrays
 from cojax.learner.rehearsal import rehearse
-from cojax.learner.update import TrainState, divided, united
+from cojax.learner.update import TrainState, join_states, split_states
 from cojax.loop import Loop, State
 from cojax.loop.evolution import evolution_record
 from cojax.loop.records import save
@@ -62,7 +62,7 @@ def begin(
     second = None
     if methods.has_second_agent(config):
         with loop.learner.hosts.operation("copy", train_state) as finish:
-            second = finish(copied(train_state))
+            second = finish(copy_arrays(train_state))
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(second)) / 2**20
         CONSOLE.print(f"second agent: begins as the policy, {size:,.0f} MiB of parameters and moments")
     state = State(0, train_state, TaskPool.of(initial.tasks), signals.init(loop.detectors), second=second)
@@ -98,20 +98,20 @@ def second_agent_in_memory(
     """
     if second is None and methods.has_second_agent(config):
         with learner.hosts.operation("copy", train_state) as finish:
-            second = finish(copied(train_state))
+            second = finish(copy_arrays(train_state))
     yield
 
 
 def resume(config: ConfigDict, loop: Loop, train_state: TrainState, directory: RunDirectory) -> State | None:
     """Restores the state of the newest checkpoint; None if there is none. `train_state` gives its shapes."""
-    target = united(train_state, train_state if methods.has_second_agent(config) else None)
+    target = join_states(train_state, train_state if methods.has_second_agent(config) else None)
     with loop.clock("checkpoint"):
         checkpoint = directory.resume(target, signals.init(loop.detectors))
     if checkpoint is None:
         return None
     loop.clock.restore(checkpoint.host["clock"])
     CONSOLE.print(f"resumed at step {checkpoint.step}")
-    learner, second = divided(checkpoint.arrays)
+    learner, second = split_states(checkpoint.arrays)
     return State(
         checkpoint.step,
         learner,

@@ -19,8 +19,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from cojax.distributed.operations import Follower, Lead, lead_array_files
 from cojax.distributed.start import admit, ask_admission, find_devices, start
 from cojax.distributed.wire import Wire
-from cojax.learner.placement import finite, on_host, piece, replicated, weights_of
-from cojax.learner.update import TrainState, divided
+from cojax.learner.placement import finite, on_host, piece, replicate, weights_of
+from cojax.learner.update import TrainState, split_states
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
 from cojax.policy.saved_params import save_params
@@ -107,11 +107,11 @@ def lead(wire: Wire) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     save, restore = lead_array_files(leads)
     save(FOLDER / "arrays", state)
-    found = on_host(run(leads, "replicate", replicated, state))
+    found = on_host(run(leads, "replicate", replicate, state))
     del state
     restored = restore(FOLDER / "arrays", like)
     again = run(leads, "step", step, restored)
-    whole = on_host(run(leads, "replicate", replicated, again))
+    whole = on_host(run(leads, "replicate", replicate, again))
     print(
         json.dumps({"once": found.params["w"].tolist(), "twice": whole.params["w"].tolist(), "step": int(whole.step)})
     )
@@ -133,9 +133,9 @@ def follow(wire: Wire) -> None:
 
     save, restore = OF_ORBAX
     operations = {
-        "begin": begun, "step": step, "replicate": replicated, "check": check,
+        "begin": begun, "step": step, "replicate": replicate, "check": check,
         "save": lambda folder, target, second: save(Path(folder), target),
-        "restore": lambda folder, second: divided(restore(Path(folder), outlines[0])),
+        "restore": lambda folder, second: split_states(restore(Path(folder), outlines[0])),
         "model": model, "piece": functools.partial(piece, CONFIG),
         "finite": functools.partial(finite, CONFIG), "save_params": save_params,
         "die": lambda: os.kill(os.getpid(), signal.SIGKILL),

@@ -55,11 +55,11 @@ def test_weights_a_token_meets():
 def test_operations_of_a_forward_and_an_update():
     # Two texts of 3 and 5 tokens: 2·432·8 in layers, 2·4·10·2 for two tokens' logits; 6 + 15 pairs of tokens, each two
     # products of 4 numbers in three layers: 4·3·4·21.
-    assert forward_flops(DENSE, [3, 5], scored=2) == 6912 + 160 + 1008 == 8080
+    assert forward_flops(DENSE, [3, 5], scored_tokens=2) == 6912 + 160 + 1008 == 8080
     scored = 6912 + 640 + 1008
     assert update_flops(DENSE, [3, 5], reference=False) == 3 * scored == 25_680
     assert update_flops(DENSE, [3, 5], reference=True) == 4 * scored
-    assert forward_flops(SPARSE, [1], scored=1) == 2 * 552 + 2 * 40 + 48
+    assert forward_flops(SPARSE, [1], scored_tokens=1) == 2 * 552 + 2 * 40 + 48
 
 
 def test_bytes_of_a_decode_step():

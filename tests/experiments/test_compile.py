@@ -17,7 +17,7 @@ from cojax.compile.programs import (
     examine,
     families,
     logits_arrays,
-    outlined,
+    make_outline,
     refusal,
     report,
     shape,
@@ -76,8 +76,8 @@ def test_kernels_are_found_by_their_names():
 
 
 def test_results_that_take_an_arguments_memory_are_counted():
-    assert [program_text.parse(text).aliased for text in (TPU, CUDA)] == [2, 2]
-    assert program_text.parse(TPU.replace("may-alias", "")).aliased == 0
+    assert [program_text.parse(text).alias_count for text in (TPU, CUDA)] == [2, 2]
+    assert program_text.parse(TPU.replace("may-alias", "")).alias_count == 0
 
 
 def test_a_text_that_is_no_program_is_refused():
@@ -235,7 +235,7 @@ def test_what_would_make_it_fit_is_estimated_from_exact_sizes(config):
     mesh = make_mesh(devices=jax.devices()[:1])
 
     def made(changed):
-        return outlined(changed, shape(changed), mesh)
+        return make_outline(changed, shape(changed), mesh)
 
     learner, state = made(config)
     # 1,592 numbers of float32 with two moments and three counters; a reference whose 56 numbers of norms are float32.

@@ -160,7 +160,7 @@ def test_the_number_of_initial_tasks_counts_where_they_are_learned(folder, monke
         keys.append(key)
         raise Asked
 
-    monkeypatch.setattr(initial_policy.warm_start, "cached", asked)
+    monkeypatch.setattr(initial_policy.warm_start, "obtain", asked)
     for count in (8, 8, 12):
         settings = taught(folder, split=split)
         settings.initial_tasks = count

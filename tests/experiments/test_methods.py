@@ -80,7 +80,7 @@ def test_a_restored_second_agent_is_not_copied_for_the_rehearsal(restored, copie
         asked.append(name)
         yield lambda result: result
 
-    monkeypatch.setattr(states, "copied", lambda tree: tree)
+    monkeypatch.setattr(states, "copy_arrays", lambda tree: tree)
     learner: Any = types.SimpleNamespace(hosts=types.SimpleNamespace(operation=operation))
     second: Any = restored
     learned: Any = "policy"

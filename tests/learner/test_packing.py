@@ -45,15 +45,15 @@ def test_the_capacity_holds_any_pairs(micro_rows):
         most = 4 if micro_rows == 1 else 8  # two of 4 share a row of 8, two of 8 need one each
         units = [draw.integers(1, most + 1, 2).tolist() for _ in range(7)]
         rows = assign_rows(_segments(*units), RowShape(8, micro_rows))
-        assert len(rows) <= RowShape(8, micro_rows).holding(7, 2)
+        assert len(rows) <= RowShape(8, micro_rows).rows_for(7, 2)
         for number in range(7):
             of_unit = {row // micro_rows for row, held in enumerate(rows) for index in held if index // 2 == number}
             assert len(of_unit) == 1
-    assert RowShape(8, micro_rows).holding(7, 2) % micro_rows == 0
+    assert RowShape(8, micro_rows).rows_for(7, 2) % micro_rows == 0
 
 
 def test_the_capacity_holds_units_that_fill_more_rows_than_a_micro_batch_might():
     """Four of 3 tokens fill a micro-batch of two rows of 8: each unit takes one of its own."""
     rows = assign_rows(_segments([3, 3, 3, 3], [3, 3, 3, 3], [3, 3, 3, 3]), RowShape(8, 2))
     assert [len(row) for row in rows] == [2, 2, 2, 2, 2, 2]
-    assert len(rows) == RowShape(8, 2).holding(3, 4)
+    assert len(rows) == RowShape(8, 2).rows_for(3, 4)
