@@ -83,13 +83,13 @@ def test_a_hub_out_of_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no route to host")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(FileNotFoundError, match=r"'Qwen/None' is no folder, and the hub did not give it.*no route"):
+    with pytest.raises(FileNotFoundError, match=r"'Qwen/None' is not a folder, and the hub did not give it.*no route"):
         cojax.load("Qwen/None")
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./model", "model"])
 def test_a_path_that_is_not_there_is_no_hub_id(name: str) -> None:
-    with pytest.raises(FileNotFoundError, match="is no folder; expected a model folder in HF format, or a hub id"):
+    with pytest.raises(FileNotFoundError, match="is not a folder; expected one in HF format, or a hub id"):
         cojax.load(name)
 
 

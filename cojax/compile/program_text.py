@@ -70,7 +70,7 @@ def parse(text: str) -> Program:
             shape, rest = _split_shape(line[assignment.end() :])
             lines.append(Instruction(assignment[1], shape, rest.partition("(")[0].strip(), line))
     if not entry:
-        raise ValueError("this is no text of a compiled program: it has no ENTRY computation")
+        raise ValueError("this is not the text of a compiled program: it has no ENTRY computation")
     return Program(computations, entry, len(re.findall(r"(?:may|must)-alias", header)))
 
 

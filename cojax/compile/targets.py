@@ -48,7 +48,7 @@ class Chip:
         try:
             return int(self.memory * float(share))
         except ValueError:
-            raise ValueError(f"{_SHARE} is {share!r}; expected the share of a card's memory, as 0.9") from None
+            raise ValueError(f"{_SHARE} is {share!r}; expected the share of a card's memory, such as 0.9") from None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,12 +73,12 @@ def read_gguf(path: Path) -> GgufFile:
     OSError for one that cannot be opened.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is no file; expected a GGUF file")
+        raise FileNotFoundError(f"{path} is not a file; expected a GGUF file")
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         header = _Header(file, path, size)
         if header.take(min(4, size)) != b"GGUF":
-            raise ValueError(f"{path} is no GGUF file: it does not begin with GGUF")
+            raise ValueError(f"{path} is not a GGUF file: it does not begin with GGUF")
         version = header.number("<I")
         if version not in (2, 3):
             raise ValueError(f"{path} is GGUF version {version}, or big-endian; expected version 2 or 3, little-endian")
@@ -87,7 +87,7 @@ def read_gguf(path: Path) -> GgufFile:
         for _ in range(entries):
             key = header.name()
             if key in metadata:
-                raise header.damage(f"{key} is there twice")
+                raise header.damage(f"{key} appears twice")
             metadata[key] = header.value()
         claims = [_claim(header) for _ in range(tensors)]
         alignment = metadata.get("general.alignment", _ALIGNMENT)
@@ -102,7 +102,7 @@ def read_gguf(path: Path) -> GgufFile:
     arrays: dict[str, StoredArray] = {}
     for claim in claims:
         if claim.name in arrays:
-            raise header.damage(f"tensor {claim.name} is there twice")
+            raise header.damage(f"tensor {claim.name} appears twice")
         arrays[claim.name] = array = dataclasses.replace(claim, start=origin + claim.start)
         if array.start + array.size > size:
             raise ValueError(
@@ -127,7 +127,7 @@ class _Header:
     def take(self, count: int) -> bytes:
         if self.position + count > self._size:
             raise ValueError(
-                f"{self._path} is truncated or damaged: it has {self._size} bytes, and its header goes on; "
+                f"{self._path} is truncated or damaged: it has {self._size} bytes, but its header continues; "
                 "copy or download it again"
             )
         if self.position + count > _LARGEST_HEADER:
@@ -148,7 +148,7 @@ class _Header:
     def name(self) -> str:
         """A short text of printable characters."""
         if len(name := self.text()) > _LONGEST_NAME or not name.isprintable():
-            raise self.damage(f"what ends at byte {self.position} is no name")
+            raise self.damage(f"the text that ends at byte {self.position} is not a name")
         return name
 
     def value(self) -> Any:
@@ -186,7 +186,7 @@ def _claim(header: _Header) -> StoredArray:
     if kind is None:
         raise ValueError(
             f"tensor {name} has quantisation {code}, which the package gguf cannot read; "
-            "take a file of another one, such as Q8_0 or F16"
+            "take a file with another quantisation, such as Q8_0 or F16"
         )
     block, width = GGML_QUANT_SIZES[kind]
     if not all(shape) or shape[-1] % block:

@@ -118,7 +118,7 @@ def _check_arrays(file: GgufFile, config: ModelConfig) -> None:
                 f"{file.path} scales rotary frequencies (tensor {name}); only unscaled ones are supported: {INSTEAD}"
             )
         if name not in shapes:
-            faults.append(f"{name} is no part of a Llama model without biases and experts")
+            faults.append(f"{name} is not part of a Llama model without biases and experts")
         elif array.shape != shapes[name]:
             faults.append(f"{name} has shape {array.shape}, expected {shapes[name]}")
     if faults:
@@ -164,7 +164,7 @@ def tokenizer_of(file: GgufFile, vocabulary: int, positions: int) -> PreTrainedT
     if not len(tokens) == len(kinds) == vocabulary == len(set(tokens)):
         raise ValueError(
             f"{file.path} has {len(tokens)} tokens, {len(set(tokens))} of them different, and {len(kinds)} types of "
-            f"tokens; expected {vocabulary} of each, as the embedding has rows"
+            f"tokens; expected {vocabulary} of each, one for each row of the embedding"
         )
     if any(len(token) > _LONGEST_TOKEN for token in tokens):
         raise ValueError(f"{file.path} has a token of more than {_LONGEST_TOKEN:,} characters; the file is damaged")
@@ -252,5 +252,5 @@ def _id(file: GgufFile, key: str, tokens: Sequence[str]) -> int | None:
 def _template(file: GgufFile) -> str | None:
     template = file.metadata.get("tokenizer.chat_template")
     if template is not None and (not isinstance(template, str) or len(template) > _LARGEST_TEMPLATE):
-        raise ValueError(f"{file.path} has a tokenizer.chat_template that is no text of a template")
+        raise ValueError(f"{file.path} has no text tokenizer.chat_template of at most {_LARGEST_TEMPLATE:,} characters")
     return template

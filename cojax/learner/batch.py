@@ -147,7 +147,7 @@ def assign_rows(segments: Sequence[Segment], shape: RowShape) -> list[list[int]]
         units.setdefault(segment.unit, []).append(index)
         if len(segment.tokens) > shape.length:
             raise ValueError(
-                f"{segment.name} has {len(segment.tokens)} tokens, a training row holds {shape.length}; "
+                f"{segment.name} has {len(segment.tokens)} tokens, but a row holds {shape.length}; "
                 "raise row_length to the engine's context length, or allow fewer turns or tokens an episode"
             )
     size = [len(segment.tokens) for segment in segments]
@@ -330,7 +330,7 @@ def segment_of(
     if len(versions) != len(tokens):
         raise ValueError(
             f"episode {trajectory.episode!r}: its turns' spans cover {len(versions)} of {len(tokens)} tokens; "
-            "the engine must say of each sampled token which weights it came from"
+            "the engine must report which weights each sampled token came from"
         )
     weights = np.zeros(len(tokens))
     weights[mask] = weight

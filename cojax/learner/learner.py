@@ -326,7 +326,7 @@ def _check_settings(learner: Learner) -> None:
         raise ValueError("lora needs a reference, which the adapters are added to; pass reference=params")
     if learner.micro_rows % (shards := learner.placement.row_shards):
         raise ValueError(
-            f"micro_rows is {learner.micro_rows}, the mesh splits rows {shards} ways; make it a multiple of {shards}"
+            f"micro_rows is {learner.micro_rows}, but the mesh splits rows {shards} ways; set a multiple of {shards}"
         )
 
 

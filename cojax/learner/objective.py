@@ -125,7 +125,7 @@ def _inputs(name: str, function: Loss) -> tuple[str, ...]:
     for arg in arguments:
         if arg.name not in names or arg.kind in (arg.VAR_POSITIONAL, arg.VAR_KEYWORD):
             raise ValueError(
-                f"loss {name!r} reads {arg.name!r}, which is no input; inputs are {', '.join(names)}. "
+                f"loss {name!r} reads {arg.name!r}, which is not an input; inputs are {', '.join(names)}. "
                 "Settings are keyword-only: write them after a *"
             )
     return tuple(arg.name for arg in arguments)

@@ -282,13 +282,14 @@ class ModelConfig:
         if not self.head_dim:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
-                    f"hidden_size {self.hidden_size} is no multiple of num_attention_heads {self.num_attention_heads}; "
+                    f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
+                    f"{self.num_attention_heads}; "
                     "give head_dim"
                 )
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} is no multiple of "
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
                 f"num_key_value_heads {self.num_key_value_heads}; every key head serves equally many query heads"
             )
         if self.head_dim % 2:
@@ -299,7 +300,7 @@ class ModelConfig:
                 "a token cannot visit more experts than there are"
             )
         if self.rope_scaling is not None and self.rope_theta <= 1:
-            raise ValueError(f"rope_theta is {self.rope_theta}; expected more than 1, to be scaled")
+            raise ValueError(f"rope_theta is {self.rope_theta}; expected more than 1 with rope scaling")
         for name in (self.dtype, self.param_dtype):
             if name not in _DTYPES:
                 raise ValueError(f"dtype {name!r:.80} is not supported; available: {', '.join(_DTYPES)}")

@@ -195,7 +195,7 @@ class RouteShape:
         try:
             content = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise ValueError(f"routes are no base64: {error}") from error
+            raise ValueError(f"routes are not base64: {error}") from error
         token = self.layers * self.top_k * dtype.itemsize
         if len(content) % token:
             raise ValueError(

@@ -113,10 +113,10 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 def _entry(path: Path, name: str, record: Any, origin: int) -> StoredTensor:
     if len(name) > _LONGEST_NAME or not name.isprintable():
-        raise ValueError(f"{name[:_LONGEST_NAME]!r} is no name of a tensor")
+        raise ValueError(f"{name[:_LONGEST_NAME]!r} is not a tensor's name")
     (start, end), shape = record["data_offsets"], record["shape"]
     if len(shape) > _LARGEST_RANK or not all(type(n) is int and 0 <= n < 2**63 for n in (start, end, *shape)):
-        raise ValueError(f"{name} has sizes or offsets that are no whole numbers, or negative, or too large")
+        raise ValueError(f"{name} has sizes or offsets that are negative, too large or not whole numbers")
     return StoredTensor(path, name, str(record["dtype"]), tuple(shape), origin + start, origin + end)
 
 
@@ -156,7 +156,7 @@ def _explain_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(
-            error.errno, f"cannot write {path}: {error.strerror or error}. Free or choose another folder."
+            error.errno, f"cannot write {path}: {error.strerror or error}. Free space, or choose another folder."
         ) from error
 
 
@@ -432,7 +432,7 @@ def resolve(folder_or_hub_id: str | Path) -> Path:
         return folder
     name = str(folder_or_hub_id)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith((".", "/")):
-        raise FileNotFoundError(f"{name!r} is no folder; expected a model folder in HF format, or a hub id OWNER/NAME")
+        raise FileNotFoundError(f"{name!r} is not a folder; expected one in HF format, or a hub id OWNER/NAME")
     # Imported here: a local folder needs no network library.
     from huggingface_hub import snapshot_download
 
@@ -441,7 +441,7 @@ def resolve(folder_or_hub_id: str | Path) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:
         raise FileNotFoundError(
-            f"{name!r} is no folder, and the hub did not give it: {type(error).__name__}: {error}. "
+            f"{name!r} is not a folder, and the hub did not give it: {type(error).__name__}: {error}. "
             "Check the name and the network, or download the model elsewhere and give its folder."
         ) from error
 

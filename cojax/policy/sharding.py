@@ -36,9 +36,9 @@ def make_mesh(
     sizes = [data, fsdp, tensor, expert]
     layout = " × ".join(f"{name}={size}" for name, size in zip(AXES, sizes, strict=True))
     if wrong := [size for size in sizes if size < 1 and size != -1]:
-        raise ValueError(f"a mesh of {layout}: {wrong[0]} is no size; give positive ones, or -1 for what remains")
+        raise ValueError(f"a mesh of {layout}: {wrong[0]} is not a size; give positive sizes, or -1 for the rest")
     if sizes.count(-1) > 1:
-        raise ValueError(f"a mesh of {layout}: only one size can be what remains; give the others")
+        raise ValueError(f"a mesh of {layout}: only one size can be -1; give the others")
     if -1 in sizes:
         product = -int(np.prod(sizes))
         sizes[sizes.index(-1)] = max(1, len(devices) // product)

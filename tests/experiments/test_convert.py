@@ -167,14 +167,14 @@ def test_digits_are_merged_and_texts_begin_as_the_file_says(tmp_path: Path) -> N
         ({"llama.block_count": None}, "no metadata llama.block_count"),
         ({"llama.block_count": 2**31}, "block_count 2147483648, but only 20 tensors"),
         ({"llama.block_count": 3}, "blk.2.attn_norm.weight is missing; blk.2.attn_q.weight is missing"),
-        ({"llama.block_count": 1}, "blk.1.attn_norm.weight is no part of a Llama model"),
+        ({"llama.block_count": 1}, "blk.1.attn_norm.weight is not part of a Llama model"),
         ({"llama.embedding_length": 0}, "llama.embedding_length=0; expected a number above 0"),
         ({"llama.embedding_length": "64"}, "llama.embedding_length='64'; expected a number above 0"),
         ({"llama.embedding_length": 64.5}, "llama.embedding_length=64.5; expected a whole number"),
         ({"llama.embedding_length": 32}, "token_embd.weight has shape (267, 64), expected (267, 32)"),
         ({"llama.vocab_size": 300}, "token_embd.weight has shape (267, 64), expected (300, 64)"),
         ({"llama.attention.head_count_kv": [2, 2]}, "llama.attention.head_count_kv=[2, 2]"),
-        ({"llama.attention.head_count_kv": 3}, "no multiple of num_key_value_heads 3"),
+        ({"llama.attention.head_count_kv": 3}, "not a multiple of num_key_value_heads 3"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "layer_norm_rms_epsilon=nan"),
         ({"llama.rope.dimension_count": 8, "llama.attention.key_length": 16}, "llama.rope.dimension_count 8"),
         ({"llama.rope.scaling.type": "linear"}, "llama.rope.scaling.type='linear'; only 'none'"),
@@ -193,7 +193,7 @@ def test_digits_are_merged_and_texts_begin_as_the_file_says(tmp_path: Path) -> N
         ({"tokenizer.ggml.merges": ["hello"]}, "merges that do not fit its tokens"),
         ({"tokenizer.ggml.eos_token_id": 267}, "eos_token_id=267; expected a number below 267"),
         ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": None}, "no tokenizer.ggml.bos_token_id"),
-        ({"tokenizer.chat_template": "x" * 100_001}, "tokenizer.chat_template that is no text of a template"),
+        ({"tokenizer.chat_template": "x" * 100_001}, "no text tokenizer.chat_template of at most 100,000 characters"),
     ],
 )
 def test_metadata_that_cannot_be_converted_is_named(
@@ -208,7 +208,7 @@ def test_tensors_that_cannot_be_converted_are_named(tmp_path: Path, capsys: pyte
     write_gguf(path, extra={"rope_freqs.weight": one})
     assert "scales rotary frequencies" in refusal(capsys, path, tmp_path)
     write_gguf(path, extra={"blk.0.attn_q.bias": one})
-    assert "blk.0.attn_q.bias is no part of a Llama model" in refusal(capsys, path, tmp_path)
+    assert "blk.0.attn_q.bias is not part of a Llama model" in refusal(capsys, path, tmp_path)
     write_gguf(path, extra={"whole.numbers": np.ones(8, np.int32)})
     assert "tensor whole.numbers has quantisation 26" in refusal(capsys, path, tmp_path)
     write_gguf(path, weights={name: array for name, array in weights_of(TIED).items() if "embed" not in name})
@@ -231,11 +231,11 @@ def test_what_is_there_is_not_overwritten(small: Path, tmp_path: Path, capsys: p
 
 def test_what_is_no_gguf_file_is_named(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.gguf"
-    assert "is no file; expected a GGUF file" in refusal(capsys, path, tmp_path)
-    assert "is no file" in refusal(capsys, tmp_path, tmp_path)
+    assert "is not a file; expected a GGUF file" in refusal(capsys, path, tmp_path)
+    assert "is not a file" in refusal(capsys, tmp_path, tmp_path)
     for content in (b"", b"GG", b"PK\3\4" * 9):
         path.write_bytes(content)
-        assert "is no GGUF file" in refusal(capsys, path, tmp_path)
+        assert "is not a GGUF file" in refusal(capsys, path, tmp_path)
     whole = small.read_bytes()
     for version in (b"\1\0\0\0", b"\0\0\0\3"):
         path.write_bytes(whole[:4] + version + whole[8:])

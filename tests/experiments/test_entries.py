@@ -171,7 +171,7 @@ def test_no_signal_has_the_name_of_a_statistic(mine) -> None:
         ({"environment.walls": "4"}, "environment 'desk' has no setting environment.walls; it has isolated"),
         ({"environment.name": "mine_of_entries:cellar"}, "defines no 'cellar'"),
         ({"learner.loss_settings.clip_low": "-3"}, "loss_settings.clip_low is -3; expected a number from 0 to 1"),
-        ({"learner.loss": "mine_of_entries:old"}, "loss 'mine_of_entries:old' reads 'batch', which is no input"),
+        ({"learner.loss": "mine_of_entries:old"}, "loss 'mine_of_entries:old' reads 'batch', which is not an input"),
         ({"learner.weighting": "constant_length"},
          "weighting 'constant_length' needs its setting learner.weighting_settings.length: a whole number at least 1"),
         ({"learner.loss": "dpo", "learner.weighting": "sequence_mean"}, "loss 'dpo' gives every pair the same weight"),

@@ -126,7 +126,7 @@ def test_first_fit_decreasing_is_deterministic_and_tight():
 
 
 def test_a_trajectory_longer_than_a_row_names_the_fix():
-    with pytest.raises(ValueError, match=r"episode '0-ab-0' has 6 tokens, a training row holds 5; raise row_length"):
+    with pytest.raises(ValueError, match=r"episode '0-ab-0' has 6 tokens, but a row holds 5; raise row_length"):
         pack([group(ONE_TURN, TWO_TURNS)], mean_centred, RowShape(5))
 
 

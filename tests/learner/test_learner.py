@@ -294,7 +294,7 @@ def test_four_devices_compute_what_one_does(request, tmp_path):
         [sys.executable, "-c", SHARDED, *request.path.parents[:2], tmp_path / "four.npy"],
         capture_output=True, text=True, timeout=patience(300),
     )  # fmt: skip
-    assert run.stdout == "micro_rows is 2, the mesh splits rows 4 ways; make it a multiple of 4\n", run.stderr
+    assert run.stdout == "micro_rows is 2, but the mesh splits rows 4 ways; set a multiple of 4\n", run.stderr
     learner = shared_learner(micro_rows=4)
     state = learner.init(PARAMS)
     for _ in range(3):

@@ -140,10 +140,10 @@ def test_a_surrogate_has_its_own_settings_and_those_of_the_parts():
 
 def test_what_there_is_not_is_refused_with_a_list():
     with pytest.raises(
-        ValueError, match=r"loss 'mine' reads 'batch', which is no input; inputs are logprobs, entropy, rou"
+        ValueError, match=r"loss 'mine' reads 'batch', which is not an input; inputs are logprobs, entropy, rou"
     ):
         bind("mine", {"mine": lambda logprobs, batch: (logprobs, {})}, {})
-    with pytest.raises(ValueError, match="reads 'others', which is no input"):
+    with pytest.raises(ValueError, match="reads 'others', which is not an input"):
         bind("mine", {"mine": lambda logprobs, *others: (logprobs, {})}, {})
 
 

@@ -55,7 +55,7 @@ def test_reads_qwen2_with_its_bias_and_default_head_size(tmp_path: Path) -> None
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_scaling of type 'dynamic'"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"vocab_size": None}, "incomplete: .*vocab_size"),
-        ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads 3"),
+        ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads 3"),
         ({"torch_dtype": "int8", "dtype": "int8"}, "dtype 'int8'"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),

@@ -46,9 +46,9 @@ def test_routes_as_text() -> None:
     ("text", "told"),
     [
         ("AQAH", "3 bytes; expected a multiple of 4"),
-        ("AQAHAw=", "no base64"),
-        ("A!AHAw==", "no base64"),
-        ("AQAHé===", "no base64"),
+        ("AQAHAw=", "not base64"),
+        ("A!AHAw==", "not base64"),
+        ("AQAHé===", "not base64"),
         ("AQAHCA==", "experts 0–8; the model has 0–7"),
         ("AQD/Aw==", "experts -1–3"),
         ("AQEHAw==", "twice"),

@@ -78,13 +78,13 @@ def test_a_damaged_header(tmp_path: Path, record: dict) -> None:
     [
         ("[" * 100_000, "maximum recursion depth"),
         ('{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1e999]}}', "a has sizes or offsets that are no"),
-        ('{"a": {"dtype": "F32", "shape": [1.5], "data_offsets": [0, 4]}}', "no whole numbers"),
-        ('{"a": {"dtype": "F32", "shape": [true], "data_offsets": [0, 4]}}', "no whole numbers"),
-        ('{"a": {"dtype": "F32", "shape": "1", "data_offsets": [0, 4]}}', "no whole numbers"),
+        ('{"a": {"dtype": "F32", "shape": [1.5], "data_offsets": [0, 4]}}', "not whole numbers"),
+        ('{"a": {"dtype": "F32", "shape": [true], "data_offsets": [0, 4]}}', "not whole numbers"),
+        ('{"a": {"dtype": "F32", "shape": "1", "data_offsets": [0, 4]}}', "not whole numbers"),
         ('{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1' + "0" * 4_000 + "]}}", "or too large"),
         ('{"a": {"dtype": "F32", "shape": [' + "1," * 99 + '1], "data_offsets": [0, 4]}}', "or too large"),
-        ('{"a\\nb": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}', r"'a\\nb' is no name of a tensor"),
-        ('{"' + "a" * 999 + '": 5}', "is no name of a tensor"),
+        ('{"a\\nb": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}', r"'a\\nb' is not a tensor's name"),
+        ('{"' + "a" * 999 + '": 5}', "is not a tensor's name"),
     ],
 )
 def test_a_hostile_header_is_one_line(tmp_path: Path, text: str, message: str) -> None:
