@@ -211,7 +211,7 @@ def _group(line: str, devices: int) -> int:
 
 
 def _split_shape(text: str) -> tuple[str, str]:
-    """A shape at the beginning of the text, and what follows it. A tuple of shapes is in parentheses."""
+    """Splits a text after the shape at its beginning. A tuple of shapes is in parentheses."""
     depth = 0
     for at, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")

@@ -373,7 +373,7 @@ def _sum_collectives(programs: Mapping[str, Mapping[str, Any]], learner: Learner
 
 
 def table(results: Mapping[str, Any]) -> Table:
-    """One line a figure; bytes are those of one device."""
+    """The report as a table with a row for each figure; bytes are those of one device."""
     title = f"{results['target']}: {results['devices']} × {results['chip']}"
     grid = Table(title=title, title_justify="left", show_header=False)
     grid.add_column(no_wrap=True)

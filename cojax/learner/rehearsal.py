@@ -1,8 +1,8 @@
 """Memory rehearsal: runs the real update on a full batch before the first step, and discards the result.
 
 So a run that does not fit into memory ends in its first minute, with advice, and not hours later. `fastest_that_fits`
-chooses what the backward pass keeps, also by compiling. The functions below measure free memory and the memory that a
-compiled update takes.
+compiles updates too, to choose what the backward pass keeps. The functions below measure free memory and the memory
+that a compiled update takes.
 """
 
 import dataclasses

@@ -1,1 +1,1 @@
-"""π_θ: the transformer, its parameters and how they are spread; arrays only."""
+"""π_θ: the transformer, its parameters and their layout over devices; this package knows arrays only."""

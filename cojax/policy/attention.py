@@ -121,7 +121,7 @@ def _attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visi
 
 
 def _forward(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility) -> tuple[jax.Array, tuple]:
-    """The result, and what the backward pass reads. It recomputes the attention weights by blocks."""
+    """The result, and the arrays that the backward pass reads; that pass recomputes the weights by blocks."""
     outputs, sums = [], []
     for start, end in _blocks(query.shape[2]):
         scores = _scores(query, key, visibility, start, end)

@@ -182,7 +182,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _SPARSE_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
 _LARGEST = 2**31 - 1  # the largest size
 LARGEST_HEADER = 100_000_000  # bytes of JSON; more is a damaged length, not a header
-# The most of what is created one by one.
+# Limits for what is created one by one.
 _MOST: Mapping[str, int] = {"num_hidden_layers": 1_000, "num_experts": 1_024}
 
 

@@ -1,4 +1,4 @@
-"""Families of models: what each one's layers consist of, and how its Hugging Face files name that.
+"""Families of models: the parts of their layers, and the names of these in Hugging Face files.
 
 To add a family, write a file that makes a `Family` from these rows and its own, and list it in `FAMILIES` in config.py.
 """
