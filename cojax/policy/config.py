@@ -283,8 +283,7 @@ class ModelConfig:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
                     f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
-                    f"{self.num_attention_heads}; "
-                    "give head_dim"
+                    f"{self.num_attention_heads}; give head_dim"
                 )
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         if self.num_attention_heads % self.num_key_value_heads:
