@@ -121,8 +121,8 @@ class _Header:
         self._file, self._path, self._size = file, path, size
         self.position = 0
 
-    def damage(self, what: str) -> ValueError:
-        return ValueError(f"{self._path} has a damaged header: {what}; copy or download it again")
+    def damage(self, fault: str) -> ValueError:
+        return ValueError(f"{self._path} has a damaged header: {fault}; copy or download it again")
 
     def take(self, count: int) -> bytes:
         if self.position + count > self._size:

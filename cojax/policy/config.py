@@ -18,7 +18,7 @@ from cojax.durable import regular_file
 from cojax.policy.family import FULL, LLAMA, QWEN2, QWEN3, QWEN3_MOE, SLIDING, Family
 
 # Names that an entry of each type may hold; an unknown name could change the arithmetic unnoticed.
-_KNOWN: Mapping[str, frozenset[str]] = {
+_ROPE_FIELDS: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset({"factor"}),
     "yarn": frozenset(
@@ -29,7 +29,7 @@ _KNOWN: Mapping[str, frozenset[str]] = {
     ),
     "llama3": frozenset({"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}),
 }  # fmt: skip
-_NAMES = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+_ROPE_NAMES = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,9 +120,9 @@ def read_rope(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     # Files written while the format was changing have both; the entry's theta wins.
     theta = entry.get("rope_theta") or (hf.get("rope_parameters") or {}).get("rope_theta") or hf.get("rope_theta")
     kind = entry.get("rope_type") or entry.get("type") or "default"
-    if kind not in _KNOWN:
-        raise ValueError(f"config.json has {name} of type {kind!r:.80}; available: {', '.join(_KNOWN)}")
-    if unknown := sorted(set(entry) - _KNOWN[kind] - _NAMES):
+    if kind not in _ROPE_FIELDS:
+        raise ValueError(f"config.json has {name} of type {kind!r:.80}; available: {', '.join(_ROPE_FIELDS)}")
+    if unknown := sorted(set(entry) - _ROPE_FIELDS[kind] - _ROPE_NAMES):
         raise ValueError(
             f"config.json has {name}.{unknown[0]:.80}={entry[unknown[0]]!r:.80}, unknown for type {kind!r}"
         )
@@ -172,7 +172,7 @@ def write_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
     """The fields that `read_rope` reads, both as `rope_parameters` and as `rope_theta` with `rope_scaling`."""
     if scaling is None:
         return {"rope_theta": theta, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
-    names = _KNOWN[scaling.kind]
+    names = _ROPE_FIELDS[scaling.kind]
     values = {field: value for field, value in dataclasses.asdict(scaling).items() if field in names}
     entry = {"rope_type": scaling.kind, **values}
     return {"rope_theta": theta, "rope_scaling": entry, "rope_parameters": {**entry, "rope_theta": theta}}
@@ -183,7 +183,7 @@ _SPARSE_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size",
 _LARGEST = 2**31 - 1  # the largest size
 LARGEST_HEADER = 100_000_000  # bytes of JSON; more is a damaged length, not a header
 # Limits for what is created one by one.
-_MOST: Mapping[str, int] = {"num_hidden_layers": 1_000, "num_experts": 1_024}
+_LIMITS: Mapping[str, int] = {"num_hidden_layers": 1_000, "num_experts": 1_024}
 
 
 class DamagedFile(ValueError):
@@ -363,7 +363,7 @@ def _check_numbers(config: ModelConfig) -> None:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         whole, real = (isinstance(value, kind) and not isinstance(value, bool) for kind in (Integral, Real))
-        most = _MOST.get(field.name, _LARGEST)
+        most = _LIMITS.get(field.name, _LARGEST)
         if field.type is int and not (whole and value <= most):
             raise ValueError(f"{field.name} is {value!r:.80}; expected a whole number of at most {most:,}")
         if field.type is float and not (real and math.isfinite(value)):

@@ -59,7 +59,7 @@ class Family:
 
     def has(self, path: str) -> bool:
         """Whether models of the family have the parameter at this path."""
-        return any(path == own for own, *_ in self.rows)
+        return any(path == row_path for row_path, *_ in self.rows)
 
     @property
     def sparse(self) -> bool:

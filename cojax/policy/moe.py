@@ -59,14 +59,14 @@ class SparseFeedForward(nnx.Module):
         weights, experts = jax.lax.top_k(probabilities, self.top_k)
         return Routing(experts, self._shares(weights), probabilities)
 
-    def replay(self, own: Routing, routes: jax.Array) -> Routing:
+    def replay(self, choice: Routing, routes: jax.Array) -> Routing:
         """Routes to the experts `routes` int[N, k] instead, weighed by the router's own probabilities of them.
 
         A token whose routes are -1 keeps its own. Weights have a gradient; the choice of experts has none.
         """
-        experts = jnp.where(routes < 0, own.experts, routes)
-        weights = jnp.take_along_axis(own.probabilities, experts, axis=-1)
-        return Routing(experts, self._shares(weights), own.probabilities)
+        experts = jnp.where(routes < 0, choice.experts, routes)
+        weights = jnp.take_along_axis(choice.probabilities, experts, axis=-1)
+        return Routing(experts, self._shares(weights), choice.probabilities)
 
     def _shares(self, weights: jax.Array) -> jax.Array:
         return weights / jnp.sum(weights, axis=-1, keepdims=True) if self.normalise else weights
@@ -145,12 +145,12 @@ def _permute(rows: jax.Array, order: jax.Array) -> jax.Array:
     return rows.at[order].get(unique_indices=True, mode="promise_in_bounds")
 
 
-def differing_share(own: jax.Array, routes: jax.Array) -> jax.Array:
+def differing_share(experts: jax.Array, routes: jax.Array) -> jax.Array:
     """float32[N]: the share of a token's own experts int[N, k] that are not in its routes int[N, k].
 
     It is 0 where the routes are -1. The order of experts does not matter.
     """
-    is_route = jnp.any(own[:, :, None] == routes[:, None, :], axis=-1)
+    is_route = jnp.any(experts[:, :, None] == routes[:, None, :], axis=-1)
     share = 1.0 - jnp.mean(is_route.astype(jnp.float32), axis=-1)
     return jnp.where(routes[:, 0] < 0, 0.0, share)
 

@@ -114,9 +114,9 @@ class Block(nnx.Module):
         x = self.after_attention(x, rotate, attend)
         inputs, experts = self.feed_forward_norm(x), self.feed_forward
         assert isinstance(experts, SparseFeedForward)
-        own = experts.route(inputs)
-        routing = own if routes is None else experts.replay(own, routes)
-        return x + experts.apply_routing(inputs, routing, mesh), own.experts
+        choice = experts.route(inputs)
+        routing = choice if routes is None else experts.replay(choice, routes)
+        return x + experts.apply_routing(inputs, routing, mesh), choice.experts
 
 
 class Embedding(nnx.Module):
@@ -274,8 +274,8 @@ def routed_hidden_states(
         if layer_routes is None:
             return constrain(block(x, rotate, attend, mesh), mesh, None), None
         sampler_routes = layer_routes.astype(jnp.int32)
-        x, own = block.call_with_routes(x, rotate, attend, sampler_routes if replay else None, mesh)
-        return constrain(x, mesh, None), differing_share(own, sampler_routes)
+        x, experts = block.call_with_routes(x, rotate, attend, sampler_routes if replay else None, mesh)
+        return constrain(x, mesh, None), differing_share(experts, sampler_routes)
 
     x, shares = jax.lax.scan(REMAT[remat](layer), x, (params["layers"], windows, by_layer))
     hidden = ends.final_norm(x.reshape(*shape, -1))
