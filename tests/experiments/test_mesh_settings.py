@@ -61,7 +61,7 @@ def test_what_can_run_is_let_through(sizes: dict[str, int], settings: dict[str, 
     [
         (
             {"fsdp": 8}, {"learner.micro_rows": 4},
-            "learner.micro_rows is 4, but the mesh splits rows 8 ways; set a multiple of 8",
+            "learner.micro_rows is 4, the mesh splits rows 8 ways; make it a multiple of 8",
         ),
         (
             {"data": 4, "tensor": 2}, {"staleness": 1},
