@@ -235,7 +235,7 @@ def test_refuses_an_unknown_kind_of_entropy() -> None:
         {"tokens": np.ones((1, 8), np.float32)},
         {"positions": np.arange(8, dtype=np.int32)},
         {"segments": np.ones((1, 1), np.int32)},  # broadcasts
-        {"wanted": np.ones((1, 1), bool)},
+        {"mask": np.ones((1, 1), bool)},
         {"routes": np.zeros((1, 8, 2, 1), np.int8)},  # config: no experts
     ],
 )
