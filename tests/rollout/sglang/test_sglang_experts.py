@@ -48,8 +48,8 @@ def test_routes_of_the_tokens_asked_for() -> None:
 HOSTILE = {
     "none": (None, TypeError, "NoneType; expected base64"),
     "numbers": (ROUTES.tolist(), TypeError, "list; expected base64"),
-    "no base64": ("?" * 8, ValueError, "no base64"),
-    "cut off": (wire(ROUTES)[:-5], ValueError, "no base64"),
+    "no base64": ("?" * 8, ValueError, "not base64"),
+    "cut off": (wire(ROUTES)[:-5], ValueError, "not base64"),
     "cut off at a byte": (wire(ROUTES)[:-4], ValueError, "bytes; expected a multiple of 16"),
     "one token less": (wire(ROUTES[:1]), ValueError, "of 1 tokens; expected 2"),
     "one token more": (wire(np.concatenate([ROUTES, ROUTES[:1]])), ValueError, "of 3 tokens; expected 2"),
