@@ -1,7 +1,7 @@
-"""The official simulator in a JVM within this process. The only module that imports `scienceworld` and `jpype`.
+"""Runs the official simulator in a JVM within this process. Only this file imports `scienceworld` and `jpype`.
 
-The wheel's own class ScienceWorldEnv reaches the simulator through a network socket, which a confined process has not.
-Here its Java classes are called directly; `Simulator` does what that class does.
+The wheel's own class ScienceWorldEnv reaches the simulator through a network socket, which a confined process does not
+have. `Simulator` does what that class does, but calls the simulator's Java classes directly.
 """
 
 import contextlib
@@ -14,34 +14,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# The simulator goes through its objects in the order of their hashes. Java draws a hash when it is first asked for, so
-# that a look at the state would change what happens later; here all objects have the same one.
+# The simulator visits its objects in the order of their hashes. Java draws a hash at its first use, so that a look at
+# the state would change later events. With hashCode=2, all objects have one hash.
 _OPTIONS = ("-XX:+UseSerialGC", "-Xss4m", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
-# The small compiler: an episode is short, and its process has few threads. Sizes are of address space.
+# The small compiler, as an episode is short and its process has few threads. The sizes limit address space.
 _FOR_AN_EPISODE = (
     "-XX:TieredStopAtLevel=1",
     "-XX:CompressedClassSpaceSize=64m",
     "-XX:ReservedCodeCacheSize=64m",
     "-Xmx384m",
 )
-# Solving takes minutes, in which Java's optimizing compiler is worth its time.
+# Solving takes minutes, so Java's optimizing compiler pays off.
 _FOR_SOLVING = ("-Xmx1g",)
-# So many moves end an episode, as ETO sets the simulator; a `wait` is ten moves, a look none.
+# An episode ends after this many moves, as in ETO's setting of the simulator; a `wait` is ten moves, a look none.
 MOST_MOVES = 200
 # The score of a completed task.
 FULL = 100
 
 
 class Simulator:
-    """One world of a variation of a task. Any number may live in a process; they do not depend on each other."""
+    """One world of a variation of a task. A process may have any number of them; they are independent."""
 
     def __init__(self, jvm: str, task: str, variation: int, simplifications: str, *, gold: bool = False) -> None:
         """Opens the world in the JVM of the library `jvm`. With `gold`, the simulator also solves the task, in seconds
-        or minutes. Raises ValueError for a task or a variation that there is not."""
-        made = _interface(jvm)
-        self._java = made()
-        if task not in (known := list(self._java.getTaskNames())):
-            raise ValueError(f"ScienceWorld has no task {task!r:.100}; it has {', '.join(known)}")
+        or minutes. Raises ValueError for an unknown task or variation."""
+        interface = _interface(jvm)
+        self._java = interface()
+        if task not in (names := list(self._java.getTaskNames())):
+            raise ValueError(f"ScienceWorld has no task {task!r:.100}; it has {', '.join(names)}")
         if not 0 <= variation < (count := int(self._java.getTaskMaxVariations(task))):
             raise ValueError(f"{task} has variations 0 to {count - 1}, not {variation}")
         self._java.load(task, variation, simplifications, gold)
@@ -49,16 +49,16 @@ class Simulator:
         self.look()
 
     def step(self, command: str) -> str:
-        """What the simulator says to a command."""
+        """Makes a command; returns the simulator's reply."""
         return str(self._java.step(command))
 
     def look(self) -> str:
-        """The description of the room; it takes no move."""
+        """The description of the room. A look costs no move."""
         return self.step("look around")
 
     @property
     def score(self) -> int:
-        """The score so far, at most FULL; below 0 where the task has failed."""
+        """The score so far, at most FULL; below 0 if the task has failed."""
         return round(FULL * float(self._java.getScore()))
 
     @property
@@ -77,35 +77,35 @@ class Simulator:
         return str(self._java.getGoalProgressStr())
 
     def objects(self) -> Mapping[str, Any]:
-        """The tree of all objects. The simulator gives it as a file."""
+        """The tree of all objects, which the simulator writes to a file."""
         with tempfile.TemporaryDirectory() as folder:
             if reason := str(self._java.getObjectTree(folder)):
                 raise RuntimeError(reason)
             return json.loads((Path(folder) / "objectTree.json").read_text())
 
     def valid(self) -> list[str]:
-        """The commands that the simulator takes for valid now; some are refused all the same.
+        """The commands that the simulator calls valid now, some of which it would refuse.
 
-        To ask draws numbers of the simulator's: what plants do later may differ.
+        The call draws from the simulator's random numbers, so plants may develop differently afterwards.
         """
         return [str(command) for command in self._java.getValidActionObjectCombinations()]
 
     def gold(self) -> list[str]:
-        """The commands by which the simulator solved the task."""
+        """The commands with which the simulator solved the task."""
         return [str(command) for command in self._java.getGoldActionSequence()]
 
     def splits(self) -> dict[str, list[int]]:
         """The variations of this task in each official split."""
-        found: dict[str, Sequence[Any]] = {
+        variations: dict[str, Sequence[Any]] = {
             "train": self._java.getVariationsTrain(),
             "dev": self._java.getVariationsDev(),
             "test": self._java.getVariationsTest(),
         }
-        return {split: [int(number) for number in numbers] for split, numbers in found.items()}
+        return {split: [int(number) for number in numbers] for split, numbers in variations.items()}
 
 
 def prepare_to_solve(jvm: str) -> None:
-    """Starts this process's JVM with the compiler that solves fastest. To be called before any Simulator is made."""
+    """Starts this process's JVM with the compiler that solves fastest. Call it before the first Simulator is made."""
     _interface(jvm, solving=True)
 
 
@@ -116,7 +116,7 @@ def task_names(jvm: str) -> list[str]:
 
 @functools.cache
 def _interface(jvm: str, solving: bool = False) -> Any:
-    """The simulator's class, in this process's JVM; one is started if there is none. With a JVM no process can fork."""
+    """The simulator's class, in this process's JVM. Starts a JVM if there is none; then the process cannot fork."""
     import jpype
 
     package = _package()
@@ -126,16 +126,16 @@ def _interface(jvm: str, solving: bool = False) -> Any:
         if not jpype.isJVMStarted():
             jar = str(package / "scienceworld.jar")
             jpype.startJVM(jvm, *options, classpath=[jar], ignoreUnrecognized=True, convertStrings=True)
-        made = jpype.JClass("scienceworld.runtime.pythonapi.PythonInterface")
-        made()
-    return made
+        interface = jpype.JClass("scienceworld.runtime.pythonapi.PythonInterface")
+        interface()
+    return interface
 
 
 def _package() -> Path:
-    found = importlib.util.find_spec("scienceworld")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("scienceworld")
+    if spec is None or spec.origin is None:
         raise ModuleNotFoundError("scienceworld is not here; run: cojax install scienceworld")
-    return Path(found.origin).parent
+    return Path(spec.origin).parent
 
 
 @contextlib.contextmanager

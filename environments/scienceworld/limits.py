@@ -1,8 +1,8 @@
-"""How many commands an episode of each task may have."""
+"""The most commands of an episode, by task."""
 
 from collections.abc import Mapping
 
-# ETO's limits (Yifan-Song793/ETO, eval_agent/data/sciworld/max_steps.json), under the names that the tasks have here.
+# ETO's limits (Yifan-Song793/ETO, eval_agent/data/sciworld/max_steps.json), under the tasks' names in the wheel.
 _ETO: Mapping[str, int] = {
     "boil": 100,
     "change-the-state-of-matter-of": 80,
@@ -29,7 +29,7 @@ _ETO: Mapping[str, int] = {
     "test-conductivity-of-unknown-substances": 30,
     "use-thermometer": 30,
 }
-# ETO leaves these tasks out; the limits are ours.
+# ETO does not have these tasks; the limits are ours.
 _OURS: Mapping[str, int] = {
     "inclined-plane-determine-angle": 120,
     "inclined-plane-friction-named-surfaces": 120,
@@ -43,7 +43,7 @@ TASKS = tuple(sorted({**_ETO, **_OURS}))
 
 def limit_of(task: str) -> int:
     """The most commands of an episode of this task. Raises ValueError for an unknown one."""
-    found = {**_ETO, **_OURS}
-    if task not in found:
+    limits = {**_ETO, **_OURS}
+    if task not in limits:
         raise ValueError(f"ScienceWorld has no task {task!r:.100}; it has {', '.join(TASKS)}")
-    return found[task]
+    return limits[task]

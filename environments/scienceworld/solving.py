@@ -2,8 +2,8 @@
 
     python -m environments.scienceworld.solving JVM TASK COUNT FILE
 
-writes the first COUNT variations of each official split of a task whose solution fits, as one JSON object. It runs in
-the wheel's own virtual environment. The simulator prints whatever it does; that goes nowhere.
+writes one JSON object: of each official split of a task, the first COUNT variations whose solution fits. It runs in the
+wheel's own virtual environment, and discards what the simulator prints.
 """
 
 import json
@@ -17,62 +17,62 @@ from .engine import FULL, Simulator, prepare_to_solve
 from .limits import limit_of
 
 SIMPLIFICATIONS = "easy"
-# Variations of a split that are tried for each one wanted: where the solutions are long, few fit.
+# The most variations to try for each one to find: if solutions are long, few of them fit.
 _TRIED = 4
-# A `wait` is so many times `wait1`.
+# A `wait` lasts as long as this many `wait1`.
 _WAIT = 10
-# Commands that a solution can do without: looks, and doors, which `easy` leaves open.
+# Commands that a solution does not need: looks, and the opening of doors, which `easy` leaves open.
 _IDLE = ("look", "examine", "open door")
-# Commands with which the simulator lets time pass.
+# Commands that the simulator's solutions use to let time pass.
 _WATCHING = ("use thermometer", "wait1")
 
 
 def records(jvm: str, task: str, count: int) -> dict[str, Any]:
-    """The variations of each official split, and `count` solved ones of each: variation, description, solution."""
+    """The variations of each official split, and for `count` of each their variation, description and solution."""
     splits = Simulator(jvm, task, 0, SIMPLIFICATIONS).splits()
-    solved = {split: _solved(jvm, task, numbers, count) for split, numbers in splits.items()}
-    return {"task": task, "variations": splits, "solved": solved}
+    solutions = {split: _solve(jvm, task, numbers, count) for split, numbers in splits.items()}
+    return {"task": task, "variations": splits, "solved": solutions}
 
 
-def _solved(jvm: str, task: str, numbers: Sequence[int], count: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def _solve(jvm: str, task: str, numbers: Sequence[int], count: int) -> list[dict[str, Any]]:
+    solutions: list[dict[str, Any]] = []
     for number in numbers[: _TRIED * count]:
         solver = Simulator(jvm, task, number, SIMPLIFICATIONS, gold=True)
         solution = shortest(jvm, task, number, solver.gold())
         if solution:
-            found.append({"variation": number, "description": solver.description, "solution": solution})
-        if len(found) == count:
+            solutions.append({"variation": number, "description": solver.description, "solution": solution})
+        if len(solutions) == count:
             break
-    return found
+    return solutions
 
 
 def shortest(jvm: str, task: str, number: int, gold: Sequence[str]) -> list[str]:
-    """The first of the shortened solutions, or the whole one, that reaches the full score in time; none may."""
+    """The shortened solution if it reaches the full score in time, else the whole one if that does, else []."""
     for commands in (list(waiting(gold)), gold):
-        reached = _play(jvm, task, number, commands)
-        if reached and len(reached) <= limit_of(task):
-            return reached
+        solution = _play(jvm, task, number, commands)
+        if solution and len(solution) <= limit_of(task):
+            return solution
     return []
 
 
 def waiting(gold: Sequence[str]) -> Iterator[str]:
-    """The commands without idle ones, and with waits in place of all but the last of those that watch time pass."""
-    watched: list[str] = []
+    """The commands without idle ones. In a row of commands that let time pass, waits replace all but the last."""
+    watches: list[str] = []
     for command in (*gold, ""):
         if command.startswith(_IDLE):
             continue
         if command.startswith(_WATCHING):
-            watched.append(command)
+            watches.append(command)
             continue
-        passed = len(watched[:-1])
-        yield from ["wait"] * (passed // _WAIT) + ["wait1"] * (passed % _WAIT) + watched[-1:]
-        watched = []
+        count = len(watches[:-1])
+        yield from ["wait"] * (count // _WAIT) + ["wait1"] * (count % _WAIT) + watches[-1:]
+        watches = []
         if command:
             yield command
 
 
 def _play(jvm: str, task: str, number: int, commands: Sequence[str]) -> list[str]:
-    """The commands up to the one that completes the task; none where the score is not full then."""
+    """The commands up to the one that completes the task; none if the score is not full then."""
     simulator = Simulator(jvm, task, number, SIMPLIFICATIONS)
     for done, command in enumerate(commands, 1):
         simulator.step(command)
