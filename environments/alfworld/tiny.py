@@ -2,9 +2,9 @@
 
     python -m environments.alfworld.tiny PROBLEMS GAMES
 
-writes an `initial_state.pddl` and a `traj_data.json` for each problem into the folder PROBLEMS, and has the official
-script make games of them in GAMES. It runs in the wheel's own virtual environment: which object fits where, what can be
-heated and how each kind of task is stated come from the installed package.
+writes an `initial_state.pddl` and a `traj_data.json` for each problem into the folder PROBLEMS. Then the official
+script makes games of them in GAMES. All this runs in the wheel's own virtual environment: the installed package defines
+which object fits where, what can be heated, and how each kind of task is stated.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# Room → its receptacles and how many there may be of each.
+# Room → receptacle → the least and the most of them.
 ROOMS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "kitchen": {
         "CounterTop": (1, 2), "Cabinet": (2, 4), "Drawer": (1, 3), "DiningTable": (1, 1), "Fridge": (1, 1),
@@ -35,7 +35,7 @@ ROOMS: Mapping[str, Mapping[str, tuple[int, int]]] = {
         "GarbageCan": (1, 1),
     },
 }  # fmt: skip
-# Room → objects that may lie about in it.
+# Room → the objects that may lie in it.
 _OBJECTS: Mapping[str, Sequence[str]] = {
     "kitchen": (
         "Apple", "Bowl", "Bread", "ButterKnife", "Cup", "DishSponge", "Egg", "Fork", "Knife", "Lettuce", "Mug", "Pan",
@@ -50,7 +50,7 @@ _OBJECTS: Mapping[str, Sequence[str]] = {
     ),
     "bathroom": ("Candle", "Cloth", "DishSponge", "SoapBar", "SoapBottle", "SprayBottle", "TissueBox", "ToiletPaper"),
 }  # fmt: skip
-# Kind of task → the rooms in which there are some, and what must be possible with the object.
+# Kind of task → the rooms that have such tasks, and what must be possible with the object.
 _KINDS: Mapping[str, tuple[Sequence[str], str]] = {
     "pick_and_place_simple": (("kitchen", "bedroom", "living room", "bathroom"), ""),
     "look_at_obj_in_light": (("bedroom", "living room"), ""),
@@ -62,82 +62,81 @@ _KINDS: Mapping[str, tuple[Sequence[str], str]] = {
 _LAMPS = {"bedroom": ("DeskLamp", "Desk"), "living room": ("FloorLamp", "SideTable")}
 # How the package's goals name the parts of a task.
 _SHORT = {"obj": "object", "recep": "parent", "toggle": "toggle", "mrecep": "mrecep"}
-# The package states no solvable task of this kind about a slice.
+# The package has no solvable task of this kind about a slice.
 _WHOLE = "look_at_obj_in_light"
-# Split → rooms of each kind, by their numbers; problems of each kind of task, and those about something sliced. Seen
-# rooms are those of training.
+# Split → the numbers of its rooms; problems of each kind of task; further ones about a slice. Seen rooms are those of
+# training.
 SPLITS: Mapping[str, tuple[Sequence[int], int, int]] = {
     "train": (range(1, 5), 8, 2),
     "valid_seen": (range(1, 5), 3, 1),
     "valid_unseen": (range(5, 7), 3, 1),
 }
-# Objects that lie about in a room, at most, and rooms drawn until one has a task of the kind.
+# The most objects that lie in a room, and the most draws of a room until one has a task of the kind.
 _LYING, _TRIES = 12, 1_000
 _TREATED = ("Fridge", "Microwave", "SinkBasin")
 _KNIVES = frozenset(("Knife", "ButterKnife"))
 
 
 def problems() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(folder, PDDL, what `alfworld-generate` reads of a trajectory) of every problem. Always the same ones."""
-    for split, (numbers, whole, sliced) in SPLITS.items():
+    """(folder, PDDL, the record that `alfworld-generate` reads of a trajectory) of every problem; deterministic."""
+    for split, (numbers, whole, slices) in SPLITS.items():
         for kind, (rooms, _) in _KINDS.items():
-            for index in range(1, whole + 1 + (0 if kind == _WHOLE else sliced)):
+            for index in range(1, whole + 1 + (0 if kind == _WHOLE else slices)):
                 rng, slicing = random.Random(repr((split, kind, index))), index > whole
                 room = "kitchen" if slicing else rooms[index % len(rooms)]
-                pddl, told = _problem(kind, slicing, room, rng.choice(numbers), rng)
-                parts = [told["pddl_params"][f"{part}_target"] or "None" for part in ("object", "parent", "toggle")]
-                # The official script leaves out folders that are called "Sliced": one of its experts cannot slice.
-                yield f"{split}/{'-'.join((kind, *parts))}/trial_{index}", pddl, told
+                pddl, record = _problem(kind, slicing, room, rng.choice(numbers), rng)
+                parts = [record["pddl_params"][f"{part}_target"] or "None" for part in ("object", "parent", "toggle")]
+                # The folder's name must not say "Sliced", as the official script skips such folders: one of its experts
+                # cannot slice.
+                yield f"{split}/{'-'.join((kind, *parts))}/trial_{index}", pddl, record
 
 
 def _problem(kind: str, slicing: bool, room: str, number: int, rng: random.Random) -> tuple[str, dict[str, Any]]:
-    """A problem of a kind in a room. What stands in a room depends on its number alone, what lies there does not."""
+    """A problem of a kind in a room. The room's number determines its receptacles, but not the objects in it."""
     fits, able = _constants().VAL_RECEPTACLE_OBJECTS, _constants().VAL_ACTION_OBJECTS
     abilities = list(filter(None, (_KINDS[kind][1], "Sliceable" if slicing else "")))
     standing = _standing(room, number)
     for _ in range(_TRIES):
         lying = _lying(room, standing, rng)
-        wanted, _ = rng.choice(lying)
+        thing, _ = rng.choice(lying)
         if kind == "pick_two_obj_and_place":
-            lying.append((wanted, rng.choice([place for place in standing if wanted in fits[_kind(place)]])))
-        params = {"object_target": wanted, "parent_target": "", "toggle_target": "", "mrecep_target": ""}
+            lying.append((thing, rng.choice([place for place in standing if thing in fits[_kind(place)]])))
+        params = {"object_target": thing, "parent_target": "", "toggle_target": "", "mrecep_target": ""}
         if kind == _WHOLE:
             params["toggle_target"] = _LAMPS[room][0]
         else:
             params["parent_target"] = target = rng.choice(sorted({_kind(place) for place in standing}))
-            if wanted not in fits[target] or any((one, _kind(place)) == (wanted, target) for one, place in lying):
+            if thing not in fits[target] or any((other, _kind(place)) == (thing, target) for other, place in lying):
                 continue
-            if abilities and (any(wanted not in able[ability] for ability in abilities) or target in _TREATED):
+            if abilities and (any(thing not in able[ability] for ability in abilities) or target in _TREATED):
                 continue
-            if slicing and not _KNIVES & {one for one, _ in lying}:
+            if slicing and not _KNIVES & {other for other, _ in lying}:
                 continue
-        told = {"task_type": kind, "pddl_params": {**params, "object_sliced": slicing}, "scene": f"{room} {number}"}
-        return _pddl(standing, lying, _LAMPS.get(room), _goal(f"{kind}_slice" if slicing else kind, params)), told
+        record = {"task_type": kind, "pddl_params": {**params, "object_sliced": slicing}, "scene": f"{room} {number}"}
+        return _pddl(standing, lying, _LAMPS.get(room), _goal(f"{kind}_slice" if slicing else kind, params)), record
     raise RuntimeError(f"no {room} has a task of the kind {kind}")
 
 
 def _standing(room: str, number: int) -> list[str]:
-    """The receptacles of a room, as CounterTop-1."""
+    """The receptacles of a room, such as CounterTop-1."""
     rng = random.Random(repr((room, number)))
-    return [
-        f"{kind}-{one}" for kind, (low, high) in ROOMS[room].items() for one in range(1, rng.randint(low, high) + 1)
-    ]
+    return [f"{kind}-{i}" for kind, (low, high) in ROOMS[room].items() for i in range(1, rng.randint(low, high) + 1)]
 
 
 def _lying(room: str, standing: Sequence[str], rng: random.Random) -> list[tuple[str, str]]:
-    """(object, receptacle) of what lies about, one of each kind."""
-    fits, found = _constants().VAL_RECEPTACLE_OBJECTS, []
+    """The (object, receptacle) pairs of a room, with different kinds of objects."""
+    fits, objects = _constants().VAL_RECEPTACLE_OBJECTS, []
     for kind in rng.sample(_OBJECTS[room], min(_LYING, len(_OBJECTS[room]))):
         if places := [place for place in standing if kind in fits[_kind(place)]]:
-            found.append((kind, rng.choice(places)))
-    return found
+            objects.append((kind, rng.choice(places)))
+    return objects
 
 
 def _goal(kind: str, params: Mapping[str, str]) -> str:
-    """The goal as the installed package states it. It also closes the problem."""
-    stated = importlib.import_module("alfworld.gen.goal_library").gdict[kind]["pddl"]
+    """The goal as the installed package states it; its text also ends the PDDL of the problem."""
+    template = importlib.import_module("alfworld.gen.goal_library").gdict[kind]["pddl"]
     names = {short: params[f"{long}_target"] for short, long in _SHORT.items()}
-    return stated.format(**names).replace("#", "-")
+    return template.format(**names).replace("#", "-")
 
 
 def _pddl(standing: Sequence[str], lying: Sequence[tuple[str, str]], lamp: tuple[str, str] | None, goal: str) -> str:
@@ -149,22 +148,22 @@ def _pddl(standing: Sequence[str], lying: Sequence[tuple[str, str]], lamp: tuple
         place = next(place for place in standing if _kind(place) == lamp[1])
         objects.append((f"{lamp[0]}_bar_{len(objects) + 1}", lamp[0], place))
     kinds, types = sorted({_kind(place) for place in standing}), sorted({kind for _, kind, _ in objects})
-    named = [("agent1", "agent"), ("loc_bar_0", "location")]
+    names = [("agent1", "agent"), ("loc_bar_0", "location")]
     facts = ["(= (total-cost) 0)", "(atLocation agent1 loc_bar_0)"]
     for number, place in enumerate(standing, 1):
-        named += [(_identity(place), "receptacle"), (f"loc_bar_{number}", "location")]
+        names += [(_identity(place), "receptacle"), (f"loc_bar_{number}", "location")]
         facts += [f"(receptacleType {_identity(place)} {_kind(place)}Type)"]
         facts += [f"(receptacleAtLocation {_identity(place)} loc_bar_{number})"]
         facts += [f"(openable {_identity(place)})"] if _kind(place) in constants.OPENABLE_CLASS_LIST else []
     for name, kind, place in objects:
-        named.append((name, "object"))
+        names.append((name, "object"))
         facts += [f"(objectType {name} {kind}Type)", f"(inReceptacle {name} {_identity(place)})"]
         facts += [f"(objectAtLocation {name} loc_bar_{standing.index(place) + 1})"]
         facts += [f"({ability.lower()} {name})" for ability, members in sorted(able.items()) if kind in members]
         facts += [] if kind in able["Toggleable"] else [f"(pickupable {name})"]
-    named += [(f"{kind}Type", "rtype") for kind in kinds] + [(f"{kind}Type", "otype") for kind in types]
-    facts += [f"(canContain {kind}Type {one}Type)" for kind in kinds for one in types if one in fits[kind]]
-    lines = [f"    {name} - {sort}" for name, sort in named]
+    names += [(f"{kind}Type", "rtype") for kind in kinds] + [(f"{kind}Type", "otype") for kind in types]
+    facts += [f"(canContain {kind}Type {other}Type)" for kind in kinds for other in types if other in fits[kind]]
+    lines = [f"    {name} - {sort}" for name, sort in names]
     return "\n".join(
         ["(define (problem household)", "(:domain alfred)", "(:objects", *lines, ")", "(:init", *facts, ")", goal]
     )
@@ -175,7 +174,7 @@ def _kind(place: str) -> str:
 
 
 def _identity(place: str) -> str:
-    """The name of a receptacle in PDDL. The package makes `sinkbasin 1` of Sink_bar_1_bar_SinkBasin."""
+    """The name of a receptacle in PDDL. The package turns Sink_bar_1_bar_SinkBasin into `sinkbasin 1`."""
     kind, _, number = place.partition("-")
     basin = kind.removesuffix("Basin")
     return f"{kind}_bar_{number}" if basin == kind else f"{basin}_bar_{number}_bar_{kind}"
@@ -186,26 +185,26 @@ def _constants() -> Any:
 
 
 def _generate(problems_at: str, games_at: str) -> None:
-    """Runs the official script, with the planner as its expert: the other one gives up on some tasks with two objects,
-    and takes detours of more commands than an episode has."""
+    """Runs the official script with the planner as its expert. The other one gives up on some tasks with two objects,
+    and takes detours longer than an episode."""
     data = Path(str(importlib.import_module("alfworld").__file__)).parent / "data"
     script = str(Path(sys.executable).with_name("alfworld-generate"))
-    # Without an end the script leaves out the last game.
-    given = {"data_path": problems_at, "save_path": games_at, "expert_type": "planner", "end": "1000000"}
-    given |= {"domain": str(data / "alfred.pddl"), "grammar": str(data / "alfred.twl2")}
-    sys.argv = [script, *(part for name, value in given.items() for part in (f"--{name}", value))]
-    # It chooses among wordings by chance.
+    # Without `end`, the script leaves out the last game.
+    options = {"data_path": problems_at, "save_path": games_at, "expert_type": "planner", "end": "1000000"}
+    options |= {"domain": str(data / "alfred.pddl"), "grammar": str(data / "alfred.twl2")}
+    sys.argv = [script, *(part for name, value in options.items() for part in (f"--{name}", value))]
+    # The script draws wordings at random.
     random.seed(0)
     runpy.run_path(script, run_name="__main__")
 
 
 def main(arguments: Sequence[str]) -> None:
     problems_at, games_at = arguments
-    for folder, pddl, told in problems():
+    for folder, pddl, record in problems():
         place = Path(problems_at) / folder
         place.mkdir(parents=True)
         (place / "initial_state.pddl").write_text(pddl)
-        (place / "traj_data.json").write_text(json.dumps(told))
+        (place / "traj_data.json").write_text(json.dumps(record))
     _generate(problems_at, games_at)
 
 
