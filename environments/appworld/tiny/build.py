@@ -16,23 +16,23 @@ from appworld.evaluator import TestTracker
 from munch import munchify
 
 from .rows import ACCOUNTS, NOW, SUPERVISORS, Person, fill
-from .scenarios import SCENARIOS, Drawn, Scenario
+from .scenarios import SCENARIOS, Scenario, TaskContent
 
 SPLITS = ("train", "dev", "test_normal", "test_challenge")
 TASKS_PER_SCENARIO = 3
 
 
 def build(root: Path) -> list[str]:
-    """Makes `root`/data, which must not be there yet, and returns the ids of its tasks.
+    """Makes `root`/data, which must not exist yet, and returns the ids of its tasks.
 
-    APPWORLD_ROOT must be `root` since before the first import of appworld: one process, one root.
+    APPWORLD_ROOT must have been `root` at the first import of appworld, so a process can build only one root.
     """
     data = root / "data"
     data.mkdir()
     docs = ApiDocCollection.build(tuple(get_all_apps(skip_admin=True)))
     for app, functions in docs.items():
-        marked = {name: {**doc, "canary_string": CANARY_STRING} for name, doc in functions.items()}
-        _write(data / "api_docs" / "standard" / f"{app}.json", marked)
+        documents = {name: {**doc, "canary_string": CANARY_STRING} for name, doc in functions.items()}
+        _write(data / "api_docs" / "standard" / f"{app}.json", documents)
     with freeze_time(NOW):
         _base(data, docs)
         tasks = {
@@ -66,8 +66,8 @@ def _task(data: Path, scenario: Scenario, place: int, number: int) -> str:
     folder = data / "tasks" / task
     person = SUPERVISORS[(place + number) % len(SUPERVISORS)]
     models = _load(f":memory:input-{task}", str(data / "base_dbs"))
-    drawn = scenario.draw(models, person, number, random.Random(task))
-    instruction = scenario.instruction.format(**drawn[0])
+    content = scenario.draw(models, person, number, random.Random(task))
+    instruction = scenario.instruction.format(**content[0])
     _supervise(models, person, instruction)
     models.save(str(folder / "dbs"), app_names=list(get_all_apps()), format="changes", save_model_hashes=True)
     models.close()
@@ -79,7 +79,7 @@ def _task(data: Path, scenario: Scenario, place: int, number: int) -> str:
         "canary_string": CANARY_STRING,
     }
     _write(folder / "specs.json", specs)
-    _ground_truth(folder, scenario, drawn, person)
+    _ground_truth(folder, scenario, content, person)
     return task
 
 
@@ -96,8 +96,8 @@ def _supervise(models: Any, person: Person, instruction: str) -> None:
     models.supervisor.Task.create_save(supervisor_id=supervisor.id, instruction=instruction)
 
 
-def _ground_truth(folder: Path, scenario: Scenario, drawn: Drawn, person: Person) -> None:
-    truth, (public, private, answer) = folder / "ground_truth", drawn
+def _ground_truth(folder: Path, scenario: Scenario, content: TaskContent, person: Person) -> None:
+    truth, (public, private, answer) = folder / "ground_truth", content
     blocks = scenario.blocks(public)
     code = "def solution(apis, requester):\n" + textwrap.indent("\n".join(blocks), "    ")
     for name, value in {
@@ -113,19 +113,19 @@ def _ground_truth(folder: Path, scenario: Scenario, drawn: Drawn, person: Person
             "num_apis": len(set(re.findall(r"apis\.\w+\.\w+", code))),
             "num_solution_code_lines": code.count("\n"),
         },
-        "test_data": _test_data(folder, scenario, drawn, person),
+        "test_data": _test_data(folder, scenario, content, person),
     }.items():
         _write(truth / f"{name}.json", value)
     for name, source in {"evaluation": scenario.evaluation, "solution": code, "compiled_solution": code}.items():
         _write(truth / f"{name}.py", source)
 
 
-def _test_data(folder: Path, scenario: Scenario, drawn: Drawn, person: Person) -> list[dict[str, str]]:
-    """Each requirement that the evaluation tests, and whether it is met where nothing was done."""
+def _test_data(folder: Path, scenario: Scenario, content: TaskContent, person: Person) -> list[dict[str, str]]:
+    """The requirements that the evaluation tests, each with its label: whether it is met if nothing was done."""
     dbs = str(folder / "dbs")
     start, end = _load(f":memory:start-{folder.name}", dbs), _load(f":memory:end-{folder.name}", dbs)
     models = ModelCollectionPair(start.from_db_home_path, start, end.to_db_home_path, end)
-    tracker, module, (public, private, answer) = TestTracker(), dict[str, Any](), drawn
+    tracker, module, (public, private, answer) = TestTracker(), dict[str, Any](), content
     exec(scenario.evaluation, module)
     module["evaluate"](
         test=tracker,
@@ -142,6 +142,6 @@ def _test_data(folder: Path, scenario: Scenario, drawn: Drawn, person: Person) -
 
 
 def _write(path: Path, value: Any) -> None:
-    """Text as it is, anything else as JSON."""
+    """Writes JSON to a .json file, and text to any other."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(value if path.suffix != ".json" else json.dumps(value, indent=1))

@@ -1,4 +1,4 @@
-"""Every reference solution succeeds, by the package's own evaluation; doing nothing does not."""
+"""Proves, by the package's own evaluation, that every reference solution succeeds and that doing nothing does not."""
 
 import functools
 import json
@@ -13,32 +13,32 @@ from appworld.environment import AppWorld
 
 
 def prove(root: Path, tasks: Sequence[str]) -> list[str]:
-    """What is wrong, a line each; nothing for a sound root. Adds the calls that the solutions make to ground truth."""
+    """The complaints, a line each; none for a sound root. It adds the solutions' calls to the ground truth."""
     complaints = []
-    # The first world of a process is slow, those of its children are not.
+    # The first world of a process is slow, but the worlds of its children are not.
     with AppWorld(task_id=tasks[0], experiment_name="proof") as world:
         world.evaluate()
     for task in tasks:
         truth = root / "data" / "tasks" / task / "ground_truth"
         if all(test["label"] == "no_op_pass" for test in json.loads((truth / "test_data.json").read_text())):
             complaints.append(f"{task}: doing nothing succeeds")
-        seen = forked(functools.partial(_solve, task, json.loads((truth / "blocks.json").read_text())))
-        if seen["failures"]:
-            complaints.append(f"{task}: the solution fails: {seen['failures']}")
-        _record(truth, seen["calls"])
+        result = run_in_fork(functools.partial(_solve, task, json.loads((truth / "blocks.json").read_text())))
+        if result["failures"]:
+            complaints.append(f"{task}: the solution fails: {result['failures']}")
+        _record(truth, result["calls"])
     shutil.rmtree(root / "experiments", ignore_errors=True)
     return complaints
 
 
 def _solve(task: str, blocks: Sequence[str]) -> dict[str, Any]:
-    """Plays the blocks in a world of their own; the calls made, and what was found wrong."""
+    """Plays the blocks in a new world; returns their calls and their failures."""
     world = AppWorld(task_id=task, experiment_name="proof")
-    said = [world.execute(block) for block in blocks]
-    failures = [text for text in said if text.startswith("Execution failed")]
+    outputs = [world.execute(block) for block in blocks]
+    failures = [text for text in outputs if text.startswith("Execution failed")]
     verdict = world.evaluate()
     failures += [failure["requirement"] for failure in verdict.failures]
-    logged = Path(world.output_logs_directory) / "api_calls.jsonl"
-    return {"calls": [json.loads(line) for line in logged.read_text().splitlines()], "failures": failures}
+    log = Path(world.output_logs_directory) / "api_calls.jsonl"
+    return {"calls": [json.loads(line) for line in log.read_text().splitlines()], "failures": failures}
 
 
 def _record(truth: Path, calls: Sequence[dict[str, Any]]) -> None:
@@ -48,8 +48,8 @@ def _record(truth: Path, calls: Sequence[dict[str, Any]]) -> None:
     (truth / "metadata.json").write_text(json.dumps(metadata, indent=1))
 
 
-def forked(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The result of the work, done in a forked child: a world changes its process, so there is one world a process."""
+def run_in_fork(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Does the work in a forked child, as a world changes its process; returns the result."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

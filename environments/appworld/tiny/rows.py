@@ -1,4 +1,4 @@
-"""Who lives in the tiny data, and what their apps hold before any task: rows drawn by a fixed seed of rows.json."""
+"""The people of the tiny data, and what their apps hold before any task: rows drawn from rows.json by a fixed seed."""
 
 import dataclasses
 import datetime
@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# What rows are made of, by kind: `people` with the arguments of Person; `titles` by their first and second words.
+# The parts of rows, by kind: `people` are arguments of Person; `titles` are lists of first and of second words.
 TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 # Apps in which everybody has an account, with the user name that logs in.
 ACCOUNTS: Mapping[str, str] = TABLES["accounts"]
 GENRES, REASONS = TABLES["genres"], TABLES["reasons"]
-# The day of every task; what the apps hold is older.
+# The date of every task; all rows of the apps are older.
 NOW = datetime.datetime(2023, 5, 18, 12, 0)
 
 
@@ -38,7 +38,7 @@ class Person:
 
     @property
     def contact(self) -> dict[str, str]:
-        """What a contact book and the supervisor's profile say."""
+        """The person's entry in a contact book and in the supervisor's profile."""
         names = ("first_name", "last_name", "email", "phone_number")
         return {name: getattr(self, name) for name in names}
 
@@ -48,18 +48,18 @@ class Person:
 
 
 PEOPLE = tuple(Person(*row) for row in TABLES["people"])
-# These give the tasks; the others are their contacts only.
+# These people give the tasks; the others are only their contacts.
 SUPERVISORS = PEOPLE[:5]
 
 
 def contacts(person: Person) -> list[tuple[Person, str]]:
-    """Everybody else in the person's contact book, going round the table of people, and the relationship."""
+    """The person's contacts, in the order of the table from the person on, each with the relationship."""
     place = PEOPLE.index(person)
     return list(zip((*PEOPLE[place + 1 :], *PEOPLE[:place]), TABLES["relationships"], strict=True))
 
 
 def fill(models: Any) -> None:
-    """Creates all rows, in databases that are empty. `models`: the package's collection of models, all apps loaded."""
+    """Creates all rows in empty databases. `models` is the package's collection of models, with all apps loaded."""
     for person in PEOPLE:
         models.admin.MainUser.create_save(**person.contact, birthday=person.birthday, sex=person.sex)
         fields = {"first_name": person.first_name, "last_name": person.last_name}
@@ -73,7 +73,7 @@ def fill(models: Any) -> None:
 
 
 def _dates(days: float, *names: str) -> dict[str, datetime.datetime]:
-    """So many days before now, by default as the date of creation."""
+    """The date `days` before NOW under each of these names, by default as the date of creation."""
     return dict.fromkeys(names or ("created_at",), NOW - datetime.timedelta(days=days))
 
 
@@ -88,7 +88,7 @@ def _music(models: Any, chance: random.Random) -> None:
     plays = chance.sample(range(100, 1_000), len(titles))
     songs = []
     for number, title in enumerate(titles):
-        # Four songs of an artist make an album; those after are singles.
+        # The first four songs of an artist make an album; the others are singles.
         artist = artists[number % len(artists)]
         genre = GENRES[chance.randrange(len(GENRES))]
         at = _dates(chance.randrange(100, 2_000), "release_date")
@@ -108,8 +108,8 @@ def _music(models: Any, chance: random.Random) -> None:
         )
     for user in spotify.User.all():
         for song in chance.sample(songs, 23):
-            added = _dates(chance.randrange(20, 300))
-            spotify.UserLibrarySong.create_save(user_id=user.id, song_id=song.id, **added)
+            dates = _dates(chance.randrange(20, 300))
+            spotify.UserLibrarySong.create_save(user_id=user.id, song_id=song.id, **dates)
         for song in chance.sample(songs, 12):
             spotify.SongLike.create_save(
                 user_id=user.id, song_id=song.id, **_dates(chance.randrange(20, 300), "liked_at")
@@ -140,17 +140,17 @@ def _money(models: Any, chance: random.Random) -> None:
                     receiver_id=other.id,
                     amount=chance.randrange(4, 90),
                     description=chance.choice(REASONS),
-                    # At noon of days 1 to 135 before: this year and no month is empty, none holds all.
+                    # At noon, 1 to 134 days ago: within this year, and spread over its months.
                     **_dates(chance.randrange(1, 135), "created_at", "updated_at"),
                 )
         for other in chance.sample(others, 5):
-            old, denied = chance.randrange(30, 100), chance.random() < 0.3
+            old, is_denied = chance.randrange(30, 100), chance.random() < 0.3
             venmo.PaymentRequest.create_save(
                 sender_id=other.id,
                 receiver_id=user.id,
                 amount=chance.randrange(5, 60),
                 description=chance.choice(REASONS),
-                **_dates(old, "created_at", "updated_at", "denied_at" if denied else "approved_at"),
+                **_dates(old, "created_at", "updated_at", "denied_at" if is_denied else "approved_at"),
             )
 
 
@@ -183,17 +183,17 @@ def _phone(models: Any, chance: random.Random) -> None:
 
 
 def text(models: Any, sender: str, receiver: str, message: str, days: float) -> None:
-    """A text message, so many days ago, with both who take part in it."""
+    """Creates a text message, `days` ago, for both sender and receiver."""
     users = [models.phone.User.find_one(phone_number=number).id for number in (sender, receiver)]
-    shared = models.phone.GlobalTextMessage.create_save(
+    row = models.phone.GlobalTextMessage.create_save(
         sender_id=users[0], receiver_id=users[1], message=message, **_dates(days)
     )
     for user in users:
-        models.phone.UserTextMessage.create_save(global_text_message_id=shared.id, user_id=user, **_dates(days))
+        models.phone.UserTextMessage.create_save(global_text_message_id=row.id, user_id=user, **_dates(days))
 
 
 def note(models: Any, email: str, title: str, content: str, days: float) -> None:
-    """A note of that user, so many days old."""
+    """Creates a note of that user, `days` old."""
     user = models.simple_note.User.find_one(email=email)
     models.simple_note.Note.create_save(
         user_id=user.id, title=title, content=content, pinned=False, **_dates(days, "created_at", "updated_at")
@@ -207,17 +207,17 @@ def _notes(models: Any, chance: random.Random) -> None:
 
 
 def _chores(models: Any, chance: random.Random) -> None:
-    """Projects of one user alone, each with tasks that are due from ten days ago to ten ahead."""
+    """Creates projects of one user each, with tasks due from nine days ago to eight days ahead."""
     todoist = models.todoist
     for user in todoist.User.all():
         for name in ("Inbox", "Home", "Paperwork"):
             titles = chance.sample(TABLES["chores"], 5)
-            made = todoist.Project.create_save(user_id=user.id, name=name, is_inbox=name == "Inbox", **_dates(150))
-            todoist.ProjectCollaboratorLink.create_save(project_id=made.id, user_id=user.id, **_dates(150))
+            project = todoist.Project.create_save(user_id=user.id, name=name, is_inbox=name == "Inbox", **_dates(150))
+            todoist.ProjectCollaboratorLink.create_save(project_id=project.id, user_id=user.id, **_dates(150))
             for place, title in enumerate(titles):
                 due = NOW.replace(hour=0) + datetime.timedelta(days=chance.choice((-9, -6, -4, -2, 1, 3, 5, 8)))
                 todoist.Task.create_save(
-                    project_id=made.id,
+                    project_id=project.id,
                     user_id=user.id,
                     title=title,
                     description="",

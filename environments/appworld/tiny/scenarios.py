@@ -1,8 +1,8 @@
-"""The scenarios of the tiny data: scenarios.md says what is asked, how it is solved and how judged, the functions below
-what their tasks are.
+"""The scenarios of the tiny data. scenarios.md has their instructions, solutions and evaluations; the functions below
+make their tasks.
 
-A function has its scenario's name. It may add rows for one task, and says what that task's parameters and right answer
-are, read from the databases.
+A function has its scenario's name. It may add rows for one task, and reads that task's parameters and right answer from
+the databases.
 """
 
 import dataclasses
@@ -16,30 +16,30 @@ from typing import Any
 
 from .rows import ACCOUNTS, GENRES, NOW, REASONS, Person, contacts, note, text
 
-# One task: what fills the instruction, what is for the evaluation, and the answer if one is asked for.
-Drawn = tuple[Mapping[str, Any], Mapping[str, Any], str | int | float | None]
-Draw = Callable[[Any, Person, int, random.Random], Drawn]
+# Of one task: the parameters of the instruction, the data of the evaluation, and the answer if the task asks for one.
+TaskContent = tuple[Mapping[str, Any], Mapping[str, Any], str | int | float | None]
+Draw = Callable[[Any, Person, int, random.Random], TaskContent]
 
 
-def like_genre(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
+def like_genre(models: Any, person: Person, number: int, chance: random.Random) -> TaskContent:
     """Like the songs of a genre: one kind of change, over a list of several pages."""
     spotify = models.spotify
     user = spotify.User.find_one(email=person.email)
-    liked = {like.song_id for like in user.song_likes}
+    liked_ids = {like.song_id for like in user.song_likes}
     genre = GENRES[number]
-    songs = [song.id for song in user.library_songs if song.genre == genre and song.id not in liked]
+    songs = [song.id for song in user.library_songs if song.genre == genre and song.id not in liked_ids]
     return {"genre": genre}, {"song_ids": sorted(songs)}, None
 
 
-def shift_alarms(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
+def shift_alarms(models: Any, person: Person, number: int, chance: random.Random) -> TaskContent:
     """Move the alarms that are on: a change computed from each row."""
     minutes, direction = ((20, "earlier"), (35, "later"), (50, "earlier"))[number]
     shift = datetime.timedelta(minutes=minutes if direction == "later" else -minutes)
     user = models.phone.User.find_one(phone_number=person.phone_number)
     alarms = user.alarms
-    # Some are on and some are off, whatever the rows say.
-    for alarm, enabled in ((alarms[0], True), (alarms[-1], False)):
-        alarm.enabled = enabled
+    # At least one alarm is on and one is off, whatever the rows say.
+    for alarm, is_on in ((alarms[0], True), (alarms[-1], False)):
+        alarm.enabled = is_on
         alarm.save()
     times = {
         str(alarm.id): (datetime.datetime.strptime(alarm.time, "%H:%M") + shift).strftime("%H:%M")
@@ -48,7 +48,7 @@ def shift_alarms(models: Any, person: Person, number: int, chance: random.Random
     return {"minutes": minutes, "direction": direction}, {"times": times}, None
 
 
-def answer_requests(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
+def answer_requests(models: Any, person: Person, number: int, chance: random.Random) -> TaskContent:
     """Approve or deny what others ask for: a condition on each row, two kinds of change."""
     venmo = models.venmo
     user = venmo.User.find_one(email=person.email)
@@ -62,20 +62,20 @@ def answer_requests(models: Any, person: Person, number: int, chance: random.Ran
         )
         for amount in amounts
     ]
-    approved = [request for request in requests if request.amount <= limit]
+    approvals = [request for request in requests if request.amount <= limit]
     return (
         {"limit": limit},
         {
-            "approved": [request.id for request in approved],
+            "approved": [request.id for request in approvals],
             "denied": [request.id for request in requests if request.amount > limit],
-            "payments": sorted([request.sender_id, request.amount] for request in approved),
+            "payments": sorted([request.sender_id, request.amount] for request in approvals),
         },
         None,
     )
 
 
-def most_played(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
-    """Which song of a genre is played most: an answer, over two lists."""
+def most_played(models: Any, person: Person, number: int, chance: random.Random) -> TaskContent:
+    """Tell which song of a genre is played most: an answer, over two lists."""
     user = models.spotify.User.find_one(email=person.email)
     songs = {song.title: song for playlist in user.playlists for song in playlist.songs}
     genres = [genre for genre in GENRES if sum(song.genre == genre for song in songs.values()) > 1]
@@ -84,7 +84,7 @@ def most_played(models: Any, person: Person, number: int, chance: random.Random)
     return {"genre": genre}, {"titles": [title for _, title in titles]}, titles[-1][1]
 
 
-def split_bill(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
+def split_bill(models: Any, person: Person, number: int, chance: random.Random) -> TaskContent:
     """Ask a group for their shares: who they are is in one app, the money in another."""
     relationship = ("roommate", "coworker", "roommate")[number]
     group = [other for other, kind in contacts(person) if kind == relationship]
@@ -105,8 +105,8 @@ _THINGS = (
 )
 
 
-def note_to_tasks(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
-    """Make tasks of a note's lines: text of one app becomes rows of another, in order."""
+def note_to_tasks(models: Any, person: Person, number: int, chance: random.Random) -> TaskContent:
+    """Turn a note's lines into tasks: text of one app becomes rows of another, in order."""
     title, project = (("Flat", "Home"), ("Desk", "Paperwork"), ("Party", "Home"))[number]
     things = chance.sample(_THINGS[number], 4)
     urgent = chance.sample(things, 2)
@@ -123,23 +123,23 @@ def note_to_tasks(models: Any, person: Person, number: int, chance: random.Rando
     )
 
 
-def postpone(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
-    """Postpone what is overdue: a condition on dates, open tasks only."""
+def postpone(models: Any, person: Person, number: int, chance: random.Random) -> TaskContent:
+    """Postpone overdue tasks: a condition on dates, open tasks only."""
     name, date = (("Home", "2023-05-22"), ("Paperwork", "2023-05-25"), ("Inbox", "2023-06-01"))[number]
     todoist = models.todoist
     user = todoist.User.find_one(email=person.email)
     project = todoist.Project.find_one(user_id=user.id, name=name)
-    # Two are overdue at least, and one more but for being completed, whatever the rows say.
-    for task, completed in zip(todoist.Task.find_all(project_id=project.id), (False, False, True), strict=False):
-        task.due_date, task.is_completed = NOW.replace(day=chance.randrange(8, 17), hour=0), completed
+    # At least two open tasks are overdue, and a completed one too, whatever the rows say.
+    for task, is_done in zip(todoist.Task.find_all(project_id=project.id), (False, False, True), strict=False):
+        task.due_date, task.is_completed = NOW.replace(day=chance.randrange(8, 17), hour=0), is_done
         task.save()
     tasks = todoist.Task.find_all(project_id=project.id, is_completed=False)
     late = [task.id for task in tasks if task.due_date.date() < NOW.date()]
     return {"project": name, "date": date}, {"task_ids": sorted(late)}, None
 
 
-def pay_or_text(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
-    """Pay, or say that one cannot: either branch is right for some task, and the other wrong."""
+def pay_or_text(models: Any, person: Person, number: int, chance: random.Random) -> TaskContent:
+    """Pay, or say that the money is short: each branch is right for some task, and wrong for another."""
     other, _ = contacts(person)[2 * number]
     pays = number != 1
     user = models.venmo.User.find_one(email=person.email)
@@ -161,28 +161,28 @@ def pay_or_text(models: Any, person: Person, number: int, chance: random.Random)
     )
 
 
-def total_received(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
-    """How much a group has sent since a day: an answer over two apps."""
+def total_received(models: Any, person: Person, number: int, chance: random.Random) -> TaskContent:
+    """Tell how much a group has sent since a day: an answer over two apps."""
     relationship, date = (("coworker", "2023-04-01"), ("roommate", "2023-02-15"), ("coworker", "2023-03-01"))[number]
     venmo = models.venmo
     group = [other for other, kind in contacts(person) if kind == relationship]
     senders = [venmo.User.find_one(email=other.email).id for other in group]
     user = venmo.User.find_one(email=person.email)
-    # Enough to add up in each task, whatever the rows say.
+    # Each task has payments to add up, whatever the rows say.
     for sender in senders:
         amount, at = chance.randrange(10, 70), {"created_at": f"2023-05-{chance.randrange(2, 15):02}T09:30:00"}
         venmo.Transaction.create_save(sender_id=sender, receiver_id=user.id, amount=amount, description="Shared", **at)
-    received = [payment for sender in senders for payment in venmo.Transaction.find_all(sender_id=sender)]
-    received = [payment for payment in received if payment.receiver_id == user.id]
-    total = sum(payment.amount for payment in received if payment.created_at.strftime("%Y-%m-%d") >= date)
+    payments = [payment for sender in senders for payment in venmo.Transaction.find_all(sender_id=sender)]
+    payments = [payment for payment in payments if payment.receiver_id == user.id]
+    total = sum(payment.amount for payment in payments if payment.created_at.strftime("%Y-%m-%d") >= date)
     return (
         {"relationship": relationship, "date": date},
-        {"ever": sum(payment.amount for payment in received)},
+        {"ever": sum(payment.amount for payment in payments)},
         round(total),
     )
 
 
-def songs_from_text(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
+def songs_from_text(models: Any, person: Person, number: int, chance: random.Random) -> TaskContent:
     """Add the songs that a text message names: text of one app, rows of another, some of them there already."""
     spotify = models.spotify
     other, _ = contacts(person)[number + 3]
@@ -201,20 +201,20 @@ def songs_from_text(models: Any, person: Person, number: int, chance: random.Ran
     )
 
 
-def unfollow_artists(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
-    """Unfollow artists that are hardly liked: counting over one list decides on another."""
+def unfollow_artists(models: Any, person: Person, number: int, chance: random.Random) -> TaskContent:
+    """Unfollow artists with few liked songs: counts over one list decide on the rows of another."""
     spotify = models.spotify
     user = spotify.User.find_one(email=person.email)
-    liked = [artist for song in user.liked_songs for artist in song.artist_ids]
-    followed = [row.artist_id for row in user.user_artist_followings]
-    # Some of both kinds: from the least liked of those followed on, but less than the most liked.
-    counts = [liked.count(artist) for artist in followed]
+    artist_likes = [artist for song in user.liked_songs for artist in song.artist_ids]
+    artist_ids = [row.artist_id for row in user.user_artist_followings]
+    # The limit splits the artists: it includes the least liked one, but not the most liked one.
+    counts = [artist_likes.count(artist) for artist in artist_ids]
     count = chance.randrange(max(1, min(counts)), max(counts))
-    return {"count": count}, {"artist_ids": sorted(row for row in followed if liked.count(row) <= count)}, None
+    return {"count": count}, {"artist_ids": sorted(row for row in artist_ids if artist_likes.count(row) <= count)}, None
 
 
-def trim_playlist(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
-    """Shorten a playlist, or lengthen it: the branch depends on a sum, what is removed on each row."""
+def trim_playlist(models: Any, person: Person, number: int, chance: random.Random) -> TaskContent:
+    """Shorten a playlist, or lengthen it: a sum decides the branch, and each row whether it is removed."""
     spotify = models.spotify
     long = number != 1
     user = spotify.User.find_one(email=person.email)
@@ -236,8 +236,8 @@ def trim_playlist(models: Any, person: Person, number: int, chance: random.Rando
     )
 
 
-def settle_up(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
-    """Settle what a note says: three apps, two kinds of change, one for each kind of line."""
+def settle_up(models: Any, person: Person, number: int, chance: random.Random) -> TaskContent:
+    """Settle the debts in a note: three apps, two kinds of change, one for each kind of line."""
     title = ("Debts", "Holiday money", "Shared costs")[number]
     purpose = ("Settled", "Holiday", "Costs of May")[number]
     people = chance.sample([other for other, _ in contacts(person)], 4)
@@ -254,17 +254,17 @@ def settle_up(models: Any, person: Person, number: int, chance: random.Random) -
     return {"title": title, "purpose": purpose}, {"requests": sorted(requests), "payments": sorted(payments)}, None
 
 
-def greet_older(models: Any, person: Person, number: int, chance: random.Random) -> Drawn:
-    """Text everybody born before a year: rows chosen by a field, a text made from each."""
+def greet_older(models: Any, person: Person, number: int, chance: random.Random) -> TaskContent:
+    """Text everybody born before a year: a field selects the rows, and each row makes a text."""
     year = (1990, 1991, 1989)[number]
     greeting = ("Happy reunion", "See you at the lake", "Thank you")[number]
     find = models.phone.User.find_one
-    sent = [
+    messages = [
         [find(phone_number=other.phone_number).id, f"{greeting}, {other.first_name}!"]
         for other, _ in contacts(person)
         if int(other.birthday[:4]) < year
     ]
-    return {"year": year, "greeting": greeting}, {"messages": sorted(sent)}, None
+    return {"year": year, "greeting": greeting}, {"messages": sorted(messages)}, None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,7 +289,7 @@ class Scenario:
 
     @property
     def apps(self) -> list[str]:
-        """The apps that the solution uses, but for the supervisor's."""
+        """The apps that the solution uses, without the supervisor's."""
         return sorted(set(re.findall(r"apis\.(\w+)\.", "\n".join(self.solution))) - {"supervisor"})
 
     def blocks(self, public: Mapping[str, Any]) -> list[str]:

@@ -57,14 +57,14 @@ def main():
     os.environ["APPWORLD_ROOT"] = sys.argv[1]
     from appworld.environment import AppWorld
 
-    from environments.appworld.tiny.prove import forked
+    from environments.appworld.tiny.prove import run_in_fork
 
     plays = json.load(sys.stdin)
     with AppWorld(task_id=plays[0]["task"], experiment_name="warm") as world:
         world.evaluate()
-    answer = {"plays": [forked(functools.partial(play, **one)) for one in plays]}
+    answer = {"plays": [run_in_fork(functools.partial(play, **one)) for one in plays]}
     if sys.argv[2:] == ["metrics"]:
-        answer["metrics"] = forked(metrics)
+        answer["metrics"] = run_in_fork(metrics)
     json.dump(answer, sys.__stdout__)
 
 
