@@ -46,7 +46,7 @@ _via_cojax = False
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status, unless it exits by itself; 2 for a name that is no command."""
     global _via_cojax
-    _readable()
+    _escape_output()
     name, *command_arguments = [*(sys.argv[1:] if arguments is None else arguments), ""]
     if name in ("", "-h", "--help", "help"):
         print(usage())
@@ -125,7 +125,7 @@ class CommandLineParser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}\n")
 
 
-def _readable() -> None:
+def _escape_output() -> None:
     """Writes characters that the terminal's encoding lacks as escapes, instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
@@ -136,5 +136,5 @@ def _current_folder_last(warn: bool) -> None:
     if sys.path and sys.path[0] in ("", os.getcwd()):
         del sys.path[0]
     imports.with_current_folder()
-    for file in filter(None, map(imports.hidden, imports.SHARED if warn else ())):
+    for file in filter(None, map(imports.hidden_file, imports.SHARED if warn else ())):
         print(f"warning: {os.path.dirname(file)} cannot be imported, {imports.FIX}", file=sys.stderr)

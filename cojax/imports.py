@@ -2,7 +2,7 @@
 
 A wheel holds them within the package `cojax`, so that they do not collide with a user's packages of these names. In a
 checkout, and an editable install of one, they are beside it. There the command imports ours, and no module of a user's
-package of the same name; `hidden` finds such a module.
+package of the same name; `hidden_file` finds such a module.
 
 Standard library only: workers import it.
 """
@@ -52,7 +52,7 @@ def with_current_folder() -> None:
         sys.path.insert(sys.path.index(_ROOT) if checkout else len(sys.path), folder)
 
 
-def hidden(module: str) -> str:
+def hidden_file(module: str) -> str:
     """Finds the user's module of that name, which cannot be imported as its package has our package's name; "" if none.
 
     A package beside a package `cojax` is ours, or another copy's.

@@ -78,7 +78,7 @@ def shape(config: ConfigDict) -> ModelConfig:
     policies.check_folder(config)
     if config.model.path:
         return trained.stored_shape(config, Path(config.model.path))
-    environment = entry(config, "environment.name").bound()()
+    environment = entry(config, "environment.name").bind()()
     return policies.tokenizer_and_shape(config, environment)[1]
 
 

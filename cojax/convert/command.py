@@ -18,7 +18,7 @@ from cojax.convert.gguf_model import arrays_of, shape_of, tokenizer_of, tool_mar
 from cojax.policy.config import ModelConfig
 from cojax.policy.pretrained import write_arrays
 from cojax.report.console import CONSOLE
-from cojax.run.export import appearing, refuse_full, save_tokenizer
+from cojax.run.export import new_folder, refuse_full, save_tokenizer
 
 # Name of a model in a package → its GGUF file.
 PACKAGED: Mapping[str, Callable[[], contextlib.AbstractContextManager[Path]]] = {"smollm2": smollm2.gguf}
@@ -34,7 +34,7 @@ def convert(path: Path, folder: Path) -> ModelConfig:
     file = read_gguf(path)
     config = shape_of(file)
     tokenizer = tokenizer_of(file, config.vocab_size, config.max_position_embeddings)
-    with appearing(folder) as part:
+    with new_folder(folder) as part:
         write_arrays(part, config, arrays_of(file, config))
         save_tokenizer(part, tokenizer)
     if marks := tool_marks(file):

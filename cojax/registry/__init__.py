@@ -155,7 +155,7 @@ def _import(kind: str, name: str, module: str) -> types.ModuleType:
 
 def _hidden(module: str) -> str:
     """Adds to an error that the user has a module of that name, which cannot be imported."""
-    return f"; {file} cannot be imported, {imports.FIX}" if (file := imports.hidden(module)) else ""
+    return f"; {file} cannot be imported, {imports.FIX}" if (file := imports.hidden_file(module)) else ""
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

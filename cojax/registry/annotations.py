@@ -43,9 +43,9 @@ class Range:
     def __get_pydantic_core_schema__(self, source: Any, handler: "pydantic.GetCoreSchemaHandler") -> "CoreSchema":
         from pydantic_core.core_schema import no_info_after_validator_function
 
-        return no_info_after_validator_function(self._holding, handler(source))
+        return no_info_after_validator_function(self._check_bounds, handler(source))
 
-    def _holding(self, value: Any) -> Any:
+    def _check_bounds(self, value: Any) -> Any:
         """Returns the value. Raises ValueError for a number, or one of a tuple, out of range; text is never out."""
         if any(
             number not in self

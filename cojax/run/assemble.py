@@ -220,9 +220,9 @@ def build_loop(config: ConfigDict, parts: Parts, learner: Learner, clock: Stopwa
         return dev_score(config, parts, step, parts.development)
 
     chosen_explorer = explorer(config, parts)
-    evolve = entry(config, "evolve").bound() if methods.evolves(config) else evolutions.static
+    evolve = entry(config, "evolve").bind() if methods.evolves(config) else evolutions.static
     replay = find("statistic", "prefixes", PREFIXES)() if config.synthesis.prefix_replay else None
-    curriculum = None if config.curriculum == "uniform" else entry(config, "curriculum").bound()
+    curriculum = None if config.curriculum == "uniform" else entry(config, "curriculum").bind()
     return Loop(
         environment=parts.environment,
         engine=parts.engine,
@@ -240,7 +240,7 @@ def build_loop(config: ConfigDict, parts: Parts, learner: Learner, clock: Stopwa
         kinds=parts.signals,
         evolve=evolve,
         reads=reads(evolve),
-        admission=entry(config, "synthesis.admit").bound()(),
+        admission=entry(config, "synthesis.admit").bind()(),
         popularity=popularity(parts.environment),
         sampling=sampling(config, parts.chat, config.sampling.temperature),
         limits=parts.limits,
@@ -249,7 +249,7 @@ def build_loop(config: ConfigDict, parts: Parts, learner: Learner, clock: Stopwa
         quality=quality(config, parts.evaluation),
         curriculum=curriculum,
         evolve_beside=config.staleness > 0 and not explorers.samples_policy(config),
-        select=entry(config, "synthesis.select").bound(),
+        select=entry(config, "synthesis.select").bind(),
         predictor=functools.partial(predictor, environment=parts.environment, ending=chosen_explorer.ending),
         near_duplicates=NearDuplicates(config.validation.pool_similarity),
         closed=frozenset(map(setup_hash, parts.evaluation)) if parts.from_initial else frozenset(),

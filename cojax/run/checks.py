@@ -88,7 +88,7 @@ def _check_entries(config: ConfigDict) -> None:
     for leaf, attempt in trials.items():
         entry = entries.entry(config, leaf)
         try:
-            attempt(entry.bound())
+            attempt(entry.bind())
         except Exception as error:  # a function may raise anything
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ValueError(f"{entry.kind} {entry.name!r} was tried and failed: {reason}") from error
@@ -232,7 +232,7 @@ def _words_by_model(explorer: str) -> bool:
 
 def _check_explorers(config: ConfigDict) -> None:
     """Raises ValueError for explorers that cannot find anything, or that need the policy before it has learned."""
-    section, first = config.explorer, explorers.initial(config)
+    section, initial = config.explorer, explorers.initial(config)
     if section.separator and not section.separator.strip():
         raise ValueError(
             f"explorer.separator is {section.separator!r}, which any query may hold; expected text that stands between "
@@ -248,12 +248,12 @@ def _check_explorers(config: ConfigDict) -> None:
         )
     if config.warm_start.split != "initial":
         return
-    if first == "policy":
+    if initial == "policy":
         raise ValueError(
             "warm_start.split is 'initial', but the policy that it is to teach would have to find those tasks itself; "
             "set --config.initial_explorer=scripted"
         )
-    if _words_by_model(first) and config.validation.attempter == "policy":
+    if _words_by_model(initial) and config.validation.attempter == "policy":
         raise ValueError(
             "warm_start.split is 'initial', but the policy that it is to teach would have to attempt those tasks "
             "before (validation.attempter is 'policy'); set --config.initial_explorer=scripted or "

@@ -53,7 +53,7 @@ def configuration() -> ConfigDict:
     return entries.apply_flags(config, OF_ENTRIES)
 
 
-def file_given() -> dict[str, dict[str, str]]:
+def file_record() -> dict[str, dict[str, str]]:
     """Records for config.json where the configuration's file comes from. A run resumed by its folder keeps its record.
 
     The record is empty if the user gave no file, as when a program passes an object.
@@ -101,7 +101,7 @@ def check_trust(config: ConfigDict, workdir: Path, flag_names: Collection[str], 
     name is known to come from a trusted folder.
     """
     imports.with_current_folder()
-    trusted_folders = {*_started_with(), *(os.path.realpath(folder) for folder in folders)}
+    trusted_folders = {*_start_folders(), *(os.path.realpath(folder) for folder in folders)}
     path = workdir / "config.json"
     outside_entries = [entry for entry in _outside_entries(config) if entry[0].partition(" ")[0] not in flag_names]
     for leaf, name, _ in outside_entries:
@@ -112,7 +112,7 @@ def check_trust(config: ConfigDict, workdir: Path, flag_names: Collection[str], 
         if not module_folders:
             raise RegistryError(
                 f"{path}: {leaf} is {quote(name)}, which is in no folder of code that this command is to trust; if "
-                f"you trust the one that it came from, add --trust-code={_shown_folder(_code_folder(path, leaf))}"
+                f"you trust the one that it came from, add --trust-code={_quote_folder(_code_folder(path, leaf))}"
             )
         if foreign := [folder for folder in module_folders if folder not in trusted_folders]:
             raise _refusal(path, leaf, name, f"lies in {foreign[0]}, a folder that is not trusted")
@@ -169,7 +169,7 @@ def _is_defined_in(function: Any, trusted_folders: Collection[str]) -> bool:
     return bool(folders) and set(folders) <= set(trusted_folders) and not _is_ours(module)
 
 
-def _started_with() -> set[str]:
+def _start_folders() -> set[str]:
     """Returns the import path's folders, without those of the standard library and of installed packages."""
     installed_folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     installed_folders += [*site.getsitepackages(), site.getusersitepackages()]
@@ -183,22 +183,22 @@ def _value(config: ConfigDict, setting: str) -> Any:
     return config[section].get(key)
 
 
-def _refusal(path: Path, place: str, value: object, why: str) -> RegistryError:
-    setting = place.partition(" ")[0]
+def _refusal(path: Path, leaf: str, value: object, why: str) -> RegistryError:
+    setting = leaf.partition(" ")[0]
     return RegistryError(
         f"{path}: {setting} is {quote(value)}, which {why}; if you mean it, say so on the command line: "
         f"--config.{setting}=VALUE, or the run's experiment, --config=FILE"
     )
 
 
-def _code_folder(path: Path, place: str) -> object:
+def _code_folder(path: Path, leaf: str) -> object:
     """Returns the folder of an entry's code that config.json records; None if it records none."""
     code = read_json(path).get("code")
-    entry = code.get(place.replace(" ", ".")) if isinstance(code, dict) else None
+    entry = code.get(leaf.replace(" ", ".")) if isinstance(code, dict) else None
     return entry.get("folder") if isinstance(entry, dict) else None
 
 
-def _shown_folder(folder: object) -> str:
+def _quote_folder(folder: object) -> str:
     """Quotes a folder for a shell; FOLDER and a shortened text if it is long or holds control characters."""
     if not isinstance(folder, str) or not folder:
         return "FOLDER"

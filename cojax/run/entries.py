@@ -81,7 +81,7 @@ class ChosenEntry:
     function: Callable[..., Any]
     overrides: Mapping[str, Any]
 
-    def bound(self) -> Callable[..., Any]:
+    def bind(self) -> Callable[..., Any]:
         """Returns the entry with its overrides bound."""
         return functools.partial(self.function, **self.overrides) if self.overrides else self.function
 
@@ -174,7 +174,7 @@ def made_signals(config: ConfigDict) -> dict[str, SignalKind]:
     kinds: dict[str, SignalKind] = {}
     for signal in signals(config).values():
         try:
-            kind = check(signal.bound()(), _TAKEN)
+            kind = check(signal.bind()(), _TAKEN)
         except (ValueError, TypeError) as error:
             raise RegistryError(f"signal {signal.name!r}: {error}") from error
         if kind.name in kinds:
@@ -183,9 +183,9 @@ def made_signals(config: ConfigDict) -> dict[str, SignalKind]:
     return kinds
 
 
-def signal_name(whole: str) -> str:
+def signal_name(full_name: str) -> str:
     """The name of a signal in `signal_settings`."""
-    return whole.rpartition(":")[2]
+    return full_name.rpartition(":")[2]
 
 
 def chosen_entries(config: ConfigDict) -> Iterator[tuple[str, ChosenEntry]]:
@@ -264,13 +264,13 @@ def _leaves(section: str) -> list[str]:
     return [name.removeprefix(f"{section}.") for name in LEAVES if name.rpartition(".")[0] == section]
 
 
-def _signal(config: ConfigDict, whole: str) -> ChosenEntry:
-    name, function = signal_name(whole), SIGNAL.find(whole)
+def _signal(config: ConfigDict, full_name: str) -> ChosenEntry:
+    name, function = signal_name(full_name), SIGNAL.find(full_name)
     section = config.signal_settings.get(name, ConfigDict())
     if not isinstance(section, ConfigDict):
         raise RegistryError(f"{_SIGNALS}.{name} is {quote(section)}; expected the section of a signal")
-    overrides = registry.check_settings("signal", whole, function, section.to_dict(), f"{_SIGNALS}.{name}.")
-    return ChosenEntry("signal", whole, function, overrides)
+    overrides = registry.check_settings("signal", full_name, function, section.to_dict(), f"{_SIGNALS}.{name}.")
+    return ChosenEntry("signal", full_name, function, overrides)
 
 
 def check_cluster(config: ConfigDict) -> None:
@@ -286,5 +286,5 @@ def made_environment(config: ConfigDict) -> Environment:
     """
     world_entry = entry(config, "environment.name")
     if not config.environment.cluster:
-        return world_entry.bound()()
+        return world_entry.bind()()
     return worlds.part("cluster").place(config.environment.cluster, world_entry.name, world_entry.overrides)

@@ -61,9 +61,9 @@ def scripted(config: ConfigDict, parts: Parts, journal: Journal) -> ScriptedExpl
     )
 
 
-def _fields(section: ConfigDict, own: type) -> dict[str, Any]:
-    """Returns the settings that every explorer has, and those of the class `own`, as keywords."""
-    return {name: section[name] for name in ("runs", "steps", *leaves_of(own))}
+def _fields(section: ConfigDict, settings_class: type) -> dict[str, Any]:
+    """Returns the settings that every explorer has, and those of `settings_class`, as keywords."""
+    return {name: section[name] for name in ("runs", "steps", *leaves_of(settings_class))}
 
 
 def llm(config: ConfigDict, parts: Parts, journal: Journal) -> Explorer:

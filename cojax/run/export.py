@@ -33,13 +33,13 @@ def export(policy: trained.TrainedPolicy, folder: Path) -> None:
     Raises FileExistsError for a folder that holds anything, OSError with the fix when the disk refuses.
     """
     policy = trained.cast(policy, policy.model.param_dtype)
-    with appearing(folder) as temporary:
+    with new_folder(folder) as temporary:
         write_model(temporary, policy.model, policy.params)
         save_tokenizer(temporary, policy.tokenizer)
 
 
 @contextlib.contextmanager
-def appearing(folder: Path) -> Iterator[Path]:
+def new_folder(folder: Path) -> Iterator[Path]:
     """Yields a folder to fill. When the block ends, it becomes `folder` on disk; if the block fails, nothing is left.
 
     Raises FileExistsError for a folder that holds anything, OSError with the fix when the disk refuses.

@@ -221,15 +221,15 @@ def _memory(config: ConfigDict, state: dict[str, Any]) -> str:
 
 def _disk(config: ConfigDict, state: dict[str, Any]) -> str:
     workdir = Path(config.workdir).absolute()
-    _writable(workdir)
-    _writable(warm_start.cache())
+    _check_writable(workdir)
+    _check_writable(warm_start.cache())
     # A new checkpoint is written before the oldest is deleted.
     needs = {workdir: state.get("saved", 0) * (config.checkpoints_kept + 1) + _LOG_BYTES}
     if config.engine.name == "sglang":
         # A folder on the workdir's own file system adds to what the workdir needs.
         folder = Path(config.sglang.folder or config.workdir).absolute()
-        _writable(folder)
-        target = workdir if _existing(folder).stat().st_dev == _existing(workdir).stat().st_dev else folder
+        _check_writable(folder)
+        target = workdir if _ancestor(folder).stat().st_dev == _ancestor(workdir).stat().st_dev else folder
         size = np.dtype(config.sglang.dtype or state["parts"].model.dtype).itemsize
         needs[target] = needs.get(target, 0) + state.get("count", 0) * size * _VERSIONS_ON_DISK
     return "; ".join(_room(folder, need) for folder, need in needs.items())
@@ -237,7 +237,7 @@ def _disk(config: ConfigDict, state: dict[str, Any]) -> str:
 
 def _room(folder: Path, need: int) -> str:
     """The free and the needed space of the folder's file system. Raises OSError if there is too little."""
-    free = shutil.disk_usage(_existing(folder)).free
+    free = shutil.disk_usage(_ancestor(folder)).free
     if free < need:
         raise OSError(f"{free / 2**30:.1f} GiB free under {folder}, {need / 2**30:.1f} GiB needed; free some space")
     return f"{free / 2**30:.0f} GiB free under {folder}, {need / 2**30:.1f} GiB needed"
@@ -251,14 +251,14 @@ def _metrics(config: ConfigDict, state: dict[str, Any]) -> str:
     return f"metrics.jsonl, TensorBoard and W&B project {config.wandb.project}"
 
 
-def _existing(folder: Path) -> Path:
+def _ancestor(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
-def _writable(folder: Path) -> None:
-    existing = _existing(folder)
-    if not (existing.is_dir() and os.access(existing, os.W_OK)):
-        raise OSError(f"cannot write {folder}: {existing} is not a writable folder. Choose another one.")
+def _check_writable(folder: Path) -> None:
+    ancestor = _ancestor(folder)
+    if not (ancestor.is_dir() and os.access(ancestor, os.W_OK)):
+        raise OSError(f"cannot write {folder}: {ancestor} is not a writable folder. Choose another one.")
 
 
 # The order matters: each may read what those before it left in `state`.

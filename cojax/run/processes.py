@@ -189,10 +189,10 @@ def mesh_of(config: ConfigDict) -> Mesh | None:
     return None if all(size == 1 for size in sizes.values()) else make_mesh(**sizes)
 
 
-def devices_in_words(used: Sequence[jax.Device], there: Sequence[jax.Device]) -> str:
+def devices_in_words(used_devices: Sequence[jax.Device], all_devices: Sequence[jax.Device]) -> str:
     """Describes the devices that a run computes on, among those available: their number, kind and platform."""
-    counts = Counter((device.device_kind, device.platform) for device in used)
-    total = f" of {len(there)}" if len(there) > len(used) else ""
+    counts = Counter((device.device_kind, device.platform) for device in used_devices)
+    total = f" of {len(all_devices)}" if len(all_devices) > len(used_devices) else ""
     words = " and ".join(f"{count}{total} × {kind}, platform {platform}" for (kind, platform), count in counts.items())
     return f"{words}; --config.mesh.fsdp=-1 uses all of them" if total else words
 

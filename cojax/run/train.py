@@ -27,7 +27,7 @@ from cojax.report.console import CONSOLE, seconds_left, show_step, show_summary
 from cojax.report.page import write_report
 from cojax.run import assemble, methods, states
 from cojax.run.checks import check_run
-from cojax.run.configuration import file_given
+from cojax.run.configuration import file_record
 from cojax.run.entries import defaults, describe
 from cojax.run.machine import facts
 from cojax.run.parts import similarities
@@ -158,7 +158,7 @@ def _claim(config: ConfigDict, together: Together) -> tuple[RunDirectory, Checkp
     )
     directory.in_todays_keys = functools.partial(in_todays_keys, defaults=defaults(config))
     plain = json.loads(json.dumps(config.to_dict()))
-    made_by = {**facts(), **file_given(), "code": describe(config)}
+    made_by = {**facts(), **file_record(), "code": describe(config)}
     checkpoint = directory.claim(plain, made_by, accept_changed_code=config.accept_changed_code)
     log_to(directory.folder / "run.log")
     for warning in checkpoint.warnings if checkpoint else ():

@@ -52,7 +52,7 @@ def put(config: ConfigDict, name: str, value: Any) -> None:
     config[leaf] = value
 
 
-def spelled_out(argument: str) -> str:
+def expand_flag(argument: str) -> str:
     """Expands a short flag for absl: --config.engine=NAME, say, stands for --config.engine.name=NAME."""
     return re.sub(rf"^(--?config)\.({'|'.join(SHORT)})(?==|$)", lambda flag: f"{flag[1]}.{SHORT[flag[2]]}", argument)
 

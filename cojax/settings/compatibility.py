@@ -85,7 +85,7 @@ def settings_of(workdir: Path) -> dict[str, Any]:
 def as_tuples(value: Any) -> Any:
     """Replaces lists by tuples, at every depth, as JSON has no tuples."""
     if isinstance(value, Mapping):
-        return {name: as_tuples(inner) for name, inner in value.items()}
+        return {name: as_tuples(item) for name, item in value.items()}
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 

@@ -88,7 +88,7 @@ def check_file(flag: str) -> None:
     try:
         if flag and locate(flag.partition(":")[0]).is_file():
             return
-        match = _similar(path)
+        match = _similar_experiment(path)
     except OSError as error:
         raise FlagError(f"--config={flag}: {error.strerror}") from error
     hint = f"did you mean {match}?" if match else "expected a file with get_config(), such as experiments/desk.py"
@@ -99,7 +99,7 @@ def check_file(flag: str) -> None:
 _NO_EXPERIMENTS = ("base", "continued", "given")
 
 
-def _similar(path: Path) -> Path | None:
+def _similar_experiment(path: Path) -> Path | None:
     """Finds the experiment with the most similar file name, in that folder or among ours; None if there is none."""
     experiments = EXPERIMENTS
     for folder in (path.parent, Path(experiments.name)):
@@ -142,10 +142,10 @@ def _module(path: str) -> ModuleType:
 
 def _reason(error: BaseException, path: str) -> str:
     """Formats the error as one line, after the place of the file's last line that was running."""
-    if isinstance(error, SyntaxError) and _same(error.filename or path, path):
+    if isinstance(error, SyntaxError) and _is_same_file(error.filename or path, path):
         return f"{path}:{error.lineno or 1}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
-    own_frames = [frame for frame in frames if _same(frame.filename, path)]
+    own_frames = [frame for frame in frames if _is_same_file(frame.filename, path)]
     position = f"{path}:{own_frames[-1].lineno}" if own_frames else path
     cause: BaseException = error
     while cause.args and isinstance(cause.args[0], BaseException):
@@ -179,5 +179,5 @@ def _wrong_type(match: re.Match[str], line: str) -> str:
     return f"{name} is {quote(value) if match['of'] == 'str' else value}{type_note}; expected {values}"
 
 
-def _same(path: str, other: str) -> bool:
+def _is_same_file(path: str, other: str) -> bool:
     return Path(path).resolve() == Path(other).resolve()

@@ -13,10 +13,10 @@ from ml_collections import config_flags
 
 from cojax.command import reword
 from cojax.registry.annotations import RegistryError, convert_setting, description, from_text
-from cojax.settings.base import spelled_out
+from cojax.settings.base import expand_flag
 from cojax.settings.compatibility import check_begun
 from cojax.settings.config_file import EXPERIMENTS, ConfigFileParser, FlagError, check_file
-from cojax.settings.ranges import RANGES, check_ranges, is_free_form, is_open, is_section, unknown
+from cojax.settings.ranges import RANGES, check_ranges, is_free_form, is_open, is_section, unknown_setting
 from cojax.settings.tree import LEAVES
 from cojax.storage.files import CheckpointError
 from cojax.unicode_forms import plain
@@ -46,7 +46,7 @@ def parse(argv: list[str]) -> list[str]:
         main.__doc__ = reword(main.__doc__)
     try:
         # In place: the configuration's flags are read from this very list.
-        argv[1:] = map(spelled_out, flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False))
+        argv[1:] = map(expand_flag, flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False))
         if "workdir" in flags.FLAGS:
             argv[1:] = _with_config(argv[1:])
         if (config := _value("config", argv[1:])) is not None:
@@ -68,7 +68,7 @@ def parse(argv: list[str]) -> list[str]:
     except (FlagError, CheckpointError, RegistryError) as error:
         reason = str(error)
     except (flags.Error, ValueError) as error:  # absl raises a ValueError for --noNAME=VALUE
-        reason = _plainly(str(error))
+        reason = _reword_error(str(error))
     print(plain(f"error: {reason}"))
     sys.exit(1)
 
@@ -147,7 +147,7 @@ def _check_names(arguments: Sequence[str]) -> None:
     for argument in _flags_of(arguments):
         match = re.match(r"--?(?:no)?config\.([^=]*)", argument)
         if match and match[1] not in RANGES and not is_section(match[1]) and not is_open(match[1]):
-            raise FlagError(unknown(match[1]))
+            raise FlagError(unknown_setting(match[1]))
 
 
 def _check_flags(arguments: Sequence[str]) -> None:
@@ -158,17 +158,17 @@ def _check_flags(arguments: Sequence[str]) -> None:
         name = match[1] if match else ""
         is_known = name in flags.FLAGS or name.removeprefix("no") in flags.FLAGS or re.match(r"(no)?config\.", name)
         if name and not is_known:
-            raise FlagError(_no_flag(name))
+            raise FlagError(_unknown_flag(name))
 
 
-def _no_flag(name: str) -> str:
+def _unknown_flag(name: str) -> str:
     """Words the error for an unknown flag; it suggests a flag, or a setting, with a similar name."""
     matches = difflib.get_close_matches(name, [*flags.FLAGS, *(f"config.{key}" for key in RANGES)], n=1)
     matches = matches or [f"config.{key}" for key in difflib.get_close_matches(name, RANGES, n=1)]
     return f"--{name} is not a flag; {f'did you mean --{matches[0]}? ' if matches else ''}--help lists the flags"
 
 
-def _plainly(message: str) -> str:
+def _reword_error(message: str) -> str:
     """Returns absl's message about a flag; if it is about a setting, in this project's words."""
     if section := re.match(r"flag --config\.([\w.]+)=(.*?): Failed to parse .* as a ConfigDict", message, re.DOTALL):
         name, value = section.groups()
@@ -181,7 +181,7 @@ def _plainly(message: str) -> str:
         kind = "a whole number" if number[3].startswith("invalid") else "a number"
         return f"--{number[1]} is {number[2]!r}; expected {kind}"
     if strange := re.match(r"Unknown command line flag '([^']+)'", message):
-        return _no_flag(strange[1])
+        return _unknown_flag(strange[1])
     return f"{' '.join(message.split()).rstrip('.')}. --help lists the flags"
 
 

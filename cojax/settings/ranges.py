@@ -27,7 +27,7 @@ def check_ranges(config: ConfigDict) -> None:
         if name in RANGES:
             convert_setting(name, RANGES[name], value)
         elif not is_open(name):
-            raise RegistryError(unknown(name))
+            raise RegistryError(unknown_setting(name))
     _expect_all(values)
 
 
@@ -64,7 +64,7 @@ def check_shape(config: Mapping[str, Any]) -> None:
         if parents and parents[0] not in OPEN:
             raise RegistryError(f"{parents[0]} is a section; expected {description(RANGES[parents[0]])}")
         if name not in RANGES and not is_open(name):
-            raise RegistryError(unknown(name))
+            raise RegistryError(unknown_setting(name))
     _expect_all(values)
 
 
@@ -94,7 +94,7 @@ def is_free_form(name: str) -> bool:
     return name in _CHOOSING or (is_open(name) and name not in OPEN)
 
 
-def unknown(name: str) -> str:
+def unknown_setting(name: str) -> str:
     """Words the error for an unknown setting: it suggests settings with the same last name first, then similar ones."""
     if name in GONE:
         value, instead = GONE[name]

@@ -16,8 +16,8 @@ from ml_collections import ConfigDict
 
 from cojax import imports
 from cojax.registry.annotations import RegistryError, convert_setting, quote
-from cojax.settings.base import put, spelled_out
-from cojax.settings.ranges import RANGES, is_open, is_section, leaves, unknown
+from cojax.settings.base import expand_flag, put
+from cojax.settings.ranges import RANGES, is_open, is_section, leaves, unknown_setting
 from .. import desk, desk_smollm2
 from .launch import VARIABLES
 
@@ -77,7 +77,7 @@ def configuration_of(settings: Settings) -> ConfigDict:
                 f"{name} is a section, given {quote(value)}; set what stands in it: --config.{name}.NAME=VALUE"
             )
         elif not is_open(name):
-            raise RegistryError(unknown(name))
+            raise RegistryError(unknown_setting(name))
         try:
             put(config, name, value)
         except (TypeError, ValueError) as error:
@@ -89,7 +89,7 @@ def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
     """--config.KEY=VALUE → settings. Raises ValueError for another argument."""
     settings = {}
     for argument in arguments:
-        name, is_one, value = spelled_out(argument).partition("=")
+        name, is_one, value = expand_flag(argument).partition("=")
         setting = name.removeprefix("--config.")
         if not (name.startswith("--config.") and is_one):
             raise ValueError(f"unexpected argument {argument!r}; expected settings of all arms, --config.KEY=VALUE")

@@ -25,7 +25,7 @@ from doc_pages import PAGES, ROOT, Block, blocks, spans
 from doc_pages import commands as commands_of
 
 from cojax.command import COMMANDS
-from cojax.settings.base import spelled_out
+from cojax.settings.base import expand_flag
 from cojax.settings.ranges import RANGES, is_open, is_section
 
 OURS = ("cojax", "environments", "experiments")
@@ -107,7 +107,7 @@ def objection(command: list[str]) -> str:
 
 def known(name: str, word: str = "--config.") -> bool:
     if word.startswith("--config.") and name.startswith("config."):
-        given = spelled_out(f"--{name}=x").removeprefix("--config.").removesuffix("=x")
+        given = expand_flag(f"--{name}=x").removeprefix("--config.").removesuffix("=x")
         return is_setting(given)
     return not word.startswith("--config.") or name in absl_flags.FLAGS
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from absl.testing import flagsaver
 
-from cojax.run.configuration import file_given
+from cojax.run.configuration import file_record
 from cojax.settings import flags
 from cojax.settings.config_file import FlagError, load, source
 from cojax.storage.files import write_json
@@ -134,15 +134,15 @@ def test_a_run_notes_its_file_and_one_that_goes_on_by_its_folder_keeps_the_note(
     plain = json.loads(json.dumps(desk.get_config().to_dict()))
     with flagsaver.flagsaver():
         flags.parse(["run", f"--config={path}"])
-        noted = file_given()
+        noted = file_record()
     assert noted == {"file": source(path)}
     path.unlink()  # a run goes on without it
     for before in (noted, {}):
         write_json(workdir / "config.json", {"config": plain, **before})
         with flagsaver.flagsaver():
             flags.parse(["run", f"--config=experiments/continued.py:{workdir}"])
-            assert file_given() == before
+            assert file_record() == before
     write_json(tmp_path / "given.json", {"steps": 3})
     with flagsaver.flagsaver():
         flags.parse(["run", f"--config=experiments/given.py:{tmp_path / 'given.json'}"])
-        assert file_given() == {}
+        assert file_record() == {}

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from cojax.policy.config import ModelConfig
 from cojax.run import engines
 from cojax.settings import base, presets
-from cojax.settings.base import spelled_out
+from cojax.settings.base import expand_flag
 from experiments import appworld, bfcl, tau2
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConfigDict:
     ],
 )
 def test_settings_said_most_have_short_names(given: str, expected: str) -> None:
-    assert spelled_out(given) == expected
+    assert expand_flag(given) == expected
 
 
 def test_the_command_takes_the_short_spelling(commands) -> None:

@@ -128,9 +128,9 @@ def test_the_settings_of_entries_of_ones_own(mine: None) -> None:
     config.signals = given.pop("signals")
     config = apply_flags(config, given)
     check(config)
-    assert entry(config, "curriculum").bound()([1.0, 1.0]) == 4.5
+    assert entry(config, "curriculum").bind()([1.0, 1.0]) == 4.5
     assert list(signals(config)) == ["rare", "unlike"]
-    assert signals(config)["unlike"].bound()().threshold == 0.25
+    assert signals(config)["unlike"].bind()().threshold == 0.25
     assert entry(config, "environment.name").overrides == {"doors": 3}
     told = describe(config)
     assert told["curriculum"]["path"] == "mine_of_entries:steep"

@@ -12,7 +12,7 @@ from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.run import assemble, explorers
 from cojax.run.checks import check, check_run
-from cojax.settings.base import spelled_out
+from cojax.settings.base import expand_flag
 from cojax.types import TaskDraft
 from environments.bfcl.episode import SEPARATOR
 from experiments import appworld, bfcl, desk
@@ -46,7 +46,7 @@ def apply(config: ConfigDict, change: dict) -> None:
     ],
 )
 def test_the_explorer_may_be_named_by_its_section(given: str, expected: str) -> None:
-    assert spelled_out(given) == expected
+    assert expand_flag(given) == expected
 
 
 def test_the_command_takes_the_short_spelling(commands) -> None:
