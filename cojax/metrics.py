@@ -49,12 +49,12 @@ class Metrics:
     ):
         folder = Path(folder)
         self.log = log or Log(folder / "metrics.jsonl")
-        self._wandb = _start_wandb(folder, wandb, config or {}) if wandb else None
+        self._wandb_run = _start_wandb(folder, wandb, config or {}) if wandb else None
         # tensorboardX's own writing thread is not used: a full disk ends it, and its caller then waits for ever.
-        self._board: EventsWriter | None = None
+        self._board_writer: EventsWriter | None = None
         records = [record for record in self.log.read() if record["step"] <= step]
         with self._guard_board():
-            self._board = _new_board(folder / "tensorboard", records)
+            self._board_writer = _open_board(folder / "tensorboard", records)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends a record, which must hold `step`. On the boards, nested keys become names such as signals/rare.
@@ -65,25 +65,25 @@ class Metrics:
         record = plain(record)
         self.log.append([record])
         with self._guard_board():
-            if self._board is not None:
-                _draw(self._board, record, time.time())
-                self._board.flush()
-        if self._wandb is not None:
-            self._wandb.log(scalars(record), step=step)
+            if self._board_writer is not None:
+                _write_event(self._board_writer, record, time.time())
+                self._board_writer.flush()
+        if self._wandb_run is not None:
+            self._wandb_run.log(scalars(record), step=step)
 
     def close(self) -> None:
         with self._guard_board():
-            if self._board is not None:
-                self._board.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+            if self._board_writer is not None:
+                self._board_writer.close()
+        if self._wandb_run is not None:
+            self._wandb_run.finish()
 
     @contextlib.contextmanager
     def _guard_board(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            self._board = None
+            self._board_writer = None
             _LOG.warning("TensorBoard's files are not written any more: %s", error)
 
 
@@ -104,31 +104,31 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in items if name != "step" and isinstance(value, numbers.Real)}
 
 
-def _new_board(folder: Path, records: Sequence[Mapping[str, Any]]) -> "EventsWriter":
+def _open_board(folder: Path, records: Sequence[Mapping[str, Any]]) -> "EventsWriter":
     """The writer of TensorBoard's file, which holds these records and replaces earlier files. Raises OSError."""
     # Imported here: it imports torch if that is installed, which takes seconds.
     from tensorboardX.event_file_writer import EventsWriter
 
-    end = time.time() - sum(map(_total, records))
+    end_time = time.time() - sum(map(_read_total_seconds, records))
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("events.out.tfevents.*"):
-        old.unlink()
+    for old_file in folder.glob("events.out.tfevents.*"):
+        old_file.unlink()
     writer = EventsWriter(str(folder / "events"))
     for record in records:
-        _draw(writer, record, end := end + _total(record))
+        _write_event(writer, record, end_time := end_time + _read_total_seconds(record))
     writer.flush()
     return writer
 
 
-def _draw(writer: "EventsWriter", record: Mapping[str, Any], end: float) -> None:
+def _write_event(writer: "EventsWriter", record: Mapping[str, Any], wall_time: float) -> None:
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.proto.summary_pb2 import Summary
 
-    values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars(record).items()]
-    writer.write_event(Event(wall_time=end, step=record["step"], summary=Summary(value=values)))
+    summary_values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars(record).items()]
+    writer.write_event(Event(wall_time=wall_time, step=record["step"], summary=Summary(value=summary_values)))
 
 
-def _total(record: Mapping[str, Any]) -> float:
+def _read_total_seconds(record: Mapping[str, Any]) -> float:
     return record.get("seconds", {}).get("total", 0.0)
 
 
@@ -141,9 +141,9 @@ def _start_wandb(folder: Path, project: str, config: Mapping[str, Any]) -> Any:
             "W&B is configured but the package wandb is not installed. "
             "Run `pip install wandb`, or leave the wandb settings out."
         ) from error
-    path = folder / "wandb_id"
-    if not path.exists():
-        write_text(path, uuid.uuid4().hex[:16])
-    with open_file(path) as file:
-        run_id = file.read(64).decode().strip()
+    id_path = folder / "wandb_id"
+    if not id_path.exists():
+        write_text(id_path, uuid.uuid4().hex[:16])
+    with open_file(id_path) as id_file:
+        run_id = id_file.read(64).decode().strip()
     return wandb.init(project=project, id=run_id, resume="allow", dir=str(folder), config=dict(config))

@@ -25,7 +25,7 @@ from cojax.host.background import on_thread
 
 _T = TypeVar("_T")
 CallKind = Literal["refused", "too_long", "unauthorised", "unreachable", "timeout", "server", "rate", "malformed"]
-_PASSING = frozenset({"unreachable", "timeout", "server", "rate", "malformed"})
+_TRANSIENT_KINDS = frozenset({"unreachable", "timeout", "server", "rate", "malformed"})
 # Seconds between attempts: the first wait is doubled each time, up to the longest. If an endpoint asks for more, the
 # call fails.
 FIRST_WAIT, LONGEST_WAIT = 0.5, 120.0
@@ -34,14 +34,14 @@ UNCOMPRESSED = {"Accept-Encoding": "identity"}
 # A shorter key is a placeholder, and may be a common word.
 _SHORTEST_KEY = 8
 # Bytes of a chat completion and of embeddings: far more than any model sends.
-_MOST_CHAT, _MOST_EMBEDDINGS = 8 * 2**20, 64 * 2**20
+_MOST_CHAT_BYTES, _MOST_EMBEDDINGS_BYTES = 8 * 2**20, 64 * 2**20
 # Bytes that are read of an error's body, and characters of an error text.
-_MOST_ERROR, _LONGEST_REASON = 64 * 2**10, 300
-_TOO_LONG = re.compile(
+_MOST_ERROR_BYTES, _LONGEST_REASON = 64 * 2**10, 300
+_TOO_LONG_PATTERN = re.compile(
     r"context.{0,20}length|maximum context|too long|exceeds? the .{0,20}(context|max)", re.IGNORECASE
 )
 # The deadline of the request that this thread makes, by `time.monotonic`.
-_UNTIL: ContextVar[float] = ContextVar("until")
+_REQUEST_DEADLINE: ContextVar[float] = ContextVar("until")
 
 
 class CallFailed(Exception):
@@ -69,7 +69,7 @@ class CallFailed(Exception):
     @property
     def passing(self) -> bool:
         """Whether the same request may succeed later."""
-        return self.kind in _PASSING
+        return self.kind in _TRANSIENT_KINDS
 
 
 def check_address(url: str, model: str, url_setting: str, model_setting: str) -> None:
@@ -98,14 +98,14 @@ def redact(text: str, key: str) -> str:
 
 
 def with_retries(
-    attempt: Callable[[], _T], attempts: int, seconds_left: Callable[[], float], wait: Callable[[float], object]
+    attempt: Callable[[], _T], most_attempts: int, seconds_left: Callable[[], float], sleep: Callable[[float], object]
 ) -> _T:
-    """The result of the first attempt that succeeds; `wait` sleeps between two attempts.
+    """The result of the first attempt that succeeds; `sleep` waits between two attempts.
 
-    Raises the last CallFailed if another attempt would not help, if `attempts` were made, or if the next wait is longer
-    than the time left or LONGEST_WAIT. Its `attempts` says how many were made. Other exceptions pass.
+    Raises the last CallFailed if another attempt would not help, if `most_attempts` were made, or if the next wait is
+    longer than the time left or LONGEST_WAIT. Its `attempts` says how many were made. Other exceptions pass.
     """
-    number = 1
+    attempt_no = 1
     while True:
         try:
             return attempt()
@@ -113,13 +113,13 @@ def with_retries(
             if failure.resend:
                 continue
             # Attempts of many threads that failed at once should not come back at once.
-            backoff = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (number - 1)) * random.uniform(0.75, 1.0)
+            backoff = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (attempt_no - 1)) * random.uniform(0.75, 1.0)
             pause = max(backoff, failure.wait)
-            failure.attempts = number
-            if not failure.passing or number >= attempts or pause > LONGEST_WAIT or pause >= seconds_left():
+            failure.attempts = attempt_no
+            if not failure.passing or attempt_no >= most_attempts or pause > LONGEST_WAIT or pause >= seconds_left():
                 raise
-        wait(pause)
-        number += 1
+        sleep(pause)
+        attempt_no += 1
 
 
 def no_cookies() -> http.cookiejar.CookieJar:
@@ -129,8 +129,8 @@ def no_cookies() -> http.cookiejar.CookieJar:
 
 def one_line(text: str) -> str:
     """The text on one line, without unprintable characters, so that a server's words cannot forge a line of a log."""
-    plain = text.encode("utf-8", "replace").decode()
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in plain).split())
+    encodable_text = text.encode("utf-8", "replace").decode()
+    return " ".join("".join(character if character.isprintable() else " " for character in encodable_text).split())
 
 
 class ApiClient:
@@ -155,47 +155,47 @@ class ApiClient:
         http_client = openai.DefaultHttpxClient(
             follow_redirects=False, event_hooks={"response": [self._refuse]}, cookies=no_cookies(), headers=UNCOMPRESSED
         )
-        self._api = openai.OpenAI(api_key=self._key or "none", base_url=url, max_retries=0, http_client=http_client)
-        self._newer_limit = False
+        self._client = openai.OpenAI(api_key=self._key or "none", base_url=url, max_retries=0, http_client=http_client)
+        self._uses_newer_limit = False
 
-    def chat(self, body: Mapping[str, Any], seconds: float, read: Callable[[Any], _T]) -> _T:
-        """What `read` returns for the reply to a chat request. Raises CallFailed, even for an error of `read`."""
+    def chat(self, body: Mapping[str, Any], timeout_s: float, parse: Callable[[Any], _T]) -> _T:
+        """What `parse` returns for the reply to a chat request. Raises CallFailed, even for an error of `parse`."""
         request = self.spell(body)
         try:
-            return self._post(self._api.chat.completions, request, seconds, _MOST_CHAT, read)
+            return self._post(self._client.chat.completions, request, timeout_s, _MOST_CHAT_BYTES, parse)
         except CallFailed as failure:
             if failure.status in (400, 422) and "max_completion_tokens" in failure.reason and "max_tokens" in request:
-                self._newer_limit = failure.resend = True
+                self._uses_newer_limit = failure.resend = True
             raise
 
-    def embeddings(self, body: Mapping[str, Any], seconds: float, read: Callable[[Any], _T]) -> _T:
-        """What `read` returns for the reply to a request for embeddings.
+    def embeddings(self, body: Mapping[str, Any], timeout_s: float, parse: Callable[[Any], _T]) -> _T:
+        """What `parse` returns for the reply to a request for embeddings.
 
-        Raises CallFailed, even for an error of `read`.
+        Raises CallFailed, even for an error of `parse`.
         """
-        return self._post(self._api.embeddings, body, seconds, _MOST_EMBEDDINGS, read)
+        return self._post(self._client.embeddings, body, timeout_s, _MOST_EMBEDDINGS_BYTES, parse)
 
     def spell(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """A chat request as it is sent, with the newer name of `max_tokens` if the endpoint has asked for that."""
-        if not self._newer_limit or "max_tokens" not in body:
+        if not self._uses_newer_limit or "max_tokens" not in body:
             return dict(body)
-        fields = {name: value for name, value in body.items() if name != "max_tokens"}
-        return {**fields, "max_completion_tokens": body["max_tokens"]}
+        other_fields = {field_name: value for field_name, value in body.items() if field_name != "max_tokens"}
+        return {**other_fields, "max_completion_tokens": body["max_tokens"]}
 
     def redact(self, text: str) -> str:
         """The text without the key."""
         return redact(text, self._key)
 
-    def _post(self, resource: Any, body: Mapping[str, Any], seconds: float, most: int, read: Callable[[Any], _T]) -> _T:
+    def _post(self, api: Any, body: Mapping[str, Any], timeout_s: float, limit: int, parse: Callable[[Any], _T]) -> _T:
         # A timeout of HTTP bounds a single read, and a slow reply takes any number of them: the whole is bounded here.
         import openai
 
-        until = time.monotonic() + seconds
-        answer = on_thread("openai", lambda: _read(resource, body, until, most))
+        deadline = time.monotonic() + timeout_s
+        future = on_thread("openai", lambda: _read_reply(api, body, deadline, limit))
         try:
-            content = answer.result(timeout=seconds)
+            content = future.result(timeout=timeout_s)
         except (TimeoutError, openai.APITimeoutError, httpx.TimeoutException):  # the last while a body is read
-            raise CallFailed("timeout", f"no reply within {seconds:.3g} s", may_charge=True) from None
+            raise CallFailed("timeout", f"no reply within {timeout_s:.3g} s", may_charge=True) from None
         except CallFailed as failure:
             raise failure from None
         except Exception as error:
@@ -206,7 +206,7 @@ class ApiClient:
             may_charge = not isinstance(error, openai.APIConnectionError)
             raise CallFailed("unreachable", reason, may_charge=may_charge) from None
         try:
-            return read(json.loads(content.decode("utf-8", "replace")))
+            return parse(json.loads(content.decode("utf-8", "replace")))
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             reason = self._one_line(f"the reply cannot be used: {type(error).__name__}: {error}")
             raise CallFailed("malformed", reason, may_charge=True) from None
@@ -221,53 +221,54 @@ class ApiClient:
             reason = f"HTTP {status}: the endpoint is elsewhere: {location}. Set {self._url_setting} to that"
             raise CallFailed("unauthorised", reason, status=status)
         try:
-            content = _body(response, _MOST_ERROR)
+            content = _read_body(response, _MOST_ERROR_BYTES)
         except Exception:  # with or without the body the status counts, unless time is up
-            if time.monotonic() > _UNTIL.get():
+            if time.monotonic() > _REQUEST_DEADLINE.get():
                 reason = f"HTTP {status}, and its body did not end in time"
                 raise CallFailed("timeout", reason, status=status, may_charge=True) from None
             content = b""
         # A body that is cut off is not quoted: half a key could not be recognised.
-        message = f"its body is longer than {_MOST_ERROR:,} bytes" if content is None else error_message(content)
+        message = f"its body is longer than {_MOST_ERROR_BYTES:,} bytes" if content is None else error_message(content)
         reason = f"HTTP {status}: {self._one_line(message) or 'it says nothing'}"
         if status in (401, 403, 404):
-            settings = f"OPENAI_API_KEY, {self._url_setting} and {self._model_setting}"
-            raise CallFailed("unauthorised", f"{reason}. Check {settings}", status=status)
+            setting_names = f"OPENAI_API_KEY, {self._url_setting} and {self._model_setting}"
+            raise CallFailed("unauthorised", f"{reason}. Check {setting_names}", status=status)
         if status in (408, 409, 425, 429) or status >= 500:
-            wait = _retry_after(response.headers.get("retry-after", ""))
-            raise CallFailed("rate" if status == 429 else "server", reason, status=status, wait=wait)
-        raise CallFailed("too_long" if _TOO_LONG.search(reason) else "refused", reason, status=status)
+            retry_after_s = _parse_retry_after(response.headers.get("retry-after", ""))
+            raise CallFailed("rate" if status == 429 else "server", reason, status=status, wait=retry_after_s)
+        raise CallFailed("too_long" if _TOO_LONG_PATTERN.search(reason) else "refused", reason, status=status)
 
     def _one_line(self, text: str) -> str:
-        """The text on one short line. The key is removed before the text is cut: half a key would stay."""
+        """The text on one short line. The key is removed before the text is cut, because a truncated key would no
+        longer be recognised."""
         return self.redact(one_line(text))[:_LONGEST_REASON]
 
 
-def _read(resource: Any, body: Mapping[str, Any], until: float, most: int) -> bytes:
+def _read_reply(resource: Any, request: Mapping[str, Any], deadline: float, most_bytes: int) -> bytes:
     """The body of the reply.
 
     Raises CallFailed for a reply that is too long or no success, TimeoutError, and openai's own errors.
     """
-    _UNTIL.set(until)
+    _REQUEST_DEADLINE.set(deadline)
     create = resource.with_streaming_response.create
-    with create(**body, timeout=max(0.001, until - time.monotonic())) as response:
-        content = _body(response.http_response, most)
+    with create(**request, timeout=max(0.001, deadline - time.monotonic())) as response:
+        content = _read_body(response.http_response, most_bytes)
     if content is None:
-        raise CallFailed("malformed", f"the reply is longer than {most:,} bytes", may_charge=True)
+        raise CallFailed("malformed", f"the reply is longer than {most_bytes:,} bytes", may_charge=True)
     return content
 
 
-def _body(response: Any, most: int) -> bytes | None:
-    """The bytes of a body as they are sent, not decompressed, or None if there are more than `most`.
+def _read_body(response: Any, most_bytes: int) -> bytes | None:
+    """The bytes of a body as they are sent, not decompressed, or None if there are more than `most_bytes`.
 
     Raises TimeoutError once time is up.
     """
     content = bytearray()
-    for piece in response.iter_raw():
-        content += piece
-        if len(content) > most:
+    for chunk in response.iter_raw():
+        content += chunk
+        if len(content) > most_bytes:
             return None
-        if time.monotonic() > _UNTIL.get():
+        if time.monotonic() > _REQUEST_DEADLINE.get():
             raise TimeoutError
     return bytes(content)
 
@@ -284,7 +285,7 @@ def error_message(content: bytes) -> str:
         return text
 
 
-def _retry_after(header: str) -> float:
+def _parse_retry_after(header: str) -> float:
     """Seconds that Retry-After asks for, as a number or a date; 0 if it is neither."""
     try:
         seconds = float(header)

@@ -64,69 +64,69 @@ def within(embeddings: Floats, k: int) -> tuple[float | None, float | None]:
     """SR@k, and the mean distance of two different rows. Raises ValueError for k below 1."""
     if k < 1:
         raise ValueError(f"k is {k}; expected at least 1 neighbour")
-    rows, count = unit(embeddings), len(embeddings)
+    unit_rows, count = unit(embeddings), len(embeddings)
     if count < 2:
         return None, None
-    near, far = 0.0, 0.0
+    cosine_sum, distance_sum = 0.0, 0.0
     k = min(k, count - 1)
-    for start, cosines, distances in _blocks(rows, rows):
-        diagonal = np.arange(len(cosines)), np.arange(start, start + len(cosines))
+    for block_start, cosines, distances in _compare_blocks(unit_rows, unit_rows):
+        diagonal = np.arange(len(cosines)), np.arange(block_start, block_start + len(cosines))
         distances[diagonal] = 0.0
-        far += float(distances.sum(dtype=np.float64))
+        distance_sum += float(distances.sum(dtype=np.float64))
         cosines[diagonal] = -np.inf
-        near += float(np.partition(cosines, -k, axis=1)[:, -k:].sum(dtype=np.float64))
-    return near / (k * count), far / (count * (count - 1))
+        cosine_sum += float(np.partition(cosines, -k, axis=1)[:, -k:].sum(dtype=np.float64))
+    return cosine_sum / (k * count), distance_sum / (count * (count - 1))
 
 
 def across(embeddings: Floats, targets: Floats) -> tuple[Floats, Floats]:
     """For each row: the cosine to the nearest target (0 without any), and the mean distance to targets; float64[N]."""
-    nearest, far = np.zeros(len(embeddings)), np.zeros(len(embeddings))
+    nearest, mean_distances = np.zeros(len(embeddings)), np.zeros(len(embeddings))
     if len(targets):
-        for start, cosines, distances in _blocks(unit(embeddings), unit(targets)):
-            nearest[start : start + len(cosines)] = cosines.max(axis=1)
-            far[start : start + len(cosines)] = distances.mean(axis=1, dtype=np.float64)
-    return nearest, far
+        for block_start, cosines, distances in _compare_blocks(unit(embeddings), unit(targets)):
+            nearest[block_start : block_start + len(cosines)] = cosines.max(axis=1)
+            mean_distances[block_start : block_start + len(cosines)] = distances.mean(axis=1, dtype=np.float64)
+    return nearest, mean_distances
 
 
-def relative_energy(far: Floats, own: float | None, spread: float | None) -> float | None:
-    """ED_rel from mean distances: `far` of each row to the targets, `own` of two rows, `spread` of two targets."""
-    if own is None or not spread:
+def relative_energy(target_distances: Floats, own_distance: float | None, target_spread: float | None) -> float | None:
+    """ED_rel from mean distances: of each row to the targets, of two rows (`own_distance`), and of two targets."""
+    if own_distance is None or not target_spread:
         return None
-    return (2.0 * float(far.mean()) - own - spread) / spread
+    return (2.0 * float(target_distances.mean()) - own_distance - target_spread) / target_spread
 
 
 def histogram(cosines: Floats) -> list[int]:
     """The number of cosines in each of BINS equal bins from 0 to 1; negative ones count in the first."""
     # A cosine that only rounding puts below the lower end of a bin belongs to that bin.
-    bins = np.floor(cosines * BINS + 1e-5).astype(int).clip(0, BINS - 1)
-    return np.bincount(bins, minlength=BINS).tolist()
+    bin_indices = np.floor(cosines * BINS + 1e-5).astype(int).clip(0, BINS - 1)
+    return np.bincount(bin_indices, minlength=BINS).tolist()
 
 
 def unit(embeddings: Floats) -> Floats:
     """The rows at unit length; rows of zeros stay. Raises ValueError for all but finite numbers [N, D]."""
     if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
         raise ValueError(f"embeddings of shape {embeddings.shape}; expected finite numbers of shape [N, D]")
-    lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
-    return embeddings / np.where(lengths > 0, lengths, 1)
+    norms = np.linalg.norm(embeddings, axis=1, keepdims=True)
+    return embeddings / np.where(norms > 0, norms, 1)
 
 
-def _blocks(rows: Floats, others: Floats) -> Iterator[tuple[int, Floats, Floats]]:
+def _compare_blocks(rows: Floats, other_rows: Floats) -> Iterator[tuple[int, Floats, Floats]]:
     """For each block of rows: the number of its first row, and its cosines and distances to the others, [block, M]."""
-    squares, other_squares = (np.einsum("nd,nd->n", matrix, matrix) for matrix in (rows, others))
+    squared_norms, other_squared_norms = (np.einsum("nd,nd->n", matrix, matrix) for matrix in (rows, other_rows))
     for start in range(0, len(rows), BLOCK):
-        cosines = rows[start : start + BLOCK] @ others.T
-        squared_distances = squares[start : start + BLOCK, None] + other_squares[None, :] - 2.0 * cosines
+        cosines = rows[start : start + BLOCK] @ other_rows.T
+        squared_distances = squared_norms[start : start + BLOCK, None] + other_squared_norms[None, :] - 2.0 * cosines
         yield start, cosines, np.sqrt(np.maximum(squared_distances, 0.0))
 
 
 Embed = Callable[[Sequence[str]], Floats]  # texts → float[N, D]; raises EmbeddingError
 
-_DIMENSIONS = 1024  # of each half
+_HALF_DIMENSIONS = 1024  # of each half
 # Most characters of a text that are read: the n-grams of more would only take time.
-_LONGEST = 20_000
+_MOST_CHARACTERS = 20_000
 # Most numbers of an embedding from an endpoint, far more than any model returns.
-_MOST_NUMBERS = 65_536
-_KEY = 32  # hex digits of the hash of a text
+_MOST_DIMENSIONS = 65_536
+_KEY_DIGITS = 32  # hex digits of the hash of a text
 
 
 class EmbeddingError(RuntimeError):
@@ -143,10 +143,10 @@ def hashed_ngrams() -> Embed:
 
     def embed(texts: Sequence[str]) -> Floats:
         nonlocal cache
-        fresh = [text for text in dict.fromkeys(texts) if text not in cache]
-        rows = {**cache, **dict(zip(fresh, _hash_texts(fresh), strict=True))} if fresh else cache
-        cache = {text: rows[text] for text in texts}
-        return np.stack([cache[text] for text in texts]) if texts else np.zeros((0, 2 * _DIMENSIONS), np.float32)
+        new_texts = [text for text in dict.fromkeys(texts) if text not in cache]
+        row_by_text = {**cache, **dict(zip(new_texts, _hash_texts(new_texts), strict=True))} if new_texts else cache
+        cache = {text: row_by_text[text] for text in texts}
+        return np.stack([cache[text] for text in texts]) if texts else np.zeros((0, 2 * _HALF_DIMENSIONS), np.float32)
 
     return embed
 
@@ -155,11 +155,11 @@ def _hash_texts(texts: Sequence[str]) -> Floats:
     # The import takes a second, and most users of this file embed nothing.
     from sklearn.feature_extraction.text import HashingVectorizer
 
-    options: dict[str, Any] = {"n_features": _DIMENSIONS, "lowercase": False, "dtype": np.float32}
-    words = HashingVectorizer(token_pattern=r"\w+", ngram_range=(1, 2), **options)
-    characters = HashingVectorizer(analyzer="char_wb", ngram_range=(3, 5), **options)
-    clean_texts = [normalise(text[:_LONGEST]) for text in texts]
-    return unit(np.hstack([half.transform(clean_texts).toarray() for half in (words, characters)]))
+    vectorizer_options: dict[str, Any] = {"n_features": _HALF_DIMENSIONS, "lowercase": False, "dtype": np.float32}
+    word_vectorizer = HashingVectorizer(token_pattern=r"\w+", ngram_range=(1, 2), **vectorizer_options)
+    character_vectorizer = HashingVectorizer(analyzer="char_wb", ngram_range=(3, 5), **vectorizer_options)
+    clean_texts = [normalise(text[:_MOST_CHARACTERS]) for text in texts]
+    return unit(np.hstack([half.transform(clean_texts).toarray() for half in (word_vectorizer, character_vectorizer)]))
 
 
 def endpoint_embedding(
@@ -167,53 +167,53 @@ def endpoint_embedding(
     model: str,
     cache: Log | None = None,
     *,
-    timeout: float = 60.0,
-    deadline: float = 300.0,
+    timeout_s: float = 60.0,
+    call_timeout_s: float = 300.0,
     attempts: int = 4,
-    batch: int = 64,
+    batch_size: int = 64,
 ) -> Embed:
     """Texts → float32[N, D] by `model` at an endpoint; `base_url` is like http://HOST:PORT/v1. For one thread.
 
     Embeddings that `cache` holds are not requested, and those that arrive are kept even if a later text gets no
-    embedding. `timeout` bounds one request and `deadline` one whole call, in seconds; a batch of `batch` texts takes
-    at most `attempts` requests. Raises ValueError for an address that cannot work.
+    embedding. `timeout_s` bounds one request and `call_timeout_s` one whole call, in seconds; a batch of `batch_size`
+    texts takes at most `attempts` requests. Raises ValueError for an address that cannot work.
     """
     api = ApiClient(base_url, model, "quality.base_url", "quality.model")
-    embeddings: dict[str, Floats] = {}
+    row_by_key: dict[str, Floats] = {}
 
-    def key(text: str) -> str:
-        return hashlib.sha256(canonical([model, text]).encode()).hexdigest()[:_KEY]
+    def hash_text(text: str) -> str:
+        return hashlib.sha256(canonical([model, text]).encode()).hexdigest()[:_KEY_DIGITS]
 
-    def ask(texts: Sequence[str], until: float) -> list[Floats]:
+    def request_rows(texts: Sequence[str], call_deadline: float) -> list[Floats]:
         # Half a surrogate pair is a Python string but cannot be sent, and many endpoints refuse an empty text.
         inputs = [text.encode("utf-8", "replace").decode() or " " for text in texts]
-        body: dict[str, Any] = {"model": model, "input": inputs, "encoding_format": "float"}
+        request: dict[str, Any] = {"model": model, "input": inputs, "encoding_format": "float"}
 
         def attempt() -> list[Floats]:
-            remaining_s = until - time.monotonic()
+            remaining_s = call_deadline - time.monotonic()
             if remaining_s <= 0:
-                raise EmbeddingError(f"the embeddings did not arrive within {deadline:g} s")
-            return api.embeddings(body, min(timeout, remaining_s), lambda reply: _rows(reply, len(texts)))
+                raise EmbeddingError(f"the embeddings did not arrive within {call_timeout_s:g} s")
+            return api.embeddings(request, min(timeout_s, remaining_s), lambda reply: _parse_reply(reply, len(texts)))
 
         try:
-            return with_retries(attempt, attempts, lambda: until - time.monotonic(), time.sleep)
+            return with_retries(attempt, attempts, lambda: call_deadline - time.monotonic(), time.sleep)
         except CallFailed as failed:
             raise EmbeddingError(f"{model} gave no embeddings: {failed.reason}") from None
 
     def embed(texts: Sequence[str]) -> Floats:
-        if cache is not None and not embeddings:
-            embeddings.update(_read(cache.read()))
-        names = {key(text): text for text in texts}
-        missing = [name for name in names if name not in embeddings]
-        until = time.monotonic() + deadline
-        for start in range(0, len(missing), batch):
-            keys = missing[start : start + batch]
-            new_rows = dict(zip(keys, ask([names[name] for name in keys], until), strict=True))
+        if cache is not None and not row_by_key:
+            row_by_key.update(_read_cache(cache.read()))
+        text_by_key = {hash_text(text): text for text in texts}
+        missing_keys = [key for key in text_by_key if key not in row_by_key]
+        call_deadline = time.monotonic() + call_timeout_s
+        for batch_start in range(0, len(missing_keys), batch_size):
+            keys = missing_keys[batch_start : batch_start + batch_size]
+            new_rows = dict(zip(keys, request_rows([text_by_key[key] for key in keys], call_deadline), strict=True))
             if cache is not None:
-                vectors = {name: base64.b64encode(row.astype("<f4").tobytes()) for name, row in new_rows.items()}
-                cache.append({"key": name, "vector": data.decode()} for name, data in vectors.items())
-            embeddings.update(new_rows)
-        rows = [embeddings[key(text)] for text in texts]
+                encoded_rows = {key: base64.b64encode(row.astype("<f4").tobytes()) for key, row in new_rows.items()}
+                cache.append({"key": key, "vector": encoded.decode()} for key, encoded in encoded_rows.items())
+            row_by_key.update(new_rows)
+        rows = [row_by_key[hash_text(text)] for text in texts]
         if len({len(row) for row in rows}) > 1:
             raise EmbeddingError(
                 f"{model} gave embeddings of different lengths; delete embeddings.jsonl, which may hold "
@@ -224,28 +224,28 @@ def endpoint_embedding(
     return embed
 
 
-def _rows(reply: Any, count: int) -> list[Floats]:
+def _parse_reply(reply: Any, text_count: int) -> list[Floats]:
     """The embeddings of a reply in the order of the texts. Raises ValueError, KeyError, TypeError or AttributeError
     for what is none."""
-    rows: dict[int, Floats] = {}
-    for place, item in enumerate(reply["data"]):
-        row = np.asarray(item["embedding"], dtype=np.float32)
-        if row.ndim != 1 or not 0 < len(row) <= _MOST_NUMBERS or not np.isfinite(row).all() or not row.any():
+    row_by_index: dict[int, Floats] = {}
+    for position, entry in enumerate(reply["data"]):
+        row = np.asarray(entry["embedding"], dtype=np.float32)
+        if row.ndim != 1 or not 0 < len(row) <= _MOST_DIMENSIONS or not np.isfinite(row).all() or not row.any():
             raise ValueError("an embedding is not a list of finite numbers")
-        rows[item.get("index", place)] = row
-    if sorted(rows) != list(range(count)):
-        raise ValueError(f"embeddings {sorted(rows)[:5]} … of {count} texts")
-    if len({len(row) for row in rows.values()}) != 1:
+        row_by_index[entry.get("index", position)] = row
+    if sorted(row_by_index) != list(range(text_count)):
+        raise ValueError(f"embeddings {sorted(row_by_index)[:5]} … of {text_count} texts")
+    if len({len(row) for row in row_by_index.values()}) != 1:
         raise ValueError("embeddings differ in length")
-    return [rows[place] for place in range(count)]
+    return [row_by_index[position] for position in range(text_count)]
 
 
-def _read(records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Floats]]:
+def _read_cache(records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Floats]]:
     """Embeddings on disk by the hash of their text. A damaged one is skipped, so that it is requested again."""
     for record in records:
         try:
             row = np.frombuffer(base64.b64decode(record["vector"], validate=True), dtype="<f4")
-            if len(record["key"]) == _KEY and len(row) and np.isfinite(row).all():
+            if len(record["key"]) == _KEY_DIGITS and len(row) and np.isfinite(row).all():
                 yield record["key"], row
         except (KeyError, TypeError, ValueError):  # binascii.Error is a ValueError
             continue
@@ -268,18 +268,18 @@ def describe_pool(
     the sample is in effect random, and mostly stays the same as the pool grows. Raises EmbeddingError.
     """
     tasks = list(pool)
-    parts = {
+    subsets = {
         "": tasks,
-        "initial": [task for task in tasks if not _step(task)],
-        "synthesized": [task for task in tasks if _step(task)],
+        "initial": [task for task in tasks if not _lineage_step(task)],
+        "synthesized": [task for task in tasks if _lineage_step(task)],
     }
-    samples = {name: _sample(members, most) for name, members in parts.items()}
+    samples = {part: _sample_tasks(subset, most) for part, subset in subsets.items()}
     description = {
-        name: {"tasks": len(sample), **_turns(parts[name])} for name, sample in samples.items() if sample or not name
+        part: {"tasks": len(sample), **_turns(subsets[part])} for part, sample in samples.items() if sample or not part
     }
     if embed is not None and tasks:
-        for name, figures in _embedding_figures(samples, _sample(targets, most), embed, k).items():
-            description[name] |= figures
+        for part, figures in _embedding_figures(samples, _sample_tasks(targets, most), embed, k).items():
+            description[part] |= figures
     return {**description.pop(""), **description}
 
 
@@ -292,30 +292,30 @@ def _embedding_figures(
     if embeddings.shape[:1] != (len(unique_tasks) + len(targets),):
         raise EmbeddingError(f"{len(unique_tasks) + len(targets)} texts gave embeddings of shape {embeddings.shape}")
     pool_rows, target_rows = embeddings[: len(unique_tasks)], embeddings[len(unique_tasks) :]
-    row = {task.id: place for place, task in enumerate(unique_tasks)}
-    nearest, far = across(pool_rows, target_rows)
-    spread = within(target_rows, 1)[1]
-    results: dict[str, dict[str, Any]] = {}
-    for name, sample in samples.items():
+    index_by_task_id = {task.id: index for index, task in enumerate(unique_tasks)}
+    nearest_cosines, distances = across(pool_rows, target_rows)
+    target_spread = within(target_rows, 1)[1]
+    figures_by_subset: dict[str, dict[str, Any]] = {}
+    for subset_name, sample in samples.items():
         if sample:
-            rows = np.array([row[task.id] for task in sample])
-            near, own = within(pool_rows[rows], k)
-            scores = {"sr_at_k": near, "ed_rel": relative_energy(far[rows], own, spread)}
+            indices = np.array([index_by_task_id[task.id] for task in sample])
+            neighbour_cosine, own = within(pool_rows[indices], k)
+            scores = {"sr_at_k": neighbour_cosine, "ed_rel": relative_energy(distances[indices], own, target_spread)}
             figures: dict[str, Any] = {key: round(value, _DIGITS) for key, value in scores.items() if value is not None}
             if len(target_rows):
-                cosines = nearest[rows]
-                mean, most = round(float(cosines.mean()), _DIGITS), round(float(np.max(cosines)), _DIGITS)
-                figures["max_similarity"] = {"mean": mean, "max": most, "histogram": histogram(cosines)}
-            results[name] = figures
-    return results
+                cosines = nearest_cosines[indices]
+                mean_cosine, maximum = round(float(cosines.mean()), _DIGITS), round(float(np.max(cosines)), _DIGITS)
+                figures["max_similarity"] = {"mean": mean_cosine, "max": maximum, "histogram": histogram(cosines)}
+            figures_by_subset[subset_name] = figures
+    return figures_by_subset
 
 
 def _turns(tasks: Sequence[Task]) -> dict[str, float]:
-    lengths = [len(task.solution) for task in tasks if task.solution]
-    return {"turns": round(sum(lengths) / len(lengths), _DIGITS)} if lengths else {}
+    solution_lengths = [len(task.solution) for task in tasks if task.solution]
+    return {"turns": round(sum(solution_lengths) / len(solution_lengths), _DIGITS)} if solution_lengths else {}
 
 
-def _sample(tasks: Sequence[Task], most: int) -> list[Task]:
+def _sample_tasks(tasks: Sequence[Task], most: int) -> list[Task]:
     """At most `most` of the tasks, in their order: those with the smallest ids."""
     if len(tasks) <= most:
         return list(tasks)
@@ -323,7 +323,7 @@ def _sample(tasks: Sequence[Task], most: int) -> list[Task]:
     return [task for task in tasks if task.id in smallest_ids]
 
 
-def _step(task: Task) -> int:
+def _lineage_step(task: Task) -> int:
     return task.lineage.step if task.lineage else 0
 
 

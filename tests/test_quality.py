@@ -252,13 +252,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def asking(server: ChatServer, kept: Log | None = None, **settings: Any) -> Embed:
-    return endpoint_embedding(server.url, "e", kept, **{"timeout": 5.0, **settings})
+    return endpoint_embedding(server.url, "e", kept, **{"timeout_s": 5.0, **settings})
 
 
 def test_an_endpoint_is_asked_in_batches_and_never_twice(tmp_path: Path) -> None:
     kept, texts = Log(tmp_path / "embeddings.jsonl"), ["one", "three", "one", "seventeen", "four", ""]
     with serving(embeddings) as server:
-        embed = asking(server, kept, batch=2)
+        embed = asking(server, kept, batch_size=2)
         rows = embed(texts)
         assert rows.dtype == np.float32
         assert rows.tolist() == [vector(text or " ") for text in texts]
@@ -338,14 +338,14 @@ def test_what_will_not_change_is_not_tried_again_and_the_key_is_struck_out(statu
 @pytest.mark.parametrize("stall", [Answer(stall=30.0), Answer(raw=b" " * 1000, drip=0.05)])
 def test_a_stalled_endpoint_is_given_up(stall: Answer) -> None:
     with serving(in_turn(stall)) as server, pytest.raises(EmbeddingError, match=r"no reply within 0\.\d+ s"):
-        asking(server, timeout=0.3, attempts=2)(["one"])
+        asking(server, timeout_s=0.3, attempts=2)(["one"])
 
 
 def test_the_deadline_bounds_all_batches_and_what_was_answered_is_kept(tmp_path: Path) -> None:
     kept = Log(tmp_path / "embeddings.jsonl")
     with serving(in_turn(GOOD, Answer("busy", status=503, headers={"Retry-After": "40"}))) as server:
         with pytest.raises(EmbeddingError, match="HTTP 503"):
-            asking(server, kept, batch=1, deadline=5.0)(["one", "two"])
+            asking(server, kept, batch_size=1, call_timeout_s=5.0)(["one", "two"])
         assert server.requests == 2
     assert len(list(kept.read())) == 1
 

@@ -164,13 +164,13 @@ def test_only_texts_that_may_be_above_the_threshold_are_compared(monkeypatch: py
     rng, wordings = random.Random(2), Wordings()
     for _ in range(500):
         wordings.add(request(rng))
-    compared, cosines = [], wordings._cosines
+    compared, cosines = [], wordings._compute_cosines
 
     def counted(numbers, weights, candidates):
         compared.append(len(candidates))
         return cosines(numbers, weights, candidates)
 
-    monkeypatch.setattr(wordings, "_cosines", counted)
+    monkeypatch.setattr(wordings, "_compute_cosines", counted)
     for _ in range(20):
         wordings.above(request(rng), 0.9)
     assert sum(compared) < 0.2 * 20 * 500

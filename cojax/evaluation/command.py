@@ -34,8 +34,8 @@ def main(argv: Sequence[str]) -> None:
         set_variables()
     from cojax.evaluation.evaluate import run  # now, so that a wrong flag need not wait for JAX
 
-    policy = (_CHECKPOINT.value, _MODEL.value, _ENDPOINT.value, _ENDPOINT_MODEL.value)
-    run(policy, _SPLITS.value, _SAMPLES.value, _OUT.value)
+    policy_flags = (_CHECKPOINT.value, _MODEL.value, _ENDPOINT.value, _ENDPOINT_MODEL.value)
+    run(policy_flags, _SPLITS.value, _SAMPLES.value, _OUT.value)
 
 
 start = functools.partial(settings.start, main, __doc__)

@@ -43,7 +43,7 @@ from cojax.storage.files import expect_no_link, flat, is_number, write_json
 from cojax.types import Group, Task, Trajectory, content_hash
 
 _LOG = logging.getLogger("cojax")
-_INTERVAL = (
+_INTERVAL_NOTE = (
     "In brackets 95 % intervals: Wilson's score intervals over tasks, for TGC and SGC over scenarios, the unit that is "
     "drawn; they stay within 0 and 100 %, and keep their width where everything fails or succeeds."
 )
@@ -75,15 +75,15 @@ def of_checkpoint(config: ConfigDict, workdir: Path, step: int | None) -> Subjec
 
     Raises CheckpointError if it cannot be read, ValueError if `config` describes another policy than the run's.
     """
-    run = trained.settings_of(workdir)
-    _same_model(config, run, workdir)
+    run_settings = trained.settings_of(workdir)
+    _check_same_model(config, run_settings, workdir)
     # The model folder that the run began from may have moved since.
-    absent = run["model"]["path"] and not Path(run["model"]["path"]).is_dir()
-    policy = trained.of_run(workdir, step, config.model.path if absent and Path(config.model.path).is_dir() else "")
+    is_moved = run_settings["model"]["path"] and not Path(run_settings["model"]["path"]).is_dir()
+    policy = trained.of_run(workdir, step, config.model.path if is_moved and Path(config.model.path).is_dir() else "")
     if config.model.dtype:
         policy = dataclasses.replace(policy, model=dataclasses.replace(policy.model, dtype=config.model.dtype))
-    identity = {"checkpoint": policy.step, "content": policy.content, "dtype": policy.model.dtype}
-    return Subject(f"{policy.step}", identity, policy, origin_of(workdir, policy.step))
+    identity_fields = {"checkpoint": policy.step, "content": policy.content, "dtype": policy.model.dtype}
+    return Subject(f"{policy.step}", identity_fields, policy, origin_of(workdir, policy.step))
 
 
 def of_folder(config: ConfigDict, folder: Path) -> Subject:
@@ -97,8 +97,8 @@ def of_folder(config: ConfigDict, folder: Path) -> Subject:
     shape_config = config.copy_and_resolve_references()
     shape_config.learner.lora.rank = 0
     policy = trained.of_folder(folder, trained.stored_shape(shape_config, folder))
-    identity = {"model": policy.content, "dtype": policy.model.dtype}
-    return Subject(folder.resolve().name, identity, policy, {"folder": str(folder.resolve())})
+    identity_fields = {"model": policy.content, "dtype": policy.model.dtype}
+    return Subject(folder.resolve().name, identity_fields, policy, {"folder": str(folder.resolve())})
 
 
 @contextlib.contextmanager
@@ -141,66 +141,66 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
         shutil.rmtree(folder / "weights", ignore_errors=True)
 
 
-def slots(config: ConfigDict, model: ModelConfig, path: Path) -> int:
+def slots(config: ConfigDict, model: ModelConfig, file: Path) -> int:
     """engine.slots; if free memory decides it, the number with which the evaluation began."""
-    return engines.keep_slots(config, path, path.exists(), lambda own: engines.slots(own, model, trains=False), int)
+    return engines.keep_slots(config, file, file.exists(), lambda own: engines.slots(own, model, trains=False), int)
 
 
-def _same_model(config: ConfigDict, run: Mapping[str, Any], workdir: Path) -> None:
+def _check_same_model(config: ConfigDict, run_settings: Mapping[str, Any], workdir: Path) -> None:
     """Raises ValueError, which names the flags, if a configuration describes another policy than the run's."""
-    section, run_section = flat(config.model.to_dict()), flat(run["model"])
-    names = [*_SHAPE_KEYS, *(f"shape.{name}" for name in config.model.shape)]
-    if section["path"] and run_section["path"]:
+    model_section, run_section = flat(config.model.to_dict()), flat(run_settings["model"])
+    keys = [*_SHAPE_KEYS, *(f"shape.{name}" for name in config.model.shape)]
+    if model_section["path"] and run_section["path"]:
         # The same model may be in another folder on this machine.
-        _same_shape(Path(section["path"]), Path(run_section["path"]), workdir)
+        _check_same_shape(Path(model_section["path"]), Path(run_section["path"]), workdir)
         return
     if run_section.get("tokenizer") != "bytes":
-        names.remove("vocabulary")
-    here, there = ({f"model.{name}": values.get(name) for name in names} for values in (section, run_section))
-    if here == there:
+        keys.remove("vocabulary")
+    values, run_values = ({f"model.{name}": each.get(name) for name in keys} for each in (model_section, run_section))
+    if values == run_values:
         return
-    policy = run.get("policy", "")
-    preset = PRESETS.get(policy, {}) if policy != config.policy else {}
-    flags = [f"--config.policy={policy}"] if preset else []
+    run_policy = run_settings.get("policy", "")
+    preset = PRESETS.get(run_policy, {}) if run_policy != config.policy else {}
+    flags = [f"--config.policy={run_policy}"] if preset else []
     flags += [
         f"--config.{name}={value}"
-        for name, value in there.items()
-        if value != (preset[name] if name in preset else here[name])
+        for name, value in run_values.items()
+        if value != (preset[name] if name in preset else values[name])
     ]
-    name = next(name for name in here if here[name] != there[name])
+    name = next(name for name in values if values[name] != run_values[name])
     raise ValueError(
-        f"{workdir} was trained with another policy than --config describes: {name} is {there[name]!r} in its "
-        f"config.json, {here[name]!r} here. Add {' '.join(flags)}"
+        f"{workdir} was trained with another policy than --config describes: {name} is {run_values[name]!r} in its "
+        f"config.json, {values[name]!r} here. Add {' '.join(flags)}"
     )
 
 
-def _same_shape(here: Path, there: Path, workdir: Path) -> None:
+def _check_same_shape(folder: Path, run_folder: Path, workdir: Path) -> None:
     """Raises ValueError if two model folders differ in shape. The run's own record, if any, replaces its folder."""
     on_record = (workdir / "model.json").exists()
-    if not here.is_dir() or not (on_record or there.is_dir()):
+    if not folder.is_dir() or not (on_record or run_folder.is_dir()):
         return
-    if difference := other_model(here, trained.kept_shape(workdir) if on_record else ModelConfig.from_hf(there)):
+    if difference := other_model(folder, trained.kept_shape(workdir) if on_record else ModelConfig.from_hf(run_folder)):
         raise ValueError(
-            f"{workdir} was trained from another model than --config names: {here} has {difference}. Set "
-            f"--config.model.path={there}, or to where that model is now"
+            f"{workdir} was trained from another model than --config names: {folder} has {difference}. Set "
+            f"--config.model.path={run_folder}, or to where that model is now"
         )
 
 
 def measure(config: ConfigDict, groups: Sequence[Group]) -> dict[str, Any]:
     """The environment's own measures of a split, in per cent, each with its interval."""
 
-    def percent(values: Sequence[float], episodes: int, **whole: float) -> dict[str, float]:
-        numbers = {**estimate(values, episodes), **whole}
-        return {name: value if name == "count" else 100 * value for name, value in numbers.items()}
+    def to_percent(values: Sequence[float], episodes: int, **other_figures: float) -> dict[str, float]:
+        figures = {**estimate(values, episodes), **other_figures}
+        return {name: value if name == "count" else 100 * value for name, value in figures.items()}
 
-    return {name: percent(**sample) for name, sample in worlds.measures(config.environment.name, groups).items()}
+    return {name: to_percent(**sample) for name, sample in worlds.measures(config.environment.name, groups).items()}
 
 
 def kinds_of(config: ConfigDict) -> tuple[str, Callable[[Task], Iterable[str]]]:
     """The key by which success is listed, and a task's kinds: KINDS of our environment's file, or `evaluation.by`."""
-    key = config.evaluation.by
-    default = (key, kinds_by(key)) if key else ("", lambda task: ())
-    return worlds.own(config.environment.name).get("KINDS", default)
+    by_key = config.evaluation.by
+    default_kinds = (by_key, kinds_by(by_key)) if by_key else ("", lambda task: ())
+    return worlds.own(config.environment.name).get("KINDS", default_kinds)
 
 
 def evaluate(
@@ -212,26 +212,26 @@ def evaluate(
     """
     with EvaluationDirectory(out) as directory:
         environment = entries.made_environment(config)
-        tasks = {split: tasks_of(config, environment, split, held_out) for split in splits}
-        code = {"code": {"environment.name": entries.entry(config, "environment.name").describe()}}
-        directory.claim(identity(config, subject, tasks, samples), {**facts(), **code})
+        tasks_by_split = {split: tasks_of(config, environment, split, held_out) for split in splits}
+        code_record = {"code": {"environment.name": entries.entry(config, "environment.name").describe()}}
+        directory.claim(identity(config, subject, tasks_by_split, samples), {**facts(), **code_record})
         log_to(out / "evaluate.log")
         if subject.policy:
             write_tokenizer(out / "tokenizer", subject.policy.tokenizer)
         by_key, kinds = kinds_of(config)
-        for task in (task for subset in tasks.values() for task in subset):
+        for task in (task for subset in tasks_by_split.values() for task in subset):
             kinds(task)
-        by_split = play(config, subject, environment, tasks, samples, directory)
+        groups_by_split = play(config, subject, environment, tasks_by_split, samples, directory)
         result = {
             "environment": config.environment.name,
             "policy": dict(subject.identity),
             **({"origin": dict(subject.origin)} if subject.origin else {}),
             "samples": samples,
             "temperature": config.evaluation.temperature,
-            "interval": _INTERVAL,
+            "interval": _INTERVAL_NOTE,
             "splits": {
                 split: {**describe(groups, samples, kinds), "by_key": by_key, "measures": measure(config, groups)}
-                for split, groups in by_split.items()
+                for split, groups in groups_by_split.items()
             },
         }
         write_json(out / "result.json", result)
@@ -247,11 +247,11 @@ def play(
     directory: EvaluationDirectory,
 ) -> dict[str, list[Group]]:
     """The groups of each split; episodes that are stored in the directory are not played again."""
-    results = directory.valid_episodes()
-    episodes = {f"{split}-{task.id}-{k}" for split, subset in tasks.items() for task in subset for k in range(samples)}
-    count = len(episodes & results.keys())
-    if count:
-        CONSOLE.print(f"{count} of {len(episodes)} episodes are stored already")
+    episodes = directory.valid_episodes()
+    ids = {f"{split}-{task.id}-{k}" for split, subset in tasks.items() for task in subset for k in range(samples)}
+    stored_count = len(ids & episodes.keys())
+    if stored_count:
+        CONSOLE.print(f"{stored_count} of {len(ids)} episodes are stored already")
 
     def play_split(actors: Any, split: str, subset: Sequence[Task], advance: Callable[[], None]) -> list[Group]:
         def store(trajectory: Trajectory) -> None:
@@ -259,26 +259,26 @@ def play(
             advance()
 
         collector = EpisodeCollector(actors, environment, parts.limits(config, environment), samples)
-        return collector.collect(subset, seed=(config.seed, 0), label=split, known_episodes=results, on_episode=store)
+        return collector.collect(subset, seed=(config.seed, 0), label=split, known_episodes=episodes, on_episode=store)
 
-    if count == len(episodes):
+    if stored_count == len(ids):
         return {split: play_split(None, split, subset, lambda: None) for split, subset in tasks.items()}
     groups = {}
     with playing(subject, config, directory.folder) as actors:
         for split, subset in tasks.items():
-            missing = sum(f"{split}-{task.id}-{k}" not in results for task in subset for k in range(samples))
-            with bar(f"episodes of {split}", missing) as advance:
+            missing_count = sum(f"{split}-{task.id}-{k}" not in episodes for task in subset for k in range(samples))
+            with bar(f"episodes of {split}", missing_count) as advance:
                 groups[split] = play_split(actors, split, subset, advance)
     return groups
 
 
-def tasks_of(config: ConfigDict, environment: Environment, split: str, spare: Sequence[Task] = ()) -> tuple[Task, ...]:
-    """The tasks of a split, as many as the configuration says; `spare` for an evaluation.split without tasks.
+def tasks_of(config: ConfigDict, environment: Environment, split: str, extras: Sequence[Task] = ()) -> tuple[Task, ...]:
+    """The tasks of a split, as many as the configuration says; `extras` for an evaluation.split without tasks.
 
     Raises ValueError for a split without tasks.
     """
     section = config.evaluation
-    counts = {
+    task_counts = {
         # First the split names of every environment, then those of the configuration.
         "challenge": section.challenge_tasks or section.tasks,
         "dev": section.dev_tasks,
@@ -287,24 +287,24 @@ def tasks_of(config: ConfigDict, environment: Environment, split: str, spare: Se
         section.split: section.tasks,
     }
     seed = section.seed if split == section.split else 0
-    tasks = environment.tasks(split, counts.get(split, section.tasks), seed)
+    tasks = environment.tasks(split, task_counts.get(split, section.tasks), seed)
     if not tasks and split == section.split:
-        tasks = tuple(task for task in spare if task.environment == environment.name)
+        tasks = tuple(task for task in extras if task.environment == environment.name)
     if not tasks:
         raise ValueError(f"split {split!r} of environment {environment.name!r} has no task; choose others in --splits")
     return tuple({task.id: task for task in tasks}.values())
 
 
-def splits_of(config: ConfigDict, names: Sequence[str] | None) -> list[str]:
+def splits_of(config: ConfigDict, split_names: Sequence[str] | None) -> list[str]:
     """The splits to evaluate, each once. "all" means those in EVALUATION of the environment's module, or, without it,
     the configuration's three. Raises ValueError for an empty list."""
     section = config.evaluation
-    if not names:
+    if not split_names:
         return [section.split]
-    if list(names) == ["all"]:
+    if list(split_names) == ["all"]:
         module = worlds.module(config.environment.name)
-        names = vars(module).get("EVALUATION", (section.split, section.dev_split, section.challenge_split))
-    splits = list(dict.fromkeys(name.strip() for name in names if name.strip()))
+        split_names = vars(module).get("EVALUATION", (section.split, section.dev_split, section.challenge_split))
+    splits = list(dict.fromkeys(split.strip() for split in split_names if split.strip()))
     if not splits:
         raise ValueError(
             "--splits is empty; leave it out for evaluation.split, or name splits with commas between them"
@@ -317,19 +317,19 @@ def identity(config: ConfigDict, subject: Subject, tasks: Mapping[str, Sequence[
 
     A folder holds the episodes of one identity only.
     """
-    plain = json.loads(json.dumps(config.to_dict()))
+    config_record = json.loads(json.dumps(config.to_dict()))
     splits = {split: content_hash([task.id for task in subset]) for split, subset in tasks.items()}
     record: dict[str, Any] = {"policy": dict(subject.identity), "splits": splits, "samples": samples}
-    for name in _RESULT_KEYS + (_MODEL_KEYS if subject.policy else ()):
-        section, _, leaf = name.rpartition(".")
+    for setting_key in _RESULT_KEYS + (_MODEL_KEYS if subject.policy else ()):
+        section, _, leaf = setting_key.rpartition(".")
         if section:
-            record.setdefault(section, {})[leaf] = plain[section][leaf]
+            record.setdefault(section, {})[leaf] = config_record[section][leaf]
         else:
-            record[leaf] = plain[leaf]
+            record[leaf] = config_record[leaf]
     # Where episodes are played does not decide how they end.
     del record["environment"]["cluster"]
-    if subject.policy and config.engine.name == "local" and any(size != 1 for size in plain["mesh"].values()):
-        record["mesh"] = plain["mesh"]
+    if subject.policy and config.engine.name == "local" and any(size != 1 for size in config_record["mesh"].values()):
+        record["mesh"] = config_record["mesh"]
     return record
 
 
@@ -337,9 +337,9 @@ def subject_of(
     config: ConfigDict, checkpoint: str | None, model: str | None, endpoint: str | None, endpoint_model: str | None
 ) -> tuple[Subject, Path]:
     """The policy to evaluate, and the default folder of its evaluations. Raises ValueError unless one is named."""
-    names = [name for name in (checkpoint, model, endpoint) if name]
-    if len(names) != 1:
-        raise ValueError(f"{len(names)} policies are named; name one with --checkpoint, --model or --endpoint")
+    named_policies = [subject_name for subject_name in (checkpoint, model, endpoint) if subject_name]
+    if len(named_policies) != 1:
+        raise ValueError(f"{len(named_policies)} policies are named; name one with --checkpoint, --model or --endpoint")
     if checkpoint:
         workdir, step = Path(checkpoint), None
         if workdir.parent.name == "checkpoints" and is_number(workdir.name):
@@ -348,11 +348,11 @@ def subject_of(
     if model:
         return of_folder(config, Path(model)), Path("runs/evaluations")
     model_name = endpoint_model or ""
-    name = re.sub(r"[^\w.-]", "-", model_name).strip("-.") or "endpoint"
-    return Subject(name, {"endpoint": str(endpoint).rstrip("/"), "model": model_name}), Path("runs/evaluations")
+    subject_name = re.sub(r"[^\w.-]", "-", model_name).strip("-.") or "endpoint"
+    return Subject(subject_name, {"endpoint": str(endpoint).rstrip("/"), "model": model_name}), Path("runs/evaluations")
 
 
-def _check(config: ConfigDict, samples: int) -> None:
+def _check_config(config: ConfigDict, samples: int) -> None:
     check_ranges(config)
     if not config.environment.name:
         raise ValueError("environment.name is empty; name the environment to evaluate in: --config.environment=desk")
@@ -374,28 +374,28 @@ def _check(config: ConfigDict, samples: int) -> None:
         )
 
 
-def _stop(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt(number)
+def _raise_interrupt(signal_number: int, frame: Any) -> None:
+    raise KeyboardInterrupt(signal_number)
 
 
 def run(flags: Sequence[str | None], only_splits: Sequence[str] | None, samples: int, folder: str | None) -> None:
     """Evaluates the policy that the flags name: checkpoint, model folder, endpoint and its model."""
     checkpoint, _, endpoint, _ = flags
     end_descendants_at_exit()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, _raise_interrupt)
     try:
         config = configuration()
-        _check(config, samples)
+        _check_config(config, samples)
         if not endpoint:
             engines.check_servers(config)
         keep_compiled()
         splits = splits_of(config, only_splits)
-        subject, parent = subject_of(config, *flags)
+        subject, out_parent = subject_of(config, *flags)
         name = f"{subject.name}-{config.environment.name}-{'+'.join(splits)}-x{samples}"
-        out = Path(folder) if folder else parent / name.replace("/", "-")  # a name must not lead to another folder
+        out = Path(folder) if folder else out_parent / name.replace("/", "-")  # a name must not lead to another folder
         if checkpoint and not folder:
-            for path in (parent, out):
+            for path in (out_parent, out):
                 expect_no_link(path)
         tell(out=str(out.absolute()))
         held_out = held_out_by(checkpoint) if checkpoint else ()
@@ -405,8 +405,8 @@ def run(flags: Sequence[str | None], only_splits: Sequence[str] | None, samples:
         _LOG.info("the evaluation ended", exc_info=True)
         CONSOLE.print(f"error: {in_words(error)}", style="bold red")
         sys.exit(1)
-    except KeyboardInterrupt as signalled:
+    except KeyboardInterrupt as interrupt:
         CONSOLE.print("stopped; run the same command again to go on")
         # Exit without waiting for threads that still work in an environment or an engine.
         end_all()
-        os._exit(128 + (signalled.args[0] if signalled.args else signal.SIGINT))
+        os._exit(128 + (interrupt.args[0] if interrupt.args else signal.SIGINT))

@@ -15,68 +15,68 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 _BACKGROUND_THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # the threads of `in_background`
-_CALL_EVERY = 0.2  # seconds between two calls of `seconds_left`
+_CALL_INTERVAL = 0.2  # seconds between two calls of `seconds_left`
 # Seconds between two readings of the clock, and the most seconds that such a gap counts. A longer gap means that the
 # process was stopped.
-_READ_EVERY, _LONGEST_GAP = 0.1, 0.5
+_READ_INTERVAL, _LONGEST_GAP = 0.1, 0.5
 
 
 class Interrupted(Exception):
     """Work was asked to stop. Its results so far are not used."""
 
 
-def on_thread(name: str, work: Callable[[], _T]) -> Future[_T]:
-    """Starts `work` on a daemon thread called `name`, and returns the future of its result or exception."""
-    return _start(name, work)[0]
+def on_thread(thread_name: str, work: Callable[[], _T]) -> Future[_T]:
+    """Starts `work` on a daemon thread called `thread_name`, and returns the future of its result or exception."""
+    return _start_thread(thread_name, work)[0]
 
 
-def _start(name: str, work: Callable[[], _T]) -> tuple[Future[_T], threading.Thread]:
-    result = Future[_T]()
+def _start_thread(thread_name: str, work: Callable[[], _T]) -> tuple[Future[_T], threading.Thread]:
+    future = Future[_T]()
 
     def run() -> None:
         try:
-            result.set_result(work())
+            future.set_result(work())
         except BaseException as error:
-            result.set_exception(error)
+            future.set_exception(error)
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread = threading.Thread(target=run, name=thread_name, daemon=True)
     thread.start()
-    return result, thread
+    return future, thread
 
 
-def done_within(result: Future[Any], seconds_left: Callable[[], float]) -> bool:
+def done_within(future: Future[Any], seconds_left: Callable[[], float]) -> bool:
     """Waits for the result while `seconds_left()`, which is called repeatedly, returns seconds above 0.
 
     Returns whether the result came.
     """
-    while not wait([result], max(0.0, min(_CALL_EVERY, seconds_left()))).done:
+    while not wait([future], max(0.0, min(_CALL_INTERVAL, seconds_left()))).done:
         if seconds_left() <= 0:
             return False
     return True
 
 
 @contextlib.contextmanager
-def in_background(name: str, work: Callable[[Callable[[], bool]], _T]) -> Iterator[Future[_T]]:
-    """Runs `work` on a thread called `name` while the block runs, and yields the future of its result.
+def in_background(thread_name: str, work: Callable[[Callable[[], bool]], _T]) -> Iterator[Future[_T]]:
+    """Runs `work` on a thread called `thread_name` while the block runs, and yields the future of its result.
 
     The argument of `work` tells whether the result is no longer wanted. It turns true when the block ends, so ask for
     the result within the block. A block that fails does not wait for the work, and its result is lost.
     """
-    cancel = threading.Event()
-    result, thread = _start(name, lambda: work(cancel.is_set))
+    cancel_event = threading.Event()
+    future, thread = _start_thread(thread_name, lambda: work(cancel_event.is_set))
     _BACKGROUND_THREADS.add(thread)
     try:
-        yield result
+        yield future
     finally:
-        cancel.set()
+        cancel_event.set()
 
 
-def settle(seconds: float) -> bool:
-    """Waits at most `seconds` for all work of `in_background` to end, and returns whether it has.
+def settle(timeout_s: float) -> bool:
+    """Waits at most `timeout_s` seconds for all work of `in_background` to end, and returns whether it has.
 
     Work that is no longer wanted may still be in the middle of a paid call: this lets it record the reply.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + timeout_s
     for thread in list(_BACKGROUND_THREADS):
         thread.join(max(0.0, deadline - time.monotonic()))
     return not any(thread.is_alive() for thread in _BACKGROUND_THREADS)
@@ -84,36 +84,36 @@ def settle(seconds: float) -> bool:
 
 def clock() -> Callable[[], float]:
     """`time.monotonic` without the time in which the process was stopped: a long gap between two readings."""
-    lock, last, gaps = threading.Lock(), time.monotonic(), 0.0
+    lock, last_reading, stopped_s = threading.Lock(), time.monotonic(), 0.0
 
-    def now() -> float:
-        nonlocal last, gaps
+    def read_clock() -> float:
+        nonlocal last_reading, stopped_s
         with lock:
-            before, last = last, time.monotonic()
-            gaps += max(0.0, last - before - _LONGEST_GAP)
-            return last - gaps
+            previous_reading, last_reading = last_reading, time.monotonic()
+            stopped_s += max(0.0, last_reading - previous_reading - _LONGEST_GAP)
+            return last_reading - stopped_s
 
-    return now
+    return read_clock
 
 
 @functools.cache
-def _clock() -> Callable[[], float]:
+def _process_clock() -> Callable[[], float]:
     """The clock of this process, which a thread reads often."""
-    now = clock()
+    read_clock = clock()
 
-    def read() -> None:
+    def keep_reading() -> None:
         while True:
-            time.sleep(_READ_EVERY)
-            now()
+            time.sleep(_READ_INTERVAL)
+            read_clock()
 
-    threading.Thread(target=read, name="clock", daemon=True).start()
-    return now
+    threading.Thread(target=keep_reading, name="clock", daemon=True).start()
+    return read_clock
 
 
 def running() -> float:
     """Seconds on a clock that stands still while this process is stopped, or so starved that no thread of it runs."""
-    return _clock()()
+    return _process_clock()()
 
 
 # In a forked process the thread is gone, and the lock may be held for ever.
-os.register_at_fork(after_in_child=_clock.cache_clear)
+os.register_at_fork(after_in_child=_process_clock.cache_clear)

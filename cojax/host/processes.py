@@ -23,34 +23,34 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_PDEATHSIG, _SUBREAPER = 1, 36
-_POLL = 0.02  # seconds
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_POLL_SECONDS = 0.02  # seconds
 # Seconds that processes have to end by themselves, and seconds that the kernel has to end killed ones.
 GRACE, KILL_SECONDS = 5.0, 10.0
 _REPORT_PIPES: list[int] = []  # the pipe to the owner
-_GUARD = Path(__file__)
+_GUARD_PROGRAM = Path(__file__)
 _GUARD_POLL, _CLOSING_POLL = 0.2, 0.05  # seconds between two checks of a guard: while its command runs, while it ends
 _GUARD_GRACE = 3.0  # seconds that the command has after SIGTERM
 # Seconds that a guard may need to end everything: its grace period, and the kernel's time for killed processes.
-_STOP_SECONDS = 15.0
+_GUARD_STOP_SECONDS = 15.0
 
 
 def adopt_orphans(adopt: bool = True) -> None:
     """Makes descendants whose parent ends children of this process, so that they stay its descendants."""
-    ctypes.CDLL(None).prctl(_SUBREAPER, int(adopt), 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 
 def family(pid: int) -> list[int]:
     """The process, then the running processes that it started, then those that they started, and so on."""
-    children, running = defaultdict(set), {pid}
-    for entry, parent, _, runs in _processes():
+    children_by_pid, running_pids = defaultdict(set), {pid}
+    for child, parent_pid, _, is_running in _list_processes():
         # A process that has ended may still have children in the list.
-        children[parent].add(entry)
-        running |= {entry} if runs else set()
-    members = [pid]
-    for member in members:
-        members += sorted(children[member].difference(members))
-    return [member for member in members if member in running]
+        children_by_pid[parent_pid].add(child)
+        running_pids |= {child} if is_running else set()
+    member_pids = [pid]
+    for member_pid in member_pids:
+        member_pids += sorted(children_by_pid[member_pid].difference(member_pids))
+    return [member_pid for member_pid in member_pids if member_pid in running_pids]
 
 
 def memory(pid: int, field: str) -> float:
@@ -69,15 +69,15 @@ def descendants(pid: int) -> set[int]:
 
 def children(pid: int) -> set[int]:
     """The processes that a process started, including those that have ended but are not yet reaped."""
-    return {entry for entry, parent, _, _ in _processes() if parent == pid}
+    return {child_pid for child_pid, parent_pid, _, _ in _list_processes() if parent_pid == pid}
 
 
 def session(sid: int) -> set[int]:
     """The running processes of a session."""
-    return {entry for entry, _, session, runs in _processes() if runs and session == sid}
+    return {member_pid for member_pid, _, session_id, runs in _list_processes() if runs and session_id == sid}
 
 
-def end(processes: Callable[[], Iterable[int]], grace: float = 0.0, deadline: float = KILL_SECONDS) -> set[int]:
+def end(list_pids: Callable[[], Iterable[int]], grace: float = 0.0, deadline: float = KILL_SECONDS) -> set[int]:
     """Waits up to `grace` seconds until no process is left, then kills those left.
 
     Returns those left after another `deadline` seconds.
@@ -86,19 +86,19 @@ def end(processes: Callable[[], Iterable[int]], grace: float = 0.0, deadline: fl
     in a row are needed.
     """
 
-    def look_twice() -> set[int]:
-        return set(processes()) or set(processes())
+    def list_twice() -> set[int]:
+        return set(list_pids()) or set(list_pids())
 
-    until = time.monotonic() + grace
-    while (pids := look_twice()) and time.monotonic() < until:
-        time.sleep(_POLL)
-    until = time.monotonic() + deadline
-    while pids and time.monotonic() < until:
+    end_time = time.monotonic() + grace
+    while (pids := list_twice()) and time.monotonic() < end_time:
+        time.sleep(_POLL_SECONDS)
+    end_time = time.monotonic() + deadline
+    while pids and time.monotonic() < end_time:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(_POLL)
-        pids = look_twice()
+        time.sleep(_POLL_SECONDS)
+        pids = list_twice()
     return pids
 
 
@@ -117,30 +117,30 @@ def end_all(grace: float | None = None) -> None:
 
 def end_descendants_at_exit() -> None:
     """Makes this command end everything that it started, whether it ends normally, by an exception or by SIGTERM."""
-    owner = os.getpid()
+    own_pid = os.getpid()
     adopt_orphans()
     # Handlers registered later run first: those that close workers and engines.
-    atexit.register(lambda: end_all() if os.getpid() == owner else None)
+    atexit.register(lambda: end_all() if os.getpid() == own_pid else None)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        signal.signal(signal.SIGTERM, lambda signal_number, frame: sys.exit(128 + signal_number))
 
 
 def reap(deadline: float = KILL_SECONDS) -> None:
     """Reaps all children of this process, which were told to end. Waits at most `deadline` seconds for them."""
-    until = time.monotonic() + deadline
+    end_time = time.monotonic() + deadline
     with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0] or time.monotonic() < until:
-            time.sleep(_POLL)
+        while os.waitpid(-1, os.WNOHANG)[0] or time.monotonic() < end_time:
+            time.sleep(_POLL_SECONDS)
 
 
-def _processes() -> Iterator[tuple[int, int, int, bool]]:
+def _list_processes() -> Iterator[tuple[int, int, int, bool]]:
     """Id, parent and session of every process, and whether it still runs; one that is freeing its memory does."""
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
+    for pid_name in os.listdir("/proc"):
+        if pid_name.isdigit():
             with contextlib.suppress(OSError, ValueError):
-                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+                stats = Path(f"/proc/{pid_name}/stat").read_text().rpartition(")")[2].split()
                 # The first thread of a process may have ended while others still run.
-                yield int(entry), int(fields[1]), int(fields[3]), fields[0] not in "ZX" or int(fields[17]) > 1
+                yield int(pid_name), int(stats[1]), int(stats[3]), stats[0] not in "ZX" or int(stats[17]) > 1
 
 
 def end_with_owner(owner_pipe: int, report_pipe: int) -> None:
@@ -149,13 +149,13 @@ def end_with_owner(owner_pipe: int, report_pipe: int) -> None:
         os.set_inheritable(pipe, False)
     _REPORT_PIPES[:] = [report_pipe]
 
-    def end_with() -> None:
+    def await_owner() -> None:
         with contextlib.suppress(OSError):
             while os.read(owner_pipe, 1):
                 pass
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=end_with, name="owner", daemon=True).start()
+    threading.Thread(target=await_owner, name="owner", daemon=True).start()
 
 
 def tell(**facts: Any) -> None:
@@ -180,16 +180,16 @@ class GuardedProcess:
     def running(self) -> bool:
         return self._guard is not None and self._guard.poll() is None
 
-    def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-        """Starts the command, whose output is appended to `log`. None may be running. Raises OSError."""
+    def start(self, command: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> None:
+        """Starts the command, whose output is appended to `log_path`. None may be running. Raises OSError."""
         from cojax.durable import own_file  # imported here: the guard runs isolated, without our packages
 
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "ab", opener=own_file) as output:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with open(log_path, "ab", opener=own_file) as output:
             output.write(f"\n=== {shlex.join(command)}\n".encode())
             output.flush()
             self._guard = subprocess.Popen(
-                [sys.executable, "-I", str(_GUARD), str(os.getpid()), *command],
+                [sys.executable, "-I", str(_GUARD_PROGRAM), str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -198,16 +198,16 @@ class GuardedProcess:
                 start_new_session=True,
             )
 
-    def end(self, number: int) -> None:
+    def end(self, signal_number: int) -> None:
         """Has the guard end everything, by sending it this signal; ends everything directly if the guard cannot."""
         guard, self._guard = self._guard, None
         if guard is None:
             return
         if guard.poll() is None:
             guard.send_signal(signal.SIGCONT)
-            guard.send_signal(number)
+            guard.send_signal(signal_number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                guard.wait(_STOP_SECONDS)
+                guard.wait(_GUARD_STOP_SECONDS)
         if guard.poll() is None:
             end(lambda: descendants(guard.pid))
             guard.kill()
@@ -225,29 +225,29 @@ def guard(arguments: list[str]) -> None:
     remaining descendants get SIGKILL, in every process group and session. SIGUSR1 skips those seconds. The guard ends
     after the last descendant. If the guard itself is killed, the kernel kills the command.
     """
-    parent, command = int(arguments[0]), arguments[1:]
-    signals: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda signal_number, _: signals.append(signal_number))
+    parent_pid, command = int(arguments[0]), arguments[1:]
+    received_signals: list[int] = []
+    for handled_signal in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(handled_signal, lambda signal_number, _: received_signals.append(signal_number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
     libc = ctypes.CDLL(None)
-    child = subprocess.Popen(
+    child_process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         # This process has one thread, so a fork from it is safe.
-        preexec_fn=lambda: libc.prctl(_PDEATHSIG, signal.SIGKILL),
+        preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
     )
-    while not signals and os.getppid() == parent and child.poll() is None:
+    while not received_signals and os.getppid() == parent_pid and child_process.poll() is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_GUARD_POLL)
-    if child.returncode is not None:
-        print(f"the server ended by itself with status {child.returncode}", file=sys.stderr, flush=True)
+            child_process.wait(_GUARD_POLL)
+    if child_process.returncode is not None:
+        print(f"the server ended by itself with status {child_process.returncode}", file=sys.stderr, flush=True)
     # Only the command gets SIGTERM: it ends its own children in order, and would take their early end for a crash.
-    child.terminate()
+    child_process.terminate()
 
-    until = time.monotonic() + _GUARD_GRACE
-    while descendants(os.getpid()) and signal.SIGUSR1 not in signals and time.monotonic() < until:
+    end_time = time.monotonic() + _GUARD_GRACE
+    while descendants(os.getpid()) and signal.SIGUSR1 not in received_signals and time.monotonic() < end_time:
         time.sleep(_CLOSING_POLL)
     if survivors := end(lambda: descendants(os.getpid())):
         print(f"processes {sorted(survivors)} could not be ended", file=sys.stderr, flush=True)

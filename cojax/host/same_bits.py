@@ -23,13 +23,13 @@ def set_variables() -> None:
     user_flags = os.environ.get("XLA_FLAGS", "").strip()
     if platform.machine() != "x86_64" or (user_flags and not user_flags.startswith("--")):  # they are in a file
         return
-    flags = [f"--{name}={value}" for name, value in FLAGS.items() if f"--{name}" not in user_flags and _is_known(name)]
+    flags = [f"--{name}={value}" for name, value in FLAGS.items() if f"--{name}" not in user_flags and _has_flag(name)]
     os.environ["XLA_FLAGS"] = " ".join([*flags, user_flags]).strip()
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)
 
 
-def _is_known(flag: str) -> bool:
+def _has_flag(flag: str) -> bool:
     """Whether the installed jaxlib has a flag of that name."""
     spec = importlib.util.find_spec("jaxlib")
     folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]

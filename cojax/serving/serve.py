@@ -51,12 +51,12 @@ from cojax.storage.files import is_number, lock_folder
 
 _LOG = logging.getLogger("cojax.serve")
 # The label of weights that no trainer has written. A trainer that attaches replaces them before its first request.
-_LABEL = "as-started"
+_DEFAULT_LABEL = "as-started"
 _POLL = 0.5  # seconds between two checks for a new version
 _ROUTER_POLL = 1.0  # seconds between two requests for the servers behind the router
 _ROUTER_PATIENCE = 30.0  # seconds for a router to take a server
-_MEMORY, _NAME, _LOCK = Path("/dev/shm"), "cojax-weights-", ".lock"
-_PATIENCE = 10.0  # seconds for the current check to end
+_MEMORY_FOLDER, _FOLDER_PREFIX, _LOCK_NAME = Path("/dev/shm"), "cojax-weights-", ".lock"
+_STOP_PATIENCE = 10.0  # seconds for the current check to end
 _HEADROOM = 1.5  # a version is kept in memory if this many times its size is free
 FAULTS = (OSError, ValueError, CheckpointError)
 
@@ -68,24 +68,24 @@ class LocalFolders:
     """
 
     def __init__(self, folder: str = "") -> None:
-        self._folder, self._count = folder, 0
+        self._folder, self._folder_count = folder, 0
         self._roots: dict[Path, tuple[Path, TextIO]] = {}
 
     def make(self, size: int, write: Callable[[Path], None]) -> Path:
         """The next folder, of `size` bytes, filled by `write`. Raises what `write` raises, and OSError."""
-        place = Path(self._folder) if self._folder else _MEMORY if _fits(size) else Path(tempfile.gettempdir())
-        self._count += 1
-        folder = self._root(place) / str(self._count)
+        parent = Path(self._folder) if self._folder else _MEMORY_FOLDER if _fits(size) else Path(tempfile.gettempdir())
+        self._folder_count += 1
+        folder = self._own_root(parent) / str(self._folder_count)
         write(folder)
         return folder
 
-    def prune(self, keep: Iterable[Path]) -> None:
+    def prune(self, current_folders: Iterable[Path]) -> None:
         """Removes all folders except those to keep and newer ones, which no caller knows yet."""
-        roots, versions = [root for root, _ in list(self._roots.values())], list(keep)
-        newest = max((int(path.name) for path in versions if path.parent in roots), default=0)
+        roots, kept_folders = [root for root, _ in list(self._roots.values())], list(current_folders)
+        newest_number = max((int(path.name) for path in kept_folders if path.parent in roots), default=0)
         for root in roots:
-            newer = (path for path in root.iterdir() if is_number(path.name) and int(path.name) > newest)
-            export.prune_weights(root, [*versions, *newer])
+            newer_folders = (path for path in root.iterdir() if is_number(path.name) and int(path.name) > newest_number)
+            export.prune_weights(root, [*kept_folders, *newer_folders])
 
     def close(self) -> None:
         """Removes everything."""
@@ -94,14 +94,14 @@ class LocalFolders:
             lock.close()
         self._roots.clear()
 
-    def _root(self, place: Path) -> Path:
-        """This process's own folder in `place`, locked while the process lives."""
-        if place not in self._roots:
-            place.mkdir(parents=True, exist_ok=True)
-            _sweep(place)
-            root = Path(tempfile.mkdtemp(prefix=_NAME, dir=place)).absolute()
-            self._roots[place] = root, lock_folder(root, "--config.sglang.local", _LOCK)
-        return self._roots[place][0]
+    def _own_root(self, parent_folder: Path) -> Path:
+        """This process's own folder in `parent_folder`, locked while the process lives."""
+        if parent_folder not in self._roots:
+            parent_folder.mkdir(parents=True, exist_ok=True)
+            _remove_orphans(parent_folder)
+            root = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent_folder)).absolute()
+            self._roots[parent_folder] = root, lock_folder(root, "--config.sglang.local", _LOCK_NAME)
+        return self._roots[parent_folder][0]
 
 
 class Versions:
@@ -110,22 +110,22 @@ class Versions:
     def __init__(self, folder: Path, local: LocalFolders, model: ModelConfig | None = None) -> None:
         self.model = model
         self._folder, self._local = folder, local
-        self._version: LabelledWeights | None = None
-        self._weights: LabelledWeights | None = None
+        self._newest_version: LabelledWeights | None = None
+        self._served_weights: LabelledWeights | None = None
         self._damage: tuple[LabelledWeights, int, ValueError] | None = None  # its time of writing, and its error
 
     def newest(self) -> LabelledWeights | None:
         """The newest version as a model folder of this host; None if there is none. Raises one of FAULTS."""
-        version = newest_version(self._folder, self._version)
-        if version is None or version == self._version:
-            return self._weights
+        version = newest_version(self._folder, self._newest_version)
+        if version is None or version == self._newest_version:
+            return self._served_weights
         if self.model is not None and (difference := export.other_model(version.folder, self.model)):
             raise ValueError(
                 f"{version.folder} is of another model: {difference}. Another run writes there: give each its own "
                 "--config.sglang.folder, and this host the --config.model.path of its run"
             )
         weights = LabelledWeights(self._restore(version), version.label) if export.is_item(version.folder) else version
-        self._version, self._weights = version, weights
+        self._newest_version, self._served_weights = version, weights
         return weights
 
     def _restore(self, version: LabelledWeights) -> Path:
@@ -152,33 +152,33 @@ class Checkpoints:
         self.model = model
         self._run, self._local, self._dtype = run, local, dtype
         self._stamp: tuple[int, int] | None = None
-        self._weights: LabelledWeights | None = None
+        self._served_weights: LabelledWeights | None = None
 
     def newest(self) -> LabelledWeights | None:
-        folder = self._run / "checkpoints"
-        steps = Checkpointer(folder).steps()
+        checkpoint_folder = self._run / "checkpoints"
+        steps = Checkpointer(checkpoint_folder).steps()
         if not steps:
             trained.settings_of(self._run)  # raises an error unless it is a run
             return None
         # A run that is resumed from an older step writes the same numbers again.
-        stamp = steps[-1], (folder / str(steps[-1])).stat().st_mtime_ns
+        stamp = steps[-1], (checkpoint_folder / str(steps[-1])).stat().st_mtime_ns
         if stamp != self._stamp:
-            self._weights, self._stamp = self._write(trained.of_run(self._run)), stamp
-        return self._weights
+            self._served_weights, self._stamp = self._write(trained.of_run(self._run)), stamp
+        return self._served_weights
 
     def _write(self, policy: trained.TrainedPolicy) -> LabelledWeights:
         label, model = f"step-{policy.step}-{policy.content}", policy.model
-        if self._weights is not None and self._weights.label == label:
-            return self._weights
+        if self._served_weights is not None and self._served_weights.label == label:
+            return self._served_weights
         dtype = self._dtype or model.dtype
-        count = sum(math.prod(row.shape(model)) for row in parameters(model))
+        parameter_count = sum(math.prod(parameter.shape(model)) for parameter in parameters(model))
 
-        def write(folder: Path) -> None:
+        def write_folder(folder: Path) -> None:
             export.write_weights(folder, model, policy.weights().arrays(), dtype, label=label)
             if self.model is not None and (difference := export.other_model(folder, self.model)):
                 raise ValueError(f"{self._run} is a run of another model: {difference}; correct --config.model.path")
 
-        return LabelledWeights(self._local.make(count * np.dtype(dtype).itemsize, write), label)
+        return LabelledWeights(self._local.make(parameter_count * np.dtype(dtype).itemsize, write_folder), label)
 
 
 class Watch:
@@ -191,17 +191,17 @@ class Watch:
     def __init__(
         self, source: Versions | Checkpoints, poll: float, deadline: float, on_change: Callable[[], object]
     ) -> None:
-        self._source, self._poll, self._deadline, self._on_change = source, poll, deadline, on_change
+        self._source, self._poll_s, self._deadline, self._on_change = source, poll, deadline, on_change
         self.newest: LabelledWeights | None = None
         self.fault: Exception | None = None
         self.first_check, self._stop_event = threading.Event(), threading.Event()
-        self._since = self._logged_since = 0.0  # monotonic start of the current check; 0 between two checks
-        self._thread = threading.Thread(target=self._look, name="newest weights", daemon=True)
+        self._check_start = self._logged_check_start = 0.0  # monotonic start of the current check; 0 between two checks
+        self._thread = threading.Thread(target=self._watch_source, name="newest weights", daemon=True)
         self._thread.start()
 
     def raise_if_late(self) -> None:
         """Raises TimeoutError if the current check is late."""
-        if (since := self._since) and time.monotonic() - since > self._deadline:
+        if (check_start := self._check_start) and time.monotonic() - check_start > self._deadline:
             raise TimeoutError(
                 f"reading the newest version takes longer than sglang.sync_deadline={self._deadline:g} s"
             )
@@ -211,19 +211,19 @@ class Watch:
         try:
             self.raise_if_late()
         except TimeoutError as error:
-            if self._logged_since != self._since:
+            if self._logged_check_start != self._check_start:
                 _LOG.error("%s; the previous one stays in use", error)
-                self._logged_since = self._since
+                self._logged_check_start = self._check_start
 
     def stop(self) -> None:
         """Ends the thread; one that hangs is left behind."""
         self._stop_event.set()
-        self._thread.join(_PATIENCE)
+        self._thread.join(_STOP_PATIENCE)
 
-    def _look(self) -> None:
+    def _watch_source(self) -> None:
         while not self._stop_event.is_set():
-            self._since = time.monotonic()
-            previous = self.newest
+            self._check_start = time.monotonic()
+            previous_version = self.newest
             try:
                 self.newest, self.fault = self._source.newest() or self.newest, None
             except Exception as error:  # of any type: the thread must go on
@@ -231,26 +231,26 @@ class Watch:
                 if str(error) != str(self.fault):
                     _LOG.warning("the newest version cannot be served, the previous one stays in use: %s", error)
                 self.fault = error
-            self._since = 0.0
+            self._check_start = 0.0
             self.first_check.set()
-            if self.newest != previous and not self._stop_event.is_set():
+            if self.newest != previous_version and not self._stop_event.is_set():
                 self._on_change()
-            self._stop_event.wait(self._poll)
+            self._stop_event.wait(self._poll_s)
 
 
-def _fits(size: int) -> bool:
+def _fits(size_bytes: int) -> bool:
     """Whether a folder of `size` bytes fits into /dev/shm, which is memory, with room to spare."""
-    free = available_bytes() if os.access(_MEMORY, os.W_OK) else None
-    return free is not None and min(free, shutil.disk_usage(_MEMORY).free) >= _HEADROOM * size
+    free_bytes = available_bytes() if os.access(_MEMORY_FOLDER, os.W_OK) else None
+    return free_bytes is not None and min(free_bytes, shutil.disk_usage(_MEMORY_FOLDER).free) >= _HEADROOM * size_bytes
 
 
-def _sweep(place: Path) -> None:
+def _remove_orphans(parent_folder: Path) -> None:
     """Removes folders that earlier processes of this user left behind."""
-    for root in place.glob(f"{_NAME}*"):
+    for root in parent_folder.glob(f"{_FOLDER_PREFIX}*"):
         with contextlib.suppress(OSError):
             if root.stat().st_uid != os.getuid():
                 continue
-            with open(root / _LOCK, opener=own_file) as lock:
+            with open(root / _LOCK_NAME, opener=own_file) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(root, ignore_errors=True)
 
@@ -273,11 +273,11 @@ def serve(config: ConfigDict, host: str, stop: threading.Event, run: str = "", r
             f"--router={router} is the port of a server: sglang.servers={config.sglang.servers} take as many ports "
             f"from sglang.port={config.sglang.port} on; choose another"
         )
-    return asyncio.run(_serve(config, host, stop, run, router))
+    return asyncio.run(_serve_until_stopped(config, host, stop, run, router))
 
 
-async def _serve(config: ConfigDict, host: str, stop: threading.Event, run: str, router: str) -> int:
-    keep_task = asyncio.create_task(_keep(config, host, run, router))
+async def _serve_until_stopped(config: ConfigDict, host: str, stop: threading.Event, run: str, router: str) -> int:
+    keep_task = asyncio.create_task(_keep_serving(config, host, run, router))
     stop_task = asyncio.create_task(asyncio.to_thread(stop.wait))
     await asyncio.wait([keep_task, stop_task], return_when=asyncio.FIRST_COMPLETED)
     stop.set()
@@ -291,40 +291,40 @@ async def _serve(config: ConfigDict, host: str, stop: threading.Event, run: str,
     return 1
 
 
-async def _keep(config: ConfigDict, host: str, run: str, router: str) -> None:
+async def _keep_serving(config: ConfigDict, host: str, run: str, router: str) -> None:
     """Keeps the servers up until it is cancelled; if they follow, on the newest version. Raises EngineError."""
     section, follows = config.sglang, bool(config.sglang.follow or run)
     folder, local = Path(section.folder or config.workdir), LocalFolders(section.local)
-    path = config.model.path
-    named_model = ModelConfig.from_hf(path) if path and (Path(path) / CONFIG).exists() else None
+    model_path = config.model.path
+    named_model = ModelConfig.from_hf(model_path) if model_path and (Path(model_path) / CONFIG).exists() else None
     source = Checkpoints(Path(run), local, section.dtype, named_model) if run else Versions(folder, local, named_model)
-    loop, change = asyncio.get_running_loop(), asyncio.Event()
-    watch = Watch(source, _POLL, section.sync_deadline, lambda: loop.call_soon_threadsafe(change.set))
+    loop, change_event = asyncio.get_running_loop(), asyncio.Event()
+    watch = Watch(source, _POLL, section.sync_deadline, lambda: loop.call_soon_threadsafe(change_event.set))
     connections = Connections()
-    fleet = routed_fleet = keep_task = None
+    fleet = routed_fleet = router_task = None
     try:
-        target = previous = await _first_version(config, watch, follows, run)
+        target = previous = await _await_first_version(config, watch, follows, run)
         model = ModelConfig.from_hf(target.folder)
         source.model = source.model or model
         dtype = section.dtype or config.model.dtype or model.dtype
         # Several rollout hosts may share the folder.
-        logs = folder / "sglang" / socket.gethostname()
-        launch = dataclasses.replace(engines.launch(config, logs, dtype), host=host)
-        processes = [ServerProcess(launch, index) for index in range(section.servers)]
+        log_folder = folder / "sglang" / socket.gethostname()
+        launch_settings = dataclasses.replace(engines.launch(config, log_folder, dtype), host=host)
+        processes = [ServerProcess(launch_settings, index) for index in range(section.servers)]
         # Weights come from this process, and the fleet calls its servers directly.
         fleet_settings = dataclasses.replace(SGLangSettings(**settings(section)), follow=False, router="")
         fleet = Fleet(connections, [], processes, fleet_settings, any_weights=not follows)
         if router:
-            routed_fleet = RoutedFleet(router, launch, fleet, connections)
-            keep_task = asyncio.create_task(routed_fleet.keep())
+            routed_fleet = RoutedFleet(router, launch_settings, fleet, connections)
+            router_task = asyncio.create_task(routed_fleet.keep())
         _LOG.info("%d servers start with %s on ports from %d", section.servers, target.folder, section.port)
         await fleet.sync(target)
         while not fleet.all_lost:
             # A change is served at once: a trainer may remove a version soon.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_POLL):
-                    await change.wait()
-            change.clear()
+                    await change_event.wait()
+            change_event.clear()
             watch.tell_if_late()
             if (newest := watch.newest and _with_label(watch.newest)) and newest != target:
                 target, previous = newest, target
@@ -334,9 +334,9 @@ async def _keep(config: ConfigDict, host: str, run: str, router: str) -> None:
         raise EngineError(f"no SGLang server is left: {fleet.faults()}")
     finally:
         await asyncio.to_thread(watch.stop)
-        if keep_task is not None:
-            keep_task.cancel()
-            await asyncio.gather(keep_task, return_exceptions=True)
+        if router_task is not None:
+            router_task.cancel()
+            await asyncio.gather(router_task, return_exceptions=True)
         if routed_fleet is not None:
             await routed_fleet.close()
         if fleet is not None:
@@ -345,7 +345,7 @@ async def _keep(config: ConfigDict, host: str, run: str, router: str) -> None:
         local.close()
 
 
-async def _first_version(config: ConfigDict, watch: Watch, follows: bool, run: str) -> LabelledWeights:
+async def _await_first_version(config: ConfigDict, watch: Watch, follows: bool, run: str) -> LabelledWeights:
     """The weights to start with. Servers that follow, without a model.path, wait for the first version."""
     has_logged = False
     while watch.newest is None:
@@ -355,7 +355,7 @@ async def _first_version(config: ConfigDict, watch: Watch, follows: bool, run: s
         if watch.first_check.is_set():
             if config.model.path:
                 export.check_weights(Path(config.model.path))
-                return LabelledWeights(Path(config.model.path).absolute(), _LABEL)
+                return LabelledWeights(Path(config.model.path).absolute(), _DEFAULT_LABEL)
             source_folder = Path(run or config.sglang.folder or config.workdir) / ("checkpoints" if run else "weights")
             if not follows:
                 raise FileNotFoundError(
@@ -371,15 +371,15 @@ async def _first_version(config: ConfigDict, watch: Watch, follows: bool, run: s
 
 def _with_label(target: LabelledWeights) -> LabelledWeights:
     """The weights, under a default label if no trainer gave them one."""
-    return target if target.label else dataclasses.replace(target, label=_LABEL)
+    return target if target.label else dataclasses.replace(target, label=_DEFAULT_LABEL)
 
 
 def run(host: str, follow: str, router: str) -> None:
     """Serves until the process is stopped."""
     end_descendants_at_exit()
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, lambda *_: stop.set())
     logging.basicConfig(stream=sys.stdout, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("cojax").setLevel(logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
@@ -400,11 +400,11 @@ class RoutedFleet:
     """
 
     def __init__(self, router: str, launch: LaunchSettings, fleet: Fleet, connections: Connections) -> None:
-        self._launch, self._port = launch, int(router) if router.isdigit() else 0  # 0: the router is elsewhere
+        self._launch_settings, self._port = launch, int(router) if router.isdigit() else 0  # 0: the router is elsewhere
         self._process = GuardedProcess()
         # The name by which other hosts reach this one.
         self._host = socket.gethostname() if launch.host in ("0.0.0.0", "::") else launch.host
-        self._router = ServerClient(launch.url(self._port) if self._port else router.rstrip("/"), connections)
+        self._router_client = ServerClient(launch.url(self._port) if self._port else router.rstrip("/"), connections)
         self._fleet = fleet
         self._times: dict[str, float] = {}  # address → when the router was given it
 
@@ -414,13 +414,13 @@ class RoutedFleet:
         while True:
             try:
                 if self._port and not self._process.running:
-                    log = self._launch.logs / "router.log"
-                    _LOG.info("a router starts on port %d; its log is %s", self._port, log)
+                    log_path = self._launch_settings.logs / "router.log"
+                    _LOG.info("a router starts on port %d; its log is %s", self._port, log_path)
                     await asyncio.to_thread(self._process.end, signal.SIGUSR1)
-                    command = self._launch.router_command(self._port)
-                    await asyncio.to_thread(self._process.start, command, log, self._launch.environment())
+                    command = self._launch_settings.router_command(self._port)
+                    await asyncio.to_thread(self._process.start, command, log_path, self._launch_settings.environment())
                     self._times.clear()
-                await self._update()
+                await self._update_router()
                 fault = ""
             except (RequestFailed, RequestRefused, OSError) as error:
                 # A router that starts does not answer for a while.
@@ -429,18 +429,18 @@ class RoutedFleet:
                 fault = str(error)
             await asyncio.sleep(_ROUTER_POLL)
 
-    async def _update(self) -> None:
-        present, now = await self._router.servers(), time.monotonic()
+    async def _update_router(self) -> None:
+        urls, now = await self._router_client.servers(), time.monotonic()
         for server in self._fleet.servers:
-            url = self._address(server)
-            if server.up and url not in present and now - self._times.get(url, -_ROUTER_PATIENCE) >= _ROUTER_PATIENCE:
-                await self._router.add(url)
+            url = self._server_url(server)
+            if server.up and url not in urls and now - self._times.get(url, -_ROUTER_PATIENCE) >= _ROUTER_PATIENCE:
+                await self._router_client.add(url)
                 self._times[url] = now
-                _LOG.info("%s is behind the router %s", url, self._router.url)
-            if server.state == "lost" and url in present:
-                await self._router.remove(url)
+                _LOG.info("%s is behind the router %s", url, self._router_client.url)
+            if server.state == "lost" and url in urls:
+                await self._router_client.remove(url)
 
-    def _address(self, server: Server) -> str:
+    def _server_url(self, server: Server) -> str:
         assert server.process is not None
         return f"http://{self._host}:{server.process.port}"
 
@@ -451,4 +451,4 @@ class RoutedFleet:
             return
         for server in self._fleet.servers:
             with contextlib.suppress(RequestFailed, RequestRefused):
-                await self._router.remove(self._address(server))
+                await self._router_client.remove(self._server_url(server))

@@ -109,8 +109,8 @@ def test_a_guard_that_hangs_is_done_without(tmp_path, monkeypatch):
         "from cojax.host.processes import adopt_orphans; adopt_orphans()\n"
         "subprocess.Popen(sys.argv[2:]); time.sleep(60)\n"
     )
-    monkeypatch.setattr(processes, "_GUARD", hung)
-    monkeypatch.setattr(processes, "_STOP_SECONDS", 0.2)
+    monkeypatch.setattr(processes, "_GUARD_PROGRAM", hung)
+    monkeypatch.setattr(processes, "_GUARD_STOP_SECONDS", 0.2)
     process, family = server(tmp_path)
     process.stop()
     assert not any(map(alive, family))

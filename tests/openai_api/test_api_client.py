@@ -63,7 +63,7 @@ def test_a_refusal_that_dribbles_is_given_up_in_time() -> None:
 def test_a_refusal_that_is_late_is_late_whoever_notices_first() -> None:
     # As in `chat`, where no other thread gives up on it meanwhile.
     with Endless(500, b"x", 0.02).serving() as url, pytest.raises(Exception) as caught:  # noqa: PT011
-        client._read(at(url)._api.chat.completions, BODY, time.monotonic() + 0.3, 2**20)
+        client._read_reply(at(url)._client.chat.completions, BODY, time.monotonic() + 0.3, 2**20)
     found = caught.value if isinstance(caught.value, CallFailed) else caught.value.__cause__
     assert isinstance(found, CallFailed)
     assert (found.kind, found.may_charge) == ("timeout", True)

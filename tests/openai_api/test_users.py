@@ -33,7 +33,7 @@ def explorer(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
 
 
 def embedding(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
-    return endpoint_embedding(url, "m", timeout=seconds, deadline=seconds, attempts=attempts)(["hello"])
+    return endpoint_embedding(url, "m", timeout_s=seconds, call_timeout_s=seconds, attempts=attempts)(["hello"])
 
 
 def evaluation(url: str, seconds: float = 20.0, attempts: int = 2) -> object:

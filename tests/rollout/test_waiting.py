@@ -38,7 +38,7 @@ def skip(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     ahead, real = [0.0], environment.running
     for module in (environment, collect, policy_model):
         monkeypatch.setattr(module, "running", lambda: real() + ahead[0])
-    monkeypatch.setattr(background, "_CALL_EVERY", 0.01)
+    monkeypatch.setattr(background, "_CALL_INTERVAL", 0.01)
 
     def skip(seconds: float) -> None:
         ahead[0] += seconds

@@ -199,7 +199,7 @@ def test_a_completion_that_comes_as_its_time_is_looked_at_is_taken(monkeypatch: 
                 raise
 
     monkeypatch.setattr(background, "Future", Slow)
-    monkeypatch.setattr(background, "_CALL_EVERY", 0.01)
+    monkeypatch.setattr(background, "_CALL_INTERVAL", 0.01)
     chat_model = PolicyModel(Late(), CHAT, settings=LLMSettings(max_tokens=12))
     assert chat_model.reply([Message("user", "hi")], budget=chat_model.begin(), seed=0, place="p").text == "hi"
 
